@@ -1,0 +1,89 @@
+# Klamm. `make` prints what there is to make. Each target sets up what it needs, in .venv.
+#
+# Needs Python >= 3.11 (with headers and venv), a C compiler and make; the rest comes from requirements.lock.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/klamm/*/*.h)
+
+# Debian packages whose programs tests call: mkfs.ext4; mount and losetup.
+DEBIAN := e2fsprogs mount
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench soak tools build venv lock clean
+
+help: ## this list
+	@echo "Klamm: what there is to make"
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+run: build ## a short tour: write, read, query, kill a writer, lose nothing
+	@$(PY) examples/tour.py
+
+test: tools build ## all tests but the long ones; ARGS="-k name" to choose
+	@$(PY) -m pytest -q $(ARGS)
+
+check: build ## format, lint, types, direction of imports
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+format: venv ## format and sort in place
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+bench: build ## every script of bench/, each beside its peers, into bench/results/; ARGS="read send" to choose
+	@$(PY) bench/_collect.py $(ARGS)
+
+soak: tools build ## the long tests: hours of kills and fuzzing
+	@$(PY) -m pytest -q -m soak --timeout 0 $(ARGS)
+
+tools: ## Debian packages that tests need, by apt-get when root or sudo may, else the command
+	@missing=; for p in $(DEBIAN); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	test -z "$$missing" && exit 0; \
+	install="apt-get install -y --no-install-recommends$$missing"; \
+	if ! command -v apt-get >/dev/null; then echo "tools: install what Debian calls$$missing, or tests are skipped"; \
+	elif [ "$$(id -u)" = 0 ]; then echo "tools:$$missing"; $$install >/dev/null; \
+	elif sudo -n true 2>/dev/null; then echo "tools:$$missing"; sudo -n $$install >/dev/null; \
+	else echo "tools: tests are skipped until you run: sudo $$install"; fi
+
+venv: $(VENV)/.packages ## .venv with the packages of requirements.lock
+
+$(VENV)/.packages: requirements.lock
+	@test -n "$(PYTHON)" || { echo "venv: no Python >= 3.11 found; say make PYTHON=/path/to/python"; exit 1; }
+	@echo "venv: packages of requirements.lock into $(VENV)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@awk '/^[a-z]/ { uv = /^uv==/ } uv' requirements.lock > $(VENV)/uv.txt
+	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
+	@$(UV) pip install -q --python $(PY) --require-hashes -r requirements.lock
+	@touch $@
+
+build: $(VENV)/.natives ## compile the native modules, in place, when they changed
+	@:
+
+# An editable install compiles everything. Afterwards only what changed is compiled, until the lock file or the part of
+# pyproject.toml that says how to build changes.
+$(VENV)/.natives: $(VENV)/.packages pyproject.toml $(NATIVE)
+	@built_from=$$(sed '/^\[tool.pytest/,$$d' pyproject.toml | cat - requirements.lock | cksum); \
+	if [ "$$(cat $(VENV)/.installed 2>/dev/null)" = "$$built_from" ]; then \
+		echo "build: native modules" && \
+		$(PY) -W ignore -c 'import setuptools; setuptools.setup()' -q build_ext --inplace; \
+	else \
+		echo "build: klamm into $(VENV), editable; compiles for a minute" && \
+		$(UV) pip install -q --python $(PY) --no-deps --no-build-isolation -e . && \
+		echo "$$built_from" > $(VENV)/.installed; \
+	fi
+	@touch $@
+
+lock: venv ## resolve pyproject.toml's packages anew into requirements.lock
+	@$(UV) pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+		--all-extras --group dev --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	@if grep -n '://' requirements.lock; then echo "lock: requirements.lock names a host"; exit 1; fi
+
+clean: ## away with everything made here, .venv too
+	@rm -rf $(VENV) build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	@find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+	@rm -f src/klamm/*/*.so src/klamm/*/_*.c

@@ -1,0 +1,179 @@
+"""Every error Klamm raises, grouped by when you meet it.
+
+    KlammError
+    ├── StoreError               opening or holding a directory
+    │   ├── NotAStore            the directory holds something else, or a broken store
+    │   ├── NewerFormat          written by a newer Klamm
+    │   ├── StoreBusy            another process, or another machine, has it in a way that excludes us
+    │   ├── ReadOnly             a write through a read-only store
+    │   └── UnsupportedFilesystem  locks or mapped files cannot be trusted there
+    ├── TopicError               naming and configuring
+    │   ├── UnknownTopic         also: a partition that is not there, a topic deleted meanwhile
+    │   ├── TopicExists
+    │   ├── InvalidTopic         a name Kafka would refuse, too
+    │   └── InvalidSetting       an unknown name or a value that does not fit
+    ├── LogError                 appending and reading
+    │   ├── CorruptBatch         bytes that are not what was written; carries path and position
+    │   ├── OffsetOutOfRange     carries the valid range
+    │   ├── RecordTooLarge
+    │   ├── OutOfOrderSequence   an idempotent producer skipped a sequence number
+    │   ├── SyncFailed           the disk refused to make bytes durable
+    │   ├── DiskFull
+    │   └── BufferFull           a producer's buffer stayed full for max_block_ms
+    ├── TransactionError
+    │   └── Fenced               a newer producer has taken over this producer id
+    └── Forked                   a producer or consumer from before a fork, used in the child
+
+Wrong Python types are a TypeError, as everywhere.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BufferFull",
+    "CorruptBatch",
+    "DiskFull",
+    "Fenced",
+    "Forked",
+    "InvalidSetting",
+    "InvalidTopic",
+    "KlammError",
+    "LogError",
+    "NewerFormat",
+    "NotAStore",
+    "OffsetOutOfRange",
+    "OutOfOrderSequence",
+    "ReadOnly",
+    "RecordTooLarge",
+    "StoreBusy",
+    "StoreError",
+    "SyncFailed",
+    "TopicError",
+    "TopicExists",
+    "TransactionError",
+    "UnknownTopic",
+    "UnsupportedFilesystem",
+]
+
+
+class KlammError(Exception):
+    """What happened, and in `hint` what to do now."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class StoreError(KlammError):
+    """A directory cannot be used as asked."""
+
+
+class NotAStore(StoreError):
+    """The directory is not a Klamm store, or lacks a part of one."""
+
+
+class NewerFormat(StoreError):
+    """The store was written by a newer Klamm."""
+
+
+class StoreBusy(StoreError):
+    """Somebody else holds the store in a way that excludes us."""
+
+
+class ReadOnly(StoreError):
+    """The store was opened for reading only, or its files cannot be written."""
+
+
+class UnsupportedFilesystem(StoreError):
+    """The file system does not keep the promises our locks need."""
+
+
+class TopicError(KlammError):
+    """A topic cannot be used as asked."""
+
+
+class UnknownTopic(TopicError):
+    """No such topic or partition, or not any more."""
+
+
+class TopicExists(TopicError):
+    """The name is taken."""
+
+
+class InvalidTopic(TopicError):
+    """Not a name for a topic."""
+
+
+class InvalidSetting(TopicError):
+    """No such setting, or not a value for it."""
+
+
+class LogError(KlammError):
+    """A log cannot take or give records as asked."""
+
+
+class CorruptBatch(LogError):
+    """Bytes that are not what was written.
+
+    `path` and `position` say where; `next_offset` is where reading can go on, when the batch's header still tells.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        position: int | None = None,
+        next_offset: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.position = position
+        self.next_offset = next_offset
+
+
+class OffsetOutOfRange(LogError):
+    """The log has records from `start` up to, but not including, `end`."""
+
+    def __init__(self, message: str, *, offset: int, start: int, end: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class RecordTooLarge(LogError):
+    """A record or batch beyond `max.message.bytes`."""
+
+
+class OutOfOrderSequence(LogError):
+    """An idempotent producer's batch does not follow its last one."""
+
+
+class SyncFailed(LogError):
+    """The disk refused to make bytes durable; nothing acknowledged was lost."""
+
+
+class DiskFull(LogError):
+    """No space left; nothing of the refused batch stays in the log."""
+
+
+class BufferFull(LogError):
+    """The producer's buffer stayed full for `max_block_ms`."""
+
+
+class TransactionError(KlammError):
+    """A transaction cannot go on."""
+
+
+class Fenced(TransactionError):
+    """A newer producer has taken over this producer id."""
+
+
+class Forked(KlammError):
+    """This object was made before a fork and cannot be used in the child."""
