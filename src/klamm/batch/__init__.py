@@ -1,0 +1,74 @@
+"""Bytes <-> records: Kafka's record batches, pure.
+
+    header        the format, and the header of a batch
+    _kernel       encode, decode, check (native)
+    codecs        compression, as Kafka frames it
+    partitioner   which partition a record goes to
+
+Nothing here touches a file, a lock or a topic's settings.
+"""
+
+from __future__ import annotations
+
+from klamm.batch._kernel import (
+    RECORDS,
+    TUPLES,
+    VALUES,
+    BatchDelivery,
+    BinaryColumn,
+    Builder,
+    Columns,
+    Delivery,
+    HeadersColumn,
+    Lane,
+    NumberColumn,
+    Record,
+    Sending,
+    crc32c,
+    decode,
+    encode_columns,
+    encode_one,
+    partition_records,
+    partition_rows,
+    too_large,
+    verify,
+    walk,
+)
+from klamm.batch.codecs import CODECS, MAX_DECODED_BYTES, check_level, number_of
+from klamm.batch.header import HEADER_SIZE, Header, parse
+from klamm.batch.partitioner import Partitioner, murmur2, partition_for
+
+__all__ = [
+    "CODECS",
+    "HEADER_SIZE",
+    "MAX_DECODED_BYTES",
+    "RECORDS",
+    "TUPLES",
+    "VALUES",
+    "BatchDelivery",
+    "BinaryColumn",
+    "Builder",
+    "Columns",
+    "Delivery",
+    "Header",
+    "HeadersColumn",
+    "Lane",
+    "NumberColumn",
+    "Partitioner",
+    "Record",
+    "Sending",
+    "check_level",
+    "crc32c",
+    "decode",
+    "encode_columns",
+    "encode_one",
+    "murmur2",
+    "number_of",
+    "parse",
+    "partition_for",
+    "partition_records",
+    "partition_rows",
+    "too_large",
+    "verify",
+    "walk",
+]

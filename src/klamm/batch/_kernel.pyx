@@ -1,0 +1,365 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: freethreading_compatible=False, embedsignature=False
+"""Bytes <-> records: the native part of batch/. `header` says how a batch lies in bytes.
+
+One module, a file a noun:
+
+    record.h        bytes: varints, one record, one batch header        (C, trusts nothing it reads)
+    crc32c.h        the checksum                                        (C)
+    _builder.pxi    records -> a batch: Builder, encode_one
+    _table.pxi      Arrow columns -> a batch; which rows go to which partition
+    _decode.pxi     batches -> Record objects, tuples, values; walk, verify
+    _columns.pxi    batches -> Arrow columns
+    _lane.pxi       behind producer.send: partition, Builder and Delivery of each record
+
+Loops over records touch no Python object where the data allows it, and then run without the GIL.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_Append, PyList_New, PyList_SET_ITEM
+from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from threading import Event as _Event
+
+from klamm.batch import codecs as _codecs
+from klamm.batch.header import Header
+from klamm.errors import CorruptBatch, RecordTooLarge, UnknownTopic
+
+
+cdef extern from "crc32c.h" nogil:
+    uint32_t klamm_crc32c(uint32_t crc, const void *data, size_t size)
+    uint32_t klamm_crc32c_software(uint32_t crc, const void *data, size_t size)
+
+
+cdef extern from "record.h" nogil:
+    size_t KLAMM_HUGE_PAGE
+    void *klamm_malloc(size_t size)
+    enum:
+        KLAMM_HEADER
+        KLAMM_LENGTH_END
+        KLAMM_CRC_START
+        KLAMM_CODEC_MASK
+        KLAMM_LOG_APPEND_TIME
+        KLAMM_CONTROL
+        KLAMM_OK
+        KLAMM_SHORT
+        KLAMM_BAD_MAGIC
+        KLAMM_BAD_LENGTH
+        KLAMM_BAD_OFFSET
+        KLAMM_BAD_COUNT
+        KLAMM_BAD_CRC
+        KLAMM_BAD_ORDER
+        KLAMM_SMALLEST_RECORD
+
+    ctypedef struct klamm_batch:
+        int64_t base_offset
+        int64_t next_offset
+        int64_t base_timestamp
+        int64_t max_timestamp
+        int64_t size
+        int32_t leader_epoch
+        int32_t record_count
+        int32_t last_offset_delta
+        uint32_t crc
+        uint16_t attributes
+
+    ctypedef struct klamm_record:
+        int64_t timestamp_delta
+        int64_t offset_delta
+        int64_t key_size
+        int64_t value_size
+        const uint8_t *key
+        const uint8_t *value
+        const uint8_t *headers
+        const uint8_t *end
+        int64_t header_count
+
+    ctypedef struct klamm_record_header:
+        const uint8_t *name
+        const uint8_t *value
+        int64_t name_size
+        int64_t value_size
+
+    void klamm_put16(uint8_t *p, uint16_t v)
+    void klamm_put32(uint8_t *p, uint32_t v)
+    void klamm_put64(uint8_t *p, uint64_t v)
+    uint16_t klamm_get16(const uint8_t *p)
+    uint32_t klamm_get32(const uint8_t *p)
+    uint64_t klamm_get64(const uint8_t *p)
+    int klamm_read_batch(const uint8_t *p, size_t n, klamm_batch *out)
+    const uint8_t *klamm_read_record(const uint8_t *p, const uint8_t *end, klamm_record *r)
+    const uint8_t *klamm_read_header(const uint8_t *p, const uint8_t *end, klamm_record_header *h)
+    int64_t klamm_timestamp(const klamm_batch *b, const klamm_record *r)
+    int klamm_varint_size(int64_t v)
+    uint8_t *klamm_put_varint(uint8_t *p, int64_t v)
+    int64_t klamm_body_size(int64_t timestamp_delta, int64_t offset_delta, int64_t key_size, int64_t value_size,
+                            int64_t headers_size)
+    uint8_t *klamm_put_record(uint8_t *p, int64_t body, int64_t timestamp_delta, int64_t offset_delta,
+                              const uint8_t *key, int64_t key_size, const uint8_t *value, int64_t value_size)
+    void klamm_copy(uint8_t *to, const uint8_t *start, size_t n)
+    void klamm_copy_loose(uint8_t *to, const uint8_t *start, int64_t n, const uint8_t *end)
+    int64_t klamm_put_utf8(uint8_t *to, const uint8_t *start, int64_t n)
+    uint32_t klamm_murmur2(const uint8_t *p, size_t n)
+    int64_t klamm_now_ms()
+    double klamm_monotonic()
+
+
+cdef extern from *:
+    """
+    /* The tuple a list holds a few records ahead, and the bytes it points at, are asked for before they are needed:
+       a list of a million pairs is three million objects somewhere in memory. */
+    static inline void klamm_prefetch_value(PyObject *o) {
+        __builtin_prefetch(o);
+        __builtin_prefetch((char *)o + 64);
+        __builtin_prefetch((char *)o + 128);
+    }
+    static inline void klamm_prefetch_pair(PyObject *o) {
+        if (PyTuple_CheckExact(o) && PyTuple_GET_SIZE(o) >= 2) {
+            __builtin_prefetch(PyTuple_GET_ITEM(o, 0));
+            klamm_prefetch_value(PyTuple_GET_ITEM(o, 1));
+        }
+    }
+    static inline PyObject **klamm_items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
+    static inline Py_ssize_t klamm_length(PyObject *o) { return PySequence_Fast_GET_SIZE(o); }
+    """
+    void klamm_prefetch_value(PyObject *o) nogil
+    void klamm_prefetch_pair(PyObject *o) nogil
+    PyObject **klamm_items(object o)
+    Py_ssize_t klamm_length(object o)
+    int PyBytes_CheckExact(PyObject *o) nogil
+    int PyTuple_CheckExact(PyObject *o) nogil
+    void PyObject_GC_UnTrack(void *o)
+    void _prefetch "__builtin_prefetch"(const void *p) nogil
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+
+cdef enum:
+    NOGIL_SIZE = 32768  # bytes below which letting go of the GIL costs more than it gives
+
+
+cdef int refuse_busy() except -1:
+    """Objects that let go of the GIL while they change are not for two threads at once."""
+    raise RuntimeError("another thread is at work on this object")
+
+
+cdef class Memory:
+    """Bytes of our own that others may look at: a buffer that frees itself when the last view of it is gone."""
+
+    cdef uint8_t *data
+    cdef Py_ssize_t capacity
+    cdef Py_ssize_t size  # what a view of it shows
+    cdef int views
+
+    def __dealloc__(self):
+        free(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
+        self.views += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.views -= 1
+
+    def __len__(self):
+        return self.size
+
+
+cdef Memory new_memory(Py_ssize_t capacity):
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.data = <uint8_t *> klamm_malloc(capacity if capacity > 0 else 1)
+    if memory.data == NULL:
+        raise MemoryError
+    memory.capacity = capacity
+    return memory
+
+
+cdef Memory grown_memory(Memory memory, Py_ssize_t used, Py_ssize_t capacity):
+    """The same bytes with more room. Views of the old memory stay valid: then it is copied, not moved."""
+    cdef Memory larger
+    cdef uint8_t *moved
+    if memory.views > 0 or capacity >= <Py_ssize_t> KLAMM_HUGE_PAGE:
+        larger = new_memory(capacity)
+        memcpy(larger.data, memory.data, used)
+        return larger
+    moved = <uint8_t *> realloc(memory.data, capacity)
+    if moved == NULL:
+        raise MemoryError
+    memory.data = moved
+    memory.capacity = capacity
+    return memory
+
+
+@cython.final
+@cython.freelist(8)
+cdef class View:
+    """Somebody's bytes, held for reading, whatever they are called there."""
+
+    cdef Py_buffer buffer
+    cdef bint held
+    cdef const uint8_t *data
+    cdef Py_ssize_t size
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.buffer)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, <void *> self.data, self.size, 1, flags)
+
+
+cdef View viewed(object given):
+    cdef View view = View.__new__(View)
+    PyObject_GetBuffer(given, &view.buffer, PyBUF_SIMPLE)
+    view.held = True
+    view.data = <const uint8_t *> view.buffer.buf
+    view.size = view.buffer.len
+    return view
+
+
+cdef struct Slice:
+    const uint8_t *data
+    Py_ssize_t size  # -1: None
+    bint held        # `view` has to be given back
+    Py_buffer view
+
+
+cdef inline int take(object given, Slice *out, str what) except -1:
+    """Where the bytes of a key or a value lie."""
+    out.held = False
+    if PyBytes_CheckExact(<PyObject *> given):
+        out.data = <const uint8_t *> PyBytes_AS_STRING(given)
+        out.size = PyBytes_GET_SIZE(given)
+    elif given is None:
+        out.data = NULL
+        out.size = -1
+    else:
+        take_view(given, out, what)
+    return 0
+
+
+cdef int take_view(object given, Slice *out, str what) except -1:
+    if not PyObject_CheckBuffer(given):
+        raise TypeError(f"{what} is {type(given).__name__}, want bytes or None")
+    PyObject_GetBuffer(given, &out.view, PyBUF_SIMPLE)
+    out.held = True
+    out.data = <const uint8_t *> out.view.buf
+    out.size = out.view.len
+    return 0
+
+
+cdef inline void give_back(Slice *taken) noexcept:
+    if taken.held:
+        PyBuffer_Release(&taken.view)
+
+
+cdef bytes encode_headers(object headers):
+    """The header count and the headers, as they end a record."""
+    cdef list parts = []
+    cdef Py_ssize_t size, name_size
+    cdef uint8_t *p
+    cdef bytes name, out
+    if isinstance(headers, (str, bytes)):
+        raise TypeError(f"headers are {type(headers).__name__}, want (str, bytes or None) pairs")
+    for pair in headers:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"a header is {pair!r}, want a (str, bytes or None) pair")
+        given_name, value = pair
+        if not isinstance(given_name, str):
+            raise TypeError(f"a header's name is {type(given_name).__name__}, want str")
+        if value is not None and type(value) is not bytes:
+            if not PyObject_CheckBuffer(value):
+                raise TypeError(f"the value of header {given_name!r} is {type(value).__name__}, want bytes or None")
+            value = bytes(value)
+        parts.append(((<str> given_name).encode(), value))
+    size = klamm_varint_size(len(parts))
+    for name, value in parts:
+        size += klamm_varint_size(len(name)) + len(name)
+        size += klamm_varint_size(-1) if value is None else klamm_varint_size(len(<bytes> value)) + len(<bytes> value)
+    out = PyBytes_FromStringAndSize(NULL, size)
+    p = <uint8_t *> PyBytes_AS_STRING(out)
+    p = klamm_put_varint(p, len(parts))
+    for name, value in parts:
+        name_size = PyBytes_GET_SIZE(name)
+        p = klamm_put_varint(p, name_size)
+        memcpy(p, PyBytes_AS_STRING(name), name_size)
+        p += name_size
+        if value is None:
+            p = klamm_put_varint(p, -1)
+        else:
+            p = klamm_put_varint(p, PyBytes_GET_SIZE(value))
+            memcpy(p, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+            p += PyBytes_GET_SIZE(value)
+    return out
+
+
+def crc32c(data, uint32_t value=0):
+    """CRC32C of `data`; `value` is the CRC of what came before it."""
+    cdef View view = viewed(data)
+    if view.size < NOGIL_SIZE:
+        return klamm_crc32c(value, view.data, view.size)
+    with nogil:
+        value = klamm_crc32c(value, view.data, view.size)
+    return value
+
+
+def crc32c_software(data, uint32_t value=0):
+    """The same without the CPU's help; for tests."""
+    cdef View view = viewed(data)
+    return klamm_crc32c_software(value, view.data, view.size)
+
+
+def murmur2(key):
+    """Kafka's hash of a key, signed as Java has it."""
+    cdef Slice s
+    take(key, &s, "key")
+    if s.size < 0:
+        raise TypeError("key is None, want bytes")
+    cdef uint32_t h = klamm_murmur2(s.data, s.size)
+    give_back(&s)
+    return <int32_t> h
+
+
+def partition_for(key, int64_t count):
+    """The partition that Kafka's Java client gives a key, of `count` partitions."""
+    cdef Slice s
+    if count < 1:
+        raise ValueError(f"{count} partitions")
+    take(key, &s, "key")
+    if s.size < 0:
+        raise TypeError("key is None, want bytes")
+    cdef uint32_t h = klamm_murmur2(s.data, s.size)
+    give_back(&s)
+    return (h & 0x7fffffff) % count
+
+
+def checked_partition(chosen, int64_t count):
+    """What a partitioner of the user's chose, if it is a partition."""
+    if not isinstance(chosen, int) or isinstance(chosen, bool):
+        raise TypeError(f"the partitioner gave {type(chosen).__name__}, want int")
+    if not 0 <= chosen < count:
+        raise ValueError(f"the partitioner gave {chosen} of {count} partitions")
+    return chosen
+
+
+include "_builder.pxi"
+include "_decode.pxi"
+include "_columns.pxi"
+include "_table.pxi"
+include "_lane.pxi"

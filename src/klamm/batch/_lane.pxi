@@ -1,0 +1,330 @@
+# Behind producer.send: the partition, the batch and the Delivery of each record of a topic.
+
+cdef enum:
+    MAX_POOLED = 16  # Builders kept for the next batches
+
+
+@cython.final
+cdef class BatchDelivery:
+    """What became of one batch. Whoever commits it calls `resolve` or `fail`, once; later calls change nothing."""
+
+    cdef readonly str topic
+    cdef readonly int32_t partition
+    cdef readonly bint done
+    cdef readonly int64_t base_offset   # -1: not known
+    cdef readonly int64_t log_append_time  # -1: records keep their own timestamps
+    cdef readonly object error
+    cdef object event                   # made by the first who waits
+    cdef list callbacks
+
+    def __init__(self, str topic not None, int32_t partition):
+        self.topic = topic
+        self.partition = partition
+        self.base_offset = -1
+        self.log_append_time = -1
+
+    def resolve(self, int64_t base_offset, int64_t log_append_time=-1):
+        """The batch is committed at `base_offset`; -1 when nobody asked (acks=0)."""
+        if not self.done:
+            self.base_offset = base_offset
+            self.log_append_time = log_append_time
+            self.finish()
+
+    def fail(self, error):
+        if not isinstance(error, BaseException):
+            raise TypeError(f"error is {type(error).__name__}, want an exception")
+        if not self.done:
+            self.error = error
+            self.finish()
+
+    cdef object finish(self):
+        cdef list callbacks
+        self.done = True
+        callbacks, self.callbacks = self.callbacks, None
+        if self.event is not None:
+            self.event.set()
+        if callbacks is not None:
+            for call, delivery in callbacks:
+                call(delivery)
+
+    def wait(self, timeout=None):
+        """Until the batch is done, or `timeout` seconds: whether it is."""
+        if self.done:
+            return True
+        if self.event is None:
+            event = _Event()
+            if self.event is None:  # nobody came in between
+                self.event = event
+        if self.done:
+            return True
+        return self.event.wait(timeout)
+
+
+@cython.final
+@cython.no_gc  # refers to its batch only, and that only to callbacks of deliveries that are not done
+@cython.freelist(1024)
+cdef class Delivery:
+    """What became of one record that was sent."""
+
+    cdef BatchDelivery batch
+    cdef int32_t index
+    cdef int64_t sent_timestamp
+
+    def __init__(self, BatchDelivery batch not None, int32_t index, int64_t timestamp=-1):
+        self.batch = batch
+        self.index = index
+        self.sent_timestamp = timestamp
+
+    @property
+    def topic(self):
+        return self.batch.topic
+
+    @property
+    def partition(self):
+        return self.batch.partition
+
+    @property
+    def done(self):
+        return self.batch.done
+
+    @property
+    def error(self):
+        return self.batch.error
+
+    @property
+    def offset(self):
+        """None until it is done, after an error, and with acks=0."""
+        return self.batch.base_offset + self.index if self.batch.base_offset >= 0 else None
+
+    @property
+    def timestamp(self):
+        return self.sent_timestamp if self.batch.log_append_time < 0 else self.batch.log_append_time
+
+    def result(self, timeout=None):
+        """The record's offset, once its batch is committed; raises what went wrong with the batch.
+
+        TimeoutError after `timeout` seconds.
+        """
+        if not self.batch.wait(timeout):
+            raise TimeoutError(f"no result for a record of topic {self.batch.topic!r} within {timeout} s")
+        if self.batch.error is not None:
+            raise self.batch.error.with_traceback(None)
+        return self.offset
+
+    def add_done_callback(self, call):
+        """Calls call(delivery) when it is done: at once, or in the thread that commits the batch."""
+        if self.batch.done:
+            call(self)
+            return
+        if self.batch.callbacks is None:
+            self.batch.callbacks = []
+        self.batch.callbacks.append((call, self))
+
+    def __repr__(self):
+        state = "pending" if not self.batch.done else repr(self.batch.error) if self.batch.error is not None \
+            else f"offset {self.offset}"
+        return f"<Delivery {self.batch.topic}[{self.batch.partition}] {state}>"
+
+
+cdef class OpenBatch:
+    """The batch that a partition's next records go to."""
+
+    cdef Builder builder
+    cdef BatchDelivery delivery
+    cdef double since  # when its first record came
+
+
+@cython.final
+cdef class Lane:
+    """One topic of a producer: picks each record's partition and adds the record to that partition's open batch.
+
+    A batch is closed when it reaches `batch_bytes` or the next record does not fit; a larger record, up to `limit`,
+    gets a batch of its own. Records with a key go by murmur2, others stick to one partition until its batch is closed
+    and then go on to the next (`first` is where they start); `partitioner` replaces both.
+    The GIL is its lock: to other threads, every method is one step, after the user's serializers and partitioner ran.
+    """
+
+    cdef readonly str topic
+    cdef readonly int32_t partitions
+    cdef readonly Py_ssize_t batch_bytes
+    cdef readonly Py_ssize_t limit
+    cdef readonly Py_ssize_t bytes      # in batches that are still open
+    cdef readonly list full             # closed: (partition, Builder, BatchDelivery)
+    cdef object partitioner
+    cdef object key_serializer
+    cdef object value_serializer
+    cdef int32_t sticky                 # where records without a key go now
+    cdef list open_batches              # OpenBatch or None of each partition
+    cdef list pool
+
+    def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
+                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0):
+        if partitions < 1:
+            raise ValueError(f"{partitions} partitions")
+        if batch_bytes < 1 or limit < 1:
+            raise ValueError(f"batches of {batch_bytes} bytes, at most {limit}")
+        self.topic = topic
+        self.partitions = partitions
+        self.batch_bytes = min(batch_bytes, limit)
+        self.limit = limit
+        self.full = []
+        self.partitioner = partitioner
+        self.key_serializer = key_serializer
+        self.value_serializer = value_serializer
+        self.sticky = <int32_t> (first % partitions)
+        self.open_batches = [None] * partitions
+        self.pool = []
+
+    cdef OpenBatch opened(self, int32_t partition):
+        cdef OpenBatch batch = <OpenBatch> self.open_batches[partition]
+        if batch is None:
+            batch = OpenBatch.__new__(OpenBatch)
+            batch.builder = self.pool.pop() if self.pool else Builder(self.limit)
+            batch.delivery = BatchDelivery(self.topic, partition)
+            self.open_batches[partition] = batch
+        return batch
+
+    cdef int close(self, int32_t partition, OpenBatch batch) except -1:
+        self.full.append((partition, batch.builder, batch.delivery))
+        self.open_batches[partition] = None
+        self.bytes -= batch.builder.used
+        if partition == self.sticky:
+            self.sticky = (partition + 1) % self.partitions
+        return 0
+
+    cdef int32_t given_partition(self, partition) except -1:
+        cdef int64_t number = partition
+        if not 0 <= number < self.partitions:
+            raise UnknownTopic(f"topic {self.topic!r} has no partition {number}", hint=f"it has {self.partitions}")
+        return <int32_t> number
+
+    def add(self, key, value, headers=None, timestamp=None, partition=None):
+        """Takes one record. Batches that this closed are in `full`.
+
+        A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, UnknownTopic (no such
+        partition), TypeError or ValueError, nothing was taken.
+        """
+        return self.take_record(key, value, headers, timestamp, partition)
+
+    cdef take_record(self, key, value, headers, timestamp, partition):
+        cdef Slice k
+        cdef Slice v
+        cdef int32_t chosen = -1
+        cdef int64_t time
+        cdef bytes encoded = None
+        if key is not None and self.key_serializer is not None:
+            key = self.key_serializer(key)
+        if value is not None and self.value_serializer is not None:
+            value = self.value_serializer(value)
+        if headers is not None:
+            encoded = encode_headers(headers)
+        time = klamm_now_ms() if timestamp is None else checked_timestamp(timestamp)
+        if partition is not None:
+            chosen = self.given_partition(partition)
+        elif self.partitioner is not None:
+            chosen = checked_partition(self.partitioner(key, self.partitions), self.partitions)
+        take(key, &k, "key")
+        try:
+            take(value, &v, "value")
+        except:
+            give_back(&k)
+            raise
+        try:
+            if chosen < 0 and k.size >= 0:
+                chosen = (klamm_murmur2(k.data, k.size) & 0x7fffffff) % <uint32_t> self.partitions
+            return self.place(&k, &v, encoded, time, chosen)
+        finally:
+            give_back(&k)
+            give_back(&v)
+
+    cdef Delivery place(self, const Slice *k, const Slice *v, bytes encoded, int64_t time, int32_t chosen):
+        """`chosen` -1: the sticky partition, which moves on when a batch is closed."""
+        cdef const uint8_t *headers = NULL
+        cdef Py_ssize_t headers_size = 1, before
+        cdef int32_t partition
+        cdef int64_t index
+        cdef OpenBatch batch
+        cdef Delivery delivery
+        if encoded is not None:
+            headers = <const uint8_t *> PyBytes_AS_STRING(encoded)
+            headers_size = PyBytes_GET_SIZE(encoded)
+        while True:
+            partition = chosen if chosen >= 0 else self.sticky
+            batch = self.opened(partition)
+            before = batch.builder.used
+            index = batch.builder.put(k.data, k.size, v.data, v.size, headers, headers_size, time,
+                                      self.batch_bytes if batch.builder.count else self.limit)
+            if index >= 0:
+                break
+            self.close(partition, batch)
+        if index == 0:
+            batch.since = klamm_monotonic()
+            before = 0
+        self.bytes += batch.builder.used - before
+        delivery = Delivery.__new__(Delivery)
+        delivery.batch = batch.delivery
+        delivery.index = <int32_t> index
+        delivery.sent_timestamp = time
+        if batch.builder.used >= self.batch_bytes:
+            self.close(partition, batch)
+        return delivery
+
+    @property
+    def oldest(self):
+        """time.monotonic() of the oldest record in an open batch; infinity when there is none."""
+        cdef double oldest = float("inf")
+        cdef OpenBatch batch
+        for batch in self.open_batches:
+            if batch is not None and batch.builder.count and batch.since < oldest:
+                oldest = batch.since
+        return oldest
+
+    def drain(self, double before=float("inf")):
+        """Closes the open batches whose first record came before that time (time.monotonic()); by default all."""
+        cdef int32_t partition
+        cdef OpenBatch batch
+        for partition in range(self.partitions):
+            batch = <OpenBatch> self.open_batches[partition]
+            if batch is not None and batch.builder.count and batch.since < before:
+                self.close(partition, batch)
+
+    def take_full(self):
+        """The closed batches, which are the caller's now."""
+        full, self.full = self.full, []
+        return full
+
+    def recycle(self, Builder builder not None):
+        """Takes back a Builder that nobody needs any more."""
+        if len(self.pool) < MAX_POOLED and builder.limit == self.limit:
+            builder.clear()
+            self.pool.append(builder)
+
+
+cdef class Sending:
+    """What a producer calls for every record: the native half of Producer, which owns `_lanes` and the methods below.
+
+        _slow_lane(topic)       the lane of a topic that is not in `_lanes`
+        _ship(lane)             see to the batches in lane.full
+        _milliseconds(when)     a timestamp that is no int
+        _too_large(topic, e)    what to raise for a record that fits no batch
+    """
+
+    cdef public dict _lanes
+
+    def send(self, topic, value, *, key=None, headers=None, timestamp=None, partition=None):
+        """Take one record into a batch; what becomes of it is told by the Delivery.
+
+        Raises what went wrong with an earlier batch, if that was not told yet; then this record was not taken.
+        """
+        cdef Lane lane
+        found = self._lanes.get(topic) if type(topic) is str else None
+        lane = <Lane?> (found if found is not None else self._slow_lane(topic))
+        if timestamp is not None and type(timestamp) is not int:
+            timestamp = self._milliseconds(timestamp)
+        try:
+            delivery = lane.take_record(key, value, headers, timestamp, partition)
+        except RecordTooLarge as error:
+            raise self._too_large(topic, error) from None
+        if lane.full:
+            self._ship(lane)
+        return delivery

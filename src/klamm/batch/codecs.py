@@ -1,0 +1,269 @@
+"""Compression of a batch's records, as Kafka frames it.
+
+    number  name    framing                                                  level (default)
+         0  none
+         1  gzip    RFC 1952                                                 1 to 9 (6)
+         2  snappy  xerial blocks, as the Java client writes them;           none
+                    a raw block, as librdkafka writes it, is read, too
+         3  lz4     LZ4 frame of independent 64 KiB blocks                   1 to 16 (fastest)
+         4  zstd    Zstandard frame                                          -131072 to 22 (3)
+
+The libraries are imported when a codec is first used: `import klamm` stays quick.
+
+Promise
+  C1  decompress() never makes more than its limit, whatever the input claims or does: a bomb is CorruptBatch. Output is
+      sized by what the input's blocks can hold at most, so a small input cannot ask for much memory either.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+from klamm.errors import CorruptBatch, InvalidSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CODECS", "MAX_DECODED_BYTES", "NAMES", "check_level", "compress", "decompress", "number_of"]
+
+NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+CODECS = {name: number for number, name in enumerate(NAMES)}
+LEVELS = {"gzip": (1, 9), "lz4": (1, 16), "zstd": (-131072, 22)}
+MAX_DECODED_BYTES = 256 << 20
+
+
+def number_of(name: str) -> int:
+    """The number of the codec called `name`."""
+    number = CODECS.get(name)
+    if number is None:
+        import difflib
+
+        near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
+        raise InvalidSetting(f"no codec {name!r}", hint=hint)
+    return number
+
+
+def check_level(name: str, level: object) -> None:
+    """Raises unless `level` is one of the codec's. None is its default."""
+    if level is None:
+        return
+    if name not in LEVELS:
+        raise InvalidSetting(f"codec {name!r} has no levels")
+    low, high = LEVELS[name]
+    if not isinstance(level, int) or not low <= level <= high:
+        raise InvalidSetting(f"level {level!r} of {name!r}", hint=f"{low} to {high}")
+
+
+def compress(number: int, data: memoryview, level: int | None = None) -> bytes:
+    """The records of a batch, compressed."""
+    if not 1 <= number < len(NAMES):
+        raise InvalidSetting(f"no codec {number}")
+    check_level(NAMES[number], level)
+    return _COMPRESS[number](data, level)
+
+
+def decompress(number: int, data: memoryview, limit: int = MAX_DECODED_BYTES) -> bytes:
+    """What `compress` was given; CorruptBatch if that is not what `data` is, or if it is longer than `limit`."""
+    if not 1 <= number < len(NAMES):
+        raise CorruptBatch(f"unknown codec {number}")
+    try:
+        return _DECOMPRESS[number](data, limit)
+    except (_Damaged, struct.error) as error:
+        raise CorruptBatch(f"{NAMES[number]} data: {error}") from error
+
+
+class _Damaged(Exception):
+    """Not what this codec writes."""
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise _Damaged(f"longer than {limit} bytes when decompressed")
+
+
+# -- gzip ------------------------------------------------------------------------------------------------------------
+
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def _gzip(data: memoryview, level: int | None) -> bytes:
+    packer = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, zlib.DEFLATED, _GZIP)
+    return packer.compress(data) + packer.flush()
+
+
+def _gunzip(data: memoryview, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    rest: bytes | memoryview = data
+    while rest or not parts:
+        member = zlib.decompressobj(_GZIP)
+        try:
+            part = member.decompress(rest, limit - size + 1)
+        except zlib.error as error:
+            raise _Damaged(error) from error
+        size += len(part)
+        _check_size(size, limit)
+        if not member.eof:
+            raise _Damaged("cut short")
+        parts.append(part)
+        rest = member.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+# -- snappy ----------------------------------------------------------------------------------------------------------
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = struct.Struct(">8sii")  # magic, version, oldest version that can read it
+_XERIAL_BLOCK = 32 << 10
+_SNAPPY_EXPANSION = 64  # three bytes make 64 at most
+
+
+def _snap(data: memoryview, level: int | None) -> bytes:
+    from cramjam import snappy
+
+    parts = [_XERIAL_HEADER.pack(_XERIAL_MAGIC, 1, 1)]
+    for start in range(0, len(data), _XERIAL_BLOCK):
+        block = bytes(snappy.compress_raw(data[start : start + _XERIAL_BLOCK]))
+        parts += struct.pack(">i", len(block)), block
+    return b"".join(parts)
+
+
+def _unsnap(data: memoryview, limit: int) -> bytes:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        return _unsnap_block(data, limit)
+    parts: list[bytes] = []
+    size = 0
+    position = _XERIAL_HEADER.size
+    if len(data) < position:
+        raise _Damaged("cut short")
+    while position < len(data):
+        (length,) = struct.unpack_from(">i", data, position)
+        position += 4
+        if not 0 <= length <= len(data) - position:
+            raise _Damaged(f"a block of {length} bytes where {len(data) - position} are left")
+        part = _unsnap_block(data[position : position + length], limit - size)
+        size += len(part)
+        position += length
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _unsnap_block(block: memoryview, limit: int) -> bytes:
+    from cramjam import DecompressionError, snappy
+
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    else:
+        raise _Damaged("a block without its size")
+    _check_size(size, limit)
+    if size > _SNAPPY_EXPANSION * len(block):
+        raise _Damaged(f"{len(block)} bytes claim to be {size}")
+    try:
+        part = bytes(snappy.decompress_raw(block, output_len=size))
+    except DecompressionError as error:
+        raise _Damaged(error) from error
+    if len(part) != size:
+        raise _Damaged(f"a block of {len(part)} bytes, want {size}")
+    return part
+
+
+# -- lz4 -------------------------------------------------------------------------------------------------------------
+
+_LZ4_MAGIC = 0x184D2204
+_LZ4_BLOCK_SIZES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
+
+
+def _lz4(data: memoryview, level: int | None) -> bytes:
+    from lz4 import frame  # type: ignore[import-untyped]
+
+    # Java's reader refuses blocks that build on each other, and writes neither content size nor content checksum.
+    packed: bytes = frame.compress(
+        data,
+        compression_level=0 if level is None else level,
+        block_size=frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        content_checksum=False,
+        store_size=False,
+    )
+    return packed
+
+
+def _unlz4(data: memoryview, limit: int) -> bytes:
+    from lz4 import frame
+
+    room = min(_lz4_most(data), limit + 1)
+    decoder = frame.LZ4FrameDecompressor()
+    try:
+        unpacked: bytes = decoder.decompress(data, max_length=max(room, 1))
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise _Damaged(error) from error
+    _check_size(len(unpacked), limit)
+    if not decoder.eof or decoder.unused_data:
+        raise _Damaged("not one whole frame")
+    return unpacked
+
+
+def _lz4_most(data: memoryview) -> int:
+    """What the blocks of a frame can hold at most."""
+    magic, flags, descriptor = struct.unpack_from("<IBB", data)
+    block_size = _LZ4_BLOCK_SIZES.get(descriptor >> 4 & 7)
+    if magic != _LZ4_MAGIC or block_size is None:
+        raise _Damaged("not a frame")
+    position = 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    most = 0
+    while True:
+        (length,) = struct.unpack_from("<I", data, position)
+        if length == 0:
+            return most
+        most += block_size
+        position += 4 + (length & 0x7FFFFFFF) + (4 if flags & 0x10 else 0)
+
+
+# -- zstd ------------------------------------------------------------------------------------------------------------
+
+_ZSTD_BLOCK = 128 << 10
+_ZSTD_LEVEL = 3
+
+
+def _zstd(data: memoryview, level: int | None) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL if level is None else level).compress(data)
+
+
+def _unzstd(data: memoryview, limit: int) -> bytes:
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(data)
+        _check_size(size, limit)
+        most = _zstd_most(data, zstandard.frame_header_size(data))
+        if size > most:
+            raise _Damaged(f"blocks for {most} bytes claim to be {size}")
+        room = min(most, limit)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=room or 1, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise _Damaged(error) from error
+
+
+def _zstd_most(data: memoryview, position: int) -> int:
+    """What the blocks of a frame can hold at most."""
+    most = 0
+    while True:
+        low, high = struct.unpack_from("<HB", data, position)
+        header = low | high << 16
+        most += _ZSTD_BLOCK
+        if header & 1:
+            return most
+        position += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)
+
+
+_COMPRESS: dict[int, Callable[[memoryview, int | None], bytes]] = {1: _gzip, 2: _snap, 3: _lz4, 4: _zstd}
+_DECOMPRESS: dict[int, Callable[[memoryview, int], bytes]] = {1: _gunzip, 2: _unsnap, 3: _unlz4, 4: _unzstd}

@@ -1,0 +1,56 @@
+"""Looking at, and changing, single fields of a batch that is sealed. header.py says where they lie.
+
+Base offset and leader epoch may be changed at will; whatever else is changed wants a new checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from klamm.batch._kernel import crc32c
+from klamm.batch.header import HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC, Header, pack
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["base_offset_of", "empty", "leader_epoch_of", "max_timestamp_of", "set_leader_epoch", "stamp"]
+
+_BASE_OFFSET_AT, _LEADER_EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 0, 12, 17, 21, 35
+_INT64, _INT32, _INT16, _UINT32 = (struct.Struct(f">{letter}") for letter in "qihI")
+
+
+def base_offset_of(batch: Buffer) -> int:
+    return int(_INT64.unpack_from(batch, _BASE_OFFSET_AT)[0])
+
+
+def leader_epoch_of(batch: Buffer) -> int:
+    return int(_INT32.unpack_from(batch, _LEADER_EPOCH_AT)[0])
+
+
+def set_leader_epoch(batch: bytearray | memoryview, epoch: int) -> None:
+    _INT32.pack_into(batch, _LEADER_EPOCH_AT, epoch)
+
+
+def max_timestamp_of(batch: Buffer) -> int:
+    return int(_INT64.unpack_from(batch, _MAX_TIMESTAMP_AT)[0])
+
+
+def stamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
+    """Let every record bear the time of its append (LogAppendTime)."""
+    (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
+    _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
+    _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
+    _seal(batch, size)
+
+
+def empty(first: int, count: int, leader_epoch: int) -> bytes:
+    """A batch without records that takes `count` offsets."""
+    length = HEADER_SIZE - LENGTH_END
+    batch = bytearray(pack(Header(first, length, leader_epoch, MAGIC, 0, 0, count - 1, -1, -1, -1, -1, -1, 0)))
+    _seal(batch, len(batch))
+    return bytes(batch)
+
+
+def _seal(batch: bytearray | memoryview, size: int) -> None:
+    _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:size]))

@@ -1,0 +1,171 @@
+"""Arrow columns -> batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.batch import (
+    BinaryColumn,
+    Builder,
+    HeadersColumn,
+    NumberColumn,
+    decode,
+    encode_columns,
+    encode_one,
+    partition_for,
+    partition_rows,
+    too_large,
+)
+from klamm.errors import RecordTooLarge, UnknownTopic
+from tests.batch.strategies import Record, header_lists, payloads, timestamps
+
+rows_of = st.lists(st.tuples(payloads, payloads, header_lists, st.none() | timestamps), max_size=30)
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def binary(array: pa.Array, *, large: bool = False) -> BinaryColumn:
+    validity, offsets, data = array.buffers()
+    return BinaryColumn(len(array), validity, offsets, data, start=array.offset, large=large)
+
+
+def headers(array: pa.Array, *, large: bool = False) -> HeadersColumn:
+    pairs = array.values
+    validity, starts = array.buffers()[:2]
+    names, values = binary(pairs.field("key")), binary(pairs.field("value"))
+    return HeadersColumn(len(array), validity, starts, names, values, start=array.offset, large=large)
+
+
+@given(rows_of, st.integers(0, 5), st.booleans(), st.integers(120, 3000))
+def test_columns_become_the_records_they_hold(rows: list[tuple[Any, ...]], skip: int, large: bool, limit: int) -> None:
+    kind = pa.large_binary() if large else pa.binary()
+    keys = pa.array([r[0] for r in rows], kind)[skip:]
+    values = pa.array([r[1] for r in rows], kind)[skip:]
+    times = pa.array([r[3] for r in rows], pa.int64())[skip:]
+    lists = pa.array([[{"key": k, "value": v} for k, v in r[2]] for r in rows], HEADERS)[skip:]
+    columns = {
+        "value": binary(values, large=large),
+        "key": binary(keys, large=large),
+        "timestamps": NumberColumn(len(times), *times.buffers(), start=times.offset),
+        "headers": headers(lists),
+    }
+    got: list[Record] = []
+    builder = Builder(limit)
+    index, count = 0, len(values)
+    try:
+        while index < count:
+            builder.clear()
+            after = encode_columns(builder, index, count, timestamp=42, **columns)  # type: ignore[arg-type]
+            assert after > index and builder.size <= limit
+            got += [(r.key, r.value, r.headers, r.timestamp) for r in decode(builder.seal())]
+            index = after
+    except RecordTooLarge:
+        row = rows[skip + index + builder.count]
+        with pytest.raises(RecordTooLarge):
+            Builder(limit).add(row[0], row[1], row[2], 0)
+    else:
+        assert got == [(r[0], r[1], r[2], 42 if r[3] is None else r[3]) for r in rows[skip:]]
+
+
+def test_only_a_value_is_needed() -> None:
+    builder = Builder(1000)
+    assert encode_columns(builder, 0, 3, binary(pa.array([b"a", None, b""])), timestamp=7) == 3
+    assert [(r.key, r.value, r.headers, r.timestamp) for r in decode(builder.seal())] == [
+        (None, b"a", (), 7),
+        (None, None, (), 7),
+        (None, b"", (), 7),
+    ]
+
+
+@given(st.lists(st.none() | st.binary(max_size=5), max_size=50), st.integers(1, 5), st.data())
+def test_rows_are_grouped_by_partition_in_order(keys: list[bytes | None], count: int, data: st.DataObject) -> None:
+    keyless = data.draw(st.integers(0, count - 1))
+    column = binary(pa.array(keys, pa.binary()))
+    selection, starts = partition_rows(0, len(keys), column, None, count, keyless)
+    got = [list(selection[starts[p] : starts[p + 1]]) for p in range(count)]
+    want: list[list[int]] = [[] for _ in range(count)]
+    for row, key in enumerate(keys):
+        want[keyless if key is None else partition_for(key, count)].append(row)
+    assert got == want
+    builder = Builder(1 << 20)
+    for partition in range(count):
+        builder.clear()
+        after = encode_columns(builder, starts[partition], starts[partition + 1], column, selection=selection)
+        assert after == starts[partition + 1]
+        if want[partition]:
+            assert [r.value for r in decode(builder.seal())] == [keys[row] for row in want[partition]]
+
+
+def test_a_given_partition_goes_before_the_key() -> None:
+    given_ = pa.array([2, None, 0, None], pa.int64())
+    numbers = NumberColumn(4, *given_.buffers())
+    keys = binary(pa.array([b"x", b"foobar", b"y", None]))
+    selection, starts = partition_rows(0, 4, keys, numbers, 3, 1)
+    got = {row: p for p in range(3) for row in selection[starts[p] : starts[p + 1]]}
+    assert got == {0: 2, 1: partition_for(b"foobar", 3), 2: 0, 3: 1}
+    assert list(partition_rows(0, 4, None, numbers, 3, 1)[0]) == [2, 1, 3, 0]
+    part, starts = partition_rows(1, 3, keys, numbers, 3, 1)
+    assert sorted(part) == [1, 2] and starts[-1] == 2
+    with pytest.raises(IndexError):
+        partition_rows(0, 5, keys, None, 3, 1)
+    with pytest.raises(UnknownTopic, match="row 0: there is no partition 2"):
+        partition_rows(0, 4, keys, numbers, 2, 0)
+
+
+def test_the_first_row_that_fits_no_batch_is_found() -> None:
+    values = binary(pa.array([b"a", b"x" * 50, b"x" * 60]))
+    assert [too_large(values, limit=limit) for limit in (65, 100, 125, 1000)] == [0, 1, 2, -1]
+    for limit in range(60, 200):
+        row = too_large(values, values, limit=limit)
+        for number, value in enumerate([b"a", b"x" * 50, b"x" * 60]):
+            size = encode_one(bytearray(), value, value)
+            assert size <= limit if number < row or row < 0 else number > row or size > limit
+
+
+def test_a_batch_may_be_filled_by_several_tables() -> None:
+    builder = Builder(1000)
+    for part in ([b"a", b"b"], [b"c"]):
+        encode_columns(builder, 0, len(part), binary(pa.array(part)), timestamp=1)
+    builder.add(None, b"d", None, 2)
+    assert [(r.offset, r.value) for r in decode(builder.seal())] == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+
+
+def test_buffers_that_lie_are_refused() -> None:
+    offsets = pa.py_buffer(bytes(pa.array([0, 3, 2, 9], pa.int32()).buffers()[1]))
+    with pytest.raises(ValueError, match="offset 2 of row 2 after 3"):
+        BinaryColumn(3, None, offsets, b"123456789")
+    with pytest.raises(ValueError, match="offset 3 of row 1"):
+        BinaryColumn(1, None, offsets, b"12")
+    with pytest.raises(ValueError, match="bytes of offsets"):
+        BinaryColumn(1000, None, b"\0" * 16, b"")
+    with pytest.raises(ValueError, match="bytes of validity"):
+        BinaryColumn(9, b"\xff", b"\0" * 40, b"")
+    with pytest.raises(ValueError, match="rows from"):
+        BinaryColumn(-1, None, b"", None)
+    with pytest.raises(ValueError, match="rows from"):
+        BinaryColumn(1 << 62, None, b"", None)
+    with pytest.raises(ValueError, match="bytes of numbers"):
+        NumberColumn(2, None, bytes(8))
+    with pytest.raises(ValueError, match="negative"):
+        NumberColumn(1, None, b"\xff" * 8)
+    one = BinaryColumn(1, None, bytes(8), b"")
+    with pytest.raises(ValueError, match="of 1 headers"):
+        HeadersColumn(1, None, b"\0\0\0\0\2\0\0\0", one, one)
+    with pytest.raises(ValueError, match="name is null"):
+        HeadersColumn(1, None, b"\0\0\0\0\1\0\0\0", BinaryColumn(1, b"\0", bytes(8), b""), one)
+
+
+def test_rows_that_are_not_there_are_refused() -> None:
+    column = binary(pa.array([b"a", b"b"]))
+    with pytest.raises(IndexError):
+        encode_columns(Builder(1000), 0, 3, column)
+    with pytest.raises(IndexError):
+        encode_columns(Builder(1000), 0, 2, column, selection=pa.array([0, 2], pa.int32()).buffers()[1])
+    with pytest.raises(IndexError):
+        encode_columns(Builder(1000), 0, 9, column, selection=bytes(16))
+    with pytest.raises(ValueError, match="columns of 2 and 1 rows"):
+        encode_columns(Builder(1000), 0, 2, column, binary(pa.array([b"a"])))
