@@ -1,0 +1,193 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""System calls for Python code, through the same trapped steps as the native modules (see os.h)."""
+
+import os as _std
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EAGAIN, EACCES, EINTR, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+cdef extern from "os.h" nogil:
+    ctypedef struct KlammTrap:
+        int64_t countdown, taken
+        uint32_t kinds
+        int signal, error, repeat
+    KlammTrap klamm_own_trap
+    enum:
+        STEP_LOCK, STEP_OPEN, STEP_WRITE, STEP_TRUNCATE, STEP_SYNC, STEP_RENAME, STEP_UNLINK, STEP_MKDIR
+        STEP_STORE, STEP_WAKE, STEP_READ, STEP_ALL, KLAMM_BYTE_LOCKS
+    int os_open(const char *path, int flags)
+    ssize_t os_pread(int fd, void *data, size_t size, int64_t position)
+    ssize_t os_pwrite(int fd, const void *data, size_t size, int64_t position)
+    int os_ftruncate(int fd, int64_t size)
+    int os_fsync(int fd)
+    int os_fdatasync(int fd)
+    int os_rename(const char *source, const char *to)
+    int os_unlink(const char *path)
+    int os_mkdir(const char *path)
+    int os_lock(int fd, int64_t byte, int type, int wait)
+    int F_RDLCK, F_WRLCK, F_UNLCK
+    int64_t klamm_boot_ms()
+
+LOCK, OPEN, WRITE, TRUNCATE, SYNC = STEP_LOCK, STEP_OPEN, STEP_WRITE, STEP_TRUNCATE, STEP_SYNC
+RENAME, UNLINK, MKDIR, STORE, WAKE, READ, ALL = STEP_RENAME, STEP_UNLINK, STEP_MKDIR, STEP_STORE, STEP_WAKE, STEP_READ, STEP_ALL
+HAS_BYTE_LOCKS = bool(KLAMM_BYTE_LOCKS)
+
+
+def trap(int64_t at_step, *, uint32_t kinds=STEP_ALL, int signal=0, int error=0, bint repeat=False):
+    """At the n-th step of `kinds` from now, send this process `signal`, or let the step fail with `error`.
+
+    With `repeat` every later such step fails, too. 0 lifts the trap; neither signal nor error only counts.
+    """
+    klamm_own_trap.countdown = 0
+    klamm_own_trap.taken = 0
+    klamm_own_trap.kinds = kinds
+    klamm_own_trap.signal = signal
+    klamm_own_trap.error = error
+    klamm_own_trap.repeat = repeat
+    klamm_own_trap.countdown = at_step
+
+
+def steps_taken():
+    """Steps of the armed kinds since `trap` was called."""
+    return klamm_own_trap.taken
+
+
+def trap_address():
+    """Where the trap is, for the other native modules."""
+    return <uint64_t><uintptr_t>&klamm_own_trap
+
+
+cdef object failed(path):
+    return OSError(errno, _std.strerror(errno), path)
+
+
+def open_file(path, int flags):
+    """A descriptor; closed on exec."""
+    cdef bytes name = _std.fsencode(path)
+    cdef const char *c_name = name
+    cdef int fd
+    while True:
+        with nogil:
+            fd = os_open(c_name, flags)
+        if fd >= 0:
+            return fd
+        if errno != EINTR:
+            raise failed(path)
+        PyErr_CheckSignals()
+
+
+def pread(int fd, Py_ssize_t size, int64_t position):
+    """Up to `size` bytes from `position`; fewer only at the end of the file."""
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+    cdef char *to = PyBytes_AS_STRING(data)
+    cdef Py_ssize_t done = 0
+    cdef ssize_t got
+    while done < size:
+        with nogil:
+            got = os_pread(fd, to + done, size - done, position + done)
+        if got > 0:
+            done += got
+        elif got == 0:
+            return data[:done]
+        elif errno != EINTR:
+            raise failed(None)
+        else:
+            PyErr_CheckSignals()
+    return data
+
+
+def pwrite(int fd, const unsigned char[::1] data not None, int64_t position):
+    """All of `data` at `position`."""
+    cdef Py_ssize_t done = 0, size = data.shape[0]
+    cdef ssize_t written
+    while done < size:
+        with nogil:
+            written = os_pwrite(fd, &data[done], size - done, position + done)
+        if written >= 0:
+            done += written
+        elif errno != EINTR:
+            raise failed(None)
+        else:
+            PyErr_CheckSignals()
+
+
+cdef int again(int result, path) except -1:
+    """After a call: 0 if it is done, 1 if a signal came first and it is to be made again."""
+    if result == 0:
+        return 0
+    if errno != EINTR:
+        raise failed(path)
+    PyErr_CheckSignals()
+    return 1
+
+
+def truncate(int fd, int64_t size):
+    cdef int result = -1
+    while True:
+        with nogil:
+            result = os_ftruncate(fd, size)
+        if not again(result, None):
+            return
+
+
+def fsync(int fd):
+    cdef int result = -1
+    while True:
+        with nogil:
+            result = os_fsync(fd)
+        if not again(result, None):
+            return
+
+
+def fdatasync(int fd):
+    cdef int result = -1
+    while True:
+        with nogil:
+            result = os_fdatasync(fd)
+        if not again(result, None):
+            return
+
+
+def rename(source, to):
+    cdef bytes from_name = _std.fsencode(source), to_name = _std.fsencode(to)
+    while again(os_rename(from_name, to_name), source):
+        pass
+
+
+def unlink(path):
+    cdef bytes name = _std.fsencode(path)
+    while again(os_unlink(name), path):
+        pass
+
+
+def mkdir(path):
+    cdef bytes name = _std.fsencode(path)
+    while again(os_mkdir(name), path):
+        pass
+
+
+def lock_byte(int fd, int64_t byte, *, bint shared=False, bint wait=True):
+    """Whether this open file description now holds the byte; False only without `wait`."""
+    cdef int result, kind = F_RDLCK if shared else F_WRLCK
+    while True:
+        with nogil:
+            result = os_lock(fd, byte, kind, wait)
+        if result == 0:
+            return True
+        if errno in (EAGAIN, EACCES) and not wait:
+            return False
+        if errno != EINTR:
+            raise failed(None)
+        PyErr_CheckSignals()
+
+
+def unlock_byte(int fd, int64_t byte):
+    if os_lock(fd, byte, F_UNLCK, False):
+        raise failed(None)
+
+
+def boot_ms():
+    """Milliseconds since the machine booted, time asleep included."""
+    return klamm_boot_ms()

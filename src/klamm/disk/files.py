@@ -1,0 +1,141 @@
+"""Files: durable replacement, directories, and which file systems we trust.
+
+A name is durable when its directory was synced; bytes are durable when their file was. `replace` does both, in the
+order that leaves the old file or the new one, whole, after a power cut at any point.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import suppress
+
+from klamm.disk import _os
+from klamm.errors import DiskFull, UnsupportedFilesystem
+
+__all__ = [
+    "disk_full",
+    "filesystem_of",
+    "make_directory",
+    "read",
+    "refuse_untrusted",
+    "remove",
+    "replace",
+    "sync_ancestors",
+    "sync_directory",
+    "sync_file",
+]
+
+# File systems on which byte-range locks, mapped files and fsync work between processes of one machine.
+TRUSTED = frozenset(
+    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "ramfs"}
+    | {"reiserfs", "tmpfs", "xfs", "zfs"}
+)
+
+
+def read(path: str) -> bytes:
+    """The whole file."""
+    fd = _os.open_file(path, os.O_RDONLY)
+    try:
+        return _os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+def replace(path: str, data: bytes) -> None:
+    """Put `data` in the place of `path`: after a crash the old file is there or the new one, whole and durable."""
+    temporary = f"{path}.new"
+    try:
+        fd = _os.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            _os.pwrite(fd, data, 0)
+            _os.fsync(fd)
+        finally:
+            os.close(fd)
+        _os.rename(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise disk_full(error, path) from error
+    sync_directory(os.path.dirname(path))
+
+
+def disk_full(error: OSError, path: str) -> Exception:
+    """ENOSPC and EDQUOT as DiskFull, everything else as it is."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{path}: no space left on the device", hint="free some space and try again")
+    return error
+
+
+def sync_file(path: str) -> None:
+    fd = _os.open_file(path, os.O_RDONLY)
+    try:
+        _os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = _os.open_file(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        _os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_ancestors(path: str) -> None:
+    """Make the names durable by which `path` is reached, as far as we may; they end where another file system does."""
+    parent = os.path.dirname(os.path.abspath(path))
+    with suppress(OSError):
+        while parent != path and os.stat(parent).st_dev == os.stat(path).st_dev:
+            sync_directory(parent)
+            path, parent = parent, os.path.dirname(parent)
+
+
+def make_directory(path: str) -> None:
+    """Make one directory if it is not there; its name is durable once its parent was synced."""
+    with suppress(FileExistsError):
+        _os.mkdir(path)
+
+
+def remove(path: str) -> None:
+    """Unlink if it is there."""
+    with suppress(FileNotFoundError):
+        _os.unlink(path)
+
+
+def filesystem_of(path: str) -> str:
+    """The type of the file system that holds `path`, as /proc/self/mountinfo names it; "unknown" elsewhere."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            lines = file.readlines()
+    except OSError:
+        return "unknown"
+    path = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in lines:
+        mount, _, rest = line.partition(" - ")
+        field = mount.split(" ")[4]  # only the space is escaped for us, not all that Python takes for white space
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):  # a later mount on the same point hides the earlier one
+            best, kind = point, rest.split()[0]
+    return kind
+
+
+def refuse_untrusted(path: str) -> None:
+    """UnsupportedFilesystem unless `path` lies on a local file system that we know."""
+    kind = filesystem_of(path)
+    if kind in TRUSTED or (kind == "unknown" and not os.path.exists("/proc/self/mountinfo")):
+        return
+    why = (
+        "a network file system"
+        if re.match(r"nfs|cifs|smb|9p|ceph|gluster|lustre|afs|fuse\.sshfs", kind)
+        else "unknown to us"
+    )
+    raise UnsupportedFilesystem(
+        f"{path}: the file system {kind!r} is {why}: locks and mapped files may not hold between processes there",
+        hint="use a local disk, or open with force_filesystem=True if only one process at a time uses the store",
+    )

@@ -1,0 +1,63 @@
+"""What happens to open things when the process forks.
+
+Descriptors, and the locks on them, are shared with a forked child: a child keeps a killed parent's locks, and its
+unlock frees the parent's. So whatever owns such things is registered here and told:
+
+    before_fork    in the parent, before: take the mutexes, so that no thread is in the middle of something
+    after_fork     in the parent, after: let go of them
+    in_child       in the child: close (never unlock) descriptors, drop the rest
+
+Mutexes are taken in the order in which everybody else takes them: `guard`, then things by their `fork_order` (0 if they
+have none).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+__all__ = ["Forkable", "guard", "register"]
+
+# Held while a descriptor is opened and its owner registered: no fork comes in between.
+guard = threading.RLock()
+
+
+class Forkable(Protocol):
+    def before_fork(self) -> None: ...
+    def after_fork(self) -> None: ...
+    def in_child(self) -> None: ...
+
+
+_registered: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_prepared: list[Forkable] = []
+
+
+def register(thing: Forkable) -> None:
+    """Tell `thing` about forks for as long as it lives."""
+    with guard:  # a set that grows while a fork goes through it would end that in the middle
+        _registered.add(thing)
+
+
+def _before() -> None:
+    guard.acquire()
+    for thing in sorted(_registered, key=lambda thing: (getattr(thing, "fork_order", 0), id(thing))):
+        thing.before_fork()
+        _prepared.append(thing)
+
+
+def _after() -> None:
+    while _prepared:
+        _prepared.pop().after_fork()
+    guard.release()
+
+
+def _child() -> None:
+    while _prepared:
+        _prepared.pop().in_child()
+    guard.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_child)

@@ -1,0 +1,200 @@
+/* The system calls Klamm makes, each of them a *step*.
+ *
+ * A step is anything another process, or the machine after a power cut, can observe: a system call, or a store into a
+ * mapped file. Tests arm a trap; the n-th step of the chosen kinds then kills the process or fails with an errno.
+ * One trap serves every native module: `_os` owns it, the others get its address (see klamm_share_trap).
+ */
+#ifndef KLAMM_OS_H
+#define KLAMM_OS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+enum {
+    STEP_LOCK = 1,
+    STEP_OPEN = 2,
+    STEP_WRITE = 4,
+    STEP_TRUNCATE = 8,
+    STEP_SYNC = 16,
+    STEP_RENAME = 32,
+    STEP_UNLINK = 64,
+    STEP_MKDIR = 128,
+    STEP_STORE = 256,
+    STEP_WAKE = 512,
+    STEP_READ = 1024,
+    STEP_ALL = 2047,
+};
+
+typedef struct {
+    int64_t countdown;  /* steps of `kinds` until the trap springs; 0: not armed */
+    int64_t taken;      /* steps of `kinds` since it was armed */
+    uint32_t kinds;
+    int signal, error, repeat;
+} KlammTrap;
+
+static KlammTrap klamm_own_trap;
+static KlammTrap *klamm_trap = &klamm_own_trap;
+
+static inline void klamm_share_trap(uint64_t address) { klamm_trap = (KlammTrap *)(uintptr_t)address; }
+
+static __attribute__((noinline)) int klamm_trip(uint32_t kind) {
+    if (!(kind & klamm_trap->kinds)) return 0;
+    klamm_trap->taken++;
+    if (klamm_trap->countdown > 1) { klamm_trap->countdown--; return 0; }
+    if (!klamm_trap->repeat) klamm_trap->countdown = 0;
+    if (klamm_trap->signal) { kill(getpid(), klamm_trap->signal); return 0; }
+    errno = klamm_trap->error;
+    return klamm_trap->error ? -1 : 0;
+}
+static inline int klamm_step(uint32_t kind) {
+    return __builtin_expect(klamm_trap->countdown != 0, 0) ? klamm_trip(kind) : 0;
+}
+
+/* Stores into mapped files. */
+#define klamm_load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+#define klamm_store(p, v) (klamm_step(STEP_STORE), __atomic_store_n(p, v, __ATOMIC_RELEASE))
+#define klamm_fetch_or(p, v) (klamm_step(STEP_STORE), __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST))
+#define klamm_fetch_and(p, v) (klamm_step(STEP_STORE), __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST))
+#define klamm_fetch_add(p, v) (klamm_step(STEP_STORE), __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST))
+#define klamm_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+#define klamm_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
+#define klamm_fence_full() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#if defined(__x86_64__) || defined(__i386__)
+#define klamm_pause() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define klamm_pause() __asm__ volatile("yield")
+#else
+#define klamm_pause() ((void)0)
+#endif
+
+/* Files. */
+static int os_open(const char *path, int flags) {
+    return klamm_step(STEP_OPEN) ? -1 : open(path, flags | O_CLOEXEC, 0644);
+}
+static ssize_t os_pread(int fd, void *data, size_t size, int64_t position) {
+    return klamm_step(STEP_READ) ? -1 : pread(fd, data, size, position);
+}
+static ssize_t os_pwrite(int fd, const void *data, size_t size, int64_t position) {
+    /* Two steps: trapped at the second, half of the bytes have been written; an error then hits the other half. */
+    if (klamm_step(STEP_WRITE)) return -1;
+    if (__builtin_expect(klamm_trap->countdown == 1 && (klamm_trap->kinds & STEP_WRITE) && size > 1, 0)) size /= 2;
+    ssize_t written = pwrite(fd, data, size, position);
+    if (klamm_step(STEP_WRITE)) klamm_trap->countdown = 1;
+    return written;
+}
+static int os_ftruncate(int fd, int64_t size) { return klamm_step(STEP_TRUNCATE) ? -1 : ftruncate(fd, size); }
+static int os_fsync(int fd) { return klamm_step(STEP_SYNC) ? -1 : fsync(fd); }
+static int os_fdatasync(int fd) {
+#if defined(__APPLE__)
+    return klamm_step(STEP_SYNC) ? -1 : fcntl(fd, F_FULLFSYNC);
+#else
+    return klamm_step(STEP_SYNC) ? -1 : fdatasync(fd);
+#endif
+}
+static int os_rename(const char *from, const char *to) { return klamm_step(STEP_RENAME) ? -1 : rename(from, to); }
+static int os_unlink(const char *path) { return klamm_step(STEP_UNLINK) ? -1 : unlink(path); }
+static int os_mkdir(const char *path) { return klamm_step(STEP_MKDIR) ? -1 : mkdir(path, 0755); }
+
+/* Byte-range locks: open-file-description locks, which a stray close does not drop. Where there are none (not Linux),
+ * one process at a time holds the whole store (locks.py), and bytes need no locking. */
+#if defined(__linux__) && defined(F_OFD_SETLK)
+enum { KLAMM_BYTE_LOCKS = 1 };
+static int os_lock(int fd, int64_t byte, int type, int wait) {
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    return klamm_step(STEP_LOCK) ? -1 : fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
+}
+#else
+enum { KLAMM_BYTE_LOCKS = 0 };
+static int os_lock(int fd, int64_t byte, int type, int wait) { return klamm_step(STEP_LOCK) ? -1 : 0; }
+#endif
+
+/* Threads of one process: an in-process mutex, taken before the byte. -EINTR now and then, so that Ctrl-C works. */
+static int klamm_mutex_lock(pthread_mutex_t *mutex, int wait) {
+    if (pthread_mutex_trylock(mutex) == 0) return 0;
+    if (!wait) return -EAGAIN;
+#if defined(__APPLE__)
+    struct timespec nap = {0, 1000000};
+    nanosleep(&nap, NULL);
+    return pthread_mutex_trylock(mutex) == 0 ? 0 : -EINTR;
+#else
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50000000;
+    if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
+    return pthread_mutex_timedlock(mutex, &until) == 0 ? 0 : -EINTR;
+#endif
+}
+
+/* Clocks. */
+static inline int64_t klamm_clock_ns(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+static inline int64_t klamm_monotonic_ns(void) { return klamm_clock_ns(CLOCK_MONOTONIC); }
+static inline int64_t klamm_wall_ms(void) { return klamm_clock_ns(CLOCK_REALTIME) / 1000000; }
+static inline int64_t klamm_boot_ms(void) {
+#if defined(CLOCK_BOOTTIME)
+    return klamm_clock_ns(CLOCK_BOOTTIME) / 1000000;
+#else
+    return klamm_clock_ns(CLOCK_MONOTONIC) / 1000000;
+#endif
+}
+
+/* Sleeping on a word of a mapped file. */
+#if defined(__linux__)
+static void os_futex_wake(uint32_t *word, uint32_t bits) {
+    klamm_step(STEP_WAKE);
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT32_MAX, NULL, NULL, bits);
+}
+static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
+    struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &until, NULL, bits);
+}
+#else
+static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE); }
+static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
+    struct timespec nap = {0, 1000000};
+    while (klamm_load(word) == value && klamm_monotonic_ns() < until_ns) nanosleep(&nap, NULL);
+}
+#endif
+
+/* The bell: who waits for a topic sets the topic's bit in `mask` and sleeps on `word`; who appends looks at the mask.
+ *
+ *   waiter    w = word; mask |= bit; look at the log again; sleep while word == w
+ *   writer    commit; full fence; mask & bit? mask &= ~bit; word += 1; wake
+ *
+ * Either the writer sees the bit, or the waiter sees the commit. A mask, not counts: a killed waiter leaves no debt.
+ * A writer killed between its commit and the wake leaves waiters to their time limit (500 ms at most). */
+typedef struct { uint32_t word, mask; } KlammBell;
+
+static inline void klamm_ring(KlammBell *bell, uint32_t bit) {
+    klamm_fence_full();
+    if (__builtin_expect(klamm_load(&bell->mask) & bit, 0)) {
+        klamm_fetch_and(&bell->mask, ~bit);     /* before the word changes: who sets the bit later has read the new word */
+        klamm_fetch_add(&bell->word, 1);
+        os_futex_wake(&bell->word, bit);
+    }
+}
+static inline uint32_t klamm_listen(KlammBell *bell, uint32_t bits) {
+    uint32_t word = klamm_load(&bell->word);
+    klamm_fetch_or(&bell->mask, bits);
+    return word;
+}
+#endif
