@@ -1,0 +1,1 @@
+"""One partition: head, segments, index, recovery, cleaning."""

@@ -1,0 +1,286 @@
+"""Append, as head.py tells it: without the GIL, without Python objects, without allocation."""
+
+cdef uint64_t ticks = 0
+
+
+# ---- reading the head -------------------------------------------------------------------------------------------
+
+cdef int take_snapshot(Slot *slot, Commit *out) noexcept nogil:
+    """Copy the latest commit without a lock: 0, or R_DAMAGED_HEAD."""
+    cdef uint64_t seq
+    while True:
+        seq = load64(&slot.seq)
+        load_commit(out, &slot.ring[seq % RING])
+        klamm_fence_acquire()
+        # With `seq` 7 ahead, a writer may already be filling the place that was copied.
+        if load64(&slot.seq) - seq < RING - 1:
+            return 0 if out.seq == seq and out.crc == commit_crc(out) else R_DAMAGED_HEAD
+
+
+# ---- changing it, under the append byte -------------------------------------------------------------------------
+
+cdef void publish(Slot *slot, Commit *next) noexcept nogil:
+    """Fill the next place of the ring, then store `seq`: that one store is the commit."""
+    next.seq = slot.seq + 1
+    next.crc = commit_crc(next)
+    klamm_fence_release()           # the previous `seq` is visible before this place changes (matters on ARM)
+    store_commit(&slot.ring[next.seq % RING], next)
+    store64(&slot.seq, next.seq)
+
+
+cdef int lock_append(Writer *w, int wait) noexcept nogil:
+    """The in-process mutex, then the byte: a few tries, then wait. -EAGAIN without `wait`, -EINTR on a signal."""
+    cdef int i, pause, error = klamm_mutex_lock(&w.append_mutex, wait)
+    if error:
+        return error
+    if w.abandoned:
+        pthread_mutex_unlock(&w.append_mutex)
+        return R_ABANDONED
+    for i in range(20):
+        if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 0) == 0:
+            return 0
+        if errno != EAGAIN and errno != EACCES:
+            break
+        for pause in range(32):
+            klamm_pause()
+    error = -errno
+    if wait and (error == -EAGAIN or error == -EACCES):
+        error = -errno if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 1) else 0
+    if error:
+        pthread_mutex_unlock(&w.append_mutex)
+    return error
+
+
+cdef void unlock_append(Writer *w) noexcept nogil:
+    os_lock(w.lock_fd, w.append_byte, F_UNLCK, 0)
+    pthread_mutex_unlock(&w.append_mutex)
+
+
+cdef int open_in(Writer *w, int64_t base, const char *suffix, int flags) noexcept nogil:
+    cdef char name[PATH_ROOM + 32]
+    snprintf(name, sizeof(name), "%s%020lld%s", w.path, <long long>base, suffix)
+    return os_open(name, flags)
+
+
+cdef int use_active(Writer *w, Commit *now) noexcept nogil:
+    """Have the active segment open, with nothing beyond the commit."""
+    cdef stat_t status
+    if w.log_fd < 0 or w.log_base != now.active_base:
+        if w.log_fd >= 0:
+            close(w.log_fd)
+        w.log_base = now.active_base
+        w.events |= EVENT_OPENED
+        w.log_fd = open_in(w, now.active_base, b".log", O_RDWR | (0 if now.position else O_CREAT))
+        if w.log_fd < 0:
+            return R_SHORT_SEGMENT if errno == ENOENT and now.position else -errno
+        if fstat(w.log_fd, &status):
+            return -errno
+        if status.st_size < now.position:
+            close(w.log_fd)
+            w.log_fd = -1
+            return R_SHORT_SEGMENT
+        if status.st_size > now.position:
+            return cut(w, now)
+    if w.slot.intent != now.seq:                        # a writer died
+        return cut(w, now)
+    return 0
+
+
+cdef int cut(Writer *w, Commit *now) noexcept nogil:
+    """Remove what lies beyond the commit. If that fails, intent still differs from seq, and the next writer tries."""
+    if w.slot.intent == now.seq:
+        store64(&w.slot.intent, now.seq + 1)
+    if os_ftruncate(w.log_fd, now.position):
+        return -errno
+    store64(&w.slot.intent, now.seq)
+    return 0
+
+
+cdef int64_t store_clock_ms(Writer *w) noexcept nogil:
+    return w.store.anchor_wall_ms + klamm_boot_ms() - w.store.anchor_boot_ms
+
+
+cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t size) noexcept nogil:
+    cdef int64_t records = <int32_t>be32(batch + LAST_DELTA_AT) + 1
+    if now.position == 0:
+        return 0
+    if now.position + <int64_t>size > w.segment_bytes:
+        return 1
+    if w.segment_records > 0 and now.next_offset - now.active_base + records > w.segment_records:
+        return 1
+    if now.next_offset - now.active_base + records > 0x7fffffff:    # Kafka's tools keep relative offsets in 32 bits
+        return 1
+    return w.segment_ms > 0 and store_clock_ms(w) - w.slot.active_since_ms > w.segment_ms
+
+
+cdef int roll(Writer *w, Commit *now) noexcept nogil:
+    """A commit of its own: the new segment is published empty; its first writer creates the file."""
+    write_index(w, now, now.next_offset, now.max_timestamp)     # a last entry tells the whole segment's max timestamp
+    now.active_base = now.next_offset
+    now.position = 0
+    now.max_timestamp = -1
+    publish(w.slot, now)
+    store64(&w.slot.intent, now.seq)
+    fetch_add32(&w.slot.segments_version, 1)
+    w.events |= EVENT_ROLLED
+    return use_active(w, now)
+
+
+# ---- the index ----------------------------------------------------------------------------------------------------
+
+cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timestamp) noexcept nogil:
+    """Add (offset, now.position, max_timestamp) to the active segment's index. Failing leaves an entry out, no more."""
+    cdef IndexHeader header
+    cdef IndexEntry entry
+    cdef stat_t status
+    cdef int64_t count = w.slot.index_count
+    if w.slot.index_base != now.active_base or count < 0:
+        count = 0
+    if w.index_fd < 0 or w.index_base != now.active_base:
+        if w.index_fd >= 0:
+            close(w.index_fd)
+        w.index_base = now.active_base
+        w.index_fd = open_in(w, now.active_base, b".index", O_RDWR | O_CREAT)
+        if w.index_fd < 0:
+            return
+    if count == 0:
+        if fstat(w.log_fd, &status):
+            return
+        memcpy(header.magic, <const char *>b"KLAMMIDX", 8)
+        header.inode, header.base, header.version = status.st_ino, now.active_base, 1
+        header.crc = header_crc(&header)
+        if os_ftruncate(w.index_fd, 0) or os_pwrite(w.index_fd, &header, sizeof(header), 0) != sizeof(header):
+            return
+        store_i64(&w.slot.index_count, 0)               # before the base: the count that is there is another index's
+        store_i64(&w.slot.index_position, 0)
+        store_i64(&w.slot.index_base, now.active_base)
+    entry.offset, entry.position, entry.max_timestamp, entry.unused = offset, now.position, max_timestamp, 0
+    entry.crc = index_crc(&entry)
+    if os_pwrite(w.index_fd, &entry, sizeof(entry), sizeof(header) + count * sizeof(entry)) != sizeof(entry):
+        return
+    store_i64(&w.slot.index_count, count + 1)
+    store_i64(&w.slot.index_position, now.position)
+
+
+cdef void maybe_index(Writer *w, Commit *before, int64_t offset) noexcept nogil:
+    """After the commit of a batch at before.position: an entry for it every `index_interval` bytes."""
+    cdef int64_t last = w.slot.index_position if w.slot.index_base == before.active_base else 0
+    if before.position - last >= w.index_interval:
+        write_index(w, before, offset, before.max_timestamp)
+
+
+# ---- append -------------------------------------------------------------------------------------------------------
+
+cdef int refused(Writer *w) noexcept nogil:
+    cdef uint64_t flags = load64(&w.slot.flags)
+    if not flags:
+        return 0
+    if flags & FLAG_DELETED:
+        return R_DELETED
+    if flags & FLAG_READ_ONLY:
+        return R_READ_ONLY
+    if flags & FLAG_NEEDS_RECOVERY:
+        return R_NEEDS_RECOVERY
+    return R_SYNC_FAILED if flags & FLAG_SYNC_FAILED else 0
+
+
+cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcept nogil:
+    cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append byte needs no snapshot
+    cdef Commit before
+    cdef int64_t base_offset, end, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
+    cdef size_t done = 0
+    cdef ssize_t written
+    cdef int error = refused(w)
+    if error:
+        return error
+    if load64(&w.store.catalog_version) != w.catalog_version:
+        return R_SETTINGS_CHANGED
+    if now.seq != w.slot.seq or now.crc != commit_crc(&now) or now.next_offset < load_i64(&w.slot.flushed_offset):
+        return R_DAMAGED_HEAD                           # the last: an older commit would cut off what was synced
+    error = use_active(w, &now)
+    if error:
+        return error
+    if producer_id >= 0 or w.slot.redo_seq:
+        if w.table == NULL:
+            return R_NEEDS_PRODUCERS
+        error = redo(w, &now)
+        if error:
+            return error
+        if producer_id >= 0:
+            base_offset = check_sequence(w, batch)
+            if base_offset != R_IN_ORDER:
+                return base_offset                      # an error, or where the same batch already is
+    if must_roll(w, &now, batch, size):
+        error = roll(w, &now)
+        if error:
+            return error
+    if now.position == 0:
+        store_i64(&w.slot.active_since_ms, store_clock_ms(w))
+    base_offset = now.next_offset
+    put_be64(batch, base_offset)
+    put_be32(batch + EPOCH_AT, now.leader_epoch)
+    store64(&w.slot.intent, now.seq + 1)
+    while done < size:
+        written = os_pwrite(w.log_fd, batch + done, size - done, now.position + done)
+        if written >= 0:
+            done += written
+        elif errno != EINTR:
+            error = -errno
+            cut(w, &now)
+            return error
+    before = now
+    end = base_offset + <int32_t>be32(batch + LAST_DELTA_AT) + 1
+    if now.stable_offset == now.next_offset:            # no transaction is open
+        now.stable_offset = end
+    now.next_offset = end
+    now.position += size
+    now.max_timestamp = max(now.max_timestamp, <int64_t>be64(batch + MAX_TIMESTAMP_AT))
+    if producer_id >= 0:
+        store_i64(&w.slot.redo_position, before.position)
+        store64(&w.slot.redo_seq, before.seq + 1)       # until the table knows it, too
+    publish(w.slot, &now)
+    if producer_id >= 0:
+        remember(w, batch, base_offset)
+        store64(&w.slot.redo_seq, 0)
+    maybe_index(w, &before, base_offset)
+    if now.active_base != w.slot.recovery_base or now.position - w.slot.recovery_position >= RECOVERY_INTERVAL:
+        if now.active_base != w.asked_base or now.position - w.asked_position >= RECOVERY_INTERVAL:
+            w.asked_base, w.asked_position = now.active_base, now.position
+            if before.next_offset > 0:
+                w.events |= EVENT_RECOVERY_POINT
+    return base_offset
+
+
+cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait) noexcept nogil:
+    """Append one encoded batch: its base offset, or why not."""
+    global ticks
+    cdef int64_t result = lock_append(w, wait)
+    if result < 0:
+        return result
+    ticks += 1
+    w.used = ticks
+    w.duplicate = 0
+    result = append_locked(w, batch, size)
+    unlock_append(w)
+    if result >= 0:
+        klamm_ring(&w.store.bell, w.bell_bit)
+    return result
+
+
+cdef void close_append_files(Writer *w) noexcept nogil:
+    if w.log_fd >= 0:
+        close(w.log_fd)
+    if w.index_fd >= 0:
+        close(w.index_fd)
+    w.log_fd = w.index_fd = -1
+
+
+cdef void close_sync_file(Writer *w) noexcept nogil:
+    if w.sync_fd >= 0:
+        close(w.sync_fd)
+    w.sync_fd = -1
+
+
+cdef void close_files(Writer *w) noexcept nogil:
+    close_append_files(w)
+    close_sync_file(w)

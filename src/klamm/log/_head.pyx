@@ -1,0 +1,571 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Appending to a partition: the native half of head.py, which tells the protocol.
+
+`append` and everything it calls runs without the GIL, without Python objects and without allocation. Functions give
+a result >= 0, -errno, or one of the codes below; `Log` passes them on, and partition.py turns them into exceptions.
+"""
+
+import os
+from collections import namedtuple
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENOENT, EUSERS, errno
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
+
+from klamm.disk import _os
+
+include "_slot.pxi"
+include "_append.pxi"
+
+klamm_share_trap(_os.trap_address())
+
+DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY = FLAG_DELETED, FLAG_READ_ONLY, FLAG_SYNC_FAILED, FLAG_NEEDS_RECOVERY
+OPENED, ROLLED, RECOVERY_POINT = EVENT_OPENED, EVENT_ROLLED, EVENT_RECOVERY_POINT
+RESULTS = {
+    R_DELETED: "deleted", R_READ_ONLY: "read_only", R_SYNC_FAILED: "sync_failed", R_NEEDS_RECOVERY: "needs_recovery",
+    R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
+    R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
+    R_NOT_PLAIN: "not_plain",
+}
+Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
+MAGIC = b"KLAMMHDS"
+INDEX_MAGIC = b"KLAMMIDX"
+INDEX_VERSION = 1
+FORMAT = 1
+SLOT_BYTES = SLOT_SIZE
+ONE_BYTES = ONE_ROOM
+EVENTFUL = -(1 << 61)               # append_one: EVENTFUL - offset is an offset, and there are events to see to
+MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the end of the file
+
+
+cdef class Heads:
+    """The mapped file `heads`: slot 0 is the store's, slot n is a partition's."""
+    cdef unsigned char *map
+    cdef size_t length
+    cdef int fd
+    cdef readonly str path
+    cdef readonly bint private
+
+    def __cinit__(self, path, *, bint writable=True, bint private=False):
+        """`private`: changes stay in this process (recovery of a read-only store happens in memory)."""
+        self.map, self.fd, self.path, self.private = NULL, -1, os.fspath(path), private
+        self.length = <size_t>MAX_SLOTS * SLOT_SIZE
+        self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
+        cdef int protection = PROT_READ | PROT_WRITE if writable or private else PROT_READ
+        cdef void *map = mmap(NULL, self.length, protection, MAP_PRIVATE if private else MAP_SHARED, self.fd, 0)
+        if map == MAP_FAILED:
+            raise OSError(errno, os.strerror(errno), path)
+        self.map = <unsigned char *>map
+
+    def __dealloc__(self):
+        if self.map != NULL:
+            munmap(self.map, self.length)
+        if self.fd >= 0:
+            close(self.fd)
+
+    cdef StoreSlot *store(self):
+        return <StoreSlot *>self.map
+
+    def close_descriptor(self):
+        """The mapping stays until nobody uses it any more."""
+        if self.fd >= 0:
+            close(self.fd)
+        self.fd = -1
+
+    def size(self):
+        """How many slots the file holds, slot 0 included."""
+        return os.fstat(self.fd).st_size // SLOT_SIZE
+
+    def lay_out(self, int64_t first, int64_t end, uint64_t flags=0):
+        """Write empty slots [first, end) in full and sync them: a sparse page on a full disk would be a SIGBUS."""
+        if end > MAX_SLOTS:
+            raise OverflowError(f"{self.path}: a store holds at most {MAX_SLOTS - 1} partitions in its life")
+        cdef Slot slot
+        memset(&slot, 0, sizeof(slot))
+        slot.ring[0].max_timestamp = -1
+        slot.ring[0].crc = commit_crc(&slot.ring[0])
+        slot.recovery_base = -1
+        slot.index_base = -1
+        slot.flags = flags
+        _os.pwrite(self.fd, bytes((<char *>&slot)[:sizeof(slot)]) * (end - first), first * SLOT_SIZE)
+        _os.fsync(self.fd)
+
+    def initialise(self):
+        """Write slot 0 of a new file."""
+        cdef StoreSlot store
+        memset(&store, 0, sizeof(store))
+        memcpy(store.magic, <char *>MAGIC, 8)
+        store.format = FORMAT
+        _os.pwrite(self.fd, bytes((<char *>&store)[:sizeof(store)]), 0)
+        _os.fsync(self.fd)
+
+    def is_sane(self):
+        """Whether slot 0 is one of ours."""
+        return self.size() >= 1 and memcmp(self.store().magic, <char *>MAGIC, 8) == 0
+
+    @property
+    def format(self):
+        return self.store().format
+
+    def is_trusted(self, bytes boot_id not None):
+        """Whether this file was last written under this boot, and is not a copy."""
+        status = os.fstat(self.fd)
+        cdef StoreSlot *store = self.store()
+        if store.anchor_check != store.anchor_wall_ms ^ ~store.anchor_boot_ms:
+            return False
+        return (bytes(store.boot_id[:16]) == boot_id and store.device == status.st_dev and store.inode == status.st_ino)
+
+    def trust(self, bytes boot_id not None):
+        """The last step of an opener's recovery: from now on this file is believed."""
+        status = os.fstat(self.fd)
+        cdef StoreSlot *store = self.store()
+        store_i64(&store.anchor_wall_ms, klamm_wall_ms())
+        store_i64(&store.anchor_boot_ms, klamm_boot_ms())
+        store_i64(&store.anchor_check, store.anchor_wall_ms ^ ~store.anchor_boot_ms)
+        store.bell.mask = 0
+        store.device, store.inode = status.st_dev, status.st_ino
+        klamm_step(STEP_STORE)
+        memcpy(store.boot_id, <char *>boot_id, 16)
+
+    def mark_all(self, uint64_t flag):
+        """Set a flag in every partition's slot."""
+        cdef int64_t number
+        for number in range(1, self.size()):
+            fetch_or64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags, flag)
+
+    def flags_of(self, int64_t number):
+        """The flags of one partition's slot."""
+        if not 0 < number < self.size():
+            raise IndexError(f"{self.path}: has no slot {number}")
+        return load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags)
+
+    @property
+    def catalog_version(self):
+        return load64(&self.store().catalog_version)
+
+    def bump_catalog_version(self):
+        """Tell every process that topics or settings changed."""
+        fetch_add64(&self.store().catalog_version, 1)
+
+    def clock_ms(self):
+        """The store's clock: wall time at the first open since boot, plus time passed. It does not jump."""
+        cdef StoreSlot *store = self.store()
+        return store.anchor_wall_ms + klamm_boot_ms() - store.anchor_boot_ms
+
+    def wall_ms(self):
+        """Wall time, for records stamped at their append."""
+        return klamm_wall_ms()
+
+    def ring_all(self):
+        """Wake every waiter."""
+        cdef StoreSlot *store = self.store()
+        klamm_ring(&store.bell, 0xffffffffu)
+
+
+cdef class Log:
+    """A partition's slot and the files that its appends and syncs use."""
+    cdef Writer w
+    cdef Heads heads
+    cdef bytes path
+    cdef readonly int number
+    cdef bint writable
+
+    def __cinit__(self, Heads heads not None, int number, directory, int lock_fd, uint32_t bell_bit, *, bint writable=True):
+        cdef bytes path = os.fsencode(directory) + b"/"
+        if len(path) >= PATH_ROOM:
+            raise OSError(36, "the path is too long", directory)
+        if not 0 < number < MAX_SLOTS:
+            raise ValueError(f"slot {number} is out of range")
+        self.heads, self.number, self.writable = heads, number, writable
+        memset(&self.w, 0, sizeof(self.w))
+        pthread_mutex_init(&self.w.append_mutex, NULL)
+        pthread_mutex_init(&self.w.flush_mutex, NULL)
+        self.w.slot = <Slot *>(heads.map + <size_t>number * SLOT_SIZE)
+        self.w.store = heads.store()
+        self.w.bell_bit = bell_bit
+        self.w.lock_fd = lock_fd
+        self.w.log_fd = self.w.index_fd = self.w.sync_fd = -1
+        self.w.append_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
+        self.w.table_hint = -1
+        self.w.asked_base = -1
+        self.path = path
+        self.w.path = path
+
+    def __dealloc__(self):
+        close_files(&self.w)
+        unmap_table(&self.w)
+
+    def configure(self, *, int64_t segment_bytes, int64_t segment_ms, int64_t segment_records,
+                  int64_t index_interval, int64_t producer_expiration_ms, uint64_t catalog_version):
+        """The topic's settings, as of a version of the catalog.
+
+        Without the lock: whoever opens a log, to read it, say, must not wait for a writer that is stopped. An append
+        that is on its way may see some of them old and some new.
+        """
+        self.w.segment_bytes, self.w.segment_ms, self.w.segment_records = segment_bytes, segment_ms, segment_records
+        self.w.index_interval, self.w.producer_expiration_ms = index_interval, producer_expiration_ms
+        klamm_fence_release()
+        self.w.catalog_version = catalog_version
+
+    def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True):
+        """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
+
+        Its base offset, or a negative result: -errno, or a key of RESULTS.
+        """
+        cdef int64_t result
+        if size < 0:
+            size = batch.shape[0]
+        if not HEADER_SIZE <= size <= batch.shape[0] or 12 + <Py_ssize_t>be32(&batch[LENGTH_AT]) != size or batch[MAGIC_AT] != 2:
+            raise ValueError("not one whole v2 batch")
+        if <int32_t>be32(&batch[LAST_DELTA_AT]) < 0:
+            raise ValueError("a batch with a negative last offset delta")
+        while True:
+            with nogil:
+                result = append(&self.w, &batch[0], size, wait)
+            if result != -EINTR:
+                return result
+            PyErr_CheckSignals()
+
+    def append_one(self, key, value, int64_t timestamp=-1):
+        """Append a batch of one record: exact bytes or None, no headers, at most ONE_BYTES. The quick way for one.
+
+        Its offset; EVENTFUL - offset if there are events; or a negative result. "not_plain": use `append` instead.
+        """
+        cdef unsigned char batch[ONE_ROOM]
+        cdef const unsigned char *key_data = NULL
+        cdef const unsigned char *value_data = NULL
+        cdef int64_t key_size = -1, value_size = -1, body, size, result
+        if value is not None:
+            if type(value) is not bytes:
+                return R_NOT_PLAIN
+            value_data, value_size = <const unsigned char *>PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)
+        if key is not None:
+            if type(key) is not bytes:
+                return R_NOT_PLAIN
+            key_data, key_size = <const unsigned char *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)
+        body = klamm_body_size(0, 0, key_size, value_size, 1)
+        size = KLAMM_HEADER + body + klamm_varint_size(body)
+        if size > ONE_ROOM or timestamp < -1:
+            return R_NOT_PLAIN
+        if timestamp < 0:
+            timestamp = klamm_wall_ms()
+        while True:
+            with nogil:
+                klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0
+                klamm_finish_header(batch, size, 1, timestamp, timestamp, 0, -1, -1, -1)
+                result = append(&self.w, batch, size, 1)
+            if result != -EINTR:
+                return EVENTFUL - result if result >= 0 and self.w.events else result
+            PyErr_CheckSignals()
+
+    @property
+    def events(self):
+        """What appends did that somebody should see to: OPENED, ROLLED, RECOVERY_POINT (64 MiB beyond the last)."""
+        return self.w.events
+
+    def take_events(self):
+        """The same, forgotten from now on."""
+        events, self.w.events = self.w.events, 0
+        return events
+
+    @property
+    def was_duplicate(self):
+        """Whether the last append found its batch in the log already."""
+        return bool(self.w.duplicate)
+
+    @property
+    def used(self):
+        return self.w.used
+
+    @property
+    def open_files(self):
+        return (self.w.log_fd >= 0) + (self.w.index_fd >= 0) + (self.w.sync_fd >= 0)
+
+    # ---- for recovery, cleaning and tests: the append byte as a lock, commits made by hand
+
+    def lock(self):
+        """Take the append mutex and byte, waiting."""
+        cdef int error
+        while True:
+            with nogil:
+                error = lock_append(&self.w, 1)
+            if error == 0:
+                return
+            if error != -EINTR:
+                raise result_error(error, self.directory)
+            PyErr_CheckSignals()
+
+    def unlock(self):
+        with nogil:
+            unlock_append(&self.w)
+
+    def publish(self, *, next_offset=None, active_base=None, position=None, stable_offset=None, max_timestamp=None,
+                log_start=None, leader_epoch=None, bint reset=False):
+        """Under the append byte: commit the latest state with these fields changed.
+
+        `reset` starts from an empty commit instead, for a head that cannot be believed.
+        """
+        cdef Commit now = self.w.slot.ring[self.w.slot.seq % RING]
+        if reset:
+            memset(&now, 0, sizeof(now))
+        elif now.seq != self.w.slot.seq or now.crc != commit_crc(&now):
+            raise result_error(R_DAMAGED_HEAD, self.directory)
+        if next_offset is not None: now.next_offset = next_offset
+        if active_base is not None: now.active_base = active_base
+        if position is not None: now.position = position
+        if stable_offset is not None: now.stable_offset = stable_offset
+        if max_timestamp is not None: now.max_timestamp = max_timestamp
+        if log_start is not None: now.log_start = log_start
+        if leader_epoch is not None: now.leader_epoch = leader_epoch
+        publish(self.w.slot, &now)
+        store64(&self.w.slot.intent, now.seq)
+
+    def roll(self):
+        """Under the append byte: close the active segment, though it has room."""
+        cdef Commit now = self.w.slot.ring[self.w.slot.seq % RING]
+        cdef int error = use_active(&self.w, &now)
+        if not error and now.position:
+            error = roll(&self.w, &now)
+        if error:
+            raise result_error(error, self.directory)
+
+    def forget_files(self):
+        """Under the append byte: close what is open, for the files below may have changed."""
+        close_files(&self.w)
+
+    def set_index(self, int64_t base, int64_t count, int64_t position):
+        """Under the append byte: where the index of the active segment goes on."""
+        store_i64(&self.w.slot.index_base, base)
+        store_i64(&self.w.slot.index_count, count)
+        store_i64(&self.w.slot.index_position, position)
+
+    def set_recovered(self, int64_t flushed_offset, int64_t since_ms):
+        """Under the append byte, at the end of recovery: everything below is on disk."""
+        store32(&self.w.slot.flushing, 0)
+        store64(&self.w.slot.redo_seq, 0)
+        store_i64(&self.w.slot.active_since_ms, since_ms)
+        store_i64(&self.w.slot.flushed_offset, flushed_offset)
+
+    def set_recovery_point(self, int64_t base, int64_t position):
+        store_i64(&self.w.slot.recovery_base, base)
+        store_i64(&self.w.slot.recovery_position, position)
+
+    @property
+    def bookkeeping(self):
+        """(seq, intent, index_base, index_count), for those who check them."""
+        return load64(&self.w.slot.seq), load64(&self.w.slot.intent), self.w.slot.index_base, self.w.slot.index_count
+
+    @property
+    def recovery_point(self):
+        return self.w.slot.recovery_base, self.w.slot.recovery_position
+
+    def close_idle(self):
+        """Close the files unless somebody is appending or syncing just now."""
+        if klamm_mutex_lock(&self.w.append_mutex, 0) == 0:
+            close_append_files(&self.w)
+            pthread_mutex_unlock(&self.w.append_mutex)
+        if klamm_mutex_lock(&self.w.flush_mutex, 0) == 0:
+            close_sync_file(&self.w)
+            pthread_mutex_unlock(&self.w.flush_mutex)
+
+    # ---- flags
+
+    @property
+    def flags(self):
+        return load64(&self.w.slot.flags)
+
+    def set_flags(self, uint64_t flags):
+        fetch_or64(&self.w.slot.flags, flags)
+
+    def clear_flags(self, uint64_t flags):
+        fetch_and64(&self.w.slot.flags, ~flags)
+
+    # ---- syncing: the calls; their order is told and kept in head.py
+
+    def try_lock_flush(self):
+        """Whether the flush mutex and byte are ours now."""
+        cdef int error
+        if klamm_mutex_lock(&self.w.flush_mutex, 0):
+            return False
+        if self.w.abandoned:
+            pthread_mutex_unlock(&self.w.flush_mutex)
+            raise result_error(R_ABANDONED, self.directory)
+        if os_lock(self.w.lock_fd, self.w.flush_byte, F_WRLCK, 0) == 0:
+            return True
+        error = errno
+        pthread_mutex_unlock(&self.w.flush_mutex)
+        if error in (EAGAIN, EACCES, EINTR):
+            return False
+        raise OSError(error, os.strerror(error), self.directory)
+
+    def unlock_flush(self):
+        """Let go, then tell those who wait for the round."""
+        os_lock(self.w.lock_fd, self.w.flush_byte, F_UNLCK, 0)
+        pthread_mutex_unlock(&self.w.flush_mutex)
+        fetch_add32(&self.w.slot.flush_round, 1)
+        os_futex_wake(&self.w.slot.flush_round, 0xffffffffu)
+
+    @property
+    def flush_round(self):
+        return load32(&self.w.slot.flush_round)
+
+    def wait_flush(self, uint32_t flush_round, int timeout_ms):
+        """Until the round is over; a syncer that died is noticed when the time is up."""
+        cdef int64_t until = klamm_monotonic_ns() + timeout_ms * <int64_t>1000000
+        with nogil:
+            os_futex_wait(&self.w.slot.flush_round, flush_round, 0xffffffffu, until)
+        PyErr_CheckSignals()
+
+    @property
+    def flushing(self):
+        return bool(load32(&self.w.slot.flushing))
+
+    @flushing.setter
+    def flushing(self, bint value):
+        store32(&self.w.slot.flushing, value)
+
+    @property
+    def flushed_offset(self):
+        return load_i64(&self.w.slot.flushed_offset)
+
+    @flushed_offset.setter
+    def flushed_offset(self, int64_t value):
+        store_i64(&self.w.slot.flushed_offset, value)
+
+    def sync_segment(self, int64_t base):
+        """fdatasync one segment file, under the flush byte."""
+        cdef int error = 0
+        with nogil:
+            if self.w.sync_fd < 0 or self.w.sync_base != base:
+                close_sync_file(&self.w)
+                self.w.sync_base = base
+                self.w.sync_fd = open_in(&self.w, base, b".log", O_RDWR)
+            if self.w.sync_fd < 0 or os_fdatasync(self.w.sync_fd):
+                error = errno
+        if error:
+            raise OSError(error, os.strerror(error), f"{self.directory}/{base:020}.log")
+
+    # ---- what readers use
+
+    def snapshot(self):
+        """The latest commit."""
+        cdef Commit c
+        cdef int error = take_snapshot(self.w.slot, &c)
+        if error:
+            raise result_error(error, self.directory)
+        return Snapshot(c.next_offset, c.active_base, c.position, c.stable_offset, c.max_timestamp, c.log_start, c.seq, c.leader_epoch)
+
+    @property
+    def seq(self):
+        return load64(&self.w.slot.seq)
+
+    @property
+    def segments_version(self):
+        return load32(&self.w.slot.segments_version)
+
+    def bump_segments_version(self):
+        fetch_add32(&self.w.slot.segments_version, 1)
+
+    def ring(self):
+        """Wake those who wait for this topic."""
+        klamm_ring(&self.w.store.bell, self.w.bell_bit)
+
+    @property
+    def directory(self):
+        return os.fsdecode(self.path).removesuffix("/")
+
+    def read_on(self, int fd, int64_t base, int64_t position, int64_t expected, Py_ssize_t max_bytes, bint contiguous):
+        """What comes next in the active segment, in one go: (whole verified batches, next offset).
+
+        None whenever anything is out of the ordinary (nothing there, another segment, damage, a batch larger than
+        `max_bytes`): a Reader then looks into it.
+        """
+        cdef Commit now
+        cdef int64_t done = 0, size
+        cdef ssize_t got
+        cdef bytes data
+        cdef unsigned char *to
+        cdef int code
+        if take_snapshot(self.w.slot, &now) or now.active_base != base or now.stable_offset != now.next_offset:
+            return None
+        size = min(<int64_t>max_bytes, now.position - position)
+        if size <= 0 or expected < now.log_start:
+            return None
+        data = PyBytes_FromStringAndSize(NULL, size)
+        to = <unsigned char *>PyBytes_AS_STRING(data)
+        if size < 32768:                # below that, letting go of the GIL costs more than it gives
+            got = os_pread(fd, to, size, position)
+            code = klamm_check_batches(to, got, &done, &expected, contiguous) if got == size else -1
+        else:
+            with nogil:
+                got = os_pread(fd, to, size, position)
+                code = klamm_check_batches(to, got, &done, &expected, contiguous) if got == size else -1
+        if code != KLAMM_OK or done == 0:
+            return None
+        return (memoryview(data) if done == size else memoryview(data)[:done]), expected
+
+    # ---- producers
+
+    def map_producers(self):
+        """Under the append byte: map the table, making or growing it if need be."""
+        map_table(&self.w)
+
+    def producers(self):
+        """Under the append byte: what the table knows, for a snapshot: [(id, first open offset, batches)]."""
+        return list_table(&self.w)
+
+    def restore_producers(self, entries):
+        """Under the append byte: make the table anew from what a snapshot said."""
+        fill_table(&self.w, entries)
+
+    def remember_producer(self, const unsigned char[::1] header not None, int64_t base_offset):
+        """Under the append byte, in recovery: what an append of this batch would have left in the table."""
+        remember(&self.w, &header[0], base_offset)
+
+    @property
+    def has_producers(self):
+        return self.w.table != NULL
+
+    # ---- forks
+
+    def before_fork(self):
+        cdef int error = -EINTR
+        while error == -EINTR:
+            with nogil:
+                error = klamm_mutex_lock(&self.w.append_mutex, 1)
+        error = -EINTR
+        while error == -EINTR:
+            with nogil:
+                error = klamm_mutex_lock(&self.w.flush_mutex, 1)
+
+    def after_fork(self):
+        pthread_mutex_unlock(&self.w.flush_mutex)
+        pthread_mutex_unlock(&self.w.append_mutex)
+
+    def in_child(self):
+        let_go(&self.w)
+        pthread_mutex_init(&self.w.append_mutex, NULL)
+        pthread_mutex_init(&self.w.flush_mutex, NULL)
+
+    def abandon(self):
+        """From now on every append and sync is refused; files are closed, when nobody is using them any more."""
+        self.before_fork()
+        let_go(&self.w)
+        self.after_fork()
+
+
+cdef void let_go(Writer *w) noexcept:
+    w.abandoned = 1
+    w.lock_fd = -1
+    close_files(w)
+
+
+cdef object result_error(int64_t result, directory):
+    if result in RESULTS:
+        return RuntimeError(RESULTS[result])
+    return OSError(-result, os.strerror(-result), directory)
+
+
+include "_wait.pxi"

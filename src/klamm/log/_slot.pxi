@@ -1,0 +1,159 @@
+"""What `slot.h` and the system offer, the results of an append, and what a process keeps for a partition."""
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *, void *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct stat_t "stat":
+        uint64_t st_dev, st_ino
+        int64_t st_size
+    int fstat(int fd, stat_t *out)
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, int64_t)
+    int munmap(void *, size_t)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE
+    void *MAP_FAILED
+
+cdef extern from "<stdio.h>" nogil:
+    int snprintf(char *, size_t, const char *, ...)
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int)
+
+cdef extern from "slot.h" nogil:
+    ctypedef struct KlammBell:
+        uint32_t word, mask
+    ctypedef struct Commit:
+        int64_t next_offset, active_base, position, stable_offset, max_timestamp, log_start
+        uint64_t seq
+        uint32_t leader_epoch, crc
+    ctypedef struct Slot:
+        uint64_t seq, flags, intent, redo_seq
+        int64_t flushed_offset, index_base, index_position, index_count, recovery_base, recovery_position
+        int64_t redo_position, active_since_ms
+        uint32_t segments_version, flush_round, flushing
+        Commit ring[8]
+    ctypedef struct StoreSlot:
+        char magic[8]
+        uint32_t format
+        char boot_id[16]
+        uint64_t device, inode, catalog_version
+        KlammBell bell
+        int64_t anchor_wall_ms, anchor_boot_ms, anchor_check
+    ctypedef struct IndexHeader:
+        char magic[8]
+        uint64_t inode
+        int64_t base
+        uint32_t version, crc
+    ctypedef struct IndexEntry:
+        int64_t offset, position, max_timestamp
+        uint32_t unused, crc
+    enum:
+        RING, SLOT_SIZE, STEP_READ, STEP_STORE
+    int KLAMM_HEADER, KLAMM_OK
+    int klamm_check_batches(const unsigned char *, int64_t, int64_t *, int64_t *, int)
+    int64_t klamm_body_size(int64_t, int64_t, int64_t, int64_t, int64_t)
+    int klamm_varint_size(int64_t)
+    unsigned char *klamm_put_record(unsigned char *, int64_t, int64_t, int64_t, const unsigned char *, int64_t,
+                                    const unsigned char *, int64_t)
+    void klamm_finish_header(unsigned char *, size_t, int32_t, int64_t, int64_t, uint16_t, int64_t, int16_t, int32_t)
+    uint16_t be16 "klamm_get16"(const unsigned char *)
+    uint32_t be32 "klamm_get32"(const unsigned char *)
+    uint64_t be64 "klamm_get64"(const unsigned char *)
+    void put_be32 "klamm_put32"(unsigned char *, uint32_t)
+    void put_be64 "klamm_put64"(unsigned char *, uint64_t)
+    uint32_t commit_crc(const Commit *)
+    uint32_t header_crc "entry_crc"(IndexHeader *)
+    uint32_t index_crc "entry_crc"(IndexEntry *)
+    void load_commit(Commit *, const Commit *)
+    void store_commit(Commit *, const Commit *)
+    void klamm_share_trap(uint64_t)
+    int klamm_step(uint32_t)
+    uint64_t load64 "klamm_load"(uint64_t *)
+    int64_t load_i64 "klamm_load"(int64_t *)
+    uint32_t load32 "klamm_load"(uint32_t *)
+    void store64 "klamm_store"(uint64_t *, uint64_t)
+    void store_i64 "klamm_store"(int64_t *, int64_t)
+    void store32 "klamm_store"(uint32_t *, uint32_t)
+    uint64_t fetch_or64 "klamm_fetch_or"(uint64_t *, uint64_t)
+    uint64_t fetch_and64 "klamm_fetch_and"(uint64_t *, uint64_t)
+    uint32_t fetch_add32 "klamm_fetch_add"(uint32_t *, uint32_t)
+    uint64_t fetch_add64 "klamm_fetch_add"(uint64_t *, uint64_t)
+    void klamm_fence_acquire()
+    void klamm_fence_release()
+    void klamm_pause()
+    void klamm_ring(KlammBell *, uint32_t)
+    uint32_t klamm_listen(KlammBell *, uint32_t)
+    int klamm_mutex_lock(pthread_mutex_t *, int)
+    int64_t klamm_monotonic_ns()
+    int64_t klamm_wall_ms()
+    int64_t klamm_boot_ms()
+    int os_open(const char *, int)
+    ssize_t os_pread(int, void *, size_t, int64_t)
+    ssize_t os_pwrite(int, const void *, size_t, int64_t)
+    int os_ftruncate(int, int64_t)
+    int os_fsync(int)
+    int os_fdatasync(int)
+    int os_lock(int, int64_t, int, int)
+    void os_futex_wake(uint32_t *, uint32_t)
+    void os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)
+    int F_WRLCK, F_UNLCK, O_RDWR, O_RDONLY, O_CREAT
+
+cdef enum:
+    FLAG_DELETED = 1
+    FLAG_READ_ONLY = 2
+    FLAG_SYNC_FAILED = 4
+    FLAG_NEEDS_RECOVERY = 8
+    # Results that are no errno.
+    R_DELETED = -10001
+    R_READ_ONLY = -10002
+    R_SYNC_FAILED = -10003
+    R_NEEDS_RECOVERY = -10004
+    R_SETTINGS_CHANGED = -10005
+    R_DAMAGED_HEAD = -10006         # the commit's CRC is wrong
+    R_SHORT_SEGMENT = -10007        # the active segment ends before the commit
+    R_ABANDONED = -10008            # used in a forked child, or after close
+    R_NEEDS_PRODUCERS = -10009      # the table of producers must be mapped (or grown) first
+    R_FENCED = -10010
+    R_NOT_PLAIN = -10012            # append_one leaves it to the general way
+    R_OUT_OF_ORDER = -10011
+    # Kafka v2 batch header. Base offset and leader epoch lie before the CRC's range: patched without a new checksum.
+    LENGTH_AT = 8
+    EPOCH_AT = 12
+    MAGIC_AT = 16
+    LAST_DELTA_AT = 23
+    MAX_TIMESTAMP_AT = 35
+    PRODUCER_ID_AT = 43
+    PRODUCER_EPOCH_AT = 51
+    BASE_SEQUENCE_AT = 53
+    HEADER_SIZE = 61
+    PATH_ROOM = 4096
+    ONE_ROOM = 4096                 # the largest batch append_one makes
+    RECOVERY_INTERVAL = 64 << 20    # bytes between two recovery points
+    EVENT_OPENED = 1
+    EVENT_ROLLED = 2
+    EVENT_RECOVERY_POINT = 4
+
+cdef struct Writer
+
+include "_producers.pxi"
+
+cdef struct Writer:
+    Slot *slot
+    StoreSlot *store
+    uint32_t bell_bit
+    int lock_fd, log_fd, index_fd, sync_fd, abandoned
+    int64_t append_byte, flush_byte, log_base, index_base, sync_base
+    int64_t segment_bytes, segment_ms, segment_records, index_interval, producer_expiration_ms
+    uint64_t catalog_version
+    uint64_t used                   # a tick of the last append, for closing idle files
+    int64_t asked_base, asked_position      # where maintenance was last asked for
+    int events, duplicate
+    Table *table
+    int64_t table_hint
+    pthread_mutex_t append_mutex, flush_mutex
+    const char *path                # the partition's directory, with a slash

@@ -1,0 +1,159 @@
+"""The head of a partition: how an append becomes visible, and what a killed writer leaves behind.
+
+    heads     mapped by every process that has the store open; slots of 1 KiB
+      slot 0     the store's: boot id, device and inode (is this file to be believed?), the bell, the catalog's version
+      slot n     partition n's; slots are never reused
+    lock      lock bytes; a partition has three: append (4n), flush (4n + 1), clean (4n + 2)
+
+A slot says where its log ends:
+
+    seq               number of the latest commit, which lies in ring[seq % 8]
+    ring[8]           commits: next_offset, active_base, position, stable_offset, max_timestamp (of the active segment),
+                      log_start, seq, leader_epoch, CRC
+    intent            seq + 1 while somebody writes, else seq
+    flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY
+    flushed_offset    everything below is on disk
+    flushing          somebody is syncing
+    flush_round       changes after each sync: what those who wait for one sleep on
+    index_*           where the index of the active segment goes on
+    recovery_*        the recovery point in the file `recovery`
+    redo_*            a committed batch whose producer the table may not know yet
+
+**Commit.** Fill the next place of the ring, then store `seq`. That one store is the commit: before it nothing has
+happened, after it everything has. There are eight places so that a reader can copy one while writers fill the next.
+
+**Read.** Load `seq`, copy its commit, load `seq` again; if it is 7 or more ahead, the place may have changed under the
+copy: try again. A wrong CRC, or another seq in the copy, is damage. No lock, no store.
+
+**Append**, holding the append byte: refuse by flags · if intent ≠ seq a writer died: cut the file to `position` · store
+intent · write the batch at `position` · commit · index · let go · ring the bell.
+
+**Roll.** A commit of its own: active_base = next_offset, position = 0. The file is created by its first writer.
+
+**Sync.** *Try* the flush byte. Who gets it stores flushing, reads the commit, syncs every segment from the one that
+holds flushed_offset to the active one, and the directory if a segment in there is new; then stores flushed_offset,
+clears flushing and lets go. Who does not get it sleeps on flush_round. An error sets SYNC_FAILED before anybody else
+can try: the kernel reports a failed sync once and then claims success. `flushing` found set while the byte is free is a
+syncer that died, and counts as failed. SYNC_FAILED goes only by writing everything above flushed_offset again, into new
+blocks (recovery.heal).
+
+Promises
+  H1  A reader never sees a byte beyond the commit; a batch is there whole or not at all.
+  H2  Only the holder of the append byte writes a segment, the intent or a commit; next_offset only grows.
+  H3  A writer killed at any instruction loses only what it had not committed, and blocks nobody.
+  H4  A segment that is not active never changes size.
+  H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody.
+
+One mutex per byte keeps the threads of a process apart (an OFD lock does not). Every store and system call here that
+others can observe is a step that tests can trap (disk/os.h).
+"""
+
+from __future__ import annotations
+
+from klamm.errors import SyncFailed
+from klamm.log import segment
+from klamm.log._head import (
+    DELETED,
+    EVENTFUL,
+    MAX_SLOTS,
+    NEEDS_RECOVERY,
+    ONE_BYTES,
+    OPENED,
+    READ_ONLY,
+    RECOVERY_POINT,
+    RESULTS,
+    ROLLED,
+    SLOT_BYTES,
+    SYNC_FAILED,
+    Heads,
+    Log,
+    Snapshot,
+    wait_any,
+)
+
+__all__ = [
+    "DELETED",
+    "EVENTFUL",
+    "MAX_SLOTS",
+    "NEEDS_RECOVERY",
+    "ONE_BYTES",
+    "OPENED",
+    "READ_ONLY",
+    "RECOVERY_POINT",
+    "RESULTS",
+    "ROLLED",
+    "SLOT_BYTES",
+    "SYNC_FAILED",
+    "Heads",
+    "Log",
+    "Snapshot",
+    "clean_byte",
+    "flush",
+    "lock_flush",
+    "sync",
+    "wait_any",
+]
+
+_DEAD_SYNCER_MS = 20  # how often those who wait look whether the syncing process still lives
+
+
+def clean_byte(slot: int) -> int:
+    return 4 * slot + 2
+
+
+def lock_flush(log: Log) -> None:
+    """Take the flush byte, waiting for whoever syncs just now."""
+    while True:
+        current = log.flush_round
+        if log.try_lock_flush():
+            return
+        log.wait_flush(current, _DEAD_SYNCER_MS)
+
+
+def sync(log: Log, upto: int) -> None:
+    """Return when everything below `upto` is on disk. Whoever gets the flush byte syncs for everybody.
+
+    The others sleep on `flush_round`, not on the byte: in a queue for the byte each would wait through the next
+    one's sync, and nothing would be grouped.
+    """
+    while log.flushed_offset < upto:
+        current = log.flush_round  # before the try: it changes after the unlock
+        if not log.try_lock_flush():
+            log.wait_flush(current, _DEAD_SYNCER_MS)
+            continue
+        try:
+            if log.flushed_offset < upto:
+                flush(log)
+        finally:
+            log.unlock_flush()
+
+
+def flush(log: Log) -> Snapshot:
+    """Under the flush byte: sync everything that is committed. The commit up to which that holds."""
+    if log.flags & SYNC_FAILED or log.flushing:
+        log.set_flags(SYNC_FAILED)
+        raise SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died")
+    log.flushing = True
+    try:
+        now = log.snapshot()
+        flushed = log.flushed_offset
+        if flushed > now.active_base:
+            log.sync_segment(now.active_base)
+        else:  # a segment in there may be new, so its name must be made durable, too
+            found = segment.bases(log.directory)
+            first = segment.holding(found, flushed) or 0
+            for base in found:
+                if first <= base <= now.active_base:
+                    log.sync_segment(base)
+            if found:
+                segment.sync_names(log.directory)
+    except OSError as error:
+        log.set_flags(SYNC_FAILED)
+        log.flushing = False
+        raise SyncFailed(
+            f"{log.directory}: cannot sync: {error.strerror}",
+            hint="nothing acknowledged is lost; appends go on when the disk does",
+        ) from error
+    log.flushed_offset = now.next_offset
+    log.flushing = False
+    return now

@@ -1,0 +1,515 @@
+"""One partition of a topic: append, sync, read, look up, clean. Everything above this room uses it through here.
+
+The native `append` gives a result or says what is in its way; here that is seen to (a directory made, settings loaded
+again, a log recovered) and the append tried again, or it becomes an exception.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from klamm.batch import RECORDS, decode, encode_one, patch, walk
+from klamm.disk import files
+from klamm.disk.locks import LockFile
+from klamm.errors import (
+    CorruptBatch,
+    DiskFull,
+    Fenced,
+    Forked,
+    KlammError,
+    LogError,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    ReadOnly,
+    RecordTooLarge,
+    SyncFailed,
+    UnknownTopic,
+)
+from klamm.log import cleaning, head, index, point, producers, recovery, segment
+from klamm.log.index import Index
+from klamm.log.reader import Reader
+
+__all__ = ["Ends", "LogSettings", "Partition"]
+
+_NOT_PLAIN = next(code for code, name in head.RESULTS.items() if name == "not_plain")
+
+
+class LogSettings(Protocol):
+    """What a partition wants to know of its topic's settings."""
+
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def segment_ms(self) -> int: ...
+    @property
+    def segment_records(self) -> int: ...
+    @property
+    def index_interval_bytes(self) -> int: ...
+    @property
+    def producer_id_expiration_ms(self) -> int: ...
+    @property
+    def max_message_bytes(self) -> int: ...
+    @property
+    def message_timestamp_type(self) -> str: ...
+    @property
+    def retention_ms(self) -> int: ...
+    @property
+    def retention_bytes(self) -> int: ...
+
+
+class Ends(NamedTuple):
+    """The range of a log: [start, end). Below `stable` no transaction is open; below `flushed` all is on disk."""
+
+    start: int
+    end: int
+    stable: int
+    flushed: int
+    leader_epoch: int
+
+
+class Partition:
+    """Opened once a process and shared by its threads; closed by its store."""
+
+    contiguous = True  # compaction will leave gaps
+
+    def __init__(
+        self,
+        heads: head.Heads,
+        lock: LockFile | None,
+        *,
+        topic: str,
+        number: int,
+        slot: int,
+        bell_bit: int,
+        directory: str,
+        settings: LogSettings,
+        catalog_version: int,
+        reload: Callable[[Partition], None],
+        on_event: Callable[[Partition, int], None],
+        boots: int = 0,
+    ) -> None:
+        """Without `lock` it can only be read. `reload` is asked when the catalog has changed, `on_event` is told."""
+        self.topic = topic
+        self.number = number
+        self.slot = slot
+        self.directory = directory
+        self._heads = heads
+        self._lock = lock
+        self._reload = reload
+        self._on_event = on_event
+        self._boots = boots
+        self._epochs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
+        self.log = head.Log(heads, slot, directory, lock.fd if lock else -1, bell_bit, writable=lock is not None)
+        self._one = self.log.append_one
+        self._appended = False
+        self.settings = settings
+        self.configure(settings, catalog_version)
+        if self.log.flags & head.NEEDS_RECOVERY:
+            self._recover()
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}/{self.number}>"
+
+    def configure(self, settings: LogSettings, catalog_version: int) -> None:
+        """Take over settings as of a version of the catalog."""
+        self.settings = settings
+        self._max_bytes = settings.max_message_bytes
+        self._plain = settings.max_message_bytes >= head.ONE_BYTES and settings.message_timestamp_type == "CreateTime"
+        self._stamps = settings.message_timestamp_type == "LogAppendTime"
+        if self._lock is not None:
+            self.log.configure(
+                segment_bytes=settings.segment_bytes,
+                segment_ms=settings.segment_ms,
+                segment_records=settings.segment_records,
+                index_interval=settings.index_interval_bytes,
+                producer_expiration_ms=settings.producer_id_expiration_ms,
+                catalog_version=catalog_version,
+            )
+
+    # ---- append
+
+    def append(self, batch: bytearray | memoryview, size: int = -1) -> int:
+        """Commit one sealed batch, the first `size` bytes of a writable buffer: its base offset.
+
+        An idempotent producer's batch that is in the log already gives the offset it has there.
+        """
+        if size < 0:
+            size = len(batch)
+        if size > self._max_bytes or self._stamps:
+            self._prepare(batch, size)
+        log = self.log
+        result = log.append(batch, size)
+        if result < 0 or log.events:
+            return self._settle(result, batch, size)
+        return result
+
+    def append_one(self, key: bytes | None, value: bytes | None, timestamp: int = -1) -> int:
+        """Commit one record without headers, the quick way where there is one: its offset."""
+        result = self._one(key, value, timestamp) if self._plain else _NOT_PLAIN
+        return result if result >= 0 else self.settle_one(result, key, value, timestamp)
+
+    def settle_one(self, result: int, key: bytes | None, value: bytes | None, timestamp: int) -> int:
+        """See to what was in the way of append_one."""
+        if result <= head.EVENTFUL:
+            return self._settle(head.EVENTFUL - result, b"", 0)
+        batch = bytearray(head.ONE_BYTES)
+        return self.append(batch, encode_one(batch, key, value, None, timestamp))
+
+    def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
+        """The same, but None if somebody else holds the append byte just now."""
+        if size < 0:
+            size = len(batch)
+        if size > self._max_bytes or self._stamps:
+            self._prepare(batch, size)
+        result = self.log.append(batch, size, False)
+        if result == -errno.EAGAIN or result == -errno.EACCES:
+            return None
+        if result < 0 or self.log.events:
+            return self._settle(result, batch, size)
+        return result
+
+    def _prepare(self, batch: bytearray | memoryview, size: int) -> None:
+        if size > self._max_bytes:
+            raise RecordTooLarge(
+                f"{self.topic}/{self.number}: a batch of {size} bytes; max.message.bytes is {self._max_bytes}",
+                hint="send smaller records, or raise the topic's max.message.bytes",
+            )
+        if self._stamps:
+            patch.stamp(batch, size, self._heads.wall_ms())
+
+    def _settle(self, result: int, batch: bytearray | memoryview | bytes, size: int) -> int:
+        """See to what is in the way of an append, and try again."""
+        tries = 0
+        while result < 0:
+            tries += 1
+            try:
+                self._see_to(result, tries)
+            except OSError as error:
+                raise self._error(-(error.errno or errno.EIO)) from error
+            result = self.log.append(batch, size)
+        events = self.log.take_events()
+        if events:
+            self._appended = True
+            self._on_event(self, events)
+        return result
+
+    def _see_to(self, result: int, tries: int) -> None:
+        """Remove an obstacle, or raise it."""
+        what = head.RESULTS.get(result)
+        if tries > 20:
+            raise LogError(f"{self.directory}: cannot append: {what or os.strerror(-result)}, again and again")
+        if what == "settings_changed":
+            self._reload(self)
+        elif what == "needs_recovery":
+            self._recover()
+        elif what == "sync_failed":
+            self.heal()
+        elif what == "needs_producers":
+            self._map_producers()
+        elif result == -errno.ENOENT:
+            with self._told():  # their names are synced by the first sync
+                files.make_directory(os.path.dirname(self.directory))
+                files.make_directory(self.directory)
+        elif result in (-errno.EMFILE, -errno.ENFILE) and tries == 1:
+            self._on_event(self, head.OPENED)
+        else:
+            raise self._error(result)
+
+    def _map_producers(self) -> None:
+        """Have the table of producers mapped; make it if there is none, or none that is whole."""
+        log = self.log
+        log.lock()
+        try:
+            if not log.has_producers and not producers.is_whole(self.directory):
+                recovery.restore_producers(log, log.snapshot().next_offset)
+            log.map_producers()
+        except (OSError, DiskFull) as error:
+            if not log.has_producers and not producers.is_whole(self.directory):
+                files.remove(f"{self.directory}/producers")
+            raise error if isinstance(error, DiskFull) else self._error(-(error.errno or errno.EIO)) from error
+        finally:
+            log.unlock()
+
+    def _error(self, result: int) -> KlammError:
+        what = head.RESULTS.get(result)
+        where = f"{self.topic}/{self.number}"
+        if what == "deleted":
+            return UnknownTopic(f"{self.topic}: the topic was deleted")
+        if what == "read_only" or result == -errno.EROFS or (result == -errno.EBADF and self._lock is None):
+            return ReadOnly(f"{where}: opened for reading only")
+        if what == "damaged_head":
+            position = self.slot * head.SLOT_BYTES
+            return CorruptBatch(
+                f"{self._heads.path}: byte {position}: the head of {where} is damaged",
+                path=self._heads.path,
+                position=position,
+                hint="run `check(repair=True)` on the store: it rebuilds the head from the log",
+            )
+        if what == "short_segment":
+            return CorruptBatch(
+                f"{self.directory}: the active segment is shorter than what was committed",
+                path=self.directory,
+                hint="somebody cut or removed a file; run `check(repair=True)` on the store",
+            )
+        if what == "abandoned":
+            return Forked(f"{where}: used after its store was closed, or in a forked child", hint="open the store anew")
+        if what == "fenced":
+            return Fenced(f"{where}: a producer with a newer epoch has taken over this producer id")
+        if what == "out_of_order":
+            return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
+        if result in (-errno.ENOSPC, -errno.EDQUOT):
+            return DiskFull(f"{where}: no space left on the device", hint="nothing was appended; free some space")
+        return LogError(f"{where}: cannot append: {os.strerror(-result)}")
+
+    # ---- durability
+
+    def sync(self, upto: int) -> None:
+        """Return when everything below `upto` is on disk."""
+        if self._lock is None:
+            raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
+        try:
+            head.sync(self.log, upto)
+        except SyncFailed:
+            self.heal()
+        except RuntimeError as error:
+            raise self._from_runtime(error) from None
+
+    def heal(self) -> bool:
+        """After a failed sync: write again what it may have dropped. False if this process may not write."""
+        if self._lock is None:
+            return False
+        with self._told():
+            recovery.heal(self.log, contiguous=self.contiguous)
+        return True
+
+    def checkpoint(self) -> None:
+        """Sync, and note how far in the file `recovery`, with a snapshot of the producers."""
+        log = self.log
+        if self._lock is None or log.flags & (head.DELETED | head.NEEDS_RECOVERY):
+            return
+        now = log.snapshot()
+        if log.recovery_point == (now.active_base, now.position):
+            return
+        with self._told():
+            try:
+                self._write_point()
+            except SyncFailed:
+                self.heal()
+                self._write_point()
+
+    def _write_point(self) -> None:
+        log = self.log
+        states: list[producers.ProducerState] | None = None
+        snapshot_offset = 0
+        if os.path.exists(f"{self.directory}/producers"):
+            self._map_producers()
+            log.lock()
+            try:
+                states, snapshot_offset = log.producers(), log.snapshot().next_offset
+            finally:
+                log.unlock()
+        head.lock_flush(log)
+        try:
+            now = head.flush(log)
+            if not os.path.isdir(self.directory):
+                return  # nothing was ever appended
+            if states is not None:
+                producers.store(self.directory, snapshot_offset, states)
+                producers.prune(self.directory)
+            known = recovery.last_point(log, contiguous=self.contiguous)
+            index.sync(self.directory, known.base, now.active_base)
+            start = max(known.log_start, now.log_start)  # a cleaner may be about to publish what it has stored
+            point.store(
+                self.directory, point.Point(now.next_offset, now.active_base, now.position, start, known.epochs)
+            )
+            log.set_recovery_point(now.active_base, now.position)
+        finally:
+            log.unlock_flush()
+
+    def _recover(self) -> None:
+        with self._told():
+            recovery.recover(
+                self.log,
+                clock_ms=self._heads.clock_ms(),
+                interval=self.settings.index_interval_bytes,
+                contiguous=self.contiguous,
+                dry=self._lock is None,
+                boots=self._boots,
+            )
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the system or the head says, as one of our errors."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._from_runtime(error) from None
+        except OSError as error:
+            told = files.disk_full(error, self.directory)
+            if isinstance(told, OSError):
+                told = SyncFailed(
+                    f"{self.directory}: the disk refuses: {error.strerror}",
+                    hint="nothing acknowledged is lost; try again when the disk works",
+                )
+            raise told from error
+
+    # ---- what there is
+
+    def snapshot(self) -> head.Snapshot:
+        """The latest commit."""
+        try:
+            return self.log.snapshot()
+        except RuntimeError as error:
+            raise self._from_runtime(error) from None
+
+    def _from_runtime(self, error: RuntimeError) -> KlammError:
+        code = next(code for code, name in head.RESULTS.items() if name == str(error))
+        return self._error(code)
+
+    def refuse_deleted(self) -> None:
+        if self.log.flags & head.DELETED:
+            raise UnknownTopic(f"{self.topic}: the topic was deleted")
+
+    def ends(self) -> Ends:
+        self.refuse_deleted()
+        now = self.snapshot()
+        return Ends(now.log_start, now.next_offset, now.stable_offset, self.log.flushed_offset, now.leader_epoch)
+
+    def log_size(self) -> int:
+        """Bytes of all segments."""
+        now = self.snapshot()
+        closed = [base for base in segment.bases(self.directory) if base < now.active_base]
+        return sum(os.stat(segment.path_of(self.directory, base)).st_size for base in closed) + now.position
+
+    def segments(self) -> list[int]:
+        """Base offsets of the segments that hold committed records or will."""
+        now = self.snapshot()
+        return [base for base in segment.bases(self.directory) if base <= now.active_base]
+
+    def out_of_range(self, offset: int, now: head.Snapshot) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"{self.topic}/{self.number}: offset {offset} is not in [{now.log_start}, {now.next_offset})",
+            offset=offset,
+            start=now.log_start,
+            end=now.next_offset,
+            hint="seek to an offset in the range, or choose the policy earliest or latest",
+        )
+
+    # ---- reading
+
+    def reader(self, offset: int) -> Reader:
+        return Reader(self, offset)
+
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        """The first offset whose record is at least as young as `timestamp_ms`; None if there is none."""
+        now = self.snapshot()
+        found = self.segments()
+        for base, following in zip(found, [*found[1:], now.active_base], strict=False):
+            active = base == now.active_base
+            try:
+                youngest = now.max_timestamp if active else cleaning.max_timestamp_of(self.directory, base, following)
+            except FileNotFoundError:
+                continue  # expired just now
+            if youngest < timestamp_ms:
+                continue
+            with Index(self.directory, base) as entries:
+                start = entries.before_time(timestamp_ms).offset
+            with Reader(self, max(start, now.log_start)) as reader:
+                while data := reader.read():
+                    for batch in walk(data):
+                        if batch.max_timestamp >= timestamp_ms and batch.next_offset > now.log_start:
+                            for record in decode(
+                                data, form=RECORDS, from_offset=batch.base_offset, upto=batch.next_offset
+                            ):
+                                if record.timestamp >= timestamp_ms and record.offset >= now.log_start:
+                                    return int(record.offset)
+        return None
+
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        """The history of leader epochs: (epoch, first offset)."""
+        epoch = self.snapshot().leader_epoch
+        if self._epochs[0] != epoch:
+            self._epochs = (epoch, recovery.last_point(self.log, contiguous=self.contiguous).epochs)
+        return self._epochs[1]
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """Where a leader epoch ended. A position stored with it that lies beyond speaks of records that were lost."""
+        return point.end_of_epoch(self.epochs(), epoch, self.snapshot().next_offset)
+
+    # ---- cleaning
+
+    def delete_before(self, offset: int) -> int:
+        """Forget the records before `offset`; where the log starts now."""
+        if self._lock is None:
+            raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
+        now = self.snapshot()
+        if not 0 <= offset <= now.next_offset:
+            raise self.out_of_range(offset, now)
+        with self._told(), self._lock.hold(head.clean_byte(self.slot)):
+            if offset > now.log_start:
+                cleaning.move_log_start(self.log, offset)
+            cleaning.remove_unreachable(self.log)
+        return self.snapshot().log_start
+
+    def expire(self) -> list[int]:
+        """Remove segments that the settings say are too old or too much; their base offsets."""
+        settings = self.settings
+        if self._lock is None or (settings.retention_ms < 0 and settings.retention_bytes < 0):
+            return []
+        clock_ms = self._heads.clock_ms()
+        with self._told(), self._lock.hold(head.clean_byte(self.slot)):
+            self._close_if_old(clock_ms)
+            now = self.snapshot()
+            start = cleaning.expired(
+                self.directory,
+                now,
+                retention_ms=settings.retention_ms,
+                retention_bytes=settings.retention_bytes,
+                clock_ms=clock_ms,
+            )
+            if start > now.log_start:
+                cleaning.move_log_start(self.log, start)
+            return cleaning.remove_unreachable(self.log)
+
+    def _close_if_old(self, clock_ms: int) -> None:
+        """Roll an active segment whose every record is too old, so that it can go."""
+        retention_ms = self.settings.retention_ms
+        self.log.lock()
+        try:
+            now = self.log.snapshot()
+            if retention_ms >= 0 and now.position and 0 <= now.max_timestamp < clock_ms - retention_ms:
+                self.log.roll()
+        finally:
+            self.log.unlock()
+
+    # ---- the end
+
+    def mark_deleted(self) -> None:
+        """From now on nobody appends or reads. Under the append byte, so that no append is on its way."""
+        self.log.lock()
+        try:
+            self.log.set_flags(head.DELETED)
+        finally:
+            self.log.unlock()
+        self.log.ring()
+
+    def close(self) -> None:
+        """Leave a recovery point behind, so that opening after a power cut is instant, and close the files."""
+        try:
+            if self._appended:
+                self.checkpoint()
+        finally:
+            self.log.abandon()  # whatever happened: the descriptor of the lock goes next
+
+    def before_fork(self) -> None:
+        self.log.before_fork()
+
+    def after_fork(self) -> None:
+        self.log.after_fork()
+
+    def in_child(self) -> None:
+        self.log.in_child()

@@ -1,0 +1,238 @@
+"""Reading a partition from an offset on, without a lock.
+
+A reader looks at the commit, reads bytes of a segment up to it, and checks every batch: CRC, and that offsets follow
+on. It never looks beyond the commit. It crosses segments by looking its offset up again, for cleaning may have changed
+the files; a file that was unlinked meanwhile stays readable through its descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Self
+
+from klamm.batch import header as batch_header
+from klamm.batch import verify
+from klamm.disk import _os
+from klamm.errors import CorruptBatch
+from klamm.log import segment
+from klamm.log._head import SYNC_FAILED
+from klamm.log.index import Index
+
+if TYPE_CHECKING:
+    from klamm.log._head import Snapshot
+    from klamm.log.partition import Partition
+
+__all__ = ["Reader"]
+
+_PATIENCE = 200  # looks, 10 ms apart, at what a failed sync may have taken
+
+
+class Reader:
+    """`offset` is the next one to read."""
+
+    def __init__(self, partition: Partition, offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self._fd = -1
+        self._base = -1
+        self._position = 0
+        self._expected = 0  # the base offset of the batch at _position
+        self._patience = _PATIENCE
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the place in it is kept, and the next read opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def seek(self, offset: int) -> None:
+        if offset != self.offset:
+            self.close()
+            self.offset = offset
+            self._base = -1
+
+    def read(self, max_bytes: int = 1 << 20) -> memoryview:
+        """The next whole batches, verified: at least one, however large; empty at the end of the log.
+
+        The first batch may hold records before `offset`. OffsetOutOfRange if `offset` is not in the log.
+        """
+        partition = self.partition
+        if self._fd >= 0 and self.offset == self._expected:
+            found = partition.log.read_on(
+                self._fd, self._base, self._position, self._expected, max_bytes, partition.contiguous
+            )
+            if found is not None:
+                batches, self.offset = found
+                self._expected = self.offset
+                self._position += len(batches)
+                return batches
+        max_bytes = max(max_bytes, batch_header.HEADER_SIZE)  # enough to see how long the first batch is
+        while True:
+            now = partition.snapshot()
+            if self.offset >= now.stable_offset or self.offset < now.log_start:
+                if not now.log_start <= self.offset <= now.next_offset:
+                    raise partition.out_of_range(self.offset, now)
+                return memoryview(b"")
+            if self._fd < 0 and not self._enter(now):
+                continue
+            active = self._base == now.active_base
+            size = min(max_bytes, now.position - self._position) if active else max_bytes
+            data = _os.pread(self._fd, size, self._position)
+            if not data and not active:
+                try:
+                    self._leave(now)
+                except CorruptBatch:
+                    if not self._once_more():
+                        raise
+                continue
+            try:
+                done, following = verify(data, self._expected, partition.contiguous)
+            except CorruptBatch as error:
+                if not error.position:
+                    if self._once_more():
+                        continue
+                    raise self._corrupt(error) from None
+                data = data[: error.position]  # first what is good; the next call meets the bad one
+                done, following = verify(data, self._expected, partition.contiguous)
+            if done:
+                self._position += done
+                self._expected = following
+                self._patience = _PATIENCE
+                if following <= self.offset:
+                    continue  # cleaning took what we were looking for out of this batch
+                self.offset = following
+                return memoryview(data)[:done]
+            whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else 0
+            if len(data) < max_bytes or whole <= max_bytes:  # the file, or the committed part of it, ends too early
+                if self._once_more():
+                    continue
+                raise self._torn(len(data))
+            max_bytes = whole
+
+    def _once_more(self) -> bool:
+        """Whether to look again at what seems damaged: a failed sync is being healed, or who did that was killed."""
+        if self.partition.log.flags & SYNC_FAILED and self._patience > 0:
+            self._patience -= 1
+            if not self.partition.heal():
+                time.sleep(0.01)
+            return True
+        self._patience, again = _PATIENCE, self._patience > 0
+        if again:
+            self._patience = 0  # healed just now? once more, then it is damage
+        return again
+
+    def _enter(self, now: Snapshot) -> bool:
+        """Open the segment that holds `offset` and go to its batch. False: look at the head again."""
+        partition = self.partition
+        partition.refuse_deleted()
+        if self._base >= 0:
+            try:
+                self._fd = _os.open_file(segment.path_of(partition.directory, self._base), os.O_RDONLY)
+                return True
+            except FileNotFoundError:
+                self._base = -1
+        base = segment.holding(segment.bases(partition.directory), self.offset)
+        if base is None or base > now.active_base or (base < now.active_base <= self.offset):
+            if partition.snapshot().log_start > self.offset:
+                return False  # expired just now
+            raise CorruptBatch(
+                f"{partition.directory}: no segment holds offset {self.offset}; the log starts at {now.log_start}",
+                path=partition.directory,
+                hint="run `check(repair=True)` on the store",
+            )
+        try:
+            self._fd = _os.open_file(segment.path_of(partition.directory, base), os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        self._base, self._position, self._expected = base, 0, base
+        if base == self.offset:
+            return True
+        with Index(partition.directory, base) as index:
+            entry = index.before_offset(self.offset)
+        if entry.position and self._starts_at(entry.position, entry.offset):
+            self._position, self._expected = entry.position, entry.offset
+        self._skip(now)
+        return True
+
+    def _starts_at(self, position: int, offset: int) -> bool:
+        """Whether a batch with that base offset starts there: an index is a hint, and this is its check."""
+        try:
+            found = batch_header.parse(_os.pread(self._fd, batch_header.HEADER_SIZE, position))
+            done, _ = verify(_os.pread(self._fd, found.size, position), offset, True)
+        except CorruptBatch:
+            return False
+        return done == found.size
+
+    def _skip(self, now: Snapshot) -> None:
+        """Step over whole batches before `offset`."""
+        end = now.position if self._base == now.active_base else os.fstat(self._fd).st_size
+        while self._position < end:
+            try:
+                found = batch_header.parse(_os.pread(self._fd, batch_header.HEADER_SIZE, self._position))
+            except CorruptBatch:
+                return  # read() will say so
+            wrong = found.base_offset != self._expected and (
+                self.partition.contiguous or found.base_offset < self._expected
+            )
+            if found.next_offset > self.offset or wrong or self._position + found.size > end:
+                return
+            self._position += found.size
+            self._expected = found.next_offset
+
+    def _leave(self, now: Snapshot) -> None:
+        """At the end of a closed segment: the next one must go on where this one ended."""
+        partition = self.partition
+        later = [base for base in segment.bases(partition.directory) if base > self._base]
+        following = min(later, default=now.active_base)
+        if following != self._expected and partition.contiguous and partition.snapshot().log_start <= self.offset:
+            partition.refuse_deleted()
+            raise CorruptBatch(
+                f"{partition.directory}: offsets {self._expected} to {following - 1} are missing",
+                path=partition.directory,
+                next_offset=following,
+                hint="run `check(repair=True)` on the store",
+            )
+        self.close()
+        self._base = -1
+        if not partition.contiguous:
+            self.offset = max(self.offset, following)
+
+    def _corrupt(self, error: CorruptBatch) -> CorruptBatch:
+        path = segment.path_of(self.partition.directory, self._base)
+        what = error.message.removeprefix(f"byte {error.position}: ")  # of what was read, not of the file
+        return CorruptBatch(
+            f"{path}: byte {self._position}: {what}",
+            path=path,
+            position=self._position,
+            next_offset=self._after_damage(),
+            hint="run `check(repair=True)` on the store, or seek past the batch",
+        )
+
+    def _after_damage(self) -> int | None:
+        """Where reading can go on: the bad batch's header is believed if another one starts where it says."""
+        now = self.partition.snapshot()
+        try:
+            bad = batch_header.parse(_os.pread(self._fd, batch_header.HEADER_SIZE, self._position))
+            end = self._position + bad.size
+            if self._base == now.active_base and end == now.position:
+                following = now.next_offset
+            elif data := _os.pread(self._fd, batch_header.HEADER_SIZE, end):
+                following = batch_header.parse(data).base_offset
+            else:
+                following = min(base for base in self.partition.segments() if base > self._base)
+        except (CorruptBatch, ValueError):
+            return None
+        return following if bad.base_offset == self._expected and bad.next_offset == following else None
+
+    def _torn(self, got: int) -> CorruptBatch:
+        return self._corrupt(CorruptBatch(f"an incomplete batch of {got} bytes", position=0))

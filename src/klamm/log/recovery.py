@@ -1,0 +1,456 @@
+"""Bringing a partition back: after a dead machine (recover) and after a failed sync (heal).
+
+A head that may not be believed (another boot, a copied store, damage) carries NEEDS_RECOVERY. Whoever first wants the
+partition holds its append and flush bytes and rebuilds the head from the files:
+
+  1  From the recovery point on, every batch is read: CRC, and offsets that follow on. (Below the point everything was
+     synced; what is wrong there is damage and an error, never a tail.)
+  2  What comes after the last good batch is a torn tail. It is moved aside, to `<name>.cut-<time>`, and cut off.
+  3  The index and the table of producers are made to agree.
+  4  Everything is synced, then the file `recovery` gets a new point and a new leader epoch, then the head is committed.
+
+Killed anywhere in here, the flag is still set, and the next one starts over. A reader's stored position may lie
+beyond the new end, where other records will come to lie: the new epoch is how that is noticed (see point.py). The
+power cut may have taken every trace of a log that was never synced; so an epoch is never less than the number of
+times that the store had to be recovered (`boots`, which is synced before), and no epoch comes twice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+from klamm.batch import header as batch_header
+from klamm.batch import verify, walk
+from klamm.disk import _os, files
+from klamm.errors import CorruptBatch, SyncFailed
+from klamm.log import head, index, point, producers, segment
+from klamm.log.index import Entry
+from klamm.log.point import Point
+
+__all__ = ["Scanned", "heal", "last_point", "recover", "restore_producers", "scan_segment"]
+
+_CHUNK = 4 << 20
+_HEALING = ".healing"
+
+
+class Scanned(NamedTuple):
+    """What a segment really holds: up to `position`, which is the first byte of what is not a good batch."""
+
+    offset: int
+    position: int
+    max_timestamp: int
+    size: int
+    fault: str | None
+    entries: list[Entry]
+    epochs: tuple[tuple[int, int], ...]  # of the batches: each epoch and its first offset
+
+
+def scan_segment(
+    directory: str, base: int, *, start: Entry | None = None, interval: int = 4096, contiguous: bool = True
+) -> Scanned:
+    """Check every batch of a segment from an index entry on, making index entries on the way."""
+    offset, position, max_timestamp = start or Entry(base, 0, -1)
+    entries: list[Entry] = []
+    fault = None
+    epochs: tuple[tuple[int, int], ...] = ()
+    last = position
+    fd = _os.open_file(segment.path_of(directory, base), os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        room = _CHUNK
+        while position < size:
+            data = _os.pread(fd, min(room, size - position), position)
+            try:
+                done, following = verify(data, offset, contiguous)
+            except CorruptBatch as error:
+                fault = error.message
+                data = data[: error.position or 0]
+                done, following = verify(data, offset, contiguous)
+            for found in walk(memoryview(data)[:done]):
+                if position - last >= interval:
+                    entries.append(Entry(found.base_offset, position, max_timestamp))
+                    last = position
+                max_timestamp = max(max_timestamp, found.max_timestamp)
+                epochs = _joined(epochs, ((found.leader_epoch, found.base_offset),))
+                position += found.size
+            offset = following if done else offset
+            if fault is None and not done:
+                whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else size
+                if whole > size - position or whole <= room:
+                    fault = f"an incomplete batch of {size - position} bytes"
+                else:
+                    room = whole  # a batch larger than the window
+            if fault is not None:
+                break
+    finally:
+        os.close(fd)
+    return Scanned(offset, position, max_timestamp, size, fault, entries, epochs)
+
+
+def _joined(known: tuple[tuple[int, int], ...], later: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """A history of epochs that goes on with those that are new."""
+    for epoch, start in later:
+        if not known or epoch > known[-1][0]:
+            known = point.with_epoch(known, epoch, start)
+    return known
+
+
+def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
+    """What the file `recovery` says. A log without one has had one epoch so far; for a damaged one the log is read."""
+    directory = log.directory
+    known = point.load(directory)
+    if known is not None:
+        return known
+    now = log.snapshot()
+    if not os.path.exists(f"{directory}/recovery"):
+        return Point(epochs=((now.leader_epoch, 0),))
+    epochs: tuple[tuple[int, int], ...] = ()
+    found = [base for base in segment.bases(directory) if base <= now.active_base]
+    for base in found:
+        epochs = _joined(epochs, scan_segment(directory, base, contiguous=contiguous).epochs)
+    epochs = _joined(epochs, ((now.leader_epoch, now.next_offset),))
+    start = found[0] if found else now.active_base
+    return Point(start, start, 0, now.log_start, epochs)
+
+
+def recover(
+    log: head.Log, *, clock_ms: int, interval: int, contiguous: bool = True, dry: bool = False, boots: int = 0
+) -> None:
+    """Rebuild the head from the files. `dry`: only in memory, for a store that may not be written."""
+    if dry:
+        _rebuild(log, clock_ms, interval, contiguous, dry, boots)
+        log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
+        return
+    log.lock()
+    try:
+        head.lock_flush(log)
+        try:
+            if log.flags & head.NEEDS_RECOVERY:  # else somebody was faster
+                log.forget_files()
+                _rebuild(log, clock_ms, interval, contiguous, dry, boots)
+                log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
+        finally:
+            log.unlock_flush()
+    finally:
+        log.unlock()
+
+
+def _rebuild(log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry: bool, boots: int) -> None:
+    directory = log.directory
+    known = point.load(directory)
+    found = segment.bases(directory)
+    fresh = False
+    if known is None:
+        damaged = os.path.exists(f"{directory}/recovery")
+        if not found and damaged:
+            raise CorruptBatch(
+                f"{directory}/recovery: is damaged, and there is no segment: nobody knows the next offset",
+                path=f"{directory}/recovery",
+                position=0,
+                hint="restore a backup",
+            )
+        start = found[0] if damaged else 0  # nothing is deleted before there is a point
+        known = Point(offset=start, base=start, position=0, log_start=start, epochs=())
+        fresh = not found
+    if known.base not in found and known.offset <= known.log_start:  # it lay at the end of what was deleted since
+        known = known._replace(base=known.offset, position=0)
+    good, stale = _scan(directory, known, found, interval, contiguous, dry)
+    end = good.offset
+    if not dry:
+        _cut(directory, good, stale)
+        if not fresh:
+            for base in segment.bases(directory):
+                if base >= known.base:
+                    files.sync_file(segment.path_of(directory, base))
+            segment.sync_names(directory)
+        if segment.bases(directory, producers.SUFFIX) or os.path.exists(f"{directory}/producers"):
+            restore_producers(log, end)
+    epoch = boots
+    if not fresh:
+        epochs = _joined(known.epochs, good.epochs)
+        epoch = max(boots, epochs[-1][0] + 1 if epochs else 1)
+        epochs = point.with_epoch(epochs, epoch, end)
+        if not dry:
+            point.store(directory, Point(end, good.base, good.position, known.log_start, epochs))
+    log.publish(
+        reset=True,
+        next_offset=end,
+        active_base=good.base,
+        position=good.position,
+        stable_offset=end,
+        max_timestamp=good.max_timestamp,
+        log_start=known.log_start,
+        leader_epoch=epoch,
+    )
+    log.set_index(good.base, good.index_count, good.index_position)
+    log.set_recovered(end, clock_ms)
+    log.set_recovery_point(good.base, good.position)
+
+
+class _Good(NamedTuple):
+    """The end of what can be believed."""
+
+    offset: int
+    base: int
+    position: int
+    max_timestamp: int
+    epochs: tuple[tuple[int, int], ...]
+    size: int
+    index_count: int
+    index_position: int
+
+
+def _scan(
+    directory: str, known: Point, found: list[int], interval: int, contiguous: bool, dry: bool
+) -> tuple[_Good, list[int]]:
+    """Read from the recovery point on: where the good part ends, and the segments that come after it."""
+    _check_below(directory, known, found)
+    good = _Good(known.offset, known.base, known.position, -1, (), 0, 0, 0)
+    later = [base for base in found if base >= known.base]
+    for number, base in enumerate(later):
+        if base != good.offset and base != known.base and (contiguous or base < good.offset):
+            return good, later[number:]
+        with index.Index(directory, base) as old:
+            limit = known.position if base == known.base else 0
+            start, keep = old.before_position(limit)
+        scanned = scan_segment(directory, base, start=start, interval=interval, contiguous=contiguous)
+        if min(scanned.position, scanned.size) < limit:
+            path = segment.path_of(directory, base)
+            raise CorruptBatch(
+                f"{path}: byte {scanned.position}: {scanned.fault or 'the file ends here'}, but everything up to byte "
+                f"{limit} had been synced: damage, or a torn copy",
+                path=path,
+                position=scanned.position,
+                hint="restore a backup, or run `check(repair=True)` on the store to keep what is good",
+            )
+        entries = scanned.entries
+        last = entries[-1].position if entries else start.position
+        good = _Good(
+            scanned.offset,
+            base,
+            scanned.position,
+            scanned.max_timestamp,
+            _joined(good.epochs, scanned.epochs),
+            scanned.size,
+            keep + len(entries),
+            last,
+        )
+        if number < len(later) - 1 and scanned.fault is None:
+            entries.append(Entry(scanned.offset, scanned.position, scanned.max_timestamp))
+        if not dry:  # before anything is cut: an index that tells of more than there is would lie
+            index.write(directory, base, entries, keep=keep)
+        if scanned.fault is not None:
+            return good, later[number + 1 :]
+    return good, []
+
+
+def _check_below(directory: str, known: Point, found: list[int]) -> None:
+    missing = known.position > 0 and known.base not in found
+    if missing or (known.log_start < known.base and segment.holding(found, known.log_start) is None):
+        raise CorruptBatch(
+            f"{directory}: segments between offsets {known.log_start} and {known.offset} are missing",
+            path=directory,
+            hint="restore a backup, or run `check(repair=True)` on the store to keep what is there",
+        )
+
+
+def _cut(directory: str, good: _Good, stale: list[int]) -> None:
+    """Move aside what comes after the good part; then it is gone from the log."""
+    suffix = f".cut-{time.time_ns() // 1_000_000}"
+    for base in stale:
+        path = segment.path_of(directory, base)
+        _os.rename(path, path + suffix)
+        files.remove(segment.path_of(directory, base, ".index"))
+    path = segment.path_of(directory, good.base)
+    if good.size > good.position:
+        fd = _os.open_file(path, os.O_RDWR)
+        try:
+            files.replace(path + suffix, _os.pread(fd, good.size - good.position, good.position))
+            _os.truncate(fd, good.position)
+            _os.fsync(fd)
+        finally:
+            os.close(fd)
+    for base in segment.bases(directory, segment.LOG + _HEALING):
+        files.remove(segment.path_of(directory, base, segment.LOG + _HEALING))
+    for offset in segment.bases(directory, producers.SUFFIX):
+        if offset > good.offset:
+            files.remove(segment.path_of(directory, offset, producers.SUFFIX))
+
+
+def restore_producers(log: head.Log, end: int) -> None:
+    """Under the append byte: make the table as of the youngest snapshot, then with every batch since.
+
+    Before the first producer's first batch there is a snapshot: where there is none, there never was a producer.
+    """
+    directory = log.directory
+    found = segment.bases(directory)
+    if not segment.bases(directory, producers.SUFFIX):
+        producers.store(directory, end, [])
+    snapshot = producers.load_latest(directory, end)
+    offset, states = snapshot if snapshot is not None else (0, [])
+    log.restore_producers(states)
+    first = segment.holding(found, offset)
+    for base in found:
+        if first is not None and base < first:
+            continue
+        with index.Index(directory, base) as known:
+            position = known.before_offset(offset).position
+        with open(segment.path_of(directory, base), "rb") as file:
+            file.seek(position)
+            while len(data := file.read(batch_header.HEADER_SIZE)) == batch_header.HEADER_SIZE:
+                batch = batch_header.parse(data)
+                if batch.base_offset >= offset and batch.producer_id >= 0:
+                    log.map_producers()
+                    log.remember_producer(data, batch.base_offset)
+                file.seek(batch.size - len(data), os.SEEK_CUR)
+
+
+def heal(log: head.Log, *, contiguous: bool = True) -> None:
+    """After a failed sync: write everything above flushed_offset again, and sync it. Only then does SYNC_FAILED go.
+
+    Bytes that a failed sync dropped still look written, and writing them again in place does not always help: ext4 then
+    leaves them in blocks that it takes for unwritten, and after the next boot they are zeros. So the file is cut at
+    flushed_offset and written on from there, into new blocks; until that is done, a copy beside it, `<name>.healing`,
+    keeps what was committed. Readers of that part wait meanwhile (reader.py).
+    """
+    log.lock()
+    try:
+        head.lock_flush(log)
+        try:
+            if log.flags & head.SYNC_FAILED or log.flushing:
+                log.set_flags(head.SYNC_FAILED)
+                _rewrite(log, contiguous)
+        finally:
+            log.unlock_flush()
+    finally:
+        log.unlock()
+
+
+def _rewrite(log: head.Log, contiguous: bool) -> None:
+    now = log.snapshot()
+    directory = log.directory
+    flushed = log.flushed_offset
+    found = [base for base in segment.bases(directory) if base <= now.active_base]
+    first = segment.holding(found, flushed) or 0
+    ends = dict(zip(found, [*found[1:], now.next_offset], strict=True))
+    try:
+        for base in found:
+            if base >= first and flushed < ends[base]:
+                tail = _Tail(directory, base, flushed, ends[base], contiguous)
+                tail.rewrite(now.position if base == now.active_base else None)
+        if found:
+            segment.sync_names(directory)
+    except OSError as error:
+        raise SyncFailed(
+            f"{directory}: an earlier sync failed, and syncing again does, too: {error.strerror}",
+            hint="nothing acknowledged is lost; appends go on when the disk does",
+        ) from error
+    log.forget_files()  # their descriptors may still owe us an old error
+    log.flushed_offset = now.next_offset
+    log.flushing = False
+    log.clear_flags(head.SYNC_FAILED)
+
+
+class _Tail:
+    """What a segment holds of the offsets [flushed, end)."""
+
+    def __init__(self, directory: str, base: int, flushed: int, end: int, contiguous: bool) -> None:
+        self.path = segment.path_of(directory, base)
+        self.aside = self.path + _HEALING
+        self.first = max(base, flushed)
+        self.end = end
+        self.contiguous = contiguous
+        self.position = 0 if flushed <= base else self._find(directory, base, flushed)
+
+    def _find(self, directory: str, base: int, offset: int) -> int:
+        """Where the batch with that base offset starts; all before it is on disk."""
+        with index.Index(directory, base) as known:
+            start = known.before_offset(offset)
+        following, position = start.offset, start.position
+        fd = _os.open_file(self.path, os.O_RDONLY)
+        try:
+            while following < offset:
+                header = batch_header.parse(_os.pread(fd, batch_header.HEADER_SIZE, position))
+                following, position = header.next_offset, position + header.size
+        except CorruptBatch as error:
+            raise _lost(self.path, position, error.message) from None
+        finally:
+            os.close(fd)
+        return position
+
+    def rewrite(self, size: int | None) -> None:
+        """Set it aside, cut it off, write it again; `size` is where the segment ends, if it is the active one."""
+        fd = _os.open_file(self.path, os.O_RDWR)
+        try:
+            size = os.fstat(fd).st_size if size is None else size
+            try:
+                self._copy(fd, self.position, size, None)
+            except CorruptBatch:
+                if not self._was_set_aside():  # by a healer that was killed
+                    raise
+            else:
+                self._set_aside(fd, size)
+            source = _os.open_file(self.aside, os.O_RDONLY)
+            try:
+                _os.truncate(fd, self.position)
+                self._copy(source, 0, os.fstat(source).st_size, fd)
+            finally:
+                os.close(source)
+            _os.fsync(fd)
+        finally:
+            os.close(fd)
+        files.remove(self.aside)
+
+    def _was_set_aside(self) -> bool:
+        try:
+            fd = _os.open_file(self.aside, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            self._copy(fd, 0, os.fstat(fd).st_size, None)
+        except CorruptBatch:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def _set_aside(self, fd: int, size: int) -> None:
+        target = _os.open_file(self.aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            self._copy(fd, self.position, size, target, at=0)
+            _os.fsync(target)
+        finally:
+            os.close(target)
+        files.sync_directory(os.path.dirname(self.path))
+
+    def _copy(self, source: int, position: int, size: int, target: int | None, at: int | None = None) -> None:
+        """Read [position, size), check that it is all there is to be, and write it: at `at`, or to where it belongs."""
+        offset, room = self.first, _CHUNK
+        at = self.position if at is None else at
+        while position < size:
+            data = _os.pread(source, min(room, size - position), position)
+            try:
+                done, following = verify(data, offset, self.contiguous)
+            except CorruptBatch as error:
+                raise _lost(self.path, position + (error.position or 0), error.message) from None
+            if not done:
+                if len(data) < room:
+                    raise _lost(self.path, position, "an incomplete batch")
+                room *= 2
+                continue
+            if target is not None:
+                _os.pwrite(target, memoryview(data)[:done], at)
+            position, at, offset = position + done, at + done, following
+        if offset != self.end and (self.contiguous or offset > self.end):
+            raise _lost(self.path, position, f"offset {offset} should follow")
+
+
+def _lost(path: str, position: int, what: str) -> CorruptBatch:
+    return CorruptBatch(
+        f"{path}: byte {position}: {what}: a failed sync lost records that had been committed but not synced",
+        path=path,
+        position=position,
+        hint="run `check(repair=True)` on the store to cut them off",
+    )

@@ -1,0 +1,52 @@
+"""One segment: a run of batches in a file named by its first offset.
+
+    00000000000000004711.log       batches, back to back
+    00000000000000004711.index     see index.py
+
+Promises
+  S1  batches lie end to end; the byte after a batch starts the next.
+  S2  each batch starts at the previous batch's next_offset; only cleaning leaves gaps.
+  S3  a segment that is not active never changes size; the active one ends, for a reader, at the commit's position.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+
+from klamm.disk import files
+
+__all__ = ["LOG", "bases", "holding", "path_of", "sync_names"]
+
+LOG = ".log"
+_DIGITS = 20
+
+
+def path_of(directory: str, base: int, suffix: str = LOG) -> str:
+    return f"{directory}/{base:0{_DIGITS}}{suffix}"
+
+
+def bases(directory: str, suffix: str = LOG) -> list[int]:
+    """Base offsets of the files with this suffix, in order; none if the directory is not there."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(
+        int(name[:_DIGITS])
+        for name in names
+        if len(name) == _DIGITS + len(suffix) and name.endswith(suffix) and name[:_DIGITS].isdigit()
+    )
+
+
+def sync_names(directory: str) -> None:
+    """Make the names of a partition's files durable, and those of the directories above it that may be new, too."""
+    topic = os.path.dirname(directory)
+    for each in (directory, topic, os.path.dirname(topic)):
+        files.sync_directory(each)
+
+
+def holding(found: list[int], offset: int) -> int | None:
+    """The base of the segment that would hold `offset`."""
+    at = bisect_right(found, offset)
+    return found[at - 1] if at else None

@@ -1,0 +1,66 @@
+/* The bytes of `heads`: little-endian, mapped shared. The meaning of each field is told in head.py. */
+#ifndef KLAMM_SLOT_H
+#define KLAMM_SLOT_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include "os.h"
+#include "crc32c.h"
+#include "record.h"
+
+typedef struct {                        /* one cache line; crc is the CRC-32C of the 60 bytes before it */
+    int64_t next_offset, active_base, position, stable_offset, max_timestamp, log_start;
+    uint64_t seq;
+    uint32_t leader_epoch, crc;
+} Commit;
+
+typedef struct {
+    uint64_t seq, flags;                /* line 0: what readers watch */
+    int64_t flushed_offset;
+    uint32_t segments_version, flush_round, flushing, unused0;
+    uint64_t unused1[3];
+    uint64_t intent;                    /* line 1: writers only, so that it does not disturb spinning readers */
+    int64_t index_base, index_position, index_count;
+    int64_t recovery_base, recovery_position;
+    uint64_t redo_seq;
+    int64_t redo_position;
+    Commit ring[8];                     /* lines 2 to 9 */
+    int64_t active_since_ms;            /* line 10 */
+    uint64_t reserved[47];
+} Slot;
+
+typedef struct {                        /* slot 0 belongs to the store */
+    char magic[8];
+    uint32_t format, unused0;
+    char boot_id[16];
+    uint64_t device, inode;
+    uint64_t catalog_version, unused1;
+    KlammBell bell;                     /* line 1 */
+    uint64_t unused2[7];
+    int64_t anchor_wall_ms, anchor_boot_ms;     /* line 2: the store's clock, by which retention deletes */
+    int64_t anchor_check;               /* wall ^ ~boot, so that a damaged clock is not believed */
+    uint64_t reserved[109];
+} StoreSlot;
+
+typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
+typedef struct { int64_t offset, position, max_timestamp; uint32_t unused, crc; } IndexEntry;
+
+enum { RING = 8, SLOT_SIZE = 1024 };
+_Static_assert(sizeof(Commit) == 64 && sizeof(Slot) == SLOT_SIZE && sizeof(StoreSlot) == SLOT_SIZE, "a file format");
+_Static_assert(offsetof(Slot, intent) == 64 && offsetof(Slot, ring) == 128, "cache lines");
+_Static_assert(offsetof(StoreSlot, bell) == 64 && offsetof(StoreSlot, anchor_wall_ms) == 128, "cache lines");
+_Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32, "a file format");
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "mapped files are little-endian"
+#endif
+
+static inline uint32_t commit_crc(const Commit *c) { return klamm_crc32c(0, c, offsetof(Commit, crc)); }
+static inline void load_commit(Commit *to, const Commit *from) {
+    for (int i = 0; i < 8; i++)
+        ((uint64_t *)to)[i] = (klamm_step(STEP_READ), __atomic_load_n((const uint64_t *)from + i, __ATOMIC_RELAXED));
+}
+static inline void store_commit(Commit *to, const Commit *from) {
+    for (int i = 0; i < 8; i++) klamm_step(STEP_STORE), __atomic_store_n((uint64_t *)to + i, ((const uint64_t *)from)[i], __ATOMIC_RELAXED);
+}
+#define entry_crc(e) klamm_crc32c(0, e, sizeof(*(e)) - sizeof(uint32_t))
+#endif
