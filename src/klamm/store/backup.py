@@ -1,0 +1,238 @@
+"""A consistent copy of a store that is in use.
+
+  1  Under the gate: SQLite copies klamm.db, and every partition's commit is noted. Nothing that goes through klamm.db
+     can happen in between, so the copy is one moment of the store.
+  2  Without any lock: each log is synced and copied up to its noted commit, youngest segment first. Retention may take
+     old segments away meanwhile; the copy then starts later, and has no hole. Each copied batch is checked.
+  3  `klamm.db.part` becomes klamm.db, last of all: an unfinished copy is no store.
+
+Promises
+  K1  No byte beyond the noted commit is copied, and none that is not on disk in the store itself.
+  K2  The copy is durable when `backup` returns.
+  K3  A topic that is deleted meanwhile is in the copy whole, or not at all.
+
+The copy has no head that could be believed: opening it recovers each log, which starts a new leader epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import closing, nullcontext, suppress
+from typing import NamedTuple
+
+from klamm.disk import _os, files
+from klamm.errors import CorruptBatch, StoreError, UnknownTopic
+from klamm.log import head, index, point, producers, recovery, segment
+from klamm.log.index import Entry
+from klamm.log.partition import Partition
+from klamm.store.catalog import Catalog, Topic
+from klamm.store.directory import Core
+
+__all__ = ["Copied", "backup"]
+
+_PART = "klamm.db.part"
+_CHUNK = 4 << 20
+
+
+class Copied(NamedTuple):
+    """What a backup holds."""
+
+    topics: int
+    partitions: int
+    size: int  # bytes of all segments
+
+
+class _Noted(NamedTuple):
+    topic: Topic
+    partition: Partition
+    now: head.Snapshot
+
+
+def backup(core: Core, destination: str) -> Copied:
+    """Copy the store into `destination`, a directory that is empty or not there yet."""
+    destination = os.path.abspath(os.fspath(destination))
+    _refuse(core.path, destination)
+    made = not os.path.exists(destination)
+    os.makedirs(destination, exist_ok=True)
+    try:
+        return _fill(core, destination)
+    except BaseException as error:
+        _clear(destination, made)
+        if isinstance(error, OSError):
+            raise files.disk_full(error, destination) from error
+        raise
+
+
+def _refuse(store: str, destination: str) -> None:
+    if os.path.exists(destination) and (not os.path.isdir(destination) or os.listdir(destination)):
+        raise StoreError(f"{destination}: is there already, and not an empty directory", hint="choose a new one")
+    inside, outside = os.path.realpath(destination), os.path.realpath(store)
+    if inside == outside or inside.startswith(outside + os.sep):
+        raise StoreError(f"{destination}: lies inside of the store", hint=f"choose a directory outside of {store}")
+
+
+def _clear(destination: str, made: bool) -> None:
+    if made:
+        shutil.rmtree(destination, ignore_errors=True)
+        return
+    shutil.rmtree(f"{destination}/topics", ignore_errors=True)
+    for name in ("heads", _PART, f"{_PART}-wal", f"{_PART}-shm"):
+        with suppress(OSError):
+            os.unlink(f"{destination}/{name}")
+
+
+def _fill(core: Core, destination: str) -> Copied:
+    noted = _note(core, f"{destination}/{_PART}")
+    os.mkdir(f"{destination}/topics")
+    size = 0
+    gone: dict[str, Topic] = {}
+    for topic, partition, now in noted:
+        if topic.id not in gone:
+            target = f"{destination}/topics/{topic.directory}"
+            try:
+                size += _copy_partition(partition, now, target, writable=core.lock is not None)
+            except (CorruptBatch, OSError, UnknownTopic):
+                if not partition.log.flags & head.DELETED:
+                    raise
+                gone[topic.id] = topic
+    _drop(destination, gone)
+    kept = [each for each in noted if each.topic.id not in gone]
+    _lay_out(f"{destination}/heads", max((slot for each in kept for slot in each.topic.partitions), default=0) + 1)
+    for each in {each.topic.directory for each in kept}:
+        if os.path.isdir(f"{destination}/topics/{each}"):
+            files.sync_directory(f"{destination}/topics/{each}")
+    files.sync_directory(f"{destination}/topics")
+    _os.rename(f"{destination}/{_PART}", f"{destination}/klamm.db")
+    files.sync_directory(destination)
+    files.sync_directory(os.path.dirname(destination))
+    return Copied(len({each.topic.id for each in kept}), len(kept), size)
+
+
+def _note(core: Core, database: str) -> list[_Noted]:
+    """One moment of the store: its catalog, copied, and where each log ended."""
+    opened: dict[tuple[str, int], Partition] = {}
+    while True:
+        # Opening may recover and takes append bytes: not under the gate, which everybody needs.
+        for topic in core.catalog.topics():
+            with suppress(UnknownTopic):
+                for partition in core.topic(topic.name).partitions():
+                    opened[topic.id, partition.number] = partition
+        with core.catalog.database.gate():
+            topics = core.catalog.topics()
+            wanted = [(topic, number) for topic in topics for number in range(len(topic.partitions))]
+            if all((topic.id, number) in opened for topic, number in wanted):
+                core.catalog.backup(database)
+                partitions = [(topic, opened[topic.id, number]) for topic, number in wanted]
+                return [_Noted(topic, partition, partition.snapshot()) for topic, partition in partitions]
+
+
+def _copy_partition(partition: Partition, now: head.Snapshot, topic_directory: str, *, writable: bool) -> int:
+    """The segments up to the commit, with indexes, recovery point and producers: how many bytes of log."""
+    if now.next_offset == 0:
+        return 0  # nothing was ever appended: it has no files
+    if writable:
+        partition.sync(now.next_offset)
+    source, target = partition.directory, f"{topic_directory}/{partition.number}"
+    os.makedirs(target)
+    start, size = now.next_offset, 0
+    for base in reversed([base for base in segment.bases(source) if base <= now.active_base]):
+        if start <= now.log_start:
+            break  # what is older cannot be reached
+        active = base == now.active_base
+        try:
+            copied = _copy_file(
+                segment.path_of(source, base), segment.path_of(target, base), now.position if active else -1
+            )
+        except FileNotFoundError:
+            break  # expired just now, or missing
+        _finish_segment(partition, target, base, copied, start, active=active)
+        start, size = base, size + copied
+    if start > max(now.log_start, partition.snapshot().log_start):
+        raise CorruptBatch(
+            f"{source}: offsets {now.log_start} to {start - 1} are missing",
+            path=source,
+            hint="run `check(repair=True)` on the store",
+        )
+    _copy_producers(source, target, start, now.next_offset)
+    log_start = max(now.log_start, start)
+    epochs = tuple(epoch for epoch in partition.epochs() if epoch[1] <= now.next_offset)
+    if os.path.exists(segment.path_of(target, now.active_base)) or now.position == 0:
+        known = point.Point(now.next_offset, now.active_base, now.position, log_start, epochs)
+    else:  # all of it expired: an empty log that goes on at the same offset
+        known = point.Point(now.next_offset, now.next_offset, 0, now.next_offset, epochs)
+    point.store(target, known)
+    return size
+
+
+def _copy_file(source: str, target: str, end: int) -> int:
+    """The first `end` bytes, all if negative, onto the disk."""
+    reading = _os.open_file(source, os.O_RDONLY)
+    try:
+        end = os.fstat(reading).st_size if end < 0 else end
+        writing = _os.open_file(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            position = 0
+            while position < end and (data := _os.pread(reading, min(_CHUNK, end - position), position)):
+                _os.pwrite(writing, data, position)
+                position += len(data)
+            _os.fsync(writing)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+    return position
+
+
+def _finish_segment(partition: Partition, target: str, base: int, size: int, end: int, *, active: bool) -> None:
+    """Check the copy, whose next offset must be `end`, and give it an index of its own."""
+    scanned = recovery.scan_segment(
+        target, base, interval=partition.settings.index_interval_bytes, contiguous=partition.contiguous
+    )
+    fault = scanned.fault
+    if fault is None and (scanned.offset != end if partition.contiguous else scanned.offset > end):
+        fault = f"the segment ends at offset {scanned.offset}, want {end}"
+    if fault is not None or scanned.position != size:
+        path = segment.path_of(partition.directory, base)
+        raise CorruptBatch(
+            f"{path}: byte {scanned.position}: {fault or 'the file ends here'}",
+            path=path,
+            position=scanned.position,
+            hint="run `check(repair=True)` on the store",
+        )
+    entries = scanned.entries if active else [*scanned.entries, Entry(scanned.offset, size, scanned.max_timestamp)]
+    if entries:
+        index.write(target, base, entries)
+
+
+def _copy_producers(source: str, target: str, start: int, end: int) -> None:
+    """The youngest snapshot at or before the commit; recovery of the copy reads on from there."""
+    for offset in reversed(segment.bases(source, producers.SUFFIX)):
+        if offset <= end:
+            with suppress(FileNotFoundError):  # pruned just now
+                states = producers.parse(files.read(segment.path_of(source, offset, producers.SUFFIX)))
+                if states is not None:
+                    producers.store(target, offset, states)
+                    return
+    if os.path.exists(f"{source}/producers"):
+        producers.store(target, start, [])
+
+
+def _drop(destination: str, gone: dict[str, Topic]) -> None:
+    """Take topics that were deleted meanwhile out of the copy."""
+    if not gone:
+        return
+    with closing(Catalog(f"{destination}/{_PART}", nullcontext)) as catalog:
+        for topic in gone.values():
+            catalog.delete_topic(topic.name)
+            shutil.rmtree(f"{destination}/topics/{topic.directory}", ignore_errors=True)
+
+
+def _lay_out(path: str, end: int) -> None:
+    """Heads that say of every log: recover me. So the copy can be opened for reading only, too."""
+    files.replace(path, b"")
+    heads = head.Heads(path)
+    heads.initialise()
+    if end > 1:
+        heads.lay_out(1, end, head.NEEDS_RECOVERY)
+    heads.close_descriptor()

@@ -1,0 +1,359 @@
+"""The catalog: which topics there are, in `klamm.db`.
+
+    meta         key, value, crc                        store_id; next_slot; next_producer_id; boots
+    topics       id, name, settings, created_ms, crc    settings: JSON of what differs from the defaults
+    partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes
+
+Promises
+  C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
+      the commit. A creator killed between the two leaves slots that no topic has; the next one lays them out again.
+  C2  A slot that a topic had is never given to another, nor is the id of a topic: `next_slot` only grows.
+  C3  Names exclude each other as Kafka's do; the database itself refuses what slipped through.
+  C4  A producer id is given out once. Each process takes a thousand at a time.
+  C5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart (see log/recovery.py).
+  C6  A row that is not what was written is an error: SQLite has no checksums, so the rows have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
+from klamm.store.database import FORMAT_VERSION, Database, Execute, Gate
+from klamm.store.names import collision_key, directory_name, nearest, validate
+from klamm.store.settings import Settings, Value
+
+__all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "Topic"]
+
+MAX_PARTITIONS = 10_000  # of one topic
+MAX_SLOTS = 1_000_000  # of one store, deleted topics included: `heads` then has 1 GB
+PRODUCER_ID_BLOCK = 1_000
+_MAX_PRODUCER_ID = 2**63 - 1
+
+Prepare = Callable[[range], None]
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE topics (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, settings TEXT NOT NULL,
+    created_ms INTEGER NOT NULL, crc INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX topics_by_collision_key ON topics (replace(name, '.', '_'));
+CREATE TABLE partitions (
+    topic_id TEXT NOT NULL, number INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE, PRIMARY KEY (topic_id, number)
+) WITHOUT ROWID;
+"""
+
+
+class Topic(NamedTuple):
+    """A topic as it is now. `partitions[n]` is the slot of partition n."""
+
+    name: str
+    id: str
+    partitions: tuple[int, ...]
+    settings: Settings
+    created_ms: int
+
+    @property
+    def directory(self) -> str:
+        """Its directory below `topics/`."""
+        return directory_name(self.name, self.id)
+
+
+class Catalog:
+    """The topics of one store. Safe for threads; at a fork it lets go of the file and opens it again when used."""
+
+    def __init__(self, path: str, gate: Gate, *, read_only: bool = False) -> None:
+        self.database = Database(path, gate, read_only=read_only)
+        self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
+        self._producer_ids = os.getpid(), iter(range(0))
+        with self.database.reading() as execute:
+            self.store_id = str(self._meta(execute, "store_id"))
+
+    @classmethod
+    def create(cls, path: str, gate: Gate, store_id: str) -> Catalog:
+        """Open the catalog; make it, or finish one that was begun, if need be. One that is whole keeps its store id."""
+        with suppress(NotAStore):
+            return cls(path, gate)
+        rows = [("store_id", store_id), ("next_slot", 1), ("next_producer_id", 0), ("boots", 0)]
+        Database.create(
+            path,
+            gate,
+            [(statement, ()) for statement in _SCHEMA.split(";")]
+            + [("INSERT INTO meta VALUES (?, ?, ?)", (key, value, _crc(key, value))) for key, value in rows],
+        )
+        return cls(path, gate)
+
+    @property
+    def path(self) -> str:
+        return self.database.path
+
+    @property
+    def format_version(self) -> int:
+        version = int(self.database.read("PRAGMA user_version")[0][0])
+        assert 1 <= version <= FORMAT_VERSION
+        return version
+
+    def version(self) -> object:
+        """Differs from an earlier answer when anything was written since, by any process. Costs microseconds."""
+        return self.database.version()
+
+    # Reading.
+
+    def topics(self) -> list[Topic]:
+        """All of them, by name."""
+        with self.database.reading() as execute:
+            slots: dict[str, list[tuple[int, int]]] = {}
+            for topic_id, number, slot in execute("SELECT topic_id, number, slot FROM partitions").fetchall():
+                slots.setdefault(topic_id, []).append((number, slot))
+            rows = execute("SELECT id, name, settings, created_ms, crc FROM topics").fetchall()
+        return sorted(self._topic(row, slots.pop(row[0], [])) for row in rows)
+
+    def topic(self, name: str) -> Topic:
+        """One, or UnknownTopic naming the one whose name is nearest."""
+        version = self.database.version()
+        cached_version, cache = self._cache
+        if version != cached_version:
+            cache = {}
+            self._cache = version, cache
+        topic = cache.get(name)
+        if topic is None:
+            with self.database.reading() as execute:
+                topic = self._find(execute, name)
+            if topic is None:
+                raise self._unknown(name)
+            cache[name] = topic
+        return topic
+
+    # Writing.
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        settings: Mapping[str, Value] | Settings,
+        prepare: Prepare,
+        *,
+        internal: bool = False,
+    ) -> Topic:
+        """A new topic. `prepare` gets the slots of its partitions, under the gate, and lays them out in `heads`."""
+        self.database.refuse_read_only()
+        validate(name, internal=internal)
+        _check_count(name, partitions)
+        if not isinstance(settings, Settings):
+            settings = Settings.of(settings, where=name)
+        topic_id = os.urandom(16).hex()
+        with self.database.gate():
+            with self.database.reading() as execute:
+                self._refuse_taken(execute, name)
+                slots = self._next_slots(execute, name, partitions)
+            prepare(slots)
+            topic = Topic(name, topic_id, tuple(slots), settings, time.time_ns() // 1_000_000)
+            with self.database.transaction() as execute:
+                execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
+                self._add_slots(execute, topic, slots)
+        return topic
+
+    def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
+        """Let the topic have `total` partitions, more than now. Keys may then map to other partitions than before."""
+        self.database.refuse_read_only()
+        _check_count(name, total)
+        with self.database.gate():
+            old = self.topic(name)
+            if total <= len(old.partitions):
+                raise InvalidSetting(
+                    f"{name}: partitions: has {len(old.partitions)}, so it cannot be given {total}",
+                    hint="a topic's partitions can only become more",
+                )
+            with self.database.reading() as execute:
+                slots = self._next_slots(execute, name, total - len(old.partitions))
+            prepare(slots)
+            topic = old._replace(partitions=old.partitions + tuple(slots))
+            with self.database.transaction() as execute:
+                self._update(execute, topic)
+                self._add_slots(execute, topic, slots)
+        return topic
+
+    def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> Topic:
+        """Change some settings, put others back to their defaults, leave the rest."""
+        self.database.refuse_read_only()
+        with self.database.gate():
+            old = self.topic(name)
+            topic = old._replace(settings=old.settings.changed(changes, resets, where=name))
+            with self.database.transaction() as execute:
+                self._update(execute, topic)
+        return topic
+
+    def delete_topic(self, name: str) -> Topic:
+        """Forget the topic and say what it was: its heads and files are the caller's to remove."""
+        self.database.refuse_read_only()
+        with self.database.gate():
+            topic = self.topic(name)
+            with self.database.transaction() as execute:
+                execute("DELETE FROM topics WHERE id = ?", (topic.id,))
+                execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
+        return topic
+
+    def allocate_producer_id(self) -> int:
+        """A number that no producer of this store had or will have."""
+        self.database.refuse_read_only()
+        owner, block = self._producer_ids
+        if owner == os.getpid():  # else: it is a parent's
+            for number in block:
+                return number
+        with self.database.gate(), self.database.transaction() as execute:
+            first = int(self._meta(execute, "next_producer_id"))
+            if not 0 <= first <= _MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
+                raise StoreError(f"{self.path}: all producer ids have been given out")
+            self._set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
+        self._producer_ids = os.getpid(), iter(range(first + 1, first + PRODUCER_ID_BLOCK))
+        return first
+
+    def boots(self) -> int:
+        """How often `heads` could not be believed: after each boot of the machine, and in each copy of the store."""
+        with self.database.reading() as execute:
+            return int(self._meta(execute, "boots"))
+
+    def count_boot(self) -> int:
+        """One more."""
+        with self.database.gate(), self.database.transaction() as execute:
+            boots = int(self._meta(execute, "boots")) + 1
+            self._set_meta(execute, "boots", boots)
+        return boots
+
+    # The whole.
+
+    def check(self) -> list[str]:
+        """What is wrong with the database or contradicts itself in it; nothing, if all is well."""
+        problems = self.database.check()
+        if problems:
+            return problems
+        try:
+            topics = self.topics()
+            with self.database.reading() as execute:
+                next_slot = int(self._meta(execute, "next_slot"))
+                next_producer_id = int(self._meta(execute, "next_producer_id"))
+                orphans = execute("SELECT topic_id FROM partitions WHERE topic_id NOT IN (SELECT id FROM topics)")
+                problems += [
+                    f"partitions: rows of a topic {row[0]} that is not there" for row in set(orphans.fetchall())
+                ]
+        except (NotAStore, NewerFormat) as error:
+            return [error.message]
+        used = sorted(slot for topic in topics for slot in topic.partitions)
+        if used and not 1 <= used[0] <= used[-1] < next_slot:
+            problems.append(f"meta: next_slot is {next_slot}, but slots {used[0]} to {used[-1]} are in use")
+        if next_producer_id < 0:
+            problems.append(f"meta: next_producer_id is {next_producer_id}")
+        return problems
+
+    def backup(self, destination: str) -> None:
+        """A consistent copy of the catalog; the caller holds the gate, and syncs the directory afterwards."""
+        self.database.backup(destination)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def abandon(self) -> None:
+        """In a forked child: never touch the parent's connection, not even to close it."""
+        self.database.abandon()
+
+    # Rows.
+
+    def _topic(self, row: tuple[str, str, str, int, int], slots: Iterable[tuple[int, int]]) -> Topic:
+        topic_id, name, text, created_ms, crc = row
+        try:
+            numbered = sorted(slots)
+            overrides = json.loads(text)
+            if not isinstance(overrides, dict) or [number for number, _ in numbered] != list(range(len(numbered))):
+                raise ValueError("the row is not whole")
+            numbers = tuple(slot for _, slot in numbered)
+            if crc != _crc(topic_id, name, text, created_ms, *numbers) or not numbers:
+                raise ValueError("the checksum does not fit")
+        except (ValueError, TypeError) as error:
+            raise NotAStore(
+                f"{self.path}: topic {name!r} is damaged: {error}", hint="restore klamm.db from a backup"
+            ) from None
+        try:
+            settings = Settings.of(overrides)
+        except InvalidSetting as error:
+            raise NewerFormat(
+                f"{self.path}: topic {name!r}: {error.message}", hint="was it set by a newer Klamm?"
+            ) from None
+        return Topic(name, topic_id, numbers, settings, created_ms)
+
+    def _find(self, execute: Execute, name: str) -> Topic | None:
+        row = execute("SELECT id, name, settings, created_ms, crc FROM topics WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        slots = execute("SELECT number, slot FROM partitions WHERE topic_id = ?", (row[0],)).fetchall()
+        return self._topic(row, slots)
+
+    def _unknown(self, name: str) -> UnknownTopic:
+        known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]
+        return UnknownTopic(f"there is no topic {name!r}", hint=nearest(str(name), known))
+
+    def _refuse_taken(self, execute: Execute, name: str) -> None:
+        taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()
+        if taken is not None and taken[0] == name:
+            raise TopicExists(f"there is a topic {name!r} already")
+        if taken is not None:
+            raise InvalidTopic(
+                f"{name!r} collides with the topic {taken[0]!r}", hint="'.' and '_' count as the same, as in Kafka"
+            )
+
+    def _next_slots(self, execute: Execute, name: str, count: int) -> range:
+        first = int(self._meta(execute, "next_slot"))
+        highest = execute("SELECT max(slot) FROM partitions").fetchone()[0]
+        if first < 1 or (highest is not None and highest >= first):
+            raise NotAStore(f"{self.path}: is damaged: next_slot is {first}, but slot {highest} is in use")
+        if first + count > MAX_SLOTS:
+            raise InvalidSetting(
+                f"{name}: partitions: {count} more would make {first + count - 1} in this store, deleted ones included;"
+                f" it can have {MAX_SLOTS - 1}"
+            )
+        return range(first, first + count)
+
+    def _add_slots(self, execute: Execute, topic: Topic, slots: range) -> None:
+        first = len(topic.partitions) - len(slots)
+        for number, slot in enumerate(slots, first):
+            execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
+        self._set_meta(execute, "next_slot", slots.stop)
+
+    def _update(self, execute: Execute, topic: Topic) -> None:
+        topic_id, _, settings, _, crc = _row(topic)
+        execute("UPDATE topics SET settings = ?, crc = ? WHERE id = ?", (settings, crc, topic_id))
+
+    def _meta(self, execute: Execute, key: str) -> str | int:
+        row = execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
+        if row is None or row[1] != _crc(key, row[0]):
+            raise NotAStore(
+                f"{self.path}: is damaged: {key} is missing or wrong", hint="restore klamm.db from a backup"
+            )
+        value: str | int = row[0]
+        return value
+
+    def _set_meta(self, execute: Execute, key: str, value: str | int) -> None:
+        execute("UPDATE meta SET value = ?, crc = ? WHERE key = ?", (value, _crc(key, value), key))
+
+
+def _check_count(name: str, partitions: int) -> None:
+    if type(partitions) is not int:  # nor bool
+        raise TypeError(f"partitions is an int, not {type(partitions).__name__}")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidSetting(f"{name}: partitions: {partitions} does not fit", hint=f"want 1 to {MAX_PARTITIONS}")
+
+
+def _row(topic: Topic) -> tuple[str, str, str, int, int]:
+    text = json.dumps(topic.settings.to_dict())
+    crc = _crc(topic.id, topic.name, text, topic.created_ms, *topic.partitions)
+    return topic.id, topic.name, text, topic.created_ms, crc
+
+
+def _crc(*values: object) -> int:
+    return zlib.crc32(repr(values).encode("utf-8", "surrogatepass"))

@@ -1,0 +1,111 @@
+"""Walking every promise: what is broken in a store, where, and what can be put right.
+
+A store may be checked while others use it: what they do meanwhile is not a breach. Without `repair` nothing is written.
+With it, everything is put right that can be without taking a good record away (repair.py), and told.
+
+    catalog    SQLite's own check; rows and their checksums; slots (catalog.py, C1 to C6)
+    topics     no directory that no topic has
+    logs       see examine.py
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+from klamm.disk import _os, files
+from klamm.disk.locks import LockFile
+from klamm.errors import KlammError, ReadOnly
+from klamm.store import directory
+from klamm.store.catalog import Topic
+from klamm.store.deletion import DELETED
+from klamm.store.directory import Core
+from klamm.store.examine import Breach, Examination, Report
+
+__all__ = ["Breach", "Report", "check"]
+
+
+def check(store: Core | str | os.PathLike[str], *, repair: bool = False) -> Report:
+    """Walk every promise of a store, given as a directory or open."""
+    if isinstance(store, Core):
+        if repair and store.lock is None:
+            raise ReadOnly(f"{store.path}: opened for reading only, so nothing can be repaired")
+        return _Check(store, repair).run()
+    path = os.path.abspath(os.fspath(store))
+    try:
+        core = directory.acquire(path, read_only=not repair, create=False, force_filesystem=not repair)
+    except KlammError as error:
+        if not os.path.exists(f"{path}/klamm.db"):
+            raise
+        return Report([Breach(path, None, "the store can be opened", str(error))])
+    try:
+        return check(core, repair=repair)
+    finally:
+        directory.release(core)
+
+
+class _Check:
+    def __init__(self, core: Core, repair: bool) -> None:
+        self.core = core
+        self.repair = repair
+        self.report = Report()
+        self.lock: LockFile | None = None
+
+    def run(self) -> Report:
+        core, report = self.core, self.report
+        names = sorted(os.listdir(f"{core.path}/topics")) if os.path.isdir(f"{core.path}/topics") else []
+        problems = core.catalog.check()
+        report.breaches += [
+            Breach(core.catalog.path, None, "C6: rows are as they were written", each) for each in problems
+        ]
+        if problems:
+            return report
+        topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
+        report.topics = len(topics)
+        self._orphans(names, topics)
+        if core.lock is None:
+            self._topics(topics)
+        else:
+            # A descriptor of its own: its locks exclude those of the store that is open here, too.
+            with closing(LockFile(core.lock.path)) as self.lock:
+                self._topics(topics)
+        return report
+
+    def _topics(self, topics: list[Topic]) -> None:
+        for topic in topics:
+            for number, slot in enumerate(topic.partitions):
+                Examination(self.core, self.lock, self.report, topic, number, slot, repair=self.repair).run()
+                self.report.partitions += 1
+
+    def _orphans(self, names: list[str], topics: list[Topic]) -> None:
+        known = {topic.directory: len(topic.partitions) for topic in topics}
+        for name in names:
+            path = f"{self.core.path}/topics/{name}"
+            if name.endswith(DELETED):
+                continue  # somebody is deleting it, or the next sweep will
+            if name not in known:
+                self._orphan(path, "no topic has this directory: was its deletion cut short?")
+                continue
+            for inner in sorted(os.listdir(path)) if os.path.isdir(path) else []:
+                if not inner.isdigit() or int(inner) >= known[name]:
+                    self._orphan(f"{path}/{inner}", "no partition has this directory")
+
+    def _orphan(self, path: str, message: str) -> None:
+        catalog = self.core.catalog
+        with catalog.database.gate():
+            living = {topic.directory: len(topic.partitions) for topic in catalog.topics()}
+            name, _, inner = path.removeprefix(f"{self.core.path}/topics/").partition("/")
+            if not os.path.exists(path) or (
+                name in living and (not inner or (inner.isdigit() and int(inner) < living[name]))
+            ):
+                return  # it was being deleted, or has come to be
+            repaired = None
+            if self.repair:
+                aside = f"{self.core.path}/orphans"
+                files.make_directory(aside)
+                target = f"{aside}/{'-'.join(filter(None, (name, inner)))}"
+                _os.rename(path, target)
+                files.sync_directory(aside)
+                files.sync_directory(os.path.dirname(path))
+                repaired = f"moved to {target}"
+        self.report.breaches.append(Breach(path, None, "every directory belongs to a topic", message, repaired))

@@ -1,0 +1,112 @@
+"""Reading a segment past its damage: what is good, and what lies between.
+
+A batch is good if it is whole, its CRC is right, and its base offset is the one expected there. After damage the next
+good batch is looked for: first where the damaged one says it ends, then at every byte.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from klamm.batch import Header, verify, walk
+from klamm.batch import header as batch_header
+from klamm.disk import _os
+from klamm.errors import CorruptBatch
+
+__all__ = ["Batch", "Damage", "batches"]
+
+_CHUNK = 4 << 20
+_MAX_GAP = 1 << 31  # offsets that damage may have taken away; more is a coincidence, not a batch
+_MAGIC_AT = 16
+
+
+class Batch(NamedTuple):
+    """A good batch and where it starts."""
+
+    position: int
+    header: Header
+
+
+class Damage(NamedTuple):
+    """Bytes [position, stop) that are no good batch; one with base offset `offset` was expected."""
+
+    position: int
+    stop: int
+    offset: int
+    message: str
+
+
+def batches(path: str, base: int, end: int, *, contiguous: bool) -> Iterator[Batch | Damage]:
+    """Everything in the first `end` bytes of a segment, in order."""
+    fd = _os.open_file(path, os.O_RDONLY)
+    try:
+        position, offset, room = 0, base, _CHUNK
+        while position < end:
+            data = _os.pread(fd, min(room, end - position), position)
+            message = None
+            try:
+                done, following = verify(data, offset, contiguous)
+            except CorruptBatch as error:
+                message = re.sub(r"^byte \d+: ", "", error.message)  # that byte counts from the window's start
+                data = data[: error.position or 0]
+                done, following = verify(data, offset, contiguous)
+            for header in walk(memoryview(data)[:done]) if done else ():
+                yield Batch(position, header)
+                position += header.size
+            offset = following if done else offset
+            if message is None and not done:
+                whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else end
+                if len(data) == room < whole <= end - position:
+                    room = whole  # a batch larger than the window
+                    continue
+                message = f"an incomplete batch of {end - position} bytes"
+            if message is not None:
+                stop, offset_there = _next_good(fd, position, end, offset)
+                yield Damage(position, stop, offset, message)
+                position, offset = stop, offset_there
+    finally:
+        os.close(fd)
+
+
+def _next_good(fd: int, position: int, end: int, offset: int) -> tuple[int, int]:
+    """Where the next good batch after `position` starts, and its base offset; `end` if there is none."""
+    framed = _size_at(fd, position, end)
+    if framed is not None:
+        found = _good_at(fd, position + framed, end, offset)
+        if found is not None:
+            return position + framed, found
+    start = position + 1
+    while start + batch_header.HEADER_SIZE <= end:
+        window = _os.pread(fd, min(_CHUNK, end - start), start)
+        at = window.find(batch_header.MAGIC, _MAGIC_AT)
+        while at >= 0:
+            candidate = start + at - _MAGIC_AT
+            found = _good_at(fd, candidate, end, offset)
+            if found is not None:
+                return candidate, found
+            at = window.find(batch_header.MAGIC, at + 1)
+        start += max(1, len(window) - _MAGIC_AT)
+    return end, offset
+
+
+def _size_at(fd: int, position: int, end: int) -> int | None:
+    """How long the batch at `position` says it is."""
+    length = int.from_bytes(_os.pread(fd, 4, position + 8), "big", signed=True)
+    size = batch_header.LENGTH_END + length
+    return size if batch_header.HEADER_SIZE <= size < end - position else None
+
+
+def _good_at(fd: int, position: int, end: int, offset: int) -> int | None:
+    """The base offset of a good batch at `position`, if there is one and it can follow `offset`."""
+    head = _os.pread(fd, batch_header.HEADER_SIZE, position)
+    try:
+        header = batch_header.parse(head)
+        if not offset <= header.base_offset < offset + _MAX_GAP or header.size > end - position:
+            return None
+        done, _ = verify(_os.pread(fd, header.size, position), header.base_offset, True)
+    except CorruptBatch:
+        return None
+    return header.base_offset if done == header.size else None

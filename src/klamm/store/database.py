@@ -1,0 +1,350 @@
+"""klamm.db as a file: how it is opened, written, kept small, and let go at a fork. What is in it: see `catalog`.
+
+    klamm.db  klamm.db-wal  klamm.db-shm       SQLite, write-ahead log; application_id "KLAM", user_version the format
+
+Promises
+  D1  Every write and every checkpoint happens under the gate byte; readers take no lock of ours. So SQLite's own locks
+      are never fought over: no busy loops, and no checkpoint beside a writer. (Closing the last connection makes SQLite
+      checkpoint once more; it does that alone, by its own exclusive lock.)
+  D2  A write is on disk when `transaction` is left: synchronous=FULL. Killed before that, nothing of it is there.
+  D3  The write-ahead log is bounded: whoever finds it longer than WAL_LIMIT after a commit empties it.
+  D4  The order of locks is gate, then mutex. No code of a caller runs inside a transaction.
+  D5  No connection is open while the process forks. SQLite's locks belong to the process and are not inherited, but its
+      memory of holding them is: even a *fresh* connection in the child would believe in locks that are not there
+      (seen: neither the shared lock on klamm.db nor the one that keeps klamm.db-shm alive), and then the death of the
+      parent pulls the files away under the child.
+  D6  Nothing else in the process opens klamm.db: closing any descriptor of it drops SQLite's locks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+from urllib.parse import quote
+
+from klamm.disk import files, fork
+from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
+
+__all__ = ["APPLICATION_ID", "FORMAT_VERSION", "Database", "Execute", "Gate", "Unfinished"]
+
+APPLICATION_ID = int.from_bytes(b"KLAM", "big")
+FORMAT_VERSION = 1
+WAL_LIMIT = 4 * 1024 * 1024
+BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
+
+Gate = Callable[[], AbstractContextManager[object]]
+Execute = Callable[..., sqlite3.Cursor]
+
+# Connections from before a fork are neither used nor closed: their destructors must never run.
+_abandoned: list[sqlite3.Connection] = []
+
+
+class Unfinished(NotAStore):
+    """Whoever was making the file did not come to the end: `create` finishes it."""
+
+
+class Database:
+    """One connection a process, behind a mutex, opened at the first use and again after a fork."""
+
+    fork_order = 1  # whoever holds a core's mutex may want this one, not the other way round
+
+    def __init__(self, path: str, gate: Gate, *, read_only: bool = False) -> None:
+        self.path = path
+        self.gate = gate
+        self.read_only = read_only
+        self._mutex = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        self._wrote = False
+        self._wal_limit = WAL_LIMIT
+        self._generation = (
+            0  # of this object's own writes and re-opened connections; `PRAGMA data_version` tells of others'
+        )
+        self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
+        fork.register(self)  # before there is a connection that a fork could surprise
+        with self._mutex, _explained(self.path):
+            self._connect()
+
+    @staticmethod
+    def create(path: str, gate: Gate, statements: Sequence[tuple[str, Sequence[object]]]) -> None:
+        """Make the file, in one transaction; finish one whose creator was killed; leave a whole one as it is."""
+        with gate(), fork.guard, _explained(path):
+            connection = _dial(path, "rwc")
+            try:
+                if _identity(connection) == (0, 0, 0):
+                    connection.execute("PRAGMA journal_mode=WAL")
+                    connection.execute("PRAGMA synchronous=FULL")
+                    connection.execute("BEGIN IMMEDIATE")
+                    for statement, parameters in statements:
+                        connection.execute(statement, parameters)
+                    connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                    connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
+                    connection.execute("COMMIT")
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                _check_identity(path, connection)
+            finally:
+                connection.close()
+            files.sync_directory(os.path.dirname(os.path.abspath(path)))
+
+    def read(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """All rows of one query: one consistent moment."""
+        with self._mutex, _explained(self.path):
+            return self._connect().execute(query, parameters).fetchall()
+
+    @contextmanager
+    def reading(self) -> Iterator[Execute]:
+        """Several queries on one consistent moment."""
+        with self._mutex, _explained(self.path):
+            connection = self._connect()
+            connection.execute("BEGIN")
+            try:
+                yield connection.execute
+            finally:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """Write; the caller holds the gate. On disk when the block is left, undone when it raises."""
+        self.refuse_read_only()
+        with self._mutex, _explained(self.path):
+            connection = self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection.execute
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+            self._generation += 1
+            self._wrote = True
+            self._bound_wal(connection)
+
+    def version(self) -> tuple[int, int]:
+        """Changes whenever anything was written, by anybody."""
+        with self._mutex, _explained(self.path):
+            connection = self._connect()
+            return self._generation, int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def refuse_read_only(self) -> None:
+        if self.read_only:
+            raise ReadOnly(f"{self.path}: the store was opened for reading only")
+
+    def check(self) -> list[str]:
+        """What SQLite finds wrong with the file; nothing, if all is well."""
+        try:
+            rows = self.read("PRAGMA integrity_check(100)")
+        except KlammError as error:
+            return [error.message]
+        return [row[0] for row in rows if row[0] != "ok"]
+
+    def backup(self, destination: str) -> None:
+        """A consistent copy; the caller holds the gate, and syncs the directory of `destination`."""
+        with self._mutex, _explained(self.path):
+            copy = _dial(destination, "rwc")
+            try:
+                copy.execute("PRAGMA synchronous=FULL")
+                self._connect().backup(copy)
+            finally:
+                copy.close()
+
+    def close(self) -> None:
+        """Empty the write-ahead log if we filled it, and close."""
+        if self._wrote and not self._closed:
+            with self.gate(), self._mutex:
+                if self._connection is not None:
+                    self._empty_wal(self._connection)
+        with self._mutex:
+            self._closed = True
+            self._disconnect()
+
+    def abandon(self) -> None:
+        """In a forked child that inherited a connection all the same: never touch it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            _abandoned.append(connection)
+
+    # Forks: see D5.
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+        self._disconnect()
+
+    def after_fork(self) -> None:
+        self._mutex.release()
+
+    def in_child(self) -> None:
+        self.abandon()
+        self._wrote = False
+        self._mutex = threading.Lock()
+
+    # Opening; under the mutex.
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreError(f"{self.path}: the store is closed")
+        if self._frozen is not None and self._frozen != self._looks():
+            self._disconnect()
+        if self._connection is None:
+            connection = self._open_read_only() if self.read_only else _dial(self.path, "rw")
+            try:
+                _check_identity(self.path, connection)
+                if not self.read_only and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    raise NotAStore(f"{self.path}: another program switched it out of WAL mode")
+                connection.execute("PRAGMA synchronous=FULL")
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+            self._generation += 1
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._frozen = self._connection, None, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _open_read_only(self) -> sqlite3.Connection:
+        """SQLite wants klamm.db-shm even to read; where it is not and cannot be made, nobody writes either.
+
+        It cannot be made where we may not write, and on a full disk.
+        """
+        looks = self._looks()
+        connection = _dial(self.path, "ro")
+        try:
+            _identity(connection)
+            return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+            may_write = os.access(os.path.dirname(os.path.abspath(self.path)), os.W_OK) and not full
+            if may_write or looks[-1] is not None:
+                raise
+        self._frozen = self._looks()
+        if looks[1] is None or looks[1] == 0:
+            return _dial(self.path, "ro&immutable=1")
+        # A log that nobody emptied. "immutable" would overlook it, so read a copy that has a place for its -shm.
+        with tempfile.TemporaryDirectory(prefix="klamm-") as directory:
+            copy = os.path.join(directory, "klamm.db")
+            for suffix in ("", "-wal"):
+                shutil.copyfile(self.path + suffix, copy + suffix)
+            connection = _dial(copy, "rw")
+            _identity(connection)
+            return connection  # its files are open: their names may go
+
+    def _looks(self) -> tuple[object, ...]:
+        """The file's time, the size of its log, and whether somebody has it open."""
+        found: list[object] = []
+        for suffix in ("", "-wal", "-shm"):
+            try:
+                status = os.stat(self.path + suffix)
+            except OSError:
+                found.append(None)
+            else:
+                found.append({"": status.st_mtime_ns, "-wal": status.st_size, "-shm": True}[suffix])
+        return tuple(found)
+
+    # The write-ahead log; under the gate and the mutex.
+
+    def _bound_wal(self, connection: sqlite3.Connection) -> None:
+        try:
+            size = os.stat(self.path + "-wal").st_size
+        except OSError:
+            return
+        if size > self._wal_limit:
+            # A reader may stand in the way: then not again before the log has doubled.
+            self._wal_limit = WAL_LIMIT if self._empty_wal(connection) else 2 * size
+
+    def _empty_wal(self, connection: sqlite3.Connection) -> bool:
+        """A checkpoint that fails costs nothing: the log keeps what was written, and the next one tries again."""
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA busy_timeout=100")
+            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            connection.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
+            return not busy
+        return False
+
+
+def _dial(path: str, mode: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(os.path.abspath(os.fsencode(path)))}?mode={mode}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute("PRAGMA trusted_schema=OFF")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Application id, format version, number of tables: all 0 in a file that somebody began to make."""
+    values = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    return values[0], values[1], connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+
+
+def _check_identity(path: str, connection: sqlite3.Connection) -> None:
+    application, version, tables = _identity(connection)
+    if application == 0 and version == 0 and tables == 0:
+        raise Unfinished(
+            f"{path}: is empty: whoever was making it did not come to the end",
+            hint="open the store with create=True to finish it",
+        )
+    if application != APPLICATION_ID:
+        raise NotAStore(f"{path}: is a SQLite database of another program (application id {application:#x})")
+    if version > FORMAT_VERSION:
+        raise NewerFormat(
+            f"{path}: has format {version}, this Klamm knows formats up to {FORMAT_VERSION}",
+            hint="open it with a newer Klamm",
+        )
+    if version < 1:
+        raise NotAStore(f"{path}: has no format version: it is damaged")
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+        raise  # a broken us
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: a message that quotes damaged bytes
+        raise _explain(path, error) from error
+
+
+def _explain(path: str, error: sqlite3.Error | UnicodeDecodeError) -> KlammError:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    where = f"{path}: {error}"
+    match code & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return DiskFull(where, hint="free some space and try again")
+        case sqlite3.SQLITE_IOERR if code == sqlite3.SQLITE_IOERR_SHMSIZE:
+            return DiskFull(where, hint="free some space and try again")
+        case sqlite3.SQLITE_IOERR:
+            return StoreError(where, hint="the disk refused; nothing was changed")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusy(where, hint="does another program have klamm.db open?")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return ReadOnly(where)
+        case sqlite3.SQLITE_CANTOPEN if os.path.isfile(path):
+            return StoreError(where, hint="may this user read and write the file and its directory?")
+        case sqlite3.SQLITE_CANTOPEN:
+            return NotAStore(f"{path}: there is no such file")
+        case sqlite3.SQLITE_NOTADB:
+            return NotAStore(where, hint="something else has that name, or the file is damaged")
+    return NotAStore(
+        f"{path}: is damaged: {error}", hint="restore klamm.db from a backup; the logs beside it are not concerned"
+    )

@@ -1,0 +1,76 @@
+"""Deleting a topic, in an order that a kill at any point leaves finishable.
+
+  1  its rows go from the catalog: from now on nobody opens it
+  2  DELETED in each of its heads, under the append byte: whoever has it open is refused from now on
+  3  the catalog's version moves: whoever waits looks again
+  4  topics/<name>-<id> is renamed to topics/<id>.deleted, and that is removed
+
+`sweep` finishes what a killed process has begun: it removes `….deleted`, and directories of topics that are in no
+catalog, for a topic's directory appears only after its rows. (Killed between 1 and 2, the heads stay unmarked; the
+sweep moves the version, and whoever still has the topic open finds it gone before the next append.)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from klamm.disk import _os, files
+from klamm.errors import KlammError
+
+if TYPE_CHECKING:
+    from klamm.store.directory import Core
+
+__all__ = ["DELETED", "delete_topic", "sweep"]
+
+DELETED = ".deleted"
+
+
+def delete_topic(core: Core, name: str) -> None:
+    """Away with the topic and everything in it."""
+    opened = core.topic(name)
+    logs = []
+    for number in range(opened.count):
+        try:
+            logs.append(opened.partition(number))
+        except KlammError:  # it cannot be opened, so nobody appends to it either
+            continue
+    topic = core.catalog.delete_topic(name)
+    for log in logs:
+        log.mark_deleted()
+    core.changed()
+    core.forget(name)
+    _remove(core, topic.directory, topic.id)
+
+
+def sweep(core: Core, *, thorough: bool) -> None:
+    """Remove what killed processes left of topics they deleted. `thorough`: compare with the catalog, too."""
+    if core.read_only:
+        return
+    names = os.listdir(f"{core.path}/topics")  # before the catalog is read: a topic made meanwhile is in it
+    for name in names:
+        if name.endswith(DELETED):
+            _remove_tree(core, name)
+    if thorough:
+        known = {topic.directory for topic in core.catalog.topics()}
+        gone = [name for name in names if name not in known and not name.endswith(DELETED)]
+        if gone:
+            core.changed()
+        for name in gone:
+            _remove(core, name, name[-32:])
+
+
+def _remove(core: Core, directory: str, topic_id: str) -> None:
+    topics = f"{core.path}/topics"
+    try:
+        _os.rename(f"{topics}/{directory}", f"{topics}/{topic_id}{DELETED}")
+    except FileNotFoundError:
+        return  # nothing was ever appended to it, or somebody else sweeps
+    files.sync_directory(topics)
+    _remove_tree(core, f"{topic_id}{DELETED}")
+
+
+def _remove_tree(core: Core, name: str) -> None:
+    shutil.rmtree(f"{core.path}/topics/{name}", ignore_errors=True)  # what is left, the next sweep takes
+    files.sync_directory(f"{core.path}/topics")

@@ -1,0 +1,462 @@
+"""The directory of a store, opened once a process.
+
+    klamm.db                 topics and settings (catalog.py)
+    heads                    one slot a partition (log/head.py)
+    lock  members            lock bytes (disk/locks.py)
+    topics/<name>-<id>/<n>/  the files of partition n, from its first append on
+
+**Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
+inode) it says it is; a copied store is thus noticed. Otherwise the first opener, holding the presence byte alone, marks
+every partition NEEDS_RECOVERY and then stores the boot id; each partition is recovered at its first use. So a store of
+10,000 partitions opens at once after a power cut, too. If somebody else is present meanwhile, that is another kernel on
+the same volume, and we refuse.
+
+Two opens of one directory in a process share a Core: its locks know processes, not threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+import uuid
+import weakref
+import zlib
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from klamm.disk import _os, files, fork
+from klamm.disk.locks import GATE, PRESENCE, LockFile
+from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
+from klamm.log import head
+from klamm.log.partition import Partition
+from klamm.store.catalog import Catalog, Topic
+from klamm.store.database import Unfinished
+
+__all__ = ["Core", "OpenTopic", "acquire", "boot_id", "release"]
+
+OPENING = 1  # byte of `lock`: openers one after the other
+_OURS = frozenset(
+    {"klamm.db", "klamm.db-wal", "klamm.db-shm", "klamm.db-journal", "heads", "lock", "members", "topics"}
+)
+_log = logging.getLogger("klamm")
+
+
+def boot_id() -> bytes:
+    """Differs after every boot of the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return uuid.UUID(file.read().strip()).bytes
+    except OSError:  # not Linux: one process at a time, which recovers whenever it opens
+        return uuid.uuid4().bytes
+
+
+class OpenTopic:
+    """A topic and its partitions, opened when first asked for."""
+
+    def __init__(self, core: Core, topic: Topic) -> None:
+        self._core = core
+        self.topic = topic
+        self.name = topic.name
+        self.directory = f"{core.path}/topics/{topic.directory}"
+        self._partitions: dict[int, Partition] = {}
+
+    @property
+    def count(self) -> int:
+        """How many partitions it has."""
+        return len(self.topic.partitions)
+
+    def partition(self, number: int) -> Partition:
+        found = self._partitions.get(number)
+        if found is None:
+            found = self._core.open_partition(self, number)
+        return found
+
+    def partitions(self) -> list[Partition]:
+        return [self.partition(number) for number in range(self.count)]
+
+    def opened(self) -> list[Partition]:
+        """Those that were asked for so far."""
+        return list(self._partitions.values())
+
+
+class Core:
+    """What the openers of one store in one process share."""
+
+    def __init__(self, path: str, *, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self.users = 0
+        self.closed = False
+        self._topics: dict[str, OpenTopic] = {}
+        self._handles: weakref.WeakSet[Partition] = weakref.WeakSet()  # those of deleted topics, too
+        self._mutex = threading.RLock()
+        self._with_files: dict[Partition, None] = {}
+        self._max_open = max(16, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        self._janitor: threading.Thread | None = None
+        self._chores: dict[Partition, int] = {}
+        self._wake = threading.Condition()
+        self.lock: LockFile | None = None
+        self.members: LockFile | None = None
+        if read_only:
+            self._open_read_only()
+        else:
+            self._open()
+        fork.register(self)
+
+    # ---- opening
+
+    def _open(self) -> None:
+        try:
+            self.lock = LockFile(f"{self.path}/lock")
+            self.members = LockFile(f"{self.path}/members")
+            if not _os.HAS_BYTE_LOCKS and not self.members.try_hold_whole():
+                raise StoreBusy(
+                    f"{self.path}: another process has it open", hint="on this system one process at a time can"
+                )
+        except OSError as error:
+            self._drop()
+            raise self._not_writable(error) from error
+        try:
+            with self.lock.hold(OPENING):
+                self._create_parts()
+                self._join()
+        except OSError as error:
+            self._drop()
+            raise files.disk_full(error, self.path) from error
+        except BaseException:
+            self._drop()
+            raise
+
+    def _not_writable(self, error: OSError) -> KlammError:
+        return ReadOnly(
+            f"{self.path}: cannot be written: {error.strerror}",
+            hint="open it with read_only=True, or change its rights",
+        )
+
+    def _create_parts(self) -> None:
+        """Lay out what is not there yet. A creator that was killed is finished by the next one."""
+        assert self.lock is not None
+        gate = self._gate
+        database = f"{self.path}/klamm.db"
+        if not os.path.exists(f"{self.path}/heads"):
+            files.replace(f"{self.path}/heads", b"")
+        self.heads = head.Heads(f"{self.path}/heads")
+        if not self.heads.is_sane():  # new, or beyond repair: everything will be recovered from the files
+            self._be_alone()
+            self.heads.initialise()
+        if self.heads.format > 1:
+            raise NewerFormat(f"{self.path}: heads has format {self.heads.format}", hint="upgrade Klamm")
+        files.make_directory(f"{self.path}/topics")
+        if os.path.exists(database) and os.path.getsize(database) > 0:
+            with suppress(Unfinished):
+                self.catalog = Catalog(database, gate)
+                return
+        files.sync_directory(self.path)
+        files.sync_ancestors(self.path)  # whoever made them may have been killed before syncing them
+        self.catalog = Catalog.create(database, gate, uuid.uuid4().hex)
+        files.sync_directory(self.path)
+
+    def _gate(self) -> AbstractContextManager[None]:
+        assert self.lock is not None
+        return self.lock.hold(GATE)
+
+    def _be_alone(self) -> None:
+        assert self.members is not None
+        if not self.members.try_hold(PRESENCE):
+            raise StoreBusy(
+                f"{self.path}: needs recovery, but somebody else has it open",
+                hint="is the volume mounted by another machine, or was the directory copied over a store in use?",
+            )
+
+    def _join(self) -> None:
+        """Become present; recover first if `heads` is not to be believed."""
+        assert self.members is not None
+        boot = boot_id()
+        if not self.heads.is_trusted(boot):
+            self._be_alone()
+            problems = self.catalog.check()
+            if problems:
+                raise NotAStore(
+                    f"{self.path}/klamm.db: {problems[0]}", hint="a torn copy? copy with backup(), or restore one"
+                )
+            self._lay_out_missing()
+            self._boots = self.catalog.count_boot()
+            self.heads.mark_all(head.NEEDS_RECOVERY)
+            self.heads.trust(boot)
+        else:
+            self._lay_out_missing()
+            self._boots = self.catalog.boots()
+        if not self.members.try_hold(PRESENCE, shared=True):
+            raise StoreBusy(f"{self.path}: somebody holds it alone", hint="try again")
+
+    def _lay_out_missing(self) -> None:
+        """A `heads` that ends before the catalog's slots was cut or copied early: those are recovered."""
+        slots = [slot for topic in self.catalog.topics() for slot in topic.partitions]
+        end = max(slots, default=0) + 1
+        size = self.heads.size()
+        if size < end:
+            self.heads.lay_out(size, end, head.NEEDS_RECOVERY)
+
+    def _open_read_only(self) -> None:
+        try:
+            self.heads = head.Heads(f"{self.path}/heads", writable=False)
+        except FileNotFoundError:
+            raise NotAStore(
+                f"{self.path}: has no file `heads`", hint="open it for writing once, to recover it"
+            ) from None
+        if self.heads.size() < 1:
+            raise NotAStore(f"{self.path}/heads: is empty", hint="open the store for writing once, to recover it")
+        trusted = self.heads.is_sane() and self.heads.is_trusted(boot_id())
+        if not trusted:
+            self.heads = head.Heads(f"{self.path}/heads", writable=False, private=True)
+            self.heads.mark_all(head.NEEDS_RECOVERY)
+        self.catalog = Catalog(f"{self.path}/klamm.db", nullcontext, read_only=True)
+        self._boots = self.catalog.boots() + (not trusted)
+
+    # ---- topics
+
+    def topic(self, name: str) -> OpenTopic:
+        """The topic, with its latest settings and partitions; UnknownTopic if it is not there."""
+        self.check_open()
+        with self._mutex:
+            version = self.heads.catalog_version
+            topic = self.catalog.topic(name)
+            known = self._topics.get(name)
+            if known is None or known.topic.id != topic.id:
+                known = self._topics[name] = OpenTopic(self, topic)
+            elif known.topic != topic:
+                known.topic = topic
+            for partition in known.opened():
+                partition.configure(topic.settings, version)
+            return known
+
+    def open_partition(self, opened: OpenTopic, number: int) -> Partition:
+        if not isinstance(number, int) or not 0 <= number < opened.count:
+            raise UnknownTopic(
+                f"{opened.name}: there is no partition {number!r}", hint=f"it has {opened.count}, numbered from 0"
+            )
+        with self._mutex:
+            self.check_open()
+            found = opened._partitions.get(number)
+            if found is None:
+                slot = opened.topic.partitions[number]
+                if self.heads.size() <= slot:
+                    raise NotAStore(
+                        f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it"
+                    )
+                heads = self.heads
+                if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
+                    heads = head.Heads(heads.path, writable=False, private=True)  # as it is now, recovered in memory
+                found = Partition(
+                    heads,
+                    self.lock,
+                    topic=opened.name,
+                    number=number,
+                    slot=slot,
+                    bell_bit=bell_bit(opened.topic.id),
+                    directory=f"{opened.directory}/{number}",
+                    settings=opened.topic.settings,
+                    catalog_version=self.heads.catalog_version,
+                    boots=self._boots,
+                    reload=lambda partition: self._reload(opened),
+                    on_event=self._on_event,
+                )
+                opened._partitions[number] = found
+                self._handles.add(found)
+        return found
+
+    def _reload(self, opened: OpenTopic) -> None:
+        """The catalog changed: the topic may have other settings, or be gone."""
+        self.topic(opened.name)
+        if self._topics[opened.name] is not opened:
+            raise UnknownTopic(f"{opened.name}: the topic was deleted and made anew")
+
+    def lay_out(self, slots: range) -> None:
+        """Slots for new partitions, before the catalog names them."""
+        try:
+            self.heads.lay_out(slots.start, slots.stop)
+        except OSError as error:
+            raise files.disk_full(error, self.heads.path) from error
+
+    def changed(self) -> None:
+        """Tell every process that the catalog changed."""
+        self.heads.bump_catalog_version()
+        self.heads.ring_all()
+
+    def forget(self, name: str) -> None:
+        with self._mutex:
+            opened = self._topics.pop(name, None)
+            for partition in opened.opened() if opened else []:
+                self._with_files.pop(partition, None)
+                partition.log.close_idle()
+
+    def opened(self) -> list[Partition]:
+        """Every partition that somebody may still use, for they share our descriptors."""
+        with self._mutex:
+            return list(self._handles)
+
+    # ---- chores: what appends leave to be done
+
+    def _on_event(self, partition: Partition, events: int) -> None:
+        if events & head.OPENED:
+            self._bound_files(partition)
+        if events & (head.ROLLED | head.RECOVERY_POINT):
+            with self._wake:
+                self._chores[partition] = self._chores.get(partition, 0) | events
+                if self._janitor is None:
+                    self._janitor = threading.Thread(target=self._do_chores, name="klamm-janitor", daemon=True)
+                    self._janitor.start()
+                self._wake.notify()
+
+    def _bound_files(self, partition: Partition) -> None:
+        """Close the files that were not used for longest, so that any number of partitions can be appended to."""
+        with self._mutex:
+            self._with_files[partition] = None
+            if len(self._with_files) > self._max_open:
+                oldest = sorted(self._with_files, key=lambda each: each.log.used)[: self._max_open // 2]
+                for each in oldest:
+                    if each is not partition:
+                        each.log.close_idle()
+                        del self._with_files[each]
+
+    def _do_chores(self) -> None:
+        while True:
+            with self._wake:
+                while not self._chores:
+                    if self.closed:
+                        return
+                    self._wake.wait()
+                partition, events = self._chores.popitem()
+            try:
+                partition.checkpoint()
+                if events & head.ROLLED:
+                    partition.expire()
+            except Exception as error:  # noqa: BLE001  # a chore can wait; the next append asks again
+                if not self.closed:
+                    _log.warning("%s: %s", partition.directory, error)
+
+    # ---- the end
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise NotAStore(f"{self.path}: the store is closed", hint="open it anew")
+
+    def close(self) -> None:
+        """Leave recovery points behind and let go of everything."""
+        with self._wake:
+            if self.closed:
+                return
+            self.closed = True
+            self._wake.notify_all()
+        if self._janitor is not None and self._janitor is not threading.current_thread():
+            self._janitor.join()
+        failed: Exception | None = None
+        for partition in self.opened():
+            try:
+                partition.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed, too; then it is raised
+                failed = failed or error
+        self.catalog.close()
+        self._drop()
+        if failed is not None:
+            raise failed
+
+    def _drop(self) -> None:
+        for lock in (self.lock, self.members):
+            if lock is not None:
+                lock.close()
+        if hasattr(self, "heads"):
+            self.heads.close_descriptor()
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+        self._forking = self.opened()
+        for partition in self._forking:
+            partition.before_fork()
+
+    def after_fork(self) -> None:
+        for partition in self._forking:
+            partition.after_fork()
+        self._mutex.release()
+
+    def in_child(self) -> None:
+        """Nothing here may be used any more: locks and descriptors are the parent's."""
+        for partition in self._forking:
+            partition.in_child()
+        self._mutex = threading.RLock()
+        self._wake = threading.Condition()
+        self._janitor = None
+        self.closed = True
+        self.heads.close_descriptor()
+
+
+def bell_bit(topic_id: str) -> int:
+    """Who waits for a topic listens to one of 32 bits."""
+    return 1 << (zlib.crc32(topic_id.encode()) % 32)
+
+
+# ---- one core a directory and process
+
+_cores: dict[tuple[int, int, bool], Core] = {}
+_cores_mutex = threading.RLock()  # a dropped Store may be collected, and released, by whoever holds it
+
+
+def _forget_in_child() -> None:
+    global _cores_mutex
+    _cores_mutex = threading.RLock()  # some other thread of the parent may have held it
+    _cores.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def acquire(path: str, *, read_only: bool, create: bool, force_filesystem: bool) -> Core:
+    """The core of the store at `path`, opened if this process has not done so yet. Give it back with `release`."""
+    path = os.path.abspath(path)
+    _look_before(path, read_only=read_only, create=create, force_filesystem=force_filesystem)
+    status = os.stat(path)
+    key = (status.st_dev, status.st_ino, read_only)
+    with _cores_mutex:
+        core = _cores.get(key)
+        if core is None or core.closed:
+            core = _cores[key] = Core(path, read_only=read_only)
+        core.users += 1
+        return core
+
+
+def release(core: Core) -> None:
+    """Close the core when its last user has gone."""
+    with _cores_mutex:
+        core.users -= 1
+        if core.users > 0 or core.closed:
+            return
+        for key in [key for key, value in _cores.items() if value is core]:
+            del _cores[key]
+    core.close()
+
+
+def _look_before(path: str, *, read_only: bool, create: bool, force_filesystem: bool) -> None:
+    """Refuse what is not a store and cannot become one, before anything is touched."""
+    if not os.path.exists(path):
+        if read_only or not create:
+            raise NotAStore(f"{path}: there is nothing here", hint="open it with create=True, for writing")
+        try:
+            os.makedirs(path, exist_ok=True)  # synced before klamm.db is made
+        except OSError as error:
+            raise ReadOnly(f"{path}: cannot be created: {error.strerror}") from error
+    if not os.path.isdir(path):
+        raise NotAStore(f"{path}: is a file; a store is a directory")
+    if not force_filesystem:
+        files.refuse_untrusted(path)
+    names = set(os.listdir(path))
+    if "klamm.db" in names:
+        return
+    strangers = sorted(name for name in names - _OURS if not name.endswith(".new"))
+    if strangers:
+        raise NotAStore(
+            f"{path}: is not a store: it has no klamm.db, but {strangers[0]}", hint="use a new or empty directory"
+        )
+    if read_only or not create:
+        raise NotAStore(f"{path}: is not a store: it has no klamm.db", hint="open it with create=True, for writing")

@@ -1,0 +1,436 @@
+"""Looking through one partition: head, segments, index, recovery point, producers; and putting it right.
+
+    heads      a slot for each partition, its commit whole and sane (log/head.py, H1 to H4)
+    segments   batches end to end, CRC, offsets that follow on; nothing beyond the commit (log/segment.py, S1 to S3)
+    index      checksums; entries that point at batches (log/index.py, I1)
+    recovery   its checksum; the point lies at a batch (log/point.py)
+    producers  table and snapshots can be read, and know no batch that is not there (log/producers.py)
+
+An index, a snapshot or bytes beyond the commit are put right beside other processes. A log is mended only when no other
+process has the store open: they have its files open and its table of producers mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from klamm.batch import crc32c
+from klamm.disk import _os, files
+from klamm.disk.locks import PRESENCE, LockFile
+from klamm.errors import CorruptBatch, StoreBusy
+from klamm.log import _head, head, index, point, producers, recovery, segment
+from klamm.log.index import Entry, Index
+from klamm.store import directory
+from klamm.store.catalog import Topic
+from klamm.store.damage import Damage, batches
+from klamm.store.repair import mend
+
+__all__ = ["Breach", "Examination", "Report"]
+
+
+class Breach(NamedTuple):
+    """A promise that does not hold. `repaired` says what was done about it; None: nothing."""
+
+    path: str
+    position: int | None
+    promise: str
+    message: str
+    repaired: str | None = None
+
+    def __str__(self) -> str:
+        where = self.path if self.position is None else f"{self.path}: byte {self.position}"
+        return f"{where}: {self.message} [{self.promise}]" + (f": {self.repaired}" if self.repaired else "")
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was wrong with it."""
+
+    breaches: list[Breach] = field(default_factory=list)
+    topics: int = 0
+    partitions: int = 0
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    size: int = 0  # bytes of log
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong (any more)."""
+        return all(breach.repaired for breach in self.breaches)
+
+
+class _Slot(NamedTuple):
+    seq: int
+    intent: int
+    index_base: int
+    index_count: int
+
+
+class _Walk:
+    """What was found in one partition. `remedy` of a finding: "mend", "index <base>", "remove", or nothing."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Breach, str]] = []
+
+    def add(self, path: str, position: int | None, promise: str, message: str, remedy: str = "mend") -> None:
+        self.found.append((Breach(path, position, promise, message), remedy))
+
+
+class Examination:
+    """Of one partition."""
+
+    contiguous = True  # compaction will leave gaps
+
+    def __init__(
+        self,
+        core: directory.Core,
+        lock: LockFile | None,
+        report: Report,
+        topic: Topic,
+        number: int,
+        slot: int,
+        *,
+        repair: bool,
+    ) -> None:
+        """Without `lock`, nothing that needs a lock byte is looked at."""
+        self.core = core
+        self.lock = lock
+        self.report = report
+        self.repair = repair
+        self.topic = topic
+        self.slot = slot
+        self.directory = f"{core.path}/topics/{topic.directory}/{number}"
+        self.heads = core.heads
+
+    def run(self) -> None:
+        report = self.report
+        at = self.slot * head.SLOT_BYTES
+        if self.heads.size() <= self.slot:
+            message = f"has no slot {self.slot} for {self.topic.name}"
+            report.breaches.append(
+                Breach(self.heads.path, at, "C1: slots are laid out before a topic is there", message)
+            )
+            return
+        self.log = self._open_log()
+        for _ in range(5):
+            walk = _Walk()
+            counted = (report.segments, report.batches, report.records, report.size)
+            try:
+                self._walk(walk)
+                break
+            except FileNotFoundError:  # expired under our eyes
+                report.segments, report.batches, report.records, report.size = counted
+        if walk.found and self._is_deleted():
+            return
+        report.breaches += self._repair(walk) if self.repair else [breach for breach, _ in walk.found]
+
+    def _open_log(self) -> head.Log:
+        """The one in use here, if there is; else one with a lock descriptor of its own, which excludes the rest."""
+        for partition in self.core.opened():
+            if partition.slot == self.slot:
+                return partition.log
+        bit = directory.bell_bit(self.topic.id)
+        fd = self.lock.fd if self.lock is not None else -1
+        return head.Log(self.heads, self.slot, self.directory, fd, bit, writable=self.lock is not None)
+
+    def _is_deleted(self) -> bool:
+        topics = self.core.catalog.topics()
+        return self.topic.id not in [topic.id for topic in topics]
+
+    # ---- looking
+
+    def _walk(self, walk: _Walk) -> None:
+        at = self.slot * head.SLOT_BYTES
+        if self.log.flags & head.DELETED:
+            message = f"{self.topic.name} is marked as deleted, but the catalog has it: delete it again"
+            walk.add(self.heads.path, at, "a topic is deleted whole", message, "")
+            return
+        known = self._point(walk)
+        flushed = self.log.flushed_offset
+        now: head.Snapshot | None = None
+        if not self.log.flags & head.NEEDS_RECOVERY:
+            try:
+                now = self.log.snapshot()
+            except RuntimeError:
+                walk.add(self.heads.path, at, "H1: the commit is whole", f"the head of {self.directory} is damaged")
+            else:
+                self._head(walk, now, flushed, known)
+        self._segments(walk, now, known)
+        self._producers(walk, now)
+        if now is not None and self.lock is not None:
+            self._tail(walk)
+
+    def _point(self, walk: _Walk) -> point.Point | None:
+        path = f"{self.directory}/recovery"
+        known = point.load(self.directory)
+        if known is None and os.path.exists(path):
+            known = point.load(self.directory)  # it may have been made in between
+        if known is None and os.path.exists(path):
+            walk.add(path, 0, "the recovery point is as it was written", "its checksum is wrong")
+        return known
+
+    def _head(self, walk: _Walk, now: head.Snapshot, flushed: int, known: point.Point | None) -> None:
+        at = self.slot * head.SLOT_BYTES
+        wrong = None
+        if not 0 <= now.log_start <= now.next_offset or not 0 <= now.active_base <= now.next_offset:
+            wrong = f"log start {now.log_start}, active segment {now.active_base}, next offset {now.next_offset}"
+        elif now.position < 0 or (now.position == 0) != (now.active_base == now.next_offset):
+            wrong = f"position {now.position} in segment {now.active_base}, but next offset {now.next_offset}"
+        elif not 0 <= flushed <= now.next_offset or now.stable_offset > now.next_offset:
+            wrong = f"flushed up to {flushed}, stable up to {now.stable_offset}, but next offset {now.next_offset}"
+        elif known is not None and known.offset > now.next_offset:
+            wrong = f"next offset {now.next_offset}, but the recovery point is at {known.offset}"
+        if wrong is not None:
+            walk.add(self.heads.path, at, "H2: next_offset only grows, and the rest follows it", wrong)
+
+    def _segments(self, walk: _Walk, now: head.Snapshot | None, known: point.Point | None) -> None:
+        found = segment.bases(self.directory)
+        log_start = now.log_start if now else known.log_start if known else found[0] if found else 0
+        following = dict(pairwise(found))
+        expected = log_start
+        for base in found:
+            if base in following and following[base] <= log_start:
+                continue  # a cleaning that was cut short; the next one removes it
+            if now is not None and base > now.active_base:
+                if base > self.log.snapshot().active_base:  # else it was begun since
+                    path = segment.path_of(self.directory, base)
+                    walk.add(
+                        path, None, "S3: no segment after the active one", f"the active segment is {now.active_base}"
+                    )
+                continue
+            if base > expected:
+                self._missing(walk, expected, base, now)
+            expected = max(self._segment(walk, base, now, known), base)
+        if now is not None and expected < now.next_offset:
+            self._missing(walk, expected, now.next_offset, now)
+
+    def _missing(self, walk: _Walk, first: int, end: int, now: head.Snapshot | None) -> None:
+        if now is not None and self.log.snapshot().log_start >= end:
+            return  # expired since
+        if not walk.found or not walk.found[-1][0].path.endswith(segment.LOG):  # else that damage has told it already
+            walk.add(self.directory, None, "S2: offsets follow on", f"offsets {first} to {end - 1} are missing")
+
+    def _segment(self, walk: _Walk, base: int, now: head.Snapshot | None, known: point.Point | None) -> int:
+        """Walk one segment; the offset after it."""
+        report, path = self.report, segment.path_of(self.directory, base)
+        active = now is not None and base == now.active_base
+        size = os.stat(path).st_size
+        end = now.position if now is not None and active else size
+        if size < end:
+            walk.add(path, size, "H1: what was committed is there", f"the file ends here, the commit at byte {end}")
+            end = size
+        torn_from = known.position if known is not None and base == known.base else 0
+        may_be_torn = now is None and (known is None or base >= known.base)
+        entries = _Entries(walk, self.directory, base, self._counted(base) if active else None)
+        offset, epoch, youngest = base, -1, -1
+        mark: int | None = known.offset if known is not None and base == known.base and known.position < end else None
+        report.segments += 1
+        report.size += end
+        for each in batches(path, base, end, contiguous=self.contiguous):
+            if isinstance(each, Damage):
+                if may_be_torn and each.position >= torn_from and each.stop == end:
+                    break  # a tail that recovery will cut off
+                walk.add(
+                    path, each.position, "S1: every batch is whole, its CRC right, its offset the next", each.message
+                )
+                continue
+            header = each.header
+            if (
+                mark is not None
+                and known is not None
+                and each.position == known.position
+                and header.base_offset == mark
+            ):
+                mark = None
+            if header.leader_epoch < epoch:
+                message = f"leader epoch {header.leader_epoch} after {epoch}"
+                walk.add(path, each.position, "leader epochs only grow", message, "")
+            entries.batch(header.base_offset, each.position, youngest)
+            youngest, epoch = max(youngest, header.max_timestamp), max(epoch, header.leader_epoch)
+            offset = header.next_offset
+            report.batches += 1
+            report.records += header.record_count
+        entries.end(offset, end, youngest)
+        if mark is not None and known is not None and now is not None:
+            message = f"the point is byte {known.position} of segment {base}, where offset {mark} does not start"
+            walk.add(f"{self.directory}/recovery", None, "the recovery point lies at a batch", message)
+        return offset
+
+    def _counted(self, base: int) -> int:
+        """How many entries the active segment's index has, as its writers count them."""
+        now = self._slot()
+        return now.index_count if now.index_base == base else 0
+
+    def _slot(self) -> _Slot:
+        return _Slot(*self.log.bookkeeping)
+
+    def _tail(self, walk: _Walk) -> None:
+        """Bytes beyond the commit are there only while somebody writes, or where somebody died."""
+        self.log.lock()
+        try:
+            now = self.log.snapshot()
+            slot = self._slot()
+            path = segment.path_of(self.directory, now.active_base)
+            size = os.stat(path).st_size if os.path.exists(path) else 0
+            if size <= now.position or slot.intent != slot.seq:
+                return
+            message = f"{size - now.position} bytes after the commit, and no writer that died"
+            promise = "S3: a segment ends at the commit"
+            repaired = ""
+            if self.repair:
+                fd = _os.open_file(path, os.O_RDWR)
+                try:
+                    _os.truncate(fd, now.position)
+                    _os.fsync(fd)
+                finally:
+                    os.close(fd)
+                repaired = "cut off"
+            walk.found.append((Breach(path, now.position, promise, message, repaired or None), "done"))
+        finally:
+            self.log.unlock()
+
+    def _producers(self, walk: _Walk, now: head.Snapshot | None) -> None:
+        for offset in segment.bases(self.directory, producers.SUFFIX):
+            path = segment.path_of(self.directory, offset, producers.SUFFIX)
+            try:
+                states = producers.parse(files.read(path))
+            except FileNotFoundError:
+                continue  # pruned
+            if states is None:
+                walk.add(path, 0, "snapshots of producers are as they were written", "its checksum is wrong", "remove")
+        path = f"{self.directory}/producers"
+        if now is None or not os.path.exists(path):
+            return  # recovery makes the table anew
+        wrong = None
+        for wait_s in (0.0, 0.02, 0.2):  # it may be being made, or grown
+            time.sleep(wait_s)
+            wrong = producers.wrong_in_table(files.read(path), lambda: self.log.snapshot().next_offset)
+            if wrong is None:
+                return
+        assert wrong is not None
+        walk.add(path, wrong[0], "the table of producers knows only what is in the log", wrong[1])
+
+    # ---- putting right
+
+    def _repair(self, walk: _Walk) -> list[Breach]:
+        remedies = {remedy for _, remedy in walk.found}
+        told: dict[str, str | None] = {}
+        why = ""
+        if "mend" in remedies:
+            try:
+                told["mend"] = self._mend()
+            except (StoreBusy, CorruptBatch) as error:
+                why = f" (not repaired: {error.message})"
+        for remedy in remedies:
+            if remedy.startswith("index"):  # mending makes all of them anew
+                told[remedy] = told.get("mend") or self._reindex(int(remedy.split()[1]))
+        result = []
+        for breach, remedy in walk.found:
+            if remedy == "remove":
+                files.remove(breach.path)
+                told[remedy] = "removed"
+            done = breach.repaired or told.get(remedy)
+            result.append(breach._replace(repaired=done, message=breach.message + ("" if done else why)))
+        if told.get("mend"):
+            again = _Walk()
+            self._walk(again)
+            result += [breach for breach, _ in again.found]
+        return result
+
+    def _mend(self) -> str:
+        members, lock = self.core.members, self.lock
+        assert members is not None
+        assert lock is not None
+        if not members.try_hold(PRESENCE):
+            raise StoreBusy("other processes have the store open")
+        try:
+            with lock.hold(head.clean_byte(self.slot)):
+                done = mend(
+                    self.log,
+                    clock_ms=self.heads.clock_ms(),
+                    interval=self.topic.settings.index_interval_bytes,
+                    contiguous=self.contiguous,
+                    boots=self.core.catalog.boots(),
+                )
+        finally:
+            members.try_hold(PRESENCE, shared=True)
+        return "; ".join(done)
+
+    def _reindex(self, base: int) -> str:
+        """Make an index anew; that of the active segment in place, for its writers have it open."""
+        self.log.lock()
+        try:
+            now = self.log.snapshot()
+            scanned = recovery.scan_segment(
+                self.directory, base, interval=self.topic.settings.index_interval_bytes, contiguous=self.contiguous
+            )
+            if base != now.active_base:
+                index.write(
+                    self.directory,
+                    base,
+                    [*scanned.entries, Entry(scanned.offset, scanned.position, scanned.max_timestamp)],
+                )
+                return "made anew"
+            inode = os.stat(segment.path_of(self.directory, base)).st_ino
+            data = _head.index_header(inode, base) + b"".join(_head.index_entry(*entry) for entry in scanned.entries)
+            fd = _os.open_file(segment.path_of(self.directory, base, ".index"), os.O_RDWR | os.O_CREAT)
+            try:
+                _os.truncate(fd, 0)
+                _os.pwrite(fd, data, 0)
+                _os.fsync(fd)
+            finally:
+                os.close(fd)
+            last = scanned.entries[-1].position if scanned.entries else 0
+            self.log.set_index(base, len(scanned.entries), last)
+            return "made anew"
+        finally:
+            self.log.unlock()
+
+
+class _Entries:
+    """The entries of an index, held against the batches as they come by."""
+
+    def __init__(self, walk: _Walk, directory: str, base: int, counted: int | None) -> None:
+        self.walk = walk
+        self.base = base
+        self.path = segment.path_of(directory, base, ".index")
+        self.wanted: dict[int, tuple[int, Entry]] = {}
+        try:
+            header = files.read(self.path)[: index.HEADER_SIZE]
+        except FileNotFoundError:
+            return
+        if counted == 0 or not header:
+            return  # nobody looks at it before its header is written, which a full disk or a kill may prevent
+        if len(header) < index.HEADER_SIZE or header[-4:] != crc32c(header[:-4]).to_bytes(4, "little"):
+            self._lies(0, "the checksum of its header is wrong")
+            return
+        with Index(directory, base) as found:
+            for number in range(found.count if counted is None else min(found.count, counted)):
+                entry = found.entry(number)
+                at = index.HEADER_SIZE + number * index.ENTRY_SIZE
+                if entry is None:
+                    self._lies(at, "the checksum of an entry is wrong")
+                else:
+                    self.wanted[entry.position] = at, entry
+
+    def _lies(self, at: int, message: str) -> None:
+        self.walk.add(self.path, at, "I1: an index never lies", message, f"index {self.base}")
+
+    def batch(self, offset: int, position: int, youngest: int) -> None:
+        if position in self.wanted:
+            at, entry = self.wanted.pop(position)
+            if entry.offset != offset:
+                self._lies(at, f"says that offset {entry.offset} is at byte {position}, where {offset} is")
+            elif entry.max_timestamp < youngest:
+                self._lies(at, f"says that nothing before is younger than {entry.max_timestamp}, but {youngest} is")
+
+    def end(self, offset: int, position: int, youngest: int) -> None:
+        self.batch(offset, position, youngest)  # the entry made when the segment was closed
+        for at, entry in self.wanted.values():
+            if entry.position < position:
+                self._lies(at, f"says that a batch starts at byte {entry.position}, where none does")

@@ -1,0 +1,57 @@
+"""Names of topics: Kafka's rules, so that every name here is a name there.
+
+1 to 249 characters of A-Z a-z 0-9 . _ -        but neither "." nor ".."
+a.b and a_b exclude each other                  Kafka's metrics spell both a_b
+__ at the start                                 ours: topics that Klamm makes for itself
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from klamm.errors import InvalidTopic
+
+__all__ = ["MAX_LENGTH", "collision_key", "directory_name", "nearest", "validate"]
+
+MAX_LENGTH = 249
+_RESERVED = "__"
+_LEGAL = re.compile(r"[A-Za-z0-9._-]+")
+_DIRECTORY_NAME_SIZE = 255  # the longest name ext4, xfs, btrfs and APFS take
+
+
+def validate(name: str, *, internal: bool = False) -> str:
+    """`name` itself, or InvalidTopic saying which rule it breaks. Only Klamm itself asks with `internal`."""
+    if not isinstance(name, str):
+        raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
+    if not name:
+        raise InvalidTopic("the name of a topic cannot be empty")
+    if len(name) > MAX_LENGTH:
+        raise InvalidTopic(f"{name[:20]}…: a topic's name has at most {MAX_LENGTH} characters, this one {len(name)}")
+    if name in (".", ".."):
+        raise InvalidTopic(f'{name!r}: the name of a topic cannot be "." or ".."')
+    if not _LEGAL.fullmatch(name):
+        wrong = next(character for character in name if not _LEGAL.fullmatch(character))
+        raise InvalidTopic(
+            f"{name!r}: {wrong!r} cannot be in the name of a topic", hint="letters, digits, '.', '_' and '-' can"
+        )
+    if name.startswith(_RESERVED) and not internal:
+        raise InvalidTopic(f"{name!r}: names that start with {_RESERVED!r} are kept for Klamm's own topics")
+    return name
+
+
+def collision_key(name: str) -> str:
+    """Two names with the same key exclude each other."""
+    return name.replace(".", "_")
+
+
+def directory_name(name: str, topic_id: str) -> str:
+    """The topic's directory below `topics/`. The id makes it unique; a long name is cut to what fits."""
+    return f"{name[: _DIRECTORY_NAME_SIZE - 1 - len(topic_id)]}-{topic_id}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """A hint for somebody who mistyped `name`: the known name most like it."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else None

@@ -1,0 +1,218 @@
+"""Mending a log: everything good stays, in its place and with its offsets.
+
+    a base offset that was damaged      is put back (it lies outside of the CRC)
+    damage before good batches          an empty batch takes its place and its offsets, as after cleaning
+    missing segments                    the same, at the end of the segment before
+    damage at the end                   is cut off
+    nothing left at the start           the log starts later
+
+What is taken away is kept beside the log, in `<segment>.cut-<time>`. Afterwards the log is recovered from its first
+segment on: new head, indexes, table of producers, and a new leader epoch, so that stored positions are looked at again.
+
+A segment that is rewritten is a new file, while other processes may still append to the old one; so the last segment,
+once rewritten, is never the active one again: an empty one follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from klamm.batch import header as batch_header
+from klamm.batch import patch, verify
+from klamm.disk import _os, files
+from klamm.errors import CorruptBatch
+from klamm.log import head, point, recovery, segment
+from klamm.store.damage import Batch, Damage, batches
+
+__all__ = ["hole", "mend"]
+
+_MAX_DELTA = 0x7FFFFFFE
+_CHUNK = 4 << 20
+
+
+def hole(first: int, end: int, epoch: int) -> bytes:
+    """Batches without a record that take the offsets [first, end)."""
+    parts = []
+    while first < end:
+        delta = min(end - first - 1, _MAX_DELTA)
+        parts.append(patch.empty(first, delta + 1, epoch))
+        first += delta + 1
+    return b"".join(parts)
+
+
+def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots: int) -> list[str]:
+    """Make the files whole and recover the log from them. The caller holds the clean byte. What was done, in words."""
+    log.lock()
+    try:
+        head.lock_flush(log)
+        try:
+            now: head.Snapshot | None = None
+            if not log.flags & head.NEEDS_RECOVERY:
+                try:
+                    now = log.snapshot()
+                except RuntimeError:
+                    now = None  # the head itself is damaged
+            log.set_flags(head.NEEDS_RECOVERY)
+            log.forget_files()
+            done = _Mending(log.directory, now, contiguous).run()
+        finally:
+            log.unlock_flush()
+    finally:
+        log.unlock()
+    recovery.recover(log, clock_ms=clock_ms, interval=interval, contiguous=contiguous, boots=boots)
+    log.bump_segments_version()
+    log.ring()
+    return [*done, f"recovered the log, which now ends at offset {log.snapshot().next_offset}"]
+
+
+class _Mending:
+    def __init__(self, directory: str, now: head.Snapshot | None, contiguous: bool) -> None:
+        self.directory = directory
+        self.now = now
+        self.contiguous = contiguous
+        self.suffix = f".cut-{time.time_ns() // 1_000_000}"
+        self.done: list[str] = []
+
+    def run(self) -> list[str]:
+        known = point.load(self.directory)
+        found = segment.bases(self.directory)
+        last_offset = max(self.now.next_offset if self.now else 0, known.offset if known else 0)
+        log_start = self.now.log_start if self.now else known.log_start if known else found[0] if found else 0
+        if not found and self.now is None and known is None:
+            raise CorruptBatch(
+                f"{self.directory}: no head, no recovery point and no segment: nobody knows the next offset",
+                path=self.directory,
+                hint="restore a backup",
+            )
+        kept = self._set_aside(found)
+        end = kept[-1][1] if kept else last_offset
+        rewritten = False
+        for number, (base, following) in enumerate(kept):
+            last = number == len(kept) - 1
+            wanted = following if last else kept[number + 1][0]
+            rewritten = self._rewrite(base, wanted, last=last)
+        if rewritten or not kept:
+            files.make_directory(self.directory)
+            self._write(segment.path_of(self.directory, end), iter(()))
+        first = kept[0][0] if kept else end
+        if first > log_start:
+            self.done.append(f"moved the start of the log from offset {log_start} to {first}")
+        epochs = known.epochs if known else ()  # else recovery finds them in the batches
+        files.sync_directory(self.directory)
+        point.store(self.directory, point.Point(first, first, 0, max(first, log_start), epochs))
+        return self.done
+
+    def _end_of(self, base: int) -> int:
+        """The byte up to which a segment was committed; its size, if that is not known or it is shorter."""
+        size = os.stat(segment.path_of(self.directory, base)).st_size
+        return min(size, self.now.position) if self.now and base == self.now.active_base else size
+
+    def _batches(self, base: int) -> Iterator[Batch | Damage]:
+        path = segment.path_of(self.directory, base)
+        return batches(path, base, self._end_of(base), contiguous=self.contiguous)
+
+    def _set_aside(self, found: list[int]) -> list[tuple[int, int]]:
+        """Rename segments without a good batch, or out of line; the others, with the offset after their last one."""
+        kept: list[tuple[int, int]] = []
+        for base in found:
+            following = max(
+                (each.header.next_offset for each in self._batches(base) if isinstance(each, Batch)), default=None
+            )
+            stray = self.now is not None and base > self.now.active_base
+            if following is None or stray or (kept and base < kept[-1][1]):
+                path = segment.path_of(self.directory, base)
+                files.remove(segment.path_of(self.directory, base, ".index"))
+                _os.rename(path, path + self.suffix)
+                if os.stat(path + self.suffix).st_size:
+                    self.done.append(f"moved {path} aside to {path}{self.suffix}")
+            else:
+                kept.append((base, following))
+        return kept
+
+    def _rewrite(self, base: int, wanted: int, *, last: bool) -> bool:
+        """Put the segment right, so that it ends at offset `wanted`. False if it was right."""
+        found = list(self._damage(base, wanted, last=last))
+        path = segment.path_of(self.directory, base)
+        if not found and self._end_of(base) == os.stat(path).st_size:
+            return False
+        if found and any(each.stop > each.position for each, _ in found):
+            self._write(
+                path + self.suffix, (data for each, _ in found for data in self._bytes(path, each.position, each.stop))
+            )
+        files.remove(segment.path_of(self.directory, base, ".index"))
+        self._write(path + ".new", self._mended(base, found))
+        _os.rename(path + ".new", path)
+        for each, filling in found:
+            what = f"{path}: byte {each.position}: {each.stop - each.position} bytes moved aside to {path}{self.suffix}"
+            self.done.append(f"{what}, {self._told(each, filling)}")
+        return True
+
+    def _damage(self, base: int, wanted: int, *, last: bool) -> Iterator[tuple[Damage, bytes]]:
+        """Each damage, with the bytes that are to take its place."""
+        pending: Damage | None = None
+        offset, position, epoch = base, 0, 0
+        for each in self._batches(base):
+            if isinstance(each, Damage):
+                pending, position = each, each.stop
+                continue
+            if pending is not None:
+                yield pending, self._filling(base, pending, each.header.base_offset, epoch)
+                pending = None
+            epoch = max(epoch, each.header.leader_epoch)
+            offset, position = each.header.next_offset, each.position + each.header.size
+        if pending is not None:
+            yield pending, b"" if last else self._filling(base, pending, wanted, epoch)
+        elif self.contiguous and offset < wanted:
+            yield Damage(position, position, offset, "missing"), hole(offset, wanted, epoch)
+
+    def _filling(self, base: int, damage: Damage, following: int, epoch: int) -> bytes:
+        """The batch itself if only its base offset is wrong; else an empty one."""
+        if damage.stop - damage.position <= batch_header.HEADER_SIZE + (64 << 20):
+            path = segment.path_of(self.directory, base)
+            data = bytearray(b"".join(self._bytes(path, damage.position, damage.stop)))
+            data[:8] = damage.offset.to_bytes(8, "big")
+            try:
+                if verify(data, damage.offset, True) == (len(data), following):
+                    return bytes(data)
+            except CorruptBatch:
+                pass
+        return hole(damage.offset, following, epoch)
+
+    def _told(self, damage: Damage, filling: bytes) -> str:
+        if not filling:
+            return f"the log was cut off there, at offset {damage.offset}"
+        if len(filling) == damage.stop - damage.position and len(filling) > batch_header.HEADER_SIZE:
+            return f"base offset {damage.offset} put back: nothing was lost"
+        following = batch_header.parse(filling, len(filling) - batch_header.HEADER_SIZE).next_offset
+        return f"offsets {damage.offset} to {following - 1} are lost; an empty batch stands for them"
+
+    def _mended(self, base: int, found: list[tuple[Damage, bytes]]) -> Iterator[bytes]:
+        path = segment.path_of(self.directory, base)
+        position = 0
+        for damage, filling in found:
+            yield from self._bytes(path, position, damage.position)
+            yield filling
+            position = damage.stop
+        yield from self._bytes(path, position, self._end_of(base))
+
+    def _bytes(self, path: str, start: int, stop: int) -> Iterator[bytes]:
+        fd = _os.open_file(path, os.O_RDONLY)
+        try:
+            while start < stop and (data := _os.pread(fd, min(_CHUNK, stop - start), start)):
+                yield data
+                start += len(data)
+        finally:
+            os.close(fd)
+
+    def _write(self, path: str, pieces: Iterator[bytes]) -> None:
+        fd = _os.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            position = 0
+            for data in pieces:
+                _os.pwrite(fd, data, position)
+                position += len(data)
+            _os.fsync(fd)
+        finally:
+            os.close(fd)

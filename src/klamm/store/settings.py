@@ -1,0 +1,158 @@
+"""Settings of a topic: Kafka's names and defaults; only those that Klamm honours.
+
+The class below is the table: one line a setting, with its name, default, range and meaning. A topic stores only what
+differs from the defaults on purpose (`to_dict`), as strings, the way Kafka's tools show and take them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from klamm.errors import InvalidSetting
+from klamm.store.names import nearest
+
+__all__ = ["SETTINGS", "Setting", "Settings", "Value"]
+
+Value = str | int
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+_DAY_MS = 24 * 60 * 60 * 1000
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+class Setting(NamedTuple):
+    """One row of the table. Numbers lie in low..high, or are -1 where that means "no limit"; words are of `choices`."""
+
+    name: str
+    type: str  # "int", "long" or "string", as Kafka's tools say it
+    default: Value
+    doc: str
+    low: int = 0
+    high: int = 0
+    unlimited: bool = False
+    choices: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()  # Kafka's words that Klamm does not take yet
+
+    @property
+    def valid(self) -> str:
+        """What fits, in words."""
+        if self.choices:
+            return " or ".join(repr(choice) for choice in self.choices)
+        return f"a whole number from {self.low} to {self.high}" + (", or -1: no limit" if self.unlimited else "")
+
+    def parse(self, value: object) -> Value:
+        """The typed value, or InvalidSetting."""
+        if self.choices:
+            if not isinstance(value, str):
+                raise self._refuse(value)
+            word = value.strip()
+            for part in word.split(","):
+                if part.strip() in self.later:
+                    raise InvalidSetting(f"{self.name}: {part.strip()!r} comes later", hint=f"for now {self.valid}")
+            if word not in self.choices:
+                raise self._refuse(value)
+            return word
+        if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value.strip()):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._refuse(value)
+        if not self.low <= value <= self.high and not (self.unlimited and value == -1):
+            raise self._refuse(value)
+        return value
+
+    def _refuse(self, value: object) -> InvalidSetting:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else shown[:59] + "…"
+        return InvalidSetting(f"{self.name}: {shown} does not fit", hint=f"want {self.valid}")
+
+
+def _number(name: str, default: int, low: int, high: int, *, unlimited: bool = False, doc: str) -> Any:
+    kind = "int" if high <= _INT32 else "long"
+    return field(default=default, metadata={"setting": Setting(name, kind, default, doc, low, high, unlimited)})
+
+
+def _word(name: str, *choices: str, later: tuple[str, ...] = (), doc: str) -> Any:
+    row = Setting(name, "string", choices[0], doc, choices=choices, later=later)
+    return field(default=row.default, metadata={"setting": row})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one topic, typed: `settings.retention_ms` is `retention.ms`."""
+
+    # fmt: off
+    cleanup_policy: str = _word("cleanup.policy", "delete", later=("compact",),
+        doc="What happens to old segments: they are deleted when retention says so.")
+    index_interval_bytes: int = _number("index.interval.bytes", 4096, 0, _INT32,
+        doc="About how many bytes of log lie between two entries of the index.")
+    max_message_bytes: int = _number("max.message.bytes", 1024 * 1024 + 12, 0, 64 * 1024 * 1024,
+        doc="The largest batch that is taken, as it is on disk: compressed, headers included.")
+    message_timestamp_type: str = _word("message.timestamp.type", "CreateTime", "LogAppendTime",
+        doc="Whether a record bears the time its producer gave it, or the time it was appended.")
+    producer_id_expiration_ms: int = _number("producer.id.expiration.ms", _DAY_MS, 1, _INT32,
+        doc="How long after its last batch an idempotent producer is remembered.")
+    retention_bytes: int = _number("retention.bytes", -1, 0, _INT64, unlimited=True,
+        doc="How large a partition may grow before its oldest segments are deleted; -1: no limit.")
+    retention_ms: int = _number("retention.ms", 7 * _DAY_MS, 0, _INT64, unlimited=True,
+        doc="How old records may grow before their segment is deleted; -1: they are kept for ever.")
+    segment_bytes: int = _number("segment.bytes", 1024 * 1024 * 1024, 14, _INT32,
+        doc="A segment that would grow beyond this is closed, and the next one begun.")
+    segment_ms: int = _number("segment.ms", 7 * _DAY_MS, 1, _INT64,
+        doc="A segment older than this is closed at the next append, so that retention can delete it.")
+    segment_records: int = _number("segment.records", -1, 1, _INT64, unlimited=True,
+        doc="A segment of this many records is closed; -1: no limit. (Klamm's own; Kafka has no such setting.)")
+    # fmt: on
+    overridden: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, overrides: Mapping[str, Value], *, where: str = "") -> Settings:
+        """Defaults, with `overrides` by Kafka's names. `where` starts the message of InvalidSetting."""
+        return cls().changed(overrides, where=where)
+
+    def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = (), *, where: str = "") -> Settings:
+        """These settings with `changes` made and `resets` put back to their defaults."""
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"settings are a mapping of names to values, not {type(changes).__name__}")
+        overrides: dict[str, Value] = dict(self.to_dict())
+        try:
+            for name in resets:
+                overrides.pop(_known(name).name, None)
+                if name in changes:
+                    raise InvalidSetting(f"{name}: cannot be both changed and reset")
+            for name, value in changes.items():
+                overrides[name] = _known(name).parse(value)
+            values = {_ATTRIBUTES[name]: SETTINGS[name].parse(value) for name, value in overrides.items()}
+        except InvalidSetting as error:
+            if not where:
+                raise
+            raise InvalidSetting(f"{where}: {error.message}", hint=error.hint) from None
+        return Settings(**values, overridden=frozenset(overrides))  # type: ignore[arg-type]  # parsed just above
+
+    def to_dict(self) -> dict[str, str]:
+        """What was set on purpose, as strings, in the order of the names."""
+        return {name: self[name] for name in sorted(self.overridden)}
+
+    def __getitem__(self, name: str) -> str:
+        """The value of `name` (Kafka's spelling) as a string."""
+        return str(getattr(self, _ATTRIBUTES[_known(name).name]))
+
+
+def _known(name: object) -> Setting:
+    if not isinstance(name, str):
+        raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
+    setting = SETTINGS.get(name)
+    if setting is None:
+        raise InvalidSetting(f"{name}: there is no such setting", hint=nearest(name, SETTINGS))
+    return setting
+
+
+# By Kafka's names: the rows of the table, and the attributes that hold them.
+SETTINGS: dict[str, Setting] = {
+    f.metadata["setting"].name: f.metadata["setting"] for f in fields(Settings) if f.metadata
+}
+_ATTRIBUTES: dict[str, str] = {f.metadata["setting"].name: f.name for f in fields(Settings) if f.metadata}
+assert all(attribute == name.replace(".", "_") for name, attribute in _ATTRIBUTES.items())

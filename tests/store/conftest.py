@@ -1,0 +1,29 @@
+"""A catalog in a directory, behind the real gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from klamm.disk.locks import GATE, LockFile
+from klamm.store.catalog import Catalog
+
+
+def gate_of(directory: Path | str) -> Callable[[], AbstractContextManager[None]]:
+    lock = LockFile(str(Path(directory) / "lock"))
+    return lambda: lock.hold(GATE)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "klamm.db")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, path: str) -> Iterator[Catalog]:
+    made = Catalog.create(path, gate_of(tmp_path), "the-store")
+    yield made
+    made.close()

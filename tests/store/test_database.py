@@ -1,0 +1,378 @@
+"""klamm.db as a file: who may write when, what a fork leaves, what stays when everybody has gone."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from klamm.errors import KlammError, NewerFormat, NotAStore
+from klamm.store import database as database_module
+from klamm.store.catalog import Catalog
+from klamm.store.database import APPLICATION_ID
+from tests.store.conftest import gate_of
+
+
+def nothing(slots: range) -> None:
+    """For topics whose heads no test looks at."""
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def in_child(code: str, *arguments: str) -> str:
+    """What a Python process prints that runs `code`."""
+    prelude = "import os, sys\nfrom klamm.store.catalog import Catalog\nfrom tests.store.conftest import gate_of\n"
+    return subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout
+
+
+# Creating and opening
+
+
+def test_creating_again_keeps_what_is_there(tmp_path: Path, path: str) -> None:
+    for store_id in ("first", "second"):
+        with closing(Catalog.create(path, gate_of(tmp_path), store_id)) as catalog:
+            assert catalog.store_id == "first"
+            if store_id == "first":
+                catalog.create_topic("orders", 1, {}, nothing)
+            assert [topic.name for topic in catalog.topics()] == ["orders"]
+
+
+def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) -> None:
+    code = """
+        import signal, sqlite3
+        from klamm.store import database
+        dial, left = database._dial, [int(sys.argv[2])]
+        def step(*_):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        class Connection(sqlite3.Connection):
+            def execute(self, *arguments):
+                step()
+                cursor = super().execute(*arguments)
+                step()
+                return cursor
+        sqlite3.connect = lambda *a, connect=sqlite3.connect, **k: connect(*a, factory=Connection, **k)
+        for n in range(int(sys.argv[2]), 1000, 3):
+            pid = os.fork()
+            if pid == 0:
+                left[0] = n
+                os.mkdir(f"{sys.argv[1]}/{n}")
+                Catalog.create(f"{sys.argv[1]}/{n}/klamm.db", gate_of(f"{sys.argv[1]}/{n}"), "first")
+                os._exit(0)
+            if os.waitpid(pid, 0)[1] == 0:
+                break
+        print(n)
+    """
+    last = int(in_child(code, str(tmp_path), "0"))
+    assert last > 20
+    whole = 0
+    for n in range(last % 3, last + 1, 3):
+        path = tmp_path / str(n) / "klamm.db"
+        if path.exists():
+            with suppress(NotAStore):
+                Catalog(str(path), gate_of(path.parent)).close()
+                whole += 1
+        with closing(Catalog.create(str(path), gate_of(path.parent), "second")) as catalog:
+            assert catalog.store_id in ("first", "second")
+            catalog.create_topic("orders", 1, {}, nothing)
+            assert catalog.check() == []
+    assert 0 < whole < last / 3 - 3
+
+
+def test_what_is_no_database_is_no_store(tmp_path: Path, path: str) -> None:
+    gate = gate_of(tmp_path)
+    with pytest.raises(NotAStore, match=r"klamm\.db: there is no such file"):
+        Catalog(path, gate)
+    Path(path).write_bytes(b"not a database " * 100)
+    for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
+        with pytest.raises(NotAStore, match=r"klamm\.db: file is not a database"):
+            make(path, gate)
+    Path(path).unlink()
+    Path(path).mkdir()
+    with pytest.raises(NotAStore):
+        Catalog.create(path, gate, "x")
+
+
+def test_a_database_of_another_program_is_no_store_and_stays_as_it_is(tmp_path: Path, path: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE songs (title)")
+    before = Path(path).read_bytes()
+    for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
+        with pytest.raises(NotAStore, match="of another program"):
+            make(path, gate_of(tmp_path))
+    assert Path(path).read_bytes() == before
+
+
+def test_a_newer_format_is_refused(catalog: Catalog, tmp_path: Path, path: str) -> None:
+    catalog.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        connection.execute("PRAGMA user_version = 2")
+    for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
+        with pytest.raises(NewerFormat, match="has format 2, this Klamm knows formats up to 1"):
+            make(path, gate_of(tmp_path))
+
+
+def test_a_path_of_odd_characters_is_opened(tmp_path: Path) -> None:
+    odd = tmp_path / "a?b#c%41 ü"
+    odd.mkdir()
+    with closing(Catalog.create(str(odd / "klamm.db"), gate_of(odd), "x")):
+        assert (odd / "klamm.db").exists()
+
+
+# The gate and the write-ahead log
+
+
+def test_every_write_and_every_checkpoint_is_under_the_gate(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [False]
+    real = gate_of(tmp_path)
+
+    @contextmanager
+    def gate() -> Iterator[None]:
+        with real():
+            held[0] = True
+            try:
+                yield
+            finally:
+                held[0] = False
+
+    seen: list[str] = []
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *arguments: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if sql.lstrip().startswith(
+                ("BEGIN IMMEDIATE", "INSERT", "UPDATE", "DELETE", "CREATE", "COMMIT", "PRAGMA wal_check")
+            ):
+                assert held[0], sql
+                seen.append(sql.split(maxsplit=1)[0])
+            return super().execute(sql, *arguments)  # type: ignore[arg-type]
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Connection, **k))
+    monkeypatch.setattr(database_module, "WAL_LIMIT", 20_000)
+    with closing(Catalog.create(path, gate, "x")) as catalog:
+        for number in range(5):
+            catalog.create_topic(f"t{number}", 10, {}, nothing)
+            catalog.add_partitions(f"t{number}", 11, nothing)
+            catalog.alter_settings(f"t{number}", {"retention.ms": 1})
+            catalog.delete_topic(f"t{number}")
+            catalog.allocate_producer_id()
+    assert set(seen) == {"BEGIN", "INSERT", "UPDATE", "DELETE", "CREATE", "COMMIT", "PRAGMA"}
+
+
+def test_the_write_ahead_log_stays_bounded(catalog: Catalog, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "WAL_LIMIT", 50_000)
+    catalog.database._wal_limit = 50_000
+    catalog.create_topic("orders", 1, {}, nothing)
+    largest = 0
+    for number in range(60):
+        catalog.alter_settings("orders", {"retention.ms": number})
+        largest = max(largest, os.stat(path + "-wal").st_size)
+    assert largest < 100_000
+
+
+def test_a_reader_that_stands_still_lets_the_log_grow_but_stops_nobody(
+    catalog: Catalog, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "WAL_LIMIT", 20_000)
+    catalog.database._wal_limit = 20_000
+    catalog.create_topic("orders", 1, {}, nothing)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM topics").fetchall()
+        for number in range(30):
+            catalog.alter_settings("orders", {"retention.ms": number})
+        assert os.stat(path + "-wal").st_size > 100_000
+    for number in range(60):
+        catalog.alter_settings("orders", {"retention.ms": number})
+    assert os.stat(path + "-wal").st_size < 100_000
+
+
+def test_nothing_but_us_makes_checkpoints(catalog: Catalog) -> None:
+    assert catalog.database.read("PRAGMA wal_autocheckpoint") == [(0,)]
+    assert catalog.database.read("PRAGMA synchronous") == [(2,)]  # FULL
+
+
+def test_a_writer_that_closes_empties_the_log_for_those_who_stay(catalog: Catalog, tmp_path: Path, path: str) -> None:
+    with closing(Catalog(path, gate_of(tmp_path))) as staying:
+        catalog.create_topic("orders", 1, {}, nothing)
+        assert os.stat(path + "-wal").st_size > 0
+        catalog.close()
+        assert os.stat(path + "-wal").st_size == 0
+        assert staying.topic("orders")
+
+
+def test_closing_leaves_one_whole_file(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.create_topic("orders", 1, {}, nothing)
+    catalog.close()
+    assert sorted(name.name for name in tmp_path.iterdir()) == ["klamm.db", "lock"]
+
+
+def test_what_was_written_survives_a_kill_of_the_writer(tmp_path: Path, path: str) -> None:
+    code = """
+        catalog = Catalog.create(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])), "x")
+        catalog.create_topic("orders", 3, {}, lambda slots: None)
+        print("done", flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    with pytest.raises(subprocess.CalledProcessError) as killed:
+        in_child(code, path)
+    assert killed.value.stdout == "done\n"
+    with closing(Catalog(path, gate_of(tmp_path))) as catalog:
+        assert catalog.topic("orders").partitions == (1, 2, 3)
+
+
+# Forks
+
+
+LOCKS = """
+def locked(path):
+    "The bytes of the file that this process holds by its own locks."
+    inode = os.stat(path).st_ino
+    rows = [line.split() for line in open("/proc/locks") if "->" not in line]
+    return [row[-2] for row in rows if int(row[-3].split(":")[2]) == inode and int(row[-4]) == os.getpid()]
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/locks")
+def test_a_forked_child_holds_sqlites_locks_itself(tmp_path: Path, path: str) -> None:
+    code = """
+        path = sys.argv[1]
+        catalog = Catalog.create(path, gate_of(os.path.dirname(path)), "x")
+        first = catalog.allocate_producer_id()
+        catalog.create_topic("orders", 1, {}, lambda slots: None)
+        if os.fork() == 0:
+            assert catalog.topic("orders")  # by a connection of its own
+            catalog.database.gate = gate_of(os.path.dirname(path))
+            assert catalog.allocate_producer_id() > first + 1
+            catalog.close()
+            mine = Catalog(path, gate_of(os.path.dirname(path)))
+            assert mine.topic("orders")
+            assert locked(path) and locked(path + "-shm")
+            assert mine.allocate_producer_id() != first
+            mine.create_topic("child", 1, {}, lambda slots: None)
+            mine.close()
+            os._exit(0)
+        assert os.wait()[1] == 0
+        assert catalog.topic("child").partitions == (2,)
+        catalog.close()
+        print("fine")
+    """
+    assert in_child(LOCKS + textwrap.dedent(code), path) == "fine\n"
+
+
+def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: str) -> None:
+    code = """
+        import threading
+        path = sys.argv[1]
+        catalog = Catalog.create(path, gate_of(os.path.dirname(path)), "x")
+        stop = threading.Event()
+        def work():
+            number = 0
+            while not stop.is_set():
+                catalog.create_topic(f"t{number}", 1, {}, lambda slots: None)
+                assert catalog.topics()
+                number += 1
+            print(number)
+        thread = threading.Thread(target=work)
+        thread.start()
+        for n in range(15):
+            if os.fork() == 0:
+                mine = Catalog(path, gate_of(os.path.dirname(path)))
+                mine.create_topic(f"c{n}", 1, {}, lambda slots: None)
+                mine.close()
+                os._exit(0)
+            assert os.wait()[1] == 0
+        stop.set()
+        thread.join()
+    """
+    made = int(in_child(code, path))
+    with closing(Catalog(path, gate_of(tmp_path))) as catalog:
+        names = {topic.name for topic in catalog.topics()}
+        assert names == {f"c{n}" for n in range(15)} | {f"t{n}" for n in range(made)}
+        assert catalog.check() == []
+
+
+def test_an_abandoned_connection_is_kept_and_never_closed(catalog: Catalog) -> None:
+    connection = catalog.database._connection
+    catalog.abandon()
+    assert connection in database_module._abandoned
+    assert catalog.topics() == []  # by a connection of its own
+    database_module._abandoned.remove(connection)
+    connection.close()
+
+
+# Reading only where nothing may be written
+
+
+READ_ONLY = """
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+from contextlib import closing, nullcontext
+with closing(Catalog(sys.argv[1], nullcontext, read_only=True)) as catalog:
+    print(*[topic.name for topic in catalog.topics()])
+    print(*[topic.name for topic in catalog.topics()])
+"""
+
+
+@pytest.mark.parametrize("left", ["nothing", "a log", "a log and shared memory"])
+def test_a_directory_that_cannot_be_written_is_read_without_missing_anything(left: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        path = directory / "klamm.db"
+        with closing(Catalog.create(str(path), gate_of(directory), "x")) as catalog:
+            catalog.create_topic("before", 1, {}, nothing)
+        code = """
+            catalog = Catalog(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])))
+            catalog.create_topic("after", 1, {}, lambda slots: None)
+            os.kill(os.getpid(), 9)
+        """
+        if left != "nothing":
+            with pytest.raises(subprocess.CalledProcessError):
+                in_child(code, str(path))
+            assert (directory / "klamm.db-wal").stat().st_size > 0
+        if left == "a log":
+            (directory / "klamm.db-shm").unlink()
+        for file in directory.iterdir():
+            file.chmod(0o444)
+        directory.chmod(0o555)
+        try:
+            expected = "before\n" if left == "nothing" else "after before\n"
+            assert in_child(READ_ONLY, str(path)) == expected * 2
+            assert (directory / "klamm.db-shm").exists() == (left == "a log and shared memory")
+        finally:
+            directory.chmod(0o755)
+
+
+def test_errors_of_the_disk_are_errors_of_ours(catalog: Catalog) -> None:
+    for name in (
+        "SQLITE_FULL",
+        "SQLITE_IOERR_FSYNC",
+        "SQLITE_BUSY",
+        "SQLITE_READONLY",
+        "SQLITE_CORRUPT",
+        "SQLITE_CANTOPEN",
+    ):
+        error = sqlite3.OperationalError(f"injected {name}")
+        error.sqlite_errorcode = getattr(sqlite3, name)
+        with pytest.raises(KlammError, match=r"klamm\.db: .*injected"), database_module._explained(catalog.path):
+            raise error
