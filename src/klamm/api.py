@@ -1,0 +1,531 @@
+"""What `klamm.open` gives: a store, with everything that can be done to it.
+
+A Store is cheap: it holds a share of what all openers of the directory in this process have in common. Any thread may
+use it. After a fork the child's copy opens the directory anew when it is first used; pickled, it is its path, and opens
+it again wherever it is unpickled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from klamm.batch import encode_one
+from klamm.client.consumer import Consumer
+from klamm.client.options import ALL, Acks, acks_of, to_ms
+from klamm.client.producer import Producer
+from klamm.client.tail import tail
+from klamm.client.target import Target, codec_of
+from klamm.disk import fork
+from klamm.errors import ReadOnly, StoreError, TopicExists
+from klamm.log.head import EVENTFUL
+from klamm.store import directory
+from klamm.store.deletion import delete_topic, sweep
+from klamm.types import Appended, PartitionInfo, TopicInfo
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from klamm.arrow.scan import Scan
+    from klamm.batch import Partitioner
+    from klamm.client.serde import Serde
+    from klamm.client.start import Start
+    from klamm.client.subscription import Topics
+    from klamm.log.partition import Partition
+    from klamm.store.backup import Copied
+    from klamm.store.check import Report
+    from klamm.store.directory import Core
+    from klamm.store.settings import Value
+
+__all__ = ["Store", "check", "open"]
+
+
+def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file is with open
+    path: str | os.PathLike[str], *, read_only: bool = False, create: bool = True, force_filesystem: bool = False
+) -> Store:
+    """Open the store in a directory; make one there if there is none.
+
+    `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
+    `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
+    at your own risk.
+    """
+    return Store(path, read_only=read_only, create=create, force_filesystem=force_filesystem)
+
+
+def check(path: str | os.PathLike[str], *, repair: bool = False) -> Report:
+    """Walk every promise of the store at `path`; with `repair`, put right what can be without losing a record."""
+    from klamm.store.check import check as check_store
+
+    return check_store(path, repair=repair)
+
+
+class Store:
+    """A directory of topics. Made by `klamm.open`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        force_filesystem: bool = False,
+    ) -> None:
+        name = os.fspath(path)
+        if not isinstance(name, str):
+            raise TypeError(f"a path is a str, not {type(name).__name__}")
+        if re.match(r"[a-z][a-z0-9+.-]*://", name):
+            raise StoreError(
+                f"{name}: a store is a directory on this host", hint="clusters (kafka://…) come in a later version"
+            )
+        self._path = os.path.abspath(name)
+        self._read_only = read_only
+        self._force_filesystem = force_filesystem
+        self._closed = False
+        self._mutex = threading.RLock()
+        self._targets: dict[str, Target] = {}
+        self._clients: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._core: Core | None = self._acquire(create)
+        fork.register(self)
+        _open_stores.add(self)
+
+    def _acquire(self, create: bool) -> Core:
+        core = directory.acquire(
+            self._path, read_only=self._read_only, create=create, force_filesystem=self._force_filesystem
+        )
+        if not self._read_only and core.users == 1:
+            sweep(core, thorough=False)
+        return core
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ", read-only" if self._read_only else ""
+        return f"<Store {self._path}{state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._path, self._read_only, self._force_filesystem)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.closed:
+            directory.release(core)
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._path
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    @property
+    def store_id(self) -> str:
+        """A name for the store that no other has, except its copies."""
+        return self._acquired().catalog.store_id
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # ---- topics
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        settings: Mapping[str, Value] | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> TopicInfo:
+        """A new topic. `settings` are spelled as Kafka spells them: {"retention.ms": 3_600_000}.
+
+        With `exist_ok` a topic that is there already is left as it is.
+        """
+        core = self._acquired()
+        try:
+            core.catalog.create_topic(name, partitions, {} if settings is None else settings, core.lay_out)
+        except TopicExists:
+            if not exist_ok:
+                raise
+        else:
+            core.changed()
+        return self.topic(name)
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return [topic.name for topic in self._acquired().catalog.topics()]
+
+    def topic(self, name: str) -> TopicInfo:
+        """A topic as it is now: its partitions and their ends, its settings."""
+        opened = self._acquired().topic(name)
+        topic = opened.topic
+        infos = [_info(opened.partition(number)) for number in range(len(topic.partitions))]
+        return TopicInfo(topic.name, topic.id, tuple(infos), topic.settings.to_dict(), topic.created_ms)
+
+    def alter_topic(
+        self, name: str, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = ()
+    ) -> TopicInfo:
+        """Change some settings, put those named in `reset` back to their defaults, leave the rest."""
+        core = self._acquired()
+        core.catalog.alter_settings(
+            name, {} if settings is None else settings, [reset] if isinstance(reset, str) else reset
+        )
+        core.changed()
+        return self.topic(name)
+
+    def add_partitions(self, name: str, total: int) -> TopicInfo:
+        """Let the topic have `total` partitions. New records of a key may go to another one than its old records."""
+        core = self._acquired()
+        core.catalog.add_partitions(name, total, core.lay_out)
+        core.changed()
+        return self.topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete the topic and its records. Whoever still appends to it, in any process, gets UnknownTopic."""
+        core = self._acquired()
+        if self._read_only:
+            raise ReadOnly(f"{self._path}: opened for reading only")
+        delete_topic(core, name)
+        self._targets.pop(name, None)
+
+    # ---- appending
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: int | datetime | None = None,
+        acks: Acks = "all",
+    ) -> int | None:
+        """Append one record: its offset.
+
+        `acks` says when it returns: 1, when the record is committed and every reader sees it; "all", when it is on disk
+        as well; 0 is as 1, and returns None. Without `partition` the key decides; without a key, partitions take turns.
+        """
+        if acks == 1 and headers is None and timestamp is None and partition is None:
+            target = self._targets.get(topic)
+            if target is not None and target.heads.catalog_version == target.version:
+                quick = target.quick
+                if quick is not None:  # one partition, usual settings: one native call
+                    offset = quick(key, value)
+                    return offset if offset >= 0 else self._after_quick(target, offset, topic, key, value)
+        durable = acks_of(acks) == ALL
+        log = self._target(topic).choose(key, partition)
+        time_ms = -1 if timestamp is None else to_ms(timestamp)
+        if headers is None:
+            offset = log.append_one(key, value, time_ms)
+        else:
+            batch = bytearray(256)
+            offset = log.append(batch, encode_one(batch, key, value, headers, time_ms))
+        if durable:
+            log.sync(offset + 1)
+        return offset if acks else None
+
+    def _after_quick(self, target: Target, result: int, topic: str, key: Any, value: Any) -> int:
+        """The quick way left something to be done, or could not be gone."""
+        if result > EVENTFUL:
+            return self._target(topic).choose(key, None).append_one(key, value)
+        assert target.single is not None
+        return target.single.settle_one(result, key, value, -1)
+
+    def append_many(
+        self,
+        topic: str,
+        records: Iterable[Any],
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        compression: str | None = None,
+        compression_level: int | None = None,
+    ) -> Appended:
+        """Append many records, in few batches: where they went.
+
+        `records` are tuples of (key, value), (key, value, headers) or (key, value, headers, timestamp), or values. If
+        one of them cannot be taken, those before it in its partition are appended, and the error says which it was.
+        """
+        durable = acks_of(acks) == ALL
+        codec = codec_of(compression, compression_level)
+        return self._target(topic).append_many(
+            records,
+            durable=durable,
+            partition=partition,
+            timestamp=-1 if timestamp is None else to_ms(timestamp),
+            codec=codec,
+            level=compression_level,
+        )
+
+    def append_table(
+        self,
+        topic: str,
+        table: Any,
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        compression: str | None = None,
+        compression_level: int | None = None,
+    ) -> Appended:
+        """Append the rows of an Arrow table, or of anything that gives Arrow's stream: where they went.
+
+        Columns: value, and if it has them key, timestamp, headers, partition. `partition` and `timestamp` are for rows
+        that say nothing themselves.
+        """
+        from klamm.arrow.append_table import append_table
+
+        durable = acks_of(acks) == ALL
+        codec = codec_of(compression, compression_level)
+        return append_table(
+            self._target(topic).opened,
+            table,
+            durable=durable,
+            partition=partition,
+            timestamp=-1 if timestamp is None else to_ms(timestamp),
+            codec=codec,
+            level=compression_level,
+        )
+
+    def _target(self, topic: str) -> Target:
+        """The topic as the catalog has it now."""
+        if not isinstance(topic, str):
+            raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
+        core = self._acquired()
+        version = core.heads.catalog_version
+        target = self._targets.get(topic)
+        if target is None or target.version != version:
+            if self._read_only:
+                raise ReadOnly(f"{self._path}: opened for reading only")
+            self._targets.pop(topic, None)
+            target = Target(core.topic(topic), core.heads, version)
+            with self._mutex:
+                if self._core is core:
+                    self._targets[topic] = target
+        return target
+
+    def producer(
+        self,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        acks: Acks = "all",
+        compression: str | None = None,
+        compression_level: int | None = None,
+        linger_ms: float = 5,
+        batch_bytes: int = 64 << 10,
+        buffer_memory: int = 32 << 20,
+        max_block_ms: float = 60_000,
+        partitioner: Partitioner | None = None,
+        idempotent: bool = False,
+    ) -> Producer:
+        """Sends records in batches, from any thread. Leaving its `with` block flushes."""
+        producer = Producer(
+            self._acquired(),
+            serde=serde,
+            key_serde=key_serde,
+            acks=acks,
+            compression=compression,
+            compression_level=compression_level,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            buffer_memory=buffer_memory,
+            max_block_ms=max_block_ms,
+            partitioner=partitioner,
+            idempotent=idempotent,
+        )
+        self._clients.add(producer)
+        return producer
+
+    # ---- reading
+
+    def consumer(
+        self,
+        topics: Topics | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        partitions: Iterable[int] | None = None,
+        start: Start = "earliest",
+        last: int | None = None,
+        wait_ms: float | None = None,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        form: str = "records",
+        on_out_of_range: str = "error",
+        max_bytes: int = 1 << 20,
+        spin_us: int = 20,
+    ) -> Consumer:
+        """Reads topics, from where it is told, as often as it is asked.
+
+        `wait_ms` is how long it waits for more: for ever, unless told; 0 reads what is there, then ends. `form` is
+        "records", "tuples" of (key, value), or "values". `on_out_of_range` says what to do when an offset is not in the
+        log: "error", or go on at the "earliest" or "latest".
+        """
+        consumer = Consumer(
+            self._acquired(),
+            topics,
+            pattern=pattern,
+            partitions=partitions,
+            start=start,
+            last=last,
+            wait_ms=wait_ms,
+            serde=serde,
+            key_serde=key_serde,
+            form=form,
+            on_out_of_range=on_out_of_range,
+            max_bytes=max_bytes,
+            spin_us=spin_us,
+        )
+        self._clients.add(consumer)
+        return consumer
+
+    def tail(
+        self,
+        topic: str,
+        n: int = 10,
+        *,
+        follow: bool = False,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Iterator[Any]:
+        """The last `n` records of all partitions, by time; with `follow` it then waits for more."""
+        return tail(self._acquired(), topic, n, follow=follow, serde=serde, key_serde=key_serde)
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        partitions: int | Iterable[int] | None = None,
+        start: Any = None,
+        end: Any = None,
+        since: str | timedelta | None = None,
+        columns: Iterable[str] | None = None,
+        **options: Any,
+    ) -> Scan:
+        """The topic as an Arrow stream, read when somebody reads it: DuckDB, Polars, pandas, pyarrow."""
+        from klamm.arrow.scan import Scan
+
+        return Scan(
+            lambda: self._acquired().topic(topic),
+            partitions=partitions,
+            start=start,
+            end=end,
+            since=since,
+            columns=columns,
+            **options,
+        )
+
+    def offset_at(self, topic: str, partition: int, when: int | datetime) -> int | None:
+        """The first offset whose record is as young as `when`; None if there is none."""
+        return self._acquired().topic(topic).partition(partition).offset_at(to_ms(when))
+
+    # ---- keeping house
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Forget the records before an offset, by partition; where each partition starts now."""
+        opened = self._acquired().topic(topic)
+        partitions = {number: opened.partition(number) for number in before}
+        return {number: partition.delete_before(before[number]) for number, partition in partitions.items()}
+
+    def maintain(self) -> None:
+        """Do what otherwise happens on the way: sync and note how far, remove what retention says, sweep."""
+        core = self._acquired()
+        if self._read_only:
+            raise ReadOnly(f"{self._path}: opened for reading only")
+        sweep(core, thorough=True)
+        for name in self.topics():
+            for partition in core.topic(name).partitions():
+                partition.checkpoint()
+                partition.expire()
+
+    def backup(self, destination: str | os.PathLike[str]) -> Copied:
+        """Copy the store, as it is at one moment, into a new directory. Others may go on using it."""
+        from klamm.store.backup import backup
+
+        return backup(self._acquired(), os.fspath(destination))
+
+    def check(self, *, repair: bool = False) -> Report:
+        """Walk every promise and say which is broken, and where; with `repair`, put right what can be."""
+        from klamm.store.check import check
+
+        return check(self._acquired(), repair=repair)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Close its producers (they flush) and consumers, and let go of the directory. A second time does nothing."""
+        if self._closed:
+            return
+        failed: Exception | None = None
+        for client in list(self._clients):
+            try:
+                client.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed, too; then it is raised
+                failed = failed or error
+        with self._mutex:
+            core, self._core = self._core, None
+            self._closed = True
+            self._targets.clear()
+        _open_stores.discard(self)
+        if core is not None:
+            directory.release(core)
+        if failed is not None:
+            raise failed
+
+    def _acquired(self) -> Core:
+        core = self._core
+        if core is not None:
+            return core
+        with self._mutex:
+            if self._closed:
+                raise StoreError(f"{self._path}: the store is closed", hint="open it anew")
+            if self._core is None:  # in a forked child
+                self._core = self._acquire(create=False)
+            return self._core
+
+    def before_fork(self) -> None:
+        """Nothing: the child starts anew."""
+
+    def after_fork(self) -> None:
+        """Nothing: the parent goes on."""
+
+    def in_child(self) -> None:
+        self._mutex = threading.RLock()
+        self._targets = {}
+        self._clients = weakref.WeakSet()
+        self._core = None
+
+
+def _info(partition: Partition) -> PartitionInfo:
+    ends = partition.ends()
+    return PartitionInfo(partition.number, ends.start, ends.end, ends.leader_epoch, partition.log_size())
+
+
+def _reopen(path: str, read_only: bool, force_filesystem: bool) -> Store:
+    return Store(path, read_only=read_only, create=False, force_filesystem=force_filesystem)
+
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends without closing its stores loses nothing it sent: producers flush."""
+    for store in list(_open_stores):
+        try:
+            store.close()
+        except Exception:  # the others are closed, too
+            logging.getLogger("klamm").exception("%r: not everything could be delivered", store)

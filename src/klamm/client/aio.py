@@ -1,0 +1,190 @@
+"""Producer and consumer for asyncio: the same, with the waiting done in threads.
+
+A consumer has a thread of its own, so that any number of them can wait at the same time. Cancelling a task that waits
+for records is safe: none is lost, the next one who asks gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from klamm.client import consumer as sync
+from klamm.client.consumer import check_count, seconds
+from klamm.types import Batch, Position
+
+if TYPE_CHECKING:
+    from klamm.batch import Delivery
+    from klamm.client.cursor import Cursor
+    from klamm.client.producer import Producer as SyncProducer
+    from klamm.client.start import Start
+
+__all__ = ["Consumer", "Opening", "Producer"]
+
+T = TypeVar("T", bound="Producer | Consumer | Any")
+
+
+class Opening(Generic[T]):
+    """Something that is opened in a thread: `x = await opening`, or `async with opening as x`, which closes it."""
+
+    def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
+        self._start = start
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self._start()
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+
+class Producer:
+    """Sends records in batches; made by `store.producer()` of klamm.aio."""
+
+    def __init__(self, producer: SyncProducer) -> None:
+        self._sync = producer
+
+    async def send(self, topic: str, value: Any, **options: Any) -> Delivery:
+        """Take one record into a batch. Waits, without blocking the loop, while the buffer is full."""
+        if self._sync._is_full:
+            return await asyncio.to_thread(self._sync.send, topic, value, **options)
+        return self._sync.send(topic, value, **options)
+
+    async def result(self, delivery: Delivery) -> int | None:
+        """The record's offset, once it is delivered; raises what went wrong with it."""
+        if not delivery.done:
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[None] = loop.create_future()
+            delivery.add_done_callback(lambda _: loop.call_soon_threadsafe(_set, done))
+            await done
+        return delivery.result(0)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when everything that was sent is delivered."""
+        await asyncio.to_thread(self._sync.flush, timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush, and end."""
+        await asyncio.to_thread(self._sync.close, timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+class Consumer:
+    """Reads topics; made by `store.consumer()` of klamm.aio. For one task at a time, apart from `stop`."""
+
+    def __init__(self, consumer: sync.Consumer) -> None:
+        self._sync = consumer
+        self._executor = ThreadPoolExecutor(1, "klamm-aio-consumer")
+        self._waiting: asyncio.Future[Cursor | None] | None = None
+        self._current: Iterator[Any] | None = None
+
+    async def _ready(self, wait_s: float | None) -> Cursor | None:
+        """A cursor that has records to hand out. They stay with it until they are, whoever cancels this."""
+        if self._waiting is not None:  # somebody gave up waiting; its thread does so, too
+            await asyncio.wait([self._waiting])
+            self._waiting = None
+        self._sync._nudged = False
+        waiting = asyncio.get_running_loop().run_in_executor(self._executor, self._sync._ready, wait_s)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self._waiting = waiting
+            waiting.add_done_callback(_forget_error)
+            self._sync._nudge()
+            raise
+
+    async def poll(self, max_records: int = 500, timeout_ms: float | None = None) -> Batch:
+        """The next records of one partition, at most `max_records`; an empty Batch if none came in time."""
+        check_count(max_records)
+        cursor = await self._ready(self._sync._wait_s if timeout_ms is None else seconds("timeout_ms", timeout_ms))
+        return Batch() if cursor is None else self._sync._hand_out(cursor, max_records)
+
+    async def batches(self, max_records: int = 500) -> AsyncIterator[Batch]:
+        """One `poll` after the other, until nothing comes for `wait_ms`, or `stop`."""
+        while not self._sync._stopped:
+            batch = await self.poll(max_records)
+            if not batch:
+                return
+            yield batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._sync._stopped:
+            if self._current is not None and self._sync._current is self._current:
+                for record in self._current:
+                    return record
+            cursor = await self._ready(self._sync._wait_s)
+            if cursor is None:
+                break
+            self._current = self._sync._begin_iteration(cursor)
+        raise StopAsyncIteration
+
+    def stop(self) -> None:
+        """End the loop that reads, quietly, and every later one. May be called from any task or thread."""
+        self._sync.stop()
+
+    def assignment(self) -> list[tuple[str, int]]:
+        """The (topic, partition)s it reads."""
+        return self._sync.assignment()
+
+    def position(self, topic: str, partition: int) -> Position:
+        """The next offset that is handed out."""
+        return self._sync.position(topic, partition)
+
+    def positions(self) -> dict[tuple[str, int], Position]:
+        """All of them."""
+        return self._sync.positions()
+
+    async def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
+        """Go on at `offset`."""
+        await self._run(self._sync.seek, topic, partition, offset, leader_epoch)
+
+    async def seek_to(self, start: Start) -> None:
+        """Go on at what `start` means for a new consumer."""
+        await self._run(self._sync.seek_to, start)
+
+    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Read nothing more from there until `resume`."""
+        self._sync.pause(topic, partition)
+
+    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on where it was paused."""
+        self._sync.resume(topic, partition)
+
+    async def _run(self, call: Callable[..., Any], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+
+    async def close(self) -> None:
+        """End, and close what is open."""
+        self._sync.close()
+        await asyncio.to_thread(self._executor.shutdown)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _forget_error(waiting: asyncio.Future[Any]) -> None:
+    if not waiting.cancelled():
+        waiting.exception()

@@ -1,0 +1,39 @@
+"""What users write for acks and times, checked and made plain."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+from klamm.errors import InvalidSetting
+
+__all__ = ["ALL", "Acks", "acks_of", "to_ms"]
+
+Acks: TypeAlias = Literal["all", -1, 0, 1]
+"""0: no answer. 1: committed, survives any process. "all" (or -1, as Kafka has it): on disk, survives the machine."""
+
+ALL = -1
+
+
+def acks_of(acks: object) -> int:
+    """0, 1 or ALL."""
+    if acks == "all":
+        return ALL
+    if isinstance(acks, int) and acks in (0, 1, ALL):
+        return int(acks)
+    raise InvalidSetting(f"acks: {acks!r} does not fit", hint='want 0, 1 or "all"')
+
+
+def to_ms(when: object) -> int:
+    """Milliseconds since 1970 of a time, or of a number that is them already."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise ValueError(f"{when} has no time zone; say datetime(…, tzinfo=timezone.utc), or when.astimezone()")
+        return (when - _EPOCH) // _MILLISECOND
+    if isinstance(when, int) and not isinstance(when, bool):
+        return when
+    raise TypeError(f"a time is a datetime or whole milliseconds since 1970, not {type(when).__name__}")
+
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MILLISECOND = timedelta(milliseconds=1)

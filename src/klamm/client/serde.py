@@ -1,0 +1,82 @@
+"""From objects to bytes and back.
+
+    "bytes"     bytes, bytearray or memoryview, as they are; the default
+    "str"       text, as UTF-8
+    "json"      whatever the json module takes, as UTF-8 without spaces
+    (to_bytes, from_bytes)    a pair of callables of your own
+
+Keys have a serde of their own. Without one they are text where values are "str" or "json" (a producer takes bytes,
+too), and bytes elsewhere. None is never passed through a serde: a key or value of None is a null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from klamm.errors import InvalidSetting
+
+__all__ = ["Pair", "Serde", "key_pair", "value_pair"]
+
+ToBytes: TypeAlias = Callable[[Any], Any]
+FromBytes: TypeAlias = Callable[[bytes], Any]
+Serde: TypeAlias = str | tuple[ToBytes | None, FromBytes | None]
+"""A name, or (to bytes, from bytes)."""
+
+
+class Pair(NamedTuple):
+    """None: bytes as they are."""
+
+    to_bytes: ToBytes | None
+    from_bytes: FromBytes | None
+
+
+def _from_text(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"serde 'str' takes a str, not {type(value).__name__}")
+
+
+def _from_text_or_bytes(key: Any) -> Any:
+    return key.encode() if isinstance(key, str) else key
+
+
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def _from_object(value: Any) -> bytes:
+    return _to_json(value).encode()
+
+
+_NAMED = {
+    "bytes": Pair(None, None),
+    "str": Pair(_from_text, bytes.decode),
+    "json": Pair(_from_object, json.loads),
+}
+
+_TEXT_KEY = Pair(_from_text_or_bytes, bytes.decode)
+
+
+def value_pair(serde: Serde | None) -> Pair:
+    """What `serde` means for values."""
+    if serde is None:
+        return _NAMED["bytes"]
+    if isinstance(serde, str):
+        pair = _NAMED.get(serde)
+        if pair is None:
+            names = ", ".join(repr(name) for name in _NAMED)
+            raise InvalidSetting(f"there is no serde {serde!r}", hint=f"there are {names}, and pairs of callables")
+        return pair
+    given: Any = serde
+    is_pair = isinstance(given, tuple | list) and len(given) == 2
+    if not is_pair or not all(each is None or callable(each) for each in given):
+        raise TypeError(f"serde is {serde!r}; want a name or a pair of callables (to bytes, from bytes)")
+    return Pair(*serde)
+
+
+def key_pair(key_serde: Serde | None, serde: Serde | None) -> Pair:
+    """What the two mean for keys."""
+    if key_serde is not None:
+        return value_pair(key_serde)
+    return _TEXT_KEY if serde in ("str", "json") else _NAMED["bytes"]

@@ -1,0 +1,90 @@
+"""Which partitions a consumer reads.
+
+    "orders"                           a topic, with all of its partitions, also those that are added later
+    ["orders", "users"]                several
+    {"orders": [0, 2], "users": [1]}   these partitions and no others; partitions=[0, 2] says the same for one topic
+    re.compile("orders-.*")            every topic whose whole name matches, also those that are created later;
+                                       pattern="orders-.*" says the same. Topics of Klamm's own (`__…`) never match
+
+A topic that was named and is deleted is UnknownTopic; one that only matched is read no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from klamm.errors import InvalidSetting, UnknownTopic
+
+if TYPE_CHECKING:
+    from klamm.log.partition import Partition
+    from klamm.store.directory import Core, OpenTopic
+
+__all__ = ["Subscription", "Topics"]
+
+Topics: TypeAlias = str | re.Pattern[str] | Iterable[str] | Mapping[str, Iterable[int]]
+
+
+class Subscription:
+    """Names, or a pattern."""
+
+    def __init__(
+        self, topics: Topics | None, pattern: str | re.Pattern[str] | None, partitions: Iterable[int] | None
+    ) -> None:
+        if isinstance(topics, re.Pattern):
+            topics, pattern = None, topics
+        if (topics is None) == (pattern is None):
+            raise InvalidSetting("a consumer wants topics or a pattern, and not both")
+        self._pattern = re.compile(pattern) if pattern is not None else None
+        self._named: dict[str, list[int] | None] = {}
+        self._ids: dict[str, str] = {}  # of the topics that were named, so that one made anew is noticed
+        if isinstance(topics, str):
+            self._named[topics] = None if partitions is None else _numbers(partitions)
+        elif partitions is not None:
+            raise InvalidSetting("partitions: goes with one topic", hint="want {topic: [partition, …]} for several")
+        elif isinstance(topics, Mapping):
+            self._named = {name: _numbers(numbers) for name, numbers in topics.items()}
+        elif topics is not None:
+            self._named = dict.fromkeys(_names(topics))
+        if self._pattern is None and not self._named:
+            raise InvalidSetting("a consumer wants at least one topic")
+
+    def partitions(self, core: Core) -> dict[tuple[str, int], Partition]:
+        """As the catalog has them now."""
+        if self._pattern is not None:
+            matching = self._pattern.fullmatch
+            names = [
+                each.name for each in core.catalog.topics() if matching(each.name) and not each.name.startswith("__")
+            ]
+            return _all_of([core.topic(name) for name in names])
+        found: dict[tuple[str, int], Partition] = {}
+        for name, numbers in self._named.items():
+            opened = core.topic(name)
+            if self._ids.setdefault(name, opened.topic.id) != opened.topic.id:
+                raise UnknownTopic(f"{name}: the topic was deleted, and another made with its name")
+            if numbers is None:
+                found.update(_all_of([opened]))
+            else:
+                found.update({(name, number): opened.partition(number) for number in numbers})
+        return found
+
+
+def _all_of(topics: list[OpenTopic]) -> dict[tuple[str, int], Partition]:
+    return {(each.name, number): each.partition(number) for each in topics for number in range(each.count)}
+
+
+def _names(topics: Iterable[str]) -> list[str]:
+    names = list(topics)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
+    return names
+
+
+def _numbers(partitions: Any) -> list[int]:
+    numbers = [partitions] if isinstance(partitions, int) else list(partitions)
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"a partition is an int, not {type(number).__name__}")
+    return sorted(set(numbers))
