@@ -1,0 +1,77 @@
+"""Thousands of cases in a few children: one that crashes the interpreter or hangs is a failure with a name."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+Case = TypeVar("Case")
+WORKERS = 2
+LIMIT_S = 20
+
+
+def seed_of(name: str = "KLAMM_SEED") -> int:
+    """A seed, from the environment to see a failure again."""
+    seed = int(os.environ.get(name, random.randrange(10**6)))
+    print(f"{name}={seed}")
+    return seed
+
+
+@contextmanager
+def memory_directory(fallback: Path) -> Iterator[Path]:
+    """A directory in memory, if there is one: thousands of stores are opened, and each syncs many times."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield fallback
+        return
+    path = Path("/dev/shm") / f"klamm-{os.getpid()}-{time.time_ns()}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def run_cases(cases: Sequence[Case], run: Callable[[Case, int], None], *, limit_s: int = LIMIT_S) -> None:
+    """run(case, worker) for each, in children. A case fails by an exception, by a signal, or by taking too long."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    board = mmap.mmap(-1, 8 * WORKERS)  # which case each child is at
+    children = []
+    for worker in range(WORKERS):
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has its own
+                for number in range(worker, len(cases), WORKERS):
+                    struct.pack_into("q", board, 8 * worker, number)
+                    signal.alarm(limit_s)
+                    run(cases[number], worker)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)
+        children.append(pid)
+    failed = []
+    for worker, pid in enumerate(children):
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if ended:
+            case = cases[struct.unpack_from("q", board, 8 * worker)[0]]
+            how = "hangs" if ended == -signal.SIGALRM else f"dies by signal {-ended}" if ended < 0 else "fails"
+            failed.append(f"{case} {how}")
+    if failed:
+        pytest.fail("; ".join(failed) + "; see the output")

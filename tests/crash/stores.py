@@ -1,0 +1,26 @@
+"""Stores for tests with many processes."""
+
+from __future__ import annotations
+
+import klamm
+from klamm.errors import KlammError
+from klamm.store import directory
+
+
+def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
+    """Every record, in the order of the log; a test's topics have one partition."""
+    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+        return [record.value for batch in consumer.batches() for record in batch]
+
+
+def open_on_another_boot(path: str, **options: bool) -> str:
+    """In a process of its own: what happens when the machine seems to have booted since."""
+    directory.boot_id = lambda: b"another boot, 16"  # type: ignore[assignment]
+    try:
+        with klamm.open(path, **options) as store:
+            return repr(values(store))
+    except KlammError as error:
+        return type(error).__name__
+
+
+__all__ = ["open_on_another_boot", "values"]

@@ -1,0 +1,115 @@
+"""Writers killed at random moments, many at once, while readers follow: hundreds here, thousands in `make soak`.
+
+Every committed record is read exactly once, in order, by every reader; what a writer was told is committed is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from klamm.disk import _os
+from klamm.log import head
+from klamm.log.partition import Partition
+from tests.rig import Rig, Seen, Sizes, batch, names, scan_files, spawn
+
+SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
+SIZES = Sizes(segment_bytes=64 << 10, index_interval_bytes=4096)
+SLOT = 1
+
+
+def hammer(path: Path, kills: int, writers: int, readers: int) -> int:
+    """The number of records, all accounted for."""
+    print(f"KLAMM_SEED={SEED}")
+    rig = Rig(path, slots=2)
+    acked = memoryview(mmap.mmap(-1, 8 * (kills + writers))).cast("q")
+    stop = path / "stop"
+
+    def write(writer: int) -> None:
+        dice = random.Random(SEED + writer)
+        partition = rig.child().partition(SLOT, SIZES)
+        if dice.random() < 0.5:
+            _os.trap(dice.randrange(1, 4000), signal=signal.SIGKILL)
+        for first in itertools.count(step=20):
+            for number, data in enumerate([batch(writer, first + n, dice.randrange(200)) for n in range(20)], first):
+                offset = partition.append(data)
+                acked[writer] = number + 1
+                if dice.random() < 0.02:
+                    partition.sync(offset + 1)
+                elif dice.random() < 0.005:
+                    partition.checkpoint()
+
+    def follow() -> None:
+        partition = rig.child().partition(SLOT, SIZES)
+        reader, last, offset = partition.reader(0), {}, 0
+        while True:
+            done = stop.exists()
+            seq = partition.log.seq
+            data = reader.read(8192)
+            for writer, number in names(data):
+                assert last.get(writer, -1) == number - 1, f"writer {writer}: {number} after {last.get(writer)}"
+                last[writer] = number
+                offset += 1
+            assert reader.offset == offset
+            if not data:
+                if done:
+                    break
+                head.wait_any([partition.log], [seq], 5_000, 0)
+        for writer, count in enumerate(acked):
+            have = last.get(writer, -1) + 1
+            assert have in (count, count + 1), f"writer {writer} was told {count}, {have} are there"
+
+    followers = [spawn(follow) for _ in range(readers)]
+    alive = {spawn(lambda n=n: write(n)): n for n in range(writers)}  # type: ignore[misc]
+    dice = random.Random(SEED)
+    killed = 0
+    while killed < kills:
+        time.sleep(dice.random() * 0.01)
+        victim = dice.choice(list(alive))
+        os.kill(victim, signal.SIGKILL)
+        pid, status = os.waitpid(-1, 0)
+        assert pid not in followers, "a reader found damage"
+        assert os.WIFSIGNALED(status), "a writer failed"
+        killed += 1
+        writer = alive.pop(pid)
+        assert writer >= 0
+        number = killed + writers - 1
+        alive[spawn(lambda n=number: write(n))] = number  # type: ignore[misc]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    stop.touch()
+    for pid in followers:
+        assert os.waitpid(pid, 0)[1] == 0, "a reader found damage"
+    partition = rig.partition(SLOT, SIZES)
+    partition.append(batch(10**6, 0))
+    partition.sync(partition.ends().end)
+    seen = read_all_large(partition)
+    assert seen == scan_files(partition)
+    assert len(set(seen)) == len(seen) == partition.ends().end
+    return len(seen)
+
+
+def read_all_large(partition: Partition) -> Seen:
+    seen: Seen = []
+    with partition.reader(0) as reader:
+        while data := reader.read():
+            seen += names(data)
+    return seen
+
+
+@pytest.mark.timeout(110)
+def test_hundreds_of_killed_writers_never_disturb_a_reader(tmp_path: Path) -> None:
+    assert hammer(tmp_path, kills=300, writers=3, readers=2) > 1000
+
+
+@pytest.mark.soak
+def test_thousands_of_killed_writers_never_disturb_a_reader(tmp_path: Path) -> None:
+    assert hammer(tmp_path, kills=10_000, writers=4, readers=3) > 10_000
