@@ -1,0 +1,191 @@
+"""How long from an append in one process until another process has the record?
+
+A writer appends a record that holds the time, every half millisecond; a reader in another process notes how old it
+is when the record is in its hands. p50 of each round, in microseconds: from before the append until after the read,
+in Python.
+
+    spinning   the reader asks again and again, with no time limit to wait; so does LMDB's
+    blocking   the reader sleeps in poll(); beside it a bare futex: two C processes, a store, a wake, and nothing else
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import time
+
+import _harness as harness
+import _peers as peers
+import klamm
+from _processes import together
+
+INTERVAL = 0.0005
+STAMP = struct.Struct("<q")
+END = -1
+
+
+def stamps(start, count: int, append) -> None:
+    start()
+    time.sleep(0.05)
+    for _ in range(count):
+        time.sleep(INTERVAL)
+        append(STAMP.pack(time.perf_counter_ns()))
+    time.sleep(0.01)
+    append(STAMP.pack(END))
+
+
+def ages(start, poll) -> list[float]:
+    """Microseconds; `poll` gives what is new, or nothing."""
+    found: list[float] = []
+    start()
+    while True:
+        values = poll()
+        now = time.perf_counter_ns()
+        for value in values:
+            (stamp,) = STAMP.unpack(value)
+            if stamp == END:
+                return found
+            found.append((now - stamp) / 1000)
+
+
+# ---- Klamm
+
+
+def klamm_writer(start, path: str, count: int) -> None:
+    with klamm.open(path) as store:
+        store.append("bench", STAMP.pack(time.perf_counter_ns()), acks=1)
+        stamps(start, count, lambda value: store.append("bench", value, acks=1))
+
+
+def klamm_reader(start, path: str, timeout_ms: int) -> list[float]:
+    with klamm.open(path) as store, store.consumer("bench", start="earliest", form="values") as consumer:
+        poll = consumer.poll
+        return ages(start, lambda: poll(500, timeout_ms))
+
+
+def klamm_round(count: int, timeout_ms: int) -> list[float]:
+    with harness.folder() as path:
+        with klamm.open(path + "/store") as store:
+            store.create_topic("bench", partitions=1)
+        jobs = [(klamm_reader, (path + "/store", timeout_ms)), (klamm_writer, (path + "/store", count))]
+        return together(jobs)[0][1:]
+
+
+# ---- LMDB
+
+
+def lmdb_writer(start, path: str, count: int, writemap: bool) -> None:
+    with peers.open_lmdb(path, writemap=writemap) as env:
+        number = 0
+
+        def append(value: bytes) -> None:
+            nonlocal number
+            with env.begin(write=True) as txn:
+                txn.put(number.to_bytes(8, "big"), value, append=True)
+            number += 1
+
+        stamps(start, count, append)
+
+
+def lmdb_reader(start, path: str) -> list[float]:
+    with peers.open_lmdb(path) as env:
+        number, key = 0, bytes(8)
+
+        def poll() -> list[bytes]:
+            nonlocal number, key
+            with env.begin() as txn:
+                value = txn.get(key)
+            if value is None:
+                return []
+            number += 1
+            key = number.to_bytes(8, "big")
+            return [value]
+
+        return ages(start, poll)
+
+
+def lmdb_round(count: int, writemap: bool) -> list[float]:
+    with harness.folder() as path:
+        peers.open_lmdb(path).close()
+        return together([(lmdb_reader, (path,)), (lmdb_writer, (path, count, writemap))])[0]
+
+
+# ---- JSON lines
+
+
+def json_writer(start, path: str, count: int) -> None:
+    fd = peers.json_open(path)
+    stamps(start, count, lambda value: os.write(fd, json.dumps({"id": 0, "value": value.hex()}).encode() + b"\n"))
+
+
+def json_reader(start, path: str) -> list[float]:
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT)
+    rest = b""
+
+    def poll() -> list[bytes]:
+        """A reader may see half of a line, though it was written by one call."""
+        nonlocal rest
+        *lines, rest = (rest + os.read(fd, 1 << 16)).split(b"\n")
+        return [bytes.fromhex(json.loads(line)["value"]) for line in lines]
+
+    return ages(start, poll)
+
+
+def json_round(count: int) -> list[float]:
+    with harness.folder() as path:
+        return together([(json_reader, (path + "/log",)), (json_writer, (path + "/log", count))])[0]
+
+
+# ---- a bare futex
+
+
+def compile_futex(path: str) -> str:
+    source = harness.ROOT / "bench" / "_futex.c"
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", path + "/futex", str(source)], check=True)
+    return path + "/futex"
+
+
+def futex_round(program: str, count: int) -> list[float]:
+    run = subprocess.run([program, str(count), str(int(INTERVAL * 1e6))], capture_output=True, text=True, check=True)
+    return [int(line) / 1000 for line in run.stdout.split()]
+
+
+def main() -> None:
+    options = harness.arguments(__doc__.splitlines()[0], count=(2000, "records a round"))
+    count = 50 if options.quick else options.count
+    with harness.folder() as tools:
+        program = compile_futex(tools)
+        found = harness.interleave(
+            {
+                "spin": lambda: klamm_round(count, 0),
+                "lmdb": lambda: lmdb_round(count, False),
+                "block": lambda: klamm_round(count, 1000),
+                "futex": lambda: futex_round(program, count),
+                "lmdb, writemap": lambda: lmdb_round(count, True),
+                "json": lambda: json_round(count),
+            },
+            options.rounds,
+            warm=False,
+        )
+    p50 = {side: [harness.percentile(each, 50) for each in runs] for side, runs in found.items()}
+    p99 = {
+        side: harness.digits(harness.median([harness.percentile(each, 99) for each in runs]))
+        for side, runs in found.items()
+    }
+
+    def answer(how: str, side: str, peer: str, other: str, want: harness.Want | None) -> None:
+        question = f"latency across processes, {how}"
+        more = {"p99": p99[side], "peer_p99": p99[other], "count": count}
+        harness.answer(question, p50[side], peer, p50[other], want, unit="µs p50", **more)
+
+    lmdb = f"LMDB {peers.LMDB_VERSION}, no sync, reader spinning"
+    answer("spinning", "spin", lmdb, "lmdb", harness.at_most(1))
+    answer("spinning", "spin", lmdb + ", writemap", "lmdb, writemap", None)
+    answer("spinning", "spin", "JSON lines, reader spinning", "json", None)
+    answer("blocking", "block", "a bare futex, in C", "futex", harness.at_most(2))
+
+
+if __name__ == "__main__":
+    main()

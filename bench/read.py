@@ -1,0 +1,80 @@
+"""How many records a second does a program read, from the first to the last?
+
+(8 B key, 100 B value), one partition, in the page cache; every record is handed to a Python loop that does nothing.
+Klamm checks the CRC of every batch it reads, LMDB has none.
+"""
+
+from __future__ import annotations
+
+import _harness as harness
+import _peers as peers
+import klamm
+
+
+def main() -> None:
+    options = harness.arguments(__doc__.splitlines()[0], rounds=7, count=(500_000, "records"))
+    count = 5_000 if options.quick else options.count
+    rows = peers.records(count)
+    with harness.folder() as path, klamm.open(path + "/store") as store, peers.open_lmdb(path + "/lmdb") as env:
+        store.create_topic("bench", partitions=1)
+        store.append_many("bench", rows, acks=1)
+        peers.lmdb_putmulti(env, rows)
+        sqlite = peers.open_sqlite(path + "/db")
+        peers.sqlite_bulk(sqlite, rows)
+        fd = peers.json_open(path + "/json")
+        peers.json_singles(fd, peers.json_rows(rows))
+
+        def ours(form: str) -> harness.Sample:
+            seen = 0
+            consumer = store.consumer("bench", start="earliest", wait_ms=0, form=form)
+            with harness.clock(count) as sample, consumer:
+                for batch in consumer.batches(max_records=5000):
+                    for _ in batch:
+                        pass
+                    seen += len(batch)
+            assert seen == count, (seen, count)
+            return sample
+
+        def cursor(keys: bool) -> harness.Sample:
+            with harness.clock(count) as sample, env.begin() as txn:
+                for _ in txn.cursor().iternext(keys=keys, values=True):
+                    pass
+            return sample
+
+        def select() -> harness.Sample:
+            with harness.clock(count) as sample:
+                for _ in sqlite.execute("select key, value from log order by id"):
+                    pass
+            return sample
+
+        def json_lines() -> harness.Sample:
+            with harness.clock(count) as sample:
+                for _ in peers.json_read(path + "/json"):
+                    pass
+            return sample
+
+        found = harness.interleave(
+            {
+                "tuples": lambda: ours("tuples"),
+                "cursor": lambda: cursor(True),
+                "values": lambda: ours("values"),
+                "cursor, values": lambda: cursor(False),
+                "records": lambda: ours("records"),
+                "sqlite": select,
+                "json": json_lines,
+            },
+            options.rounds,
+        )
+        sqlite.close()
+    name = f"LMDB {peers.LMDB_VERSION}, cursor"
+    compare = harness.compare
+    compare("read as tuples", found["tuples"], name, found["cursor"], harness.at_least(1))
+    compare("read as record objects", found["records"], name, found["cursor"], harness.at_least(0.6))
+    compare("read as values", found["values"], name, found["cursor"], harness.at_least(2))
+    compare("read as values", found["values"], name + ", values only", found["cursor, values"])
+    compare("read as tuples", found["tuples"], f"SQLite {peers.SQLITE_VERSION}, select", found["sqlite"])
+    compare("read as tuples", found["tuples"], "JSON lines, json.loads", found["json"])
+
+
+if __name__ == "__main__":
+    main()
