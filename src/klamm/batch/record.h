@@ -6,6 +6,10 @@
 #ifndef KLAMM_RECORD_H
 #define KLAMM_RECORD_H
 
+#if defined(_WIN32)
+#error "Klamm does not build on Windows yet; it runs in WSL"
+#endif
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

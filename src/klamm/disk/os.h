@@ -7,6 +7,10 @@
 #ifndef KLAMM_OS_H
 #define KLAMM_OS_H
 
+#if defined(_WIN32)
+#error "Klamm does not build on Windows yet; it runs in WSL"
+#endif
+
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
