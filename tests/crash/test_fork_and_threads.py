@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,18 +26,6 @@ from tests.procs import Flag, asleep, children, until
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "events")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[klamm.Store]:
-    with klamm.open(path) as opened:
-        opened.create_topic("orders")
-        yield opened
 
 
 def in_threads(count: int, work: Callable[[int], object], seconds: float = 60) -> None:

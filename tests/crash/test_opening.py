@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,19 +18,6 @@ from klamm.log.partition import Partition
 from klamm.store import directory
 from tests.crash.stores import open_on_another_boot, values
 from tests.procs import Child, Flag, asleep, children
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "events")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[klamm.Store]:
-    with klamm.open(path) as opened:
-        opened.create_topic("orders")
-        yield opened
-
 
 # ---- one core a process
 
