@@ -9,8 +9,8 @@ PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/klamm/*/*.h)
 
-# Debian packages whose programs tests call: mkfs.ext4; mount and losetup.
-DEBIAN := e2fsprogs mount
+# Debian packages whose programs tests call: mkfs.ext4; mount and losetup; a PostgreSQL server of their own.
+DEBIAN := e2fsprogs mount postgresql
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check format bench soak tools build venv lock clean

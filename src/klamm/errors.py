@@ -16,12 +16,19 @@
     │   ├── CorruptBatch         bytes that are not what was written; carries path and position
     │   ├── OffsetOutOfRange     carries the valid range
     │   ├── RecordTooLarge
+    │   ├── InvalidRecord        a record without a key for a compacted topic
     │   ├── OutOfOrderSequence   an idempotent producer skipped a sequence number
     │   ├── SyncFailed           the disk refused to make bytes durable
     │   ├── DiskFull
     │   └── BufferFull           a producer's buffer stayed full for max_block_ms
+    ├── GroupError               sharing topics, and progress
+    │   ├── UnknownGroup
+    │   ├── GroupBusy            it has members, too many of them, or they sit at the other door
+    │   ├── NotOwner             a commit for a partition that is another member's by now
+    │   └── CommitGap            a batch that does not begin where the last one ended
     ├── TransactionError
-    │   └── Fenced               a newer producer has taken over this producer id
+    │   ├── Fenced               a newer producer has taken over this producer id
+    │   └── Aborted              it took too long, or somebody ended it
     └── Forked                   a producer or consumer from before a fork, used in the child
 
 Wrong Python types are a TypeError, as everywhere.
@@ -30,17 +37,23 @@ Wrong Python types are a TypeError, as everywhere.
 from __future__ import annotations
 
 __all__ = [
+    "Aborted",
     "BufferFull",
+    "CommitGap",
     "CorruptBatch",
     "DiskFull",
     "Fenced",
     "Forked",
+    "GroupBusy",
+    "GroupError",
+    "InvalidRecord",
     "InvalidSetting",
     "InvalidTopic",
     "KlammError",
     "LogError",
     "NewerFormat",
     "NotAStore",
+    "NotOwner",
     "OffsetOutOfRange",
     "OutOfOrderSequence",
     "ReadOnly",
@@ -51,6 +64,7 @@ __all__ = [
     "TopicError",
     "TopicExists",
     "TransactionError",
+    "UnknownGroup",
     "UnknownTopic",
     "UnsupportedFilesystem",
 ]
@@ -151,6 +165,10 @@ class RecordTooLarge(LogError):
     """A record or batch beyond `max.message.bytes`."""
 
 
+class InvalidRecord(LogError):
+    """A record that the topic does not take: without a key, and the topic is compacted."""
+
+
 class OutOfOrderSequence(LogError):
     """An idempotent producer's batch does not follow its last one."""
 
@@ -167,12 +185,44 @@ class BufferFull(LogError):
     """The producer's buffer stayed full for `max_block_ms`."""
 
 
+class GroupError(KlammError):
+    """A group, or its progress, cannot be used as asked."""
+
+
+class UnknownGroup(GroupError):
+    """No such group."""
+
+
+class GroupBusy(GroupError):
+    """The group has members that stand against it: too many, of the same name, or at the other door."""
+
+
+class NotOwner(GroupError):
+    """A commit for a partition that this consumer does not own, any more or yet. Nothing was committed."""
+
+
+class CommitGap(GroupError):
+    """A batch does not begin where the last one that was committed ended. Nothing was committed.
+
+    `expected` is where the next batch has to begin, `begin` where this one does.
+    """
+
+    def __init__(self, message: str, *, expected: int, begin: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.expected = expected
+        self.begin = begin
+
+
 class TransactionError(KlammError):
     """A transaction cannot go on."""
 
 
 class Fenced(TransactionError):
     """A newer producer has taken over this producer id."""
+
+
+class Aborted(TransactionError):
+    """The transaction was ended by somebody else: it took longer than its time-out. Nothing of it will be read."""
 
 
 class Forked(KlammError):

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Appended", "Batch", "PartitionInfo", "Position", "TopicInfo"]
+__all__ = [
+    "Appended",
+    "Batch",
+    "Committed",
+    "CompactionReport",
+    "GroupInfo",
+    "GroupMember",
+    "GroupOffset",
+    "OffsetMove",
+    "PartitionInfo",
+    "Position",
+    "RunReport",
+    "TopicInfo",
+    "TransactionInfo",
+]
 
 
 class Position(NamedTuple):
@@ -18,6 +32,18 @@ class Position(NamedTuple):
 
     offset: int
     leader_epoch: int = -1
+
+
+class Committed(NamedTuple):
+    """What a group has committed in a partition: a position, and what its committer noted beside it."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.offset, self.leader_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +88,23 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """A transaction that is not over, or whose end is not on disk everywhere yet."""
+
+    producer_id: int
+    epoch: int
+    name: str | None
+    """Its transactional id, if it has one."""
+    state: str
+    """"ongoing", "prepared_commit" (it is committed) or "prepared_abort"."""
+    age_ms: int | None
+    """None: it began before the machine was booted."""
+    timeout_ms: int
+    partitions: tuple[tuple[str, int], ...]
+    """What it may have appended to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """Where the records of one `append_many` went."""
 
@@ -74,13 +117,100 @@ class Appended:
         return self.count
 
 
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member that lives, as it was when asked."""
+
+    id: str
+    name: str | None
+    """What it was given as `member=`."""
+    topics: tuple[str, ...]
+    """Those it wants that are there."""
+    assignment: tuple[tuple[str, int], ...]
+    """The (topic, partition)s it has."""
+    joined_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """How far a group has come in one partition."""
+
+    topic: str
+    partition: int
+    committed: Committed | None
+    """None: nothing yet."""
+    end: int
+    lag: int
+    """Offsets from there to the end; without a commit, all that are there."""
+    lag_ms: int | None
+    """How old the first record is that is not read; 0 if there is none, None if it cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group as it was when asked."""
+
+    name: str
+    state: str
+    """"active" if it has members, else "empty"."""
+    door: str
+    """Where its members sit: "klamm", in processes that have the store open; "kafka", at the server."""
+    members: tuple[GroupMember, ...]
+    offsets: tuple[GroupOffset, ...]
+    created_ms: int
+
+    @property
+    def lag(self) -> int:
+        """In all of its partitions."""
+        return sum(each.lag for each in self.offsets)
+
+
+class OffsetMove(NamedTuple):
+    """One line of a plan: a group's offset in a partition, before (None: none) and after."""
+
+    group: str
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What came of the records of one `consumer.run`."""
+
+    done: int
+    """Handled."""
+    failed: int
+    """Attempts that raised."""
+    dead_lettered: int
+
+
+class CompactionReport(NamedTuple):
+    """What a compaction did."""
+
+    partitions: int
+    """In which there was something to do."""
+    passes: int
+    """More than one a partition: its keys did not fit into memory at once."""
+    segments: int
+    """That were replaced."""
+    records_removed: int
+    records_left: int
+    """In the closed segments of these partitions."""
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+
+
 class Batch(list[Any]):
     """Records of one partition, as a consumer hands them out: a list that knows where it comes from.
 
     It covers the offsets from `begin` up to, but not including, `end`. Empty: nothing came in time.
     """
 
-    __slots__ = ("begin", "end", "leader_epoch", "partition", "topic")
+    __slots__ = ("_source", "begin", "end", "leader_epoch", "partition", "topic")
 
     def __init__(
         self,
@@ -97,6 +227,15 @@ class Batch(list[Any]):
         self.begin = begin
         self.end = end
         self.leader_epoch = leader_epoch
+        self._source: tuple[Callable[[], Any], object] | None = None  # of the consumer, weakly; and of which tenure
+
+    @property
+    def consumer(self) -> Callable[[], Any] | None:
+        """A weak reference to the consumer that handed it out and can commit it; None if it has no group."""
+        return None if self._source is None else self._source[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (list(self), self.topic, self.partition, self.begin, self.end, self.leader_epoch)
 
     def __repr__(self) -> str:
         return f"<Batch {self.topic}/{self.partition} [{self.begin}, {self.end}): {len(self)} records>"
