@@ -16,8 +16,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from klamm.batch import RECORDS, TUPLES, VALUES, Columns, crc32c, decode, parse, verify, walk
+from klamm.batch import (
+    RECORDS,
+    TUPLES,
+    VALUES,
+    Columns,
+    KeyMap,
+    Sieve,
+    all_keyed,
+    crc32c,
+    decode,
+    parse,
+    verify,
+    walk,
+)
 from klamm.batch.codecs import compress
+from klamm.batch.header import DELETE_HORIZON
 from klamm.errors import CorruptBatch
 from tests.batch.strategies import Record, batch_of, codecs, record_lists
 
@@ -120,6 +134,31 @@ def rows_of(data: Any) -> list[tuple[Any, ...]]:
     )
 
 
+HORIZON = 1 << 40
+
+
+def sifted(data: Any) -> list[Any]:
+    """What compaction leaves of it, read back."""
+    keys = KeyMap(1, bytes(16))
+    upto = keys.add(data)
+    sieve = Sieve(keys, upto=upto, now_ms=HORIZON - 1, horizon_ms=HORIZON)
+    left = sieve.sift(data)
+    kept = decode(data if left is None else left, form=RECORDS)
+    if left is not None:
+        walk(left)
+    return kept
+
+
+def check_sifted(records: list[Any], kept: list[Any], data: Any) -> None:
+    """The latest of each key, as it was; tombstones may be gone, if the batch says that their time has come."""
+    latest = {record.key: record.offset for record in sorted(records, key=lambda record: record.offset)}
+    stays = [record for record in records if record.key is None or latest[record.key] == record.offset]
+    if any(header.attributes & DELETE_HORIZON for header in walk(data)):
+        stays = [record for record in stays if record.key is None or record.value is not None]
+        kept = [record for record in kept if record.key is None or record.value is not None]
+    assert kept == stays
+
+
 def read_in_every_way(given_: bytes) -> Any:
     """All readers give the same records, or CorruptBatch."""
     # A bytes object ends with a zero of its own; here nothing lies behind the last byte, so that a look at it is seen.
@@ -131,12 +170,16 @@ def read_in_every_way(given_: bytes) -> Any:
     tuples = outcome(lambda: decode(data, form=TUPLES))
     values = outcome(lambda: decode(data, form=VALUES))
     rows = outcome(lambda: rows_of(data))
+    kept = outcome(lambda: sifted(data))
+    outcome(lambda: all_keyed(data))
     if records is CorruptBatch:
-        assert tuples is values is rows is CorruptBatch
+        assert tuples is values is rows is kept is CorruptBatch
     else:
         assert tuples == [(r.key, r.value) for r in records]
         assert values == [r.value for r in records]
         assert rows == [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in records]
+        if kept is not CorruptBatch or not any(header.is_control for header in walk(data)):
+            check_sifted(records, kept, data)
     return records
 
 

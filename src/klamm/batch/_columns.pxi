@@ -358,6 +358,7 @@ cdef class Columns:
             if code != KLAMM_OK:
                 raise damage(code, start, position, 0, False)
             if batch.base_offset >= upto:
+                self.g.next_offset = upto  # offsets before it may be missing
                 break
             if batch.next_offset > from_offset:
                 if not batch.attributes & KLAMM_CONTROL:

@@ -11,6 +11,7 @@ One module, a file a noun:
     _decode.pxi     batches -> Record objects, tuples, values; walk, verify
     _columns.pxi    batches -> Arrow columns
     _lane.pxi       behind producer.send: partition, Builder and Delivery of each record
+    _keymap.pxi     the latest offset of each key; batches without what is not the latest
 
 Loops over records touch no Python object where the data allows it, and then run without the GIL.
 """
@@ -36,11 +37,12 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int8_t, int16_t, int32_t, int64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from bisect import bisect_right as _bisect_right
 from threading import Event as _Event
 
 from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header
-from klamm.errors import CorruptBatch, RecordTooLarge, UnknownTopic
+from klamm.errors import CorruptBatch, InvalidRecord, RecordTooLarge, UnknownTopic
 
 
 cdef extern from "crc32c.h" nogil:
@@ -363,3 +365,4 @@ include "_decode.pxi"
 include "_columns.pxi"
 include "_table.pxi"
 include "_lane.pxi"
+include "_keymap.pxi"

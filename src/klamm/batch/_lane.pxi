@@ -156,9 +156,10 @@ cdef class Lane:
     cdef int32_t sticky                 # where records without a key go now
     cdef list open_batches              # OpenBatch or None of each partition
     cdef list pool
+    cdef bint keyed                     # the topic is compacted: it takes no record without a key
 
     def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
-                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0):
+                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0, bint keyed=False):
         if partitions < 1:
             raise ValueError(f"{partitions} partitions")
         if batch_bytes < 1 or limit < 1:
@@ -171,6 +172,7 @@ cdef class Lane:
         self.partitioner = partitioner
         self.key_serializer = key_serializer
         self.value_serializer = value_serializer
+        self.keyed = keyed
         self.sticky = <int32_t> (first % partitions)
         self.open_batches = [None] * partitions
         self.pool = []
@@ -201,8 +203,8 @@ cdef class Lane:
     def add(self, key, value, headers=None, timestamp=None, partition=None):
         """Takes one record. Batches that this closed are in `full`.
 
-        A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, UnknownTopic (no such
-        partition), TypeError or ValueError, nothing was taken.
+        A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, InvalidRecord,
+        UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
         """
         return self.take_record(key, value, headers, timestamp, partition)
 
@@ -230,7 +232,11 @@ cdef class Lane:
             give_back(&k)
             raise
         try:
-            if chosen < 0 and k.size >= 0:
+            if k.size < 0:
+                if self.keyed:
+                    raise InvalidRecord(f"{self.topic}: a record without a key, and the topic is compacted",
+                                        hint="give it a key: compaction keeps the latest record of each")
+            elif chosen < 0:
                 chosen = (klamm_murmur2(k.data, k.size) & 0x7fffffff) % <uint32_t> self.partitions
             return self.place(&k, &v, encoded, time, chosen)
         finally:

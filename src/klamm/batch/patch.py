@@ -14,7 +14,7 @@ from klamm.batch.header import HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC, 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["base_offset_of", "empty", "leader_epoch_of", "max_timestamp_of", "set_leader_epoch", "stamp"]
+__all__ = ["base_offset_of", "empty", "leader_epoch_of", "max_timestamp_of", "seal", "set_leader_epoch", "stamp"]
 
 _BASE_OFFSET_AT, _LEADER_EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 0, 12, 17, 21, 35
 _INT64, _INT32, _INT16, _UINT32 = (struct.Struct(f">{letter}") for letter in "qihI")
@@ -41,16 +41,17 @@ def stamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
     (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
     _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
-    _seal(batch, size)
+    seal(batch, size)
 
 
 def empty(first: int, count: int, leader_epoch: int) -> bytes:
     """A batch without records that takes `count` offsets."""
     length = HEADER_SIZE - LENGTH_END
     batch = bytearray(pack(Header(first, length, leader_epoch, MAGIC, 0, 0, count - 1, -1, -1, -1, -1, -1, 0)))
-    _seal(batch, len(batch))
+    seal(batch, len(batch))
     return bytes(batch)
 
 
-def _seal(batch: bytearray | memoryview, size: int) -> None:
+def seal(batch: bytearray | memoryview, size: int) -> None:
+    """Give the first `size` bytes, a whole batch, their checksum."""
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:size]))

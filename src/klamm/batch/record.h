@@ -6,15 +6,16 @@
 #ifndef KLAMM_RECORD_H
 #define KLAMM_RECORD_H
 
-#if defined(_WIN32)
-#error "Klamm does not build on Windows yet; it runs in WSL"
-#endif
-
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <sys/mman.h>
 #include <time.h>
+#endif
 
 #include "crc32c.h"
 
@@ -26,6 +27,7 @@
 
 #define KLAMM_CODEC_MASK 0x07
 #define KLAMM_LOG_APPEND_TIME 0x08
+#define KLAMM_TRANSACTIONAL 0x10
 #define KLAMM_CONTROL 0x20
 
 #define KLAMM_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -347,6 +349,20 @@ static inline void *klamm_malloc(size_t size) {
 
 /* ---- clocks ---- */
 
+#if defined(_WIN32)
+static inline int64_t klamm_now_ms(void) {
+    FILETIME t; /* in 100 ns since 1601 */
+    GetSystemTimePreciseAsFileTime(&t);
+    return (int64_t)((uint64_t)t.dwHighDateTime << 32 | t.dwLowDateTime) / 10000 - 11644473600000;
+}
+
+static inline double klamm_monotonic(void) {
+    LARGE_INTEGER now, second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&second);
+    return (double)now.QuadPart / (double)second.QuadPart;
+}
+#else
 static inline int64_t klamm_now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -358,5 +374,6 @@ static inline double klamm_monotonic(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
+#endif
 
 #endif

@@ -1,0 +1,355 @@
+# What compaction needs: the latest offset of each key, and batches with only the records that stay.
+
+cdef extern from "keymap.h" nogil:
+    enum:
+        KLAMM_TRANSACTIONAL  # of record.h
+        KLAMM_DELETE_HORIZON
+        KLAMM_MAPPED
+        KLAMM_MAP_FULL
+        KLAMM_BAD_RECORDS
+
+    ctypedef struct klamm_place:
+        int64_t after
+
+    ctypedef struct klamm_keymap:
+        uint64_t seed[2]
+        klamm_place *places
+        uint64_t count
+        uint64_t used
+        uint64_t most
+
+    ctypedef struct klamm_judgement:
+        int64_t kept
+        int64_t tombstones
+        int64_t max_timestamp
+
+    void klamm_siphash128(const uint64_t *seed, const uint8_t *p, size_t n, uint64_t *out)
+    klamm_place *klamm_new_places(uint64_t count)
+    void klamm_free_places(klamm_place *places, uint64_t count)
+    klamm_place *klamm_place_of(const klamm_keymap *map, const uint64_t *hash)
+    int klamm_map_records(klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
+                          int64_t start, int64_t upto, int64_t *offset)
+    int klamm_judge_records(const klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
+                            int64_t upto, int expired, uint8_t *keep, klamm_judgement *out)
+    uint8_t *klamm_copy_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, const uint8_t *keep,
+                                int64_t base_timestamp, uint8_t *to)
+    int klamm_all_keyed(const klamm_batch *batch, const uint8_t *p, const uint8_t *end)
+
+
+PLACE_BYTES = 24
+cdef enum:
+    LEAST_PLACES = 64
+    GROWTH = 15  # bytes that a record may grow by with another timestamp delta
+
+
+def siphash128(bytes seed not None, data):
+    """The hash of a key, for tests."""
+    cdef View view = viewed(data)
+    cdef uint64_t key[2]
+    cdef uint64_t out[2]
+    if len(seed) != 16:
+        raise ValueError(f"a seed of {len(seed)} bytes, want 16")
+    memcpy(key, PyBytes_AS_STRING(seed), 16)
+    klamm_siphash128(key, view.data, view.size, out)
+    return PyBytes_FromStringAndSize(<const char *> out, 16)
+
+
+cdef object not_readable(const klamm_batch *batch, Py_ssize_t position):
+    return bad_records(batch, position, "its records do not follow the format")
+
+
+@cython.final
+cdef class KeyMap:
+    """Keys, by a hash of 128 bits, and the latest offset of each. It takes at most `memory_bytes`, and never grows.
+
+    `most` is how many keys there can be, if that is known: then it may be smaller. `seed` are 16 random bytes.
+    `aborted` are (producer id, first offset, last offset): transactions whose records count as if they were not there.
+    """
+
+    cdef klamm_keymap map
+    cdef dict aborted
+    cdef bint busy
+    cdef readonly bint full  # a key had no place any more
+
+    def __cinit__(self, memory_bytes, bytes seed not None, *, most=None, aborted=()):
+        cdef uint64_t count
+        if len(seed) != 16:
+            raise ValueError(f"a seed of {len(seed)} bytes, want 16")
+        places = max(memory_bytes // PLACE_BYTES, LEAST_PLACES)
+        if most is not None:
+            places = min(places, max(most + most // 2, LEAST_PLACES))
+        if places >= 1 << 48:
+            raise ValueError(f"memory_bytes is {memory_bytes}")
+        count = places
+        memcpy(self.map.seed, PyBytes_AS_STRING(seed), 16)
+        self.map.places = klamm_new_places(count)
+        if self.map.places == NULL:
+            raise MemoryError
+        self.map.count = count
+        self.map.most = count - count // 4
+        self.aborted = {}
+        for producer_id, first, last in sorted(aborted):
+            firsts, lasts = self.aborted.setdefault(producer_id, ([], []))
+            firsts.append(first)
+            lasts.append(last)
+
+    def __dealloc__(self):
+        klamm_free_places(self.map.places, self.map.count)
+
+    def __len__(self):
+        return self.map.used
+
+    @property
+    def memory_bytes(self):
+        return self.map.count * PLACE_BYTES
+
+    def latest(self, key):
+        """The latest offset of a key; None if it is not here."""
+        cdef View view = viewed(key)
+        cdef uint64_t hash[2]
+        klamm_siphash128(self.map.seed, view.data, view.size, hash)
+        after = klamm_place_of(&self.map, hash).after
+        return after - 1 if after else None
+
+    cdef bint is_aborted(self, const klamm_batch *batch, const uint8_t *p) except -1:
+        if not batch.attributes & KLAMM_TRANSACTIONAL or not self.aborted:
+            return False
+        found = self.aborted.get(<int64_t> klamm_get64(p + 43))
+        if found is None:
+            return False
+        place = _bisect_right(found[0], batch.base_offset) - 1  # transactions of one producer follow one another
+        return place >= 0 and batch.base_offset <= found[1][place]
+
+    def add(self, data, int64_t start=0, int64_t upto=INT64_MAX):
+        """Note the keys of whole, verified batches, those with start <= offset < upto: where to go on.
+
+        That is the end of `data`, or, once it is `full`, the first offset whose key has no place. Control batches and
+        aborted transactions are left out.
+        """
+        cdef View view = viewed(data)
+        cdef Py_ssize_t size = view.size, position = 0, length
+        cdef const uint8_t *p
+        cdef const uint8_t *records
+        cdef klamm_batch batch
+        cdef int64_t offset = start, stopped = 0
+        cdef int code
+        cdef bytes unpacked
+        if self.busy:
+            refuse_busy()
+        while position < size and not self.full:
+            p = view.data + position
+            code = klamm_read_batch(p, size - position, &batch)
+            if code != KLAMM_OK:
+                raise damage(code, view.data, position, 0, False)
+            if batch.base_offset >= upto:
+                break
+            if batch.next_offset > start and not batch.attributes & KLAMM_CONTROL and not self.is_aborted(&batch, p):
+                records, length = p + KLAMM_HEADER, batch.size - KLAMM_HEADER
+                if batch.attributes & KLAMM_CODEC_MASK:
+                    unpacked = unpack(&batch, view, position)
+                    records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
+                if length < NOGIL_SIZE:
+                    code = klamm_map_records(&self.map, &batch, records, records + length, start, upto, &stopped)
+                else:
+                    self.busy = True
+                    with nogil:
+                        code = klamm_map_records(&self.map, &batch, records, records + length, start, upto, &stopped)
+                    self.busy = False
+                if code == KLAMM_BAD_RECORDS:
+                    raise not_readable(&batch, position)
+                if code == KLAMM_MAP_FULL:
+                    self.full = True
+                    return stopped
+            offset = max(offset, min(batch.next_offset, upto))
+            position += batch.size
+        return offset
+
+
+@cython.final
+cdef class Sieve:
+    """Takes out of batches, in the order of the log from its start on, what is not the latest of its key in `keys`.
+
+    `upto` is how far the keys were noted: what comes after stays as it is. A batch that keeps a tombstone for the first
+    time gets `horizon_ms` as its delete horizon, and loses it when `now_ms` is past that; so does a transaction's marker
+    once none of its records is left. Everything else about a record stays, its offset and timestamp above all.
+    """
+
+    cdef KeyMap keys
+    cdef int64_t upto
+    cdef int64_t now_ms
+    cdef int64_t horizon_ms
+    cdef set open_ids           # producers with records here and no marker after them yet
+    cdef Memory flags
+    cdef Memory out
+    cdef Py_ssize_t used
+    cdef readonly int64_t records       # that came
+    cdef readonly int64_t kept          # of them
+    cdef readonly int64_t last_horizon  # the latest one that is still to come; -1: none
+
+    def __cinit__(self, KeyMap keys not None, *, int64_t upto, int64_t now_ms, int64_t horizon_ms):
+        self.keys, self.upto, self.now_ms, self.horizon_ms = keys, upto, now_ms, horizon_ms
+        self.open_ids = set()
+        self.flags = new_memory(4096)
+        self.last_horizon = -1
+
+    cdef int put(self, const uint8_t *p, Py_ssize_t size) except -1:
+        self.make_room(size)
+        memcpy(self.out.data + self.used, p, size)
+        self.used += size
+        return 0
+
+    cdef int make_room(self, Py_ssize_t size) except -1:
+        if self.used + size > self.out.capacity:
+            self.out = grown_memory(self.out, self.used, max(self.used + size, 2 * self.out.capacity))
+        return 0
+
+    def sift(self, data):
+        """What is left of whole, verified batches; None if that is all of them, as they were."""
+        cdef View view = viewed(data)
+        cdef Py_ssize_t size = view.size, position = 0, same = 0
+        cdef klamm_batch batch
+        cdef const uint8_t *p
+        cdef int code
+        self.out, self.used = None, 0
+        while position < size:
+            p = view.data + position
+            code = klamm_read_batch(p, size - position, &batch)
+            if code != KLAMM_OK:
+                raise damage(code, view.data, position, 0, False)
+            if batch.base_offset >= self.upto:
+                self.records += batch.record_count
+                self.kept += batch.record_count
+            else:
+                code = self.sift_batch(view, position, same, &batch)
+                if code:
+                    same = position + batch.size
+            position += batch.size
+        if self.out is None:
+            return None
+        self.put(view.data + same, size - same)
+        self.out.size = self.used
+        out, self.out = self.out, None
+        return PyMemoryView_FromObject(out)
+
+    cdef int begin(self, View view, Py_ssize_t same, Py_ssize_t position) except -1:
+        """Copy what stayed as it was up to here: something else comes now."""
+        if self.out is None:
+            self.out = new_memory(view.size + 64)
+        return self.put(view.data + same, position - same)
+
+    cdef int sift_batch(self, View view, Py_ssize_t position, Py_ssize_t same, const klamm_batch *batch) except -1:
+        """1 if the batch changed or is gone, with all before it and what is left of it put out."""
+        cdef const uint8_t *p = view.data + position
+        cdef const uint8_t *records = p + KLAMM_HEADER
+        cdef Py_ssize_t length = batch.size - KLAMM_HEADER
+        cdef int64_t producer_id = <int64_t> klamm_get64(p + 43)
+        cdef bint control = batch.attributes & KLAMM_CONTROL != 0
+        cdef bint marked = batch.attributes & KLAMM_DELETE_HORIZON != 0
+        cdef bint expired = marked and batch.base_timestamp <= self.now_ms
+        cdef bint late = marked or batch.next_offset > self.upto  # it gets no horizon now
+        cdef klamm_judgement found
+        cdef bytes unpacked = None
+        cdef int code
+        self.records += batch.record_count
+        if control:
+            if producer_id in self.open_ids:
+                self.open_ids.discard(producer_id)
+                self.kept += batch.record_count
+                return 0
+            if expired:
+                return self.begin(view, same, position) + 1
+            found.kept, found.tombstones, found.max_timestamp = batch.record_count, 1, batch.max_timestamp
+        elif self.keys.is_aborted(batch, p):
+            return self.begin(view, same, position) + 1
+        if batch.attributes & KLAMM_CODEC_MASK:
+            unpacked = unpack(batch, view, position)
+            records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
+        if batch.record_count > length // KLAMM_SMALLEST_RECORD:
+            raise not_readable(batch, position)
+        if batch.record_count > self.flags.capacity:
+            self.flags = new_memory(2 * batch.record_count)
+        if control:
+            memset(self.flags.data, 1, batch.record_count)
+            if klamm_all_keyed(batch, records, records + length) < 0:
+                raise not_readable(batch, position)
+        else:
+            if length < NOGIL_SIZE:
+                code = klamm_judge_records(&self.keys.map, batch, records, records + length, self.upto, expired,
+                                           self.flags.data, &found)
+            else:
+                with nogil:
+                    code = klamm_judge_records(&self.keys.map, batch, records, records + length, self.upto, expired,
+                                               self.flags.data, &found)
+            if code != KLAMM_MAPPED:
+                raise not_readable(batch, position)
+            if batch.attributes & KLAMM_TRANSACTIONAL and found.kept:
+                self.open_ids.add(producer_id)
+        self.kept += found.kept
+        if not found.kept:  # repair leaves batches without records, too: they go as well
+            return self.begin(view, same, position) + 1
+        if length + GROWTH * found.kept > _codecs.MAX_DECODED_BYTES:
+            late = True
+        if found.tombstones:
+            self.last_horizon = max(self.last_horizon, batch.base_timestamp if marked else self.horizon_ms)
+        if found.kept == batch.record_count and (late or not found.tombstones):
+            return 0
+        self.begin(view, same, position)
+        self.put_batch(p, batch, records, length, &found, found.tombstones > 0 and not late)
+        return 1
+
+    cdef int put_batch(self, const uint8_t *header, const klamm_batch *batch, const uint8_t *records,
+                       Py_ssize_t length, const klamm_judgement *found, bint mark) except -1:
+        """The header with what changed in it, and the records that stay, compressed as they were."""
+        cdef int64_t base_timestamp = self.horizon_ms if mark else batch.base_timestamp
+        cdef uint16_t attributes = batch.attributes | (KLAMM_DELETE_HORIZON if mark else 0)
+        cdef Py_ssize_t size = length + (GROWTH * found.kept if mark else 0)
+        cdef Memory plain
+        cdef uint8_t *to
+        cdef bytes packed
+        self.make_room(KLAMM_HEADER + size)
+        to = self.out.data + self.used + KLAMM_HEADER
+        # A marker's record stays as it is, of a fixed size; nobody asks for its time.
+        size = klamm_copy_records(batch, records, records + length, self.flags.data,
+                                  batch.base_timestamp if attributes & KLAMM_CONTROL else base_timestamp, to) - to
+        if attributes & KLAMM_CODEC_MASK:
+            plain = new_memory(size)
+            memcpy(plain.data, to, size)
+            plain.size = size
+            packed = _codecs.compress(attributes & KLAMM_CODEC_MASK, memoryview(plain), None)
+            if PyBytes_GET_SIZE(packed) < size:
+                size = PyBytes_GET_SIZE(packed)
+                memcpy(to, PyBytes_AS_STRING(packed), size)
+            else:
+                attributes &= ~KLAMM_CODEC_MASK
+        to -= KLAMM_HEADER
+        memcpy(to, header, KLAMM_HEADER)
+        size += KLAMM_HEADER
+        klamm_put32(to + 8, <uint32_t> (size - KLAMM_LENGTH_END))
+        klamm_put16(to + 21, attributes)
+        klamm_put64(to + 27, <uint64_t> base_timestamp)
+        if not attributes & KLAMM_LOG_APPEND_TIME:
+            klamm_put64(to + 35, <uint64_t> found.max_timestamp)
+        klamm_put32(to + 57, <uint32_t> found.kept)
+        klamm_put32(to + 17, klamm_crc32c(0, to + KLAMM_CRC_START, size - KLAMM_CRC_START))
+        self.used += size
+        return 0
+
+
+def all_keyed(data):
+    """Whether every record of one whole batch has a key."""
+    cdef View view = viewed(data)
+    cdef klamm_batch batch
+    cdef const uint8_t *records = view.data + KLAMM_HEADER
+    cdef Py_ssize_t length
+    cdef bytes unpacked
+    cdef int code = klamm_read_batch(view.data, view.size, &batch)
+    if code != KLAMM_OK:
+        raise damage(code, view.data, 0, 0, False)
+    length = batch.size - KLAMM_HEADER
+    if batch.attributes & KLAMM_CODEC_MASK:
+        unpacked = unpack(&batch, view, 0)
+        records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
+    code = klamm_all_keyed(&batch, records, records + length)
+    if code < 0:
+        raise not_readable(&batch, 0)
+    return code == 1
