@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from klamm.disk.locks import LockFile
+from klamm.disk import _os
+from klamm.disk.locks import GATE, GATE_QUEUE, MAX_PLACES, OWNED, LockFile, group_region
 from klamm.errors import StoreBusy
 from tests.procs import Flag, asleep, children, until
 
@@ -275,3 +276,90 @@ def test_a_child_forked_while_another_thread_holds_a_byte_can_open_the_file_and_
         leave.set()
         thread.join(30)
         assert child.answer() is True
+
+
+# ---- bytes held for long
+
+
+def test_held_knows_our_bytes_and_those_of_others(tmp_path: Path) -> None:
+    ours, theirs = LockFile(str(tmp_path / "members")), LockFile(str(tmp_path / "members"))
+    region = group_region(3)
+    assert ours.held(region, MAX_PLACES) == []
+    for byte in (0, 1, 5, 900_000):
+        assert ours.try_hold(region + byte)
+    for byte in (2, 7, 8, 9, MAX_PLACES + 3):
+        assert theirs.try_hold(region + byte)
+    wanted = [(region, 3), (region + 5, 1), (region + 7, 3), (region + 900_000, 1)]
+    assert ours.held(region, MAX_PLACES) == theirs.held(region, MAX_PLACES) == wanted
+    assert ours.held(region + 8) == [(region + 8, 1)] and ours.held(region + 3) == []
+    assert ours.held(region + 8, 100) == [(region + 8, 2)]
+    theirs.close()
+    assert ours.held(region, MAX_PLACES) == [(region, 2), (region + 5, 1), (region + 900_000, 1)]
+
+
+def test_two_holders_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    lock = LockFile(str(tmp_path / "members"))
+    assert lock.try_hold(7) and not lock.try_hold(7)
+    lock.release(7)
+    assert lock.try_hold(7)
+    assert lock.try_hold(7, shared=True)  # its holder lets others in
+    assert lock.try_hold(7)  # and out again
+    assert not lock.try_hold(7)
+
+
+def test_a_forked_child_frees_nothing_of_its_parents(tmp_path: Path) -> None:
+    lock = LockFile(str(tmp_path / "members"))
+    assert lock.try_hold(7)
+
+    def child() -> bool:
+        lock.release(7)
+        lock.close()
+        return lock.try_hold(7)
+
+    with children() as start:
+        assert start(child).answer() is False
+    other = LockFile(str(tmp_path / "members"))
+    assert not other.try_hold(7)
+    assert _os.find_lock(other.fd, 0, 100) == (7, 1)
+
+
+def test_regions_do_not_overlap() -> None:
+    for number in (0, 1, 1000):
+        assert group_region(number) > 1 << 32
+        assert MAX_PLACES <= OWNED and group_region(number) + OWNED + MAX_PLACES < group_region(number + 1)
+    assert group_region((1 << 22) - 2) + (1 << 40) <= 1 << 62
+
+
+def test_with_a_queue_everybody_gets_his_turn_and_nobody_is_in_there_with_another(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+
+    def count_up() -> int:
+        lock = LockFile(str(tmp_path / "lock"))
+        for _ in range(200):
+            with lock.hold(GATE, queue=GATE_QUEUE):
+                counter.write_text(str(int(counter.read_text()) + 1))
+        return 200
+
+    with children() as start:
+        counted = [start(count_up) for _ in range(6)]
+        assert sum(child.answer() for child in counted) == int(counter.read_text()) == 1200
+
+
+def test_the_first_in_a_queue_may_be_killed(tmp_path: Path) -> None:
+    lock = LockFile(str(tmp_path / "lock"))
+
+    def wait() -> None:
+        with LockFile(str(tmp_path / "lock")).hold(GATE, queue=GATE_QUEUE):
+            pass
+
+    with children() as start:
+        with lock.hold(GATE, queue=GATE_QUEUE):
+            first = start(wait)
+            until(lambda: lock.held(GATE_QUEUE), "somebody waits in the queue")
+            second = start(wait)
+            first.kill()
+            until(lambda: lock.held(GATE_QUEUE), "the next one is first")
+            assert second.running
+        second.answer()
+    lock.close()

@@ -38,7 +38,7 @@ def _no_trap() -> Iterator[None]:
 def act(kind: str, path: Path) -> Callable[[], object]:
     """One step of that kind, on files made beforehand."""
     (path / "old").write_bytes(b"0123456789")
-    fd = os.open(path / "old", os.O_RDWR)
+    fd = _os.open_file(path / "old", os.O_RDWR)
     return {
         "LOCK": lambda: _os.lock_byte(fd, 7),
         "OPEN": lambda: os.close(_os.open_file(path / "new", os.O_RDWR | os.O_CREAT)),

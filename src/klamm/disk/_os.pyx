@@ -27,6 +27,8 @@ cdef extern from "os.h" nogil:
     int os_unlink(const char *path)
     int os_mkdir(const char *path)
     int os_lock(int fd, int64_t byte, int type, int wait)
+    int os_find_lock(int fd, int64_t *start, int64_t *length)
+    int os_lock_whole(int fd)
     int F_RDLCK, F_WRLCK, F_UNLCK
     int64_t klamm_boot_ms()
 
@@ -186,6 +188,28 @@ def lock_byte(int fd, int64_t byte, *, bint shared=False, bint wait=True):
 def unlock_byte(int fd, int64_t byte):
     if os_lock(fd, byte, F_UNLCK, False):
         raise failed(None)
+
+
+def find_lock(int fd, int64_t start, int64_t length):
+    """Some (start, length) that another open file description has locked in the range, clipped to it; or None."""
+    cdef int64_t first = start, size = length
+    cdef int found = os_find_lock(fd, &first, &size)
+    if found < 0:
+        raise failed(None)
+    if not found:
+        return None
+    end = start + length if size == 0 else min(start + length, first + size)
+    first = max(first, start)
+    return first, end - first
+
+
+def lock_whole(int fd):
+    """Whether this descriptor now holds the whole file; at once."""
+    while os_lock_whole(fd):
+        if errno in (EAGAIN, EACCES):
+            return False
+        again(-1, None)
+    return True
 
 
 def boot_ms():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from contextlib import suppress
 
 from klamm.disk import _os
@@ -18,10 +19,13 @@ __all__ = [
     "disk_full",
     "filesystem_of",
     "make_directory",
+    "most_open",
     "read",
     "refuse_untrusted",
     "remove",
+    "rename_directory",
     "replace",
+    "set_times",
     "sync_ancestors",
     "sync_directory",
     "sync_file",
@@ -31,6 +35,8 @@ __all__ = [
 TRUSTED = frozenset(
     {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "ramfs"}
     | {"reiserfs", "tmpfs", "xfs", "zfs"}
+    if sys.platform != "win32"
+    else {"ntfs"}
 )
 
 
@@ -69,7 +75,7 @@ def disk_full(error: OSError, path: str) -> Exception:
 
 
 def sync_file(path: str) -> None:
-    fd = _os.open_file(path, os.O_RDONLY)
+    fd = _os.open_file(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         _os.fsync(fd)
     finally:
@@ -77,7 +83,9 @@ def sync_file(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable. On Windows they are, with the files: renames are written through."""
+    if sys.platform == "win32":
+        return
     fd = _os.open_file(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         _os.fsync(fd)
@@ -106,8 +114,38 @@ def remove(path: str) -> None:
         _os.unlink(path)
 
 
+def rename_directory(path: str, to: str) -> str:
+    """Its name from now on. On Windows it keeps the old one while a file in it is open."""
+    try:
+        _os.rename(path, to)
+    except PermissionError:
+        if sys.platform == "win32":
+            return path
+        raise
+    return to
+
+
+def set_times(fd: int, status: os.stat_result) -> None:
+    """Make an open file as old as another one."""
+    if sys.platform == "win32":
+        _set_times(fd, status)
+    else:
+        os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def most_open() -> int:
+    """How many descriptors this process may have."""
+    if sys.platform == "win32":
+        return 8192  # of the C runtime
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def filesystem_of(path: str) -> str:
-    """The type of the file system that holds `path`, as /proc/self/mountinfo names it; "unknown" elsewhere."""
+    """The type of the file system that holds `path`, as /proc/self/mountinfo or Windows names it; or "unknown"."""
+    if sys.platform == "win32":
+        return _volume_of(path)
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             lines = file.readlines()
@@ -125,10 +163,37 @@ def filesystem_of(path: str) -> str:
     return kind
 
 
+if sys.platform == "win32":
+
+    def _volume_of(path: str) -> str:
+        import ctypes
+
+        kernel = ctypes.windll.kernel32
+        root, kind = ctypes.create_unicode_buffer(1024), ctypes.create_unicode_buffer(64)
+        if not kernel.GetVolumePathNameW(os.path.realpath(path), root, 1024):
+            return "unknown"
+        if kernel.GetDriveTypeW(root) == 4:  # DRIVE_REMOTE
+            return "smb"
+        kernel.GetVolumeInformationW(root, None, 0, None, None, None, kind, 64)
+        return kind.value.lower() or "unknown"
+
+    def _set_times(fd: int, status: os.stat_result) -> None:
+        """By this descriptor: its writes would have the last word over what is set by name."""
+        import ctypes
+        import msvcrt
+
+        times = status.st_atime_ns, status.st_mtime_ns
+        accessed, written = (ctypes.c_uint64(ns // 100 + 116_444_736_000_000_000) for ns in times)  # since 1601
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(fd))
+        if not ctypes.windll.kernel32.SetFileTime(handle, None, ctypes.byref(accessed), ctypes.byref(written)):
+            raise ctypes.WinError()
+
+
 def refuse_untrusted(path: str) -> None:
     """UnsupportedFilesystem unless `path` lies on a local file system that we know."""
     kind = filesystem_of(path)
-    if kind in TRUSTED or (kind == "unknown" and not os.path.exists("/proc/self/mountinfo")):
+    unknowable = sys.platform != "win32" and not os.path.exists("/proc/self/mountinfo")
+    if kind in TRUSTED or (kind == "unknown" and unknowable):
         return
     why = (
         "a network file system"

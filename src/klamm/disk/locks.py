@@ -1,17 +1,24 @@
 """Lock files: bytes that processes hold, for moments or for long.
 
-    lock       byte 0: the gate to klamm.db; bytes 4n, 4n + 1, 4n + 2: append, flush, clean of the partition in slot n
+    lock       byte 0: the gate to klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for the gate
+               bytes 4n, 4n + 1, 4n + 2: append, flush, clean of the partition in slot n
     members    byte 0: presence, shared by everybody who has the store open; exclusive for recovery
+               byte 1: the Kafka server, of which a store has at most one
+               TABLE + s: whoever maintains the table of the topic whose partition 0 is in slot s
+               (g + 1) << 40: the region of group number g. Place m of its members is byte m of the region, and the
+               owner of the partition in slot s holds byte OWNED + s of it
+               TRANSACTION + p: the transactional producer with id p
 
 The bytes are never written; only their locks matter. A lock is an open-file-description lock: it belongs to the
 descriptor, not to the process, so a stray `close` elsewhere does not drop it, and the kernel frees it when the last
 copy of the descriptor is gone, however the process ended. Liveness is a lock that is free, never a pid.
 
 Such a lock excludes neither threads that share the descriptor nor forked children. Hence a mutex in front of each
-byte, and `in_child` closes the descriptor.
+byte, and `in_child` closes the descriptor. Bytes held for long are noted here instead: two holders in one process
+exclude each other, too, and `held` knows ours, which the kernel does not report to us.
 
-Where the system has no such locks (macOS), the first opener takes the whole `members` file for itself, and a second
-process gets StoreBusy: one process at a time, rather than a weaker protocol.
+Where the system has no such locks (macOS, Windows), the first opener takes the whole `members` file for itself, and a
+second process gets StoreBusy: one process at a time, rather than a weaker protocol.
 """
 
 from __future__ import annotations
@@ -19,16 +26,78 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from klamm.disk import _os, fork
 from klamm.errors import StoreBusy
 
-__all__ = ["GATE", "PRESENCE", "LockFile"]
+__all__ = [
+    "GATE",
+    "GATE_QUEUE",
+    "MAX_GROUPS",
+    "MAX_PLACES",
+    "OWNED",
+    "PRESENCE",
+    "SERVER",
+    "TABLE",
+    "TRANSACTION",
+    "LockFile",
+    "group_region",
+    "held_by_others",
+]
 
 GATE = 0
+GATE_QUEUE = 2
+
 PRESENCE = 0
+SERVER = 1
+TABLE = 1 << 32
+OWNED = 1 << 30  # from the start of a group's region
+MAX_PLACES = 1 << 20
+MAX_GROUPS = (1 << 22) - 1
+TRANSACTION = 1 << 62
+
+_NAP_S = 0.001  # between two looks of the first in a queue
+_IN_A_ROW = 128
+
+
+def group_region(number: int) -> int:
+    """The first byte of a group's region in `members`."""
+    assert 0 <= number < MAX_GROUPS
+    return (number + 1) << 40
+
+
+class _Hold:
+    """A byte, held for the length of a block. (A generator would do the same, and take longer than the lock.)"""
+
+    __slots__ = ("_byte", "_fd", "_file", "_mutex", "_queue", "_timeout_ms")
+
+    def __init__(self, file: LockFile, byte: int, timeout_ms: int | None, queue: int | None) -> None:
+        self._file = file
+        self._byte = byte
+        self._timeout_ms = timeout_ms
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        file, timeout_ms = self._file, self._timeout_ms
+        mutex = self._mutex = file._mutex(self._byte)
+        if not mutex.acquire(timeout=-1 if timeout_ms is None else timeout_ms / 1000):
+            raise file._busy(self._byte)
+        try:
+            file._take(self._byte, timeout_ms, self._queue)
+            self._fd = file.fd
+        except BaseException:  # Ctrl-C, say, when the byte was just taken; nobody else in this process can have it
+            if file.fd >= 0:
+                _os.unlock_byte(file.fd, self._byte)
+            mutex.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._fd == self._file.fd:  # else: a forked child has closed it
+                _os.unlock_byte(self._fd, self._byte)
+        finally:
+            self._mutex.release()
 
 
 class LockFile:
@@ -37,6 +106,9 @@ class LockFile:
     def __init__(self, path: str, *, create: bool = True) -> None:
         self.path = path
         self._mutexes: dict[int, threading.Lock] = {}
+        self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively
+        self._ours_mutex = threading.Lock()
+        self._in_a_row = 0
         with fork.guard:
             self.fd = _os.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
             fork.register(self)
@@ -44,54 +116,87 @@ class LockFile:
     def _mutex(self, byte: int) -> threading.Lock:
         return self._mutexes.setdefault(byte, threading.Lock())
 
-    @contextmanager
-    def hold(self, byte: int, *, timeout_ms: int | None = None) -> Iterator[None]:
-        """Hold `byte` alone, waiting for it; StoreBusy when `timeout_ms` passes first."""
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        mutex = self._mutex(byte)
-        if not mutex.acquire(timeout=-1 if timeout_ms is None else timeout_ms / 1000):
-            raise self._busy(byte)
+    def hold(
+        self, byte: int, *, timeout_ms: int | None = None, queue: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Hold `byte` alone, waiting for it; StoreBusy when `timeout_ms` passes first.
+
+        Those who wait for a byte get it one after the other, and each hand-over costs a switch between processes. With
+        a `queue`, another byte, they wait for that, and only the first of them looks at `byte`, now and then. So who
+        has just let go of it gets it again, up to _IN_A_ROW times while its caches are warm; then it queues up, too.
+        """
+        return _Hold(self, byte, timeout_ms, queue)
+
+    def _take(self, byte: int, timeout_ms: int | None, queue: int | None) -> None:
+        """The byte, behind its mutex."""
+        if queue is not None:
+            self._in_a_row += 1
+            if self._in_a_row > _IN_A_ROW or not _os.lock_byte(self.fd, byte, wait=False):
+                self._in_a_row = 0
+                self._wait_in(queue, byte)
+        elif timeout_ms is None:
+            _os.lock_byte(self.fd, byte)
+        else:
+            deadline = time.monotonic() + timeout_ms / 1000
+            while not _os.lock_byte(self.fd, byte, wait=False):
+                if time.monotonic() >= deadline:
+                    raise self._busy(byte)
+                time.sleep(0.001)
+
+    def _wait_in(self, queue: int, byte: int) -> None:
+        _os.lock_byte(self.fd, queue)
+        fd = self.fd
         try:
-            if deadline is None:
-                _os.lock_byte(self.fd, byte)
-            else:
-                while not _os.lock_byte(self.fd, byte, wait=False):
-                    if time.monotonic() >= deadline:
-                        raise self._busy(byte)
-                    time.sleep(0.001)
-            fd = self.fd
-            try:
-                yield
-            finally:
-                if fd == self.fd:  # else: a forked child has closed it
-                    _os.unlock_byte(fd, byte)
+            while not _os.lock_byte(self.fd, byte, wait=False):
+                time.sleep(_NAP_S)
         finally:
-            mutex.release()
+            if fd == self.fd:
+                _os.unlock_byte(fd, queue)
 
     def _busy(self, byte: int) -> StoreBusy:
         return StoreBusy(f"{self.path}: byte {byte} is held by another process or thread")
 
     def try_hold(self, byte: int, *, shared: bool = False) -> bool:
-        """Take `byte` for long, or say that it is taken. For callers that keep threads apart themselves."""
-        return _os.lock_byte(self.fd, byte, shared=shared, wait=False)
+        """Take `byte` for long, or say that it is taken, be it by this process.
+
+        Who holds it exclusively may make it shared, and who shares it, exclusive.
+        """
+        with self._ours_mutex:
+            if self._ours.get(byte, False) and not shared:
+                return False
+            if self.fd < 0 or not _os.lock_byte(self.fd, byte, shared=shared, wait=False):
+                return False
+            self._ours[byte] = not shared
+            return True
+
+    def held(self, byte: int, length: int = 1) -> list[tuple[int, int]]:
+        """Which bytes of the range somebody holds, in whatever way: as (start, length), in order, apart."""
+        with self._ours_mutex:
+            if length == 1:
+                found = [(byte, 1)] if byte in self._ours else []
+            else:
+                found = [(each, 1) for each in self._ours if byte <= each < byte + length]
+        if length != 1 or not found:
+            found += held_by_others(self.fd, byte, length)
+        return _merged(found)
 
     def try_hold_whole(self) -> bool:
         """Take the whole file for as long as it is open: for systems without byte locks."""
-        import fcntl
-
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return _os.lock_whole(self.fd)
 
     def release(self, byte: int) -> None:
-        _os.unlock_byte(self.fd, byte)
+        """Let go of a byte that `try_hold` took. Nothing after `close`, or in a forked child: it is not ours there."""
+        with self._ours_mutex:
+            self._ours.pop(byte, None)
+            if self.fd >= 0:
+                _os.unlock_byte(self.fd, byte)
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        with self._ours_mutex:
+            self._ours.clear()
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
 
     def before_fork(self) -> None:
         """Nothing: the child only closes."""
@@ -100,5 +205,35 @@ class LockFile:
         """Nothing: the parent goes on."""
 
     def in_child(self) -> None:
+        self._ours_mutex = threading.Lock()  # some other thread of the parent may have held it
         self.close()
         self._mutexes = {}
+
+
+def held_by_others(fd: int, byte: int, length: int) -> list[tuple[int, int]]:
+    """What other open files hold in the range. The kernel tells of any one lock, so ask left and right of it."""
+    found: list[tuple[int, int]] = []
+    ranges = [(byte, length)]
+    while ranges:
+        start, size = ranges.pop()
+        lock = _os.find_lock(fd, start, size)
+        if lock is not None:
+            found.append(lock)
+            first, count = lock
+            if first > start:
+                ranges.append((start, first - start))
+            if first + count < start + size:
+                ranges.append((first + count, start + size - first - count))
+    return found
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted; neighbours and overlaps made one."""
+    merged: list[tuple[int, int]] = []
+    for start, length in sorted(ranges):
+        if merged and start <= sum(merged[-1]):
+            first = merged[-1][0]
+            merged[-1] = first, max(sum(merged[-1]), start + length) - first
+        else:
+            merged.append((start, length))
+    return merged

@@ -7,24 +7,25 @@
 #ifndef KLAMM_OS_H
 #define KLAMM_OS_H
 
-#if defined(_WIN32)
-#error "Klamm does not build on Windows yet; it runs in WSL"
-#endif
-
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#if defined(_WIN32)
+#include "win32.h"
+#else
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
+#endif
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -123,13 +124,41 @@ static int os_lock(int fd, int64_t byte, int type, int wait) {
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     return klamm_step(STEP_LOCK) ? -1 : fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
 }
+/* Some lock of another descriptor in the range, which then becomes its; 0 if there is none, 1 if there is, -1: errno. */
+static int os_find_lock(int fd, int64_t *start, int64_t *length) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = *start, .l_len = *length};
+    if (fcntl(fd, F_OFD_GETLK, &lock)) return -1;
+    *start = lock.l_start;
+    *length = lock.l_len;
+    return lock.l_type != F_UNLCK;
+}
 #else
 enum { KLAMM_BYTE_LOCKS = 0 };
 static int os_lock(int fd, int64_t byte, int type, int wait) { return klamm_step(STEP_LOCK) ? -1 : 0; }
+static int os_find_lock(int fd, int64_t *start, int64_t *length) { return 0; }
 #endif
+static int os_lock_whole(int fd) { return klamm_step(STEP_LOCK) ? -1 : flock(fd, LOCK_EX | LOCK_NB); }
+
+/* What is not the same on Windows: see win32.h. */
+#if !defined(_WIN32)
+typedef struct stat KlammStat;
+
+/* A mapped file: NULL, or `room` bytes of address space. What the file gets later is there, too; where a mapping ends
+ * with its file, os_map_more is told. */
+enum { KLAMM_MAPS_GROW = 1 };
+static void *os_map(int fd, size_t room, int writable, int private) {
+    int protection = writable || private ? PROT_READ | PROT_WRITE : PROT_READ;
+    void *map = mmap(NULL, room, protection, private ? MAP_PRIVATE : MAP_SHARED, fd, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+static inline int os_map_more(void *map, int fd, int64_t from, int64_t size) { return 0; }
+static void os_unmap(void *map, size_t room) { munmap(map, room); }
 
 /* Threads of one process: an in-process mutex, taken before the byte. -EINTR now and then, so that Ctrl-C works. */
-static int klamm_mutex_lock(pthread_mutex_t *mutex, int wait) {
+typedef pthread_mutex_t KlammMutex;
+#define klamm_mutex_init pthread_mutex_init
+#define klamm_mutex_unlock pthread_mutex_unlock
+static int klamm_mutex_lock(KlammMutex *mutex, int wait) {
     if (pthread_mutex_trylock(mutex) == 0) return 0;
     if (!wait) return -EAGAIN;
 #if defined(__APPLE__)
@@ -160,6 +189,7 @@ static inline int64_t klamm_boot_ms(void) {
     return klamm_clock_ns(CLOCK_MONOTONIC) / 1000000;
 #endif
 }
+#endif
 
 /* Sleeping on a word of a mapped file. */
 #if defined(__linux__)
@@ -170,6 +200,11 @@ static void os_futex_wake(uint32_t *word, uint32_t bits) {
 static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &until, NULL, bits);
+}
+#elif defined(_WIN32)
+static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE), win_wake(); }
+static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
+    win_wait(word, value, until_ns);
 }
 #else
 static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE); }
