@@ -36,10 +36,15 @@ class Sizes:
     message_timestamp_type: str = "CreateTime"
     retention_ms: int = -1
     retention_bytes: int = -1
+    cleanup_policy: str = "delete"
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = (1 << 63) - 1
+    delete_retention_ms: int = 24 * 3600 * 1000
 
 
 class Rig:
-    def __init__(self, path: Path | str, slots: int = 4000) -> None:
+    def __init__(self, path: Path | str, slots: int = 4000, heads: head.Heads | None = None) -> None:
         self.path = str(path)
         self.slots = slots
         self._next = 1
@@ -47,7 +52,7 @@ class Rig:
         if fresh:
             os.makedirs(f"{self.path}/logs", exist_ok=True)
             Path(self.path, "heads").touch()
-        self.heads = head.Heads(f"{self.path}/heads")
+        self.heads = heads or head.Heads(f"{self.path}/heads")
         if fresh:
             self.heads.initialise()
             self.heads.lay_out(1, slots)
@@ -56,14 +61,14 @@ class Rig:
         self.events: list[int] = []
 
     def child(self) -> Rig:
-        """The same rig as another process opens it."""
-        return Rig(self.path, self.slots)
+        """The same rig as another process opens it; on Windows, where none can, another user of the same heads."""
+        return Rig(self.path, self.slots, self.heads if sys.platform == "win32" else None)
 
     def fresh_slot(self) -> int:
         self._next += 1
         return self._next - 1
 
-    def partition(self, slot: int, sizes: Sizes | None = None, **changes: int | str) -> Partition:
+    def partition(self, slot: int, sizes: Sizes | None = None, **changes: float | str) -> Partition:
         return Partition(
             self.heads,
             self.lock,

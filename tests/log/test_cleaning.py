@@ -13,6 +13,7 @@ from klamm.disk import _os
 from klamm.errors import KlammError, OffsetOutOfRange
 from klamm.log import cleaning, head, point
 from klamm.log.partition import Partition
+from tests.log.compacted import in_transaction
 from tests.log.logs import batch_of, flip, log_file, move_clock, power_cut, records
 from tests.procs import children
 from tests.rig import Rig
@@ -222,6 +223,24 @@ def test_what_was_deleted_is_not_found_by_its_time(rig: Rig) -> None:
     assert partition.offset_at(21) == 5
 
 
+def test_what_went_with_a_segment_is_still_known_of_its_producers(rig: Rig) -> None:
+    """A transaction that ended there is not open for ever, and a batch that lay there is a duplicate."""
+    partition = filled(rig, [])
+    first = batch_of([0], producer=5, epoch=0, sequence=0)
+    partition.append(first)
+    partition.append(in_transaction(7, 0, [(b"a", b"1")]))
+    partition.checkpoint()
+    partition.append(batch_of([0], producer=5, epoch=0, sequence=1))
+    partition.append_marker(7, 1, commit=True)
+    partition.append(batch_of([0], padding=20))
+    assert partition.delete_before(5) == 5
+    power_cut(partition)
+    again = rig.child().partition(partition.slot, segment_bytes=2 * SIZE)
+    assert again.ends()[:3] == (5, 5, 5)
+    assert again.append(batch_of([0], producer=5, epoch=0, sequence=1)) == 2
+    assert again.append(batch_of([0], producer=5, epoch=0, sequence=2)) == 5
+
+
 def test_a_reader_of_a_removed_segment_is_told_and_one_beyond_reads_on(rig: Rig) -> None:
     partition = filled(rig, [9 * DAY] * 6 + [0] * 4, retention_ms=DAY)
     behind, ahead = partition.reader(1), partition.reader(5)
@@ -270,3 +289,13 @@ def test_the_active_segment_is_not_among_those_that_expire(rig: Rig) -> None:
     start = cleaning.expired(partition.directory, now, retention_ms=0, retention_bytes=0, clock_ms=rig.heads.clock_ms())
     assert start == now.active_base == 4
     assert partition.log.flags & head.DELETED == 0
+
+
+def test_cleaning_heals_first_what_a_killed_syncer_left(rig: Rig) -> None:
+    partition = filled(rig, [9 * DAY] * 6, retention_ms=2 * DAY)
+    partition.log.flushing = True  # and nobody holds the flush byte: whoever synced was killed
+    assert partition.delete_before(6) == 6
+    assert not partition.log.flags & head.SYNC_FAILED
+    partition.append(batch_of([0], padding=20))
+    partition.log.flushing = True
+    assert partition.expire() != []

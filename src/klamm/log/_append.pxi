@@ -169,6 +169,28 @@ cdef void maybe_index(Writer *w, Commit *before, int64_t offset) noexcept nogil:
         write_index(w, before, offset, before.max_timestamp)
 
 
+# ---- transactions -------------------------------------------------------------------------------------------------
+
+cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexcept nogil:
+    """Before an abort is committed, readers can look up what it aborts. One too many does no harm: see aborted.py."""
+    cdef AbortedEntry entry
+    cdef stat_t status
+    cdef int fd, error = 0
+    entry.producer_id, entry.last_offset, entry.unused = <int64_t>be64(marker + PRODUCER_ID_AT), now.next_offset, 0
+    entry.first_offset = first_open_of(w, entry.producer_id)
+    if entry.first_offset < 0:
+        return 0
+    entry.crc = aborted_crc(&entry)
+    fd = open_in(w, now.active_base, b".aborted", O_RDWR | O_CREAT)
+    if fd < 0:
+        return -errno
+    if fstat(fd, &status) or os_pwrite(fd, &entry, sizeof(entry), status.st_size // sizeof(entry) * sizeof(entry)) != sizeof(entry):
+        error = -errno if errno else -EBADMSG
+    close(fd)
+    fetch_add32(&w.slot.segments_version, 1)            # readers keep what they know until this changes
+    return error
+
+
 # ---- append -------------------------------------------------------------------------------------------------------
 
 cdef int refused(Writer *w) noexcept nogil:
@@ -187,7 +209,8 @@ cdef int refused(Writer *w) noexcept nogil:
 cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcept nogil:
     cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append byte needs no snapshot
     cdef Commit before
-    cdef int64_t base_offset, end, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
+    cdef int64_t base_offset, end, oldest, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
+    cdef int attributes = be16(batch + ATTRIBUTES_AT)
     cdef size_t done = 0
     cdef ssize_t written
     cdef int error = refused(w)
@@ -207,7 +230,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcep
         if error:
             return error
         if producer_id >= 0:
-            base_offset = check_sequence(w, batch)
+            base_offset = check_marker(w, batch) if attributes & KLAMM_CONTROL else check_sequence(w, batch)
             if base_offset != R_IN_ORDER:
                 return base_offset                      # an error, or where the same batch already is
     if must_roll(w, &now, batch, size):
@@ -216,6 +239,10 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcep
             return error
     if now.position == 0:
         store_i64(&w.slot.active_since_ms, store_clock_ms(w))
+    if attributes & KLAMM_CONTROL and size >= MARKER_SIZE and batch[MARKER_TYPE_AT + 1] == 0:
+        error = note_aborted(w, &now, batch)
+        if error:
+            return error
     base_offset = now.next_offset
     put_be64(batch, base_offset)
     put_be32(batch + EPOCH_AT, now.leader_epoch)
@@ -230,7 +257,10 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcep
             return error
     before = now
     end = base_offset + <int32_t>be32(batch + LAST_DELTA_AT) + 1
-    if now.stable_offset == now.next_offset:            # no transaction is open
+    if attributes & KLAMM_CONTROL and producer_id >= 0:
+        oldest = oldest_open(w, producer_id)
+        now.stable_offset = oldest if oldest >= 0 else end
+    elif now.stable_offset == now.next_offset and not attributes & KLAMM_TRANSACTIONAL:     # and none is open
         now.stable_offset = end
     now.next_offset = end
     now.position += size

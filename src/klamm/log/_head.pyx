@@ -10,7 +10,7 @@ from collections import namedtuple
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENOENT, EUSERS, errno
+from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, errno
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -27,7 +27,7 @@ RESULTS = {
     R_DELETED: "deleted", R_READ_ONLY: "read_only", R_SYNC_FAILED: "sync_failed", R_NEEDS_RECOVERY: "needs_recovery",
     R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
     R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
-    R_NOT_PLAIN: "not_plain",
+    R_NOT_PLAIN: "not_plain", R_ENDED: "ended",
 }
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
 MAGIC = b"KLAMMHDS"
@@ -44,6 +44,7 @@ cdef class Heads:
     """The mapped file `heads`: slot 0 is the store's, slot n is a partition's."""
     cdef unsigned char *map
     cdef size_t length
+    cdef int64_t reach                  # how much of the file the mapping shows
     cdef int fd
     cdef readonly str path
     cdef readonly bint private
@@ -53,15 +54,14 @@ cdef class Heads:
         self.map, self.fd, self.path, self.private = NULL, -1, os.fspath(path), private
         self.length = <size_t>MAX_SLOTS * SLOT_SIZE
         self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
-        cdef int protection = PROT_READ | PROT_WRITE if writable or private else PROT_READ
-        cdef void *map = mmap(NULL, self.length, protection, MAP_PRIVATE if private else MAP_SHARED, self.fd, 0)
-        if map == MAP_FAILED:
+        self.reach = self.length if KLAMM_MAPS_GROW else os.fstat(self.fd).st_size
+        self.map = <unsigned char *>os_map(self.fd, self.length, writable, private)
+        if self.map == NULL:
             raise OSError(errno, os.strerror(errno), path)
-        self.map = <unsigned char *>map
 
     def __dealloc__(self):
         if self.map != NULL:
-            munmap(self.map, self.length)
+            os_unmap(self.map, self.length)
         if self.fd >= 0:
             close(self.fd)
 
@@ -76,7 +76,7 @@ cdef class Heads:
 
     def size(self):
         """How many slots the file holds, slot 0 included."""
-        return os.fstat(self.fd).st_size // SLOT_SIZE
+        return min(os.fstat(self.fd).st_size, self.reach) // SLOT_SIZE
 
     def lay_out(self, int64_t first, int64_t end, uint64_t flags=0):
         """Write empty slots [first, end) in full and sync them: a sparse page on a full disk would be a SIGBUS."""
@@ -89,8 +89,7 @@ cdef class Heads:
         slot.recovery_base = -1
         slot.index_base = -1
         slot.flags = flags
-        _os.pwrite(self.fd, bytes((<char *>&slot)[:sizeof(slot)]) * (end - first), first * SLOT_SIZE)
-        _os.fsync(self.fd)
+        self.write(bytes((<char *>&slot)[:sizeof(slot)]) * (end - first), first * SLOT_SIZE)
 
     def initialise(self):
         """Write slot 0 of a new file."""
@@ -98,8 +97,14 @@ cdef class Heads:
         memset(&store, 0, sizeof(store))
         memcpy(store.magic, <char *>MAGIC, 8)
         store.format = FORMAT
-        _os.pwrite(self.fd, bytes((<char *>&store)[:sizeof(store)]), 0)
+        self.write(bytes((<char *>&store)[:sizeof(store)]), 0)
+
+    cdef write(self, bytes slots, int64_t position):
+        _os.pwrite(self.fd, slots, position)
         _os.fsync(self.fd)
+        if os_map_more(self.map, self.fd, position, len(slots)):
+            raise OSError(errno, os.strerror(errno), self.path)
+        self.reach = max(self.reach, position + len(slots))
 
     def is_sane(self):
         """Whether slot 0 is one of ours."""
@@ -149,6 +154,14 @@ cdef class Heads:
         """Tell every process that topics or settings changed."""
         fetch_add64(&self.store().catalog_version, 1)
 
+    @property
+    def groups_version(self):
+        return load64(&self.store().groups_version)
+
+    def bump_groups_version(self):
+        """Tell every process that members of a group came, went or gave partitions back."""
+        fetch_add64(&self.store().groups_version, 1)
+
     def clock_ms(self):
         """The store's clock: wall time at the first open since boot, plus time passed. It does not jump."""
         cdef StoreSlot *store = self.store()
@@ -175,7 +188,7 @@ cdef class Log:
     def __cinit__(self, Heads heads not None, int number, directory, int lock_fd, uint32_t bell_bit, *, bint writable=True):
         cdef bytes path = os.fsencode(directory) + b"/"
         if len(path) >= PATH_ROOM:
-            raise OSError(36, "the path is too long", directory)
+            raise OSError(ENAMETOOLONG, "the path is too long", directory)
         if not 0 < number < MAX_SLOTS:
             raise ValueError(f"slot {number} is out of range")
         self.heads, self.number, self.writable = heads, number, writable
@@ -358,6 +371,11 @@ cdef class Log:
         return load64(&self.w.slot.seq), load64(&self.w.slot.intent), self.w.slot.index_base, self.w.slot.index_count
 
     @property
+    def active_since_ms(self):
+        """When the active segment got its first batch, by the store's clock."""
+        return load_i64(&self.w.slot.active_since_ms)
+
+    @property
     def recovery_point(self):
         return self.w.slot.recovery_base, self.w.slot.recovery_position
 
@@ -479,8 +497,8 @@ cdef class Log:
     def read_on(self, int fd, int64_t base, int64_t position, int64_t expected, Py_ssize_t max_bytes, bint contiguous):
         """What comes next in the active segment, in one go: (whole verified batches, next offset).
 
-        None whenever anything is out of the ordinary (nothing there, another segment, damage, a batch larger than
-        `max_bytes`): a Reader then looks into it.
+        None whenever anything is out of the ordinary (nothing there, another segment, damage, an open transaction, a
+        batch larger than `max_bytes`): a Reader then looks into it.
         """
         cdef Commit now
         cdef int64_t done = 0, size
@@ -523,6 +541,14 @@ cdef class Log:
     def remember_producer(self, const unsigned char[::1] header not None, int64_t base_offset):
         """Under the append byte, in recovery: what an append of this batch would have left in the table."""
         remember(&self.w, &header[0], base_offset)
+
+    def first_open_of(self, int64_t producer_id):
+        """Under the append byte: where the producer's open transaction begins, or -1."""
+        return first_open_of(&self.w, producer_id)
+
+    def oldest_open(self):
+        """Under the append byte: where the oldest open transaction begins, or -1."""
+        return oldest_open(&self.w, -1)
 
     @property
     def has_producers(self):
@@ -569,3 +595,4 @@ cdef object result_error(int64_t result, directory):
 
 
 include "_wait.pxi"
+include "_watch.pxi"

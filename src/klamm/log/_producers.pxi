@@ -7,6 +7,10 @@
 An entry's places are a ring: place[n % 5] is filled, then `n` is stored; a new producer's id is stored last of all. So
 a writer killed in here has either done it or not, and doing it again is harmless. The table changes after the commit
 of the batch: until then `redo_seq` in the slot names that commit, and the next writer makes up for a dead one.
+
+`first_open_offset` is where the producer's open transaction begins in this log, -1 if it has none. Each transaction has
+an epoch of its own, and its marker bears the next one: so a marker that comes late, or again, finds its epoch taken and
+is not written, and a batch that comes late, after the marker, is fenced.
 """
 
 cdef extern from *:
@@ -98,8 +102,8 @@ cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogi
     place = &entry.places[(entry.n - 1) % PLACES]
     if epoch < place.epoch:
         return R_FENCED
-    if epoch > place.epoch:
-        return R_IN_ORDER if first <= 0 else R_OUT_OF_ORDER
+    if epoch > place.epoch:                             # an open transaction of the old one is to be ended first
+        return R_IN_ORDER if first <= 0 and entry.first_open_offset < 0 else R_OUT_OF_ORDER
     if first < 0 or first == ((<int64_t>place.last_sequence + 1) & 0x7fffffff):
         return R_IN_ORDER
     for back in range(1, min(entry.n, <uint64_t>PLACES) + 1):
@@ -110,11 +114,46 @@ cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogi
     return R_OUT_OF_ORDER
 
 
+cdef int64_t check_marker(Writer *w, const unsigned char *batch) noexcept nogil:
+    """R_IN_ORDER if it is to be written: its producer has nothing of this epoch yet, or nothing at all.
+
+    It ends the transaction of the epoch before, and no older one: that has to get its own marker first.
+    """
+    cdef int64_t i = find_producer(w, <int64_t>be64(batch + PRODUCER_ID_AT))
+    cdef int16_t epoch = <int16_t>be16(batch + PRODUCER_EPOCH_AT), last
+    cdef Entry *entry
+    if i < 0:
+        return R_IN_ORDER if find_room(w) >= 0 else R_NEEDS_PRODUCERS
+    entry = table_entry(w.table, i)
+    last = entry.places[(entry.n - 1) % PLACES].epoch
+    if epoch <= last:
+        return R_ENDED
+    return R_IN_ORDER if entry.first_open_offset < 0 or epoch == last + 1 else R_OUT_OF_ORDER
+
+
+cdef int64_t first_open_of(Writer *w, int64_t producer_id) noexcept nogil:
+    """Where the producer's open transaction begins, or -1."""
+    cdef int64_t i = find_producer(w, producer_id)
+    return table_entry(w.table, i).first_open_offset if i >= 0 else -1
+
+
+cdef int64_t oldest_open(Writer *w, int64_t but) noexcept nogil:
+    """Where the oldest open transaction begins, but for one producer's; -1: there is none."""
+    cdef int64_t i, open_at, oldest = -1
+    for i in range(<int64_t>w.table.header.chunks * CHUNK_IDS):
+        if table_id(w.table, i)[0] and table_id(w.table, i)[0] != but + 1:
+            open_at = table_entry(w.table, i).first_open_offset
+            if open_at >= 0 and (oldest < 0 or open_at < oldest):
+                oldest = open_at
+    return oldest
+
+
 cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) noexcept nogil:
     """Note a committed batch. Room was seen before the append."""
     cdef int64_t producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
     cdef int64_t i = find_producer(w, producer_id)
     cdef bint fresh = i < 0
+    cdef int attributes = be16(batch + ATTRIBUTES_AT)
     cdef Entry *entry
     cdef Place *place
     if fresh:
@@ -132,6 +171,10 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
     place.base_offset, place.epoch = base_offset, <int16_t>be16(batch + PRODUCER_EPOCH_AT)
     place.first_sequence, place.last_sequence = <int32_t>be32(batch + BASE_SEQUENCE_AT), last_sequence_of(batch)
     entry.last_seen_ms = store_clock_ms(w)
+    if attributes & KLAMM_CONTROL:
+        store_i64(&entry.first_open_offset, -1)
+    elif attributes & KLAMM_TRANSACTIONAL and entry.first_open_offset < 0:
+        store_i64(&entry.first_open_offset, base_offset)
     store64(&entry.n, entry.n + 1)
     if fresh:
         store_i64(table_id(w.table, i), producer_id + 1)
@@ -172,12 +215,17 @@ cdef int map_table(Writer *w) except -1:
                 raise OSError(EUSERS, "the table of producers is full", path)
             _os.pwrite(fd, bytes(sizeof(Chunk)), sizeof(TableHeader) + chunks * sizeof(Chunk))
             _os.pwrite(fd, table_header(chunks + 1), 0)
+            if w.table != NULL:
+                known = sizeof(TableHeader) + w.table.header.chunks * sizeof(Chunk)
+                end = sizeof(TableHeader) + (chunks + 1) * sizeof(Chunk)
+                if os_map_more(w.table, fd, known, end - known) or os_map_more(w.table, fd, 0, sizeof(TableHeader)):
+                    raise OSError(errno, os.strerror(errno), path)
         if w.table == NULL:
-            table = <Table *>mmap(NULL, TABLE_ROOM, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-            if <void *>table == MAP_FAILED:
+            table = <Table *>os_map(fd, TABLE_ROOM, 1, 0)
+            if table == NULL:
                 raise OSError(errno, os.strerror(errno), path)
             if memcmp(table.header.magic, b"KLAMMPRD", 8) or table.header.chunks < 1 or table.header.chunks > max(chunks, 1):
-                munmap(table, TABLE_ROOM)
+                os_unmap(table, TABLE_ROOM)
                 raise OSError(EBADMSG, "the table of producers is damaged", path)
             w.table = table
     finally:
@@ -187,7 +235,7 @@ cdef int map_table(Writer *w) except -1:
 
 cdef void unmap_table(Writer *w) noexcept:
     if w.table != NULL:
-        munmap(w.table, TABLE_ROOM)
+        os_unmap(w.table, TABLE_ROOM)
     w.table = NULL
 
 

@@ -1,28 +1,23 @@
 """What `slot.h` and the system offer, the results of an append, and what a process keeps for a partition."""
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
+cdef extern from "os.h" nogil:
+    ctypedef struct pthread_mutex_t "KlammMutex":
         pass
-    int pthread_mutex_init(pthread_mutex_t *, void *)
-    int pthread_mutex_unlock(pthread_mutex_t *)
-
-cdef extern from "<sys/stat.h>" nogil:
-    cdef struct stat_t "stat":
+    int pthread_mutex_init "klamm_mutex_init"(pthread_mutex_t *, void *)
+    int pthread_mutex_unlock "klamm_mutex_unlock"(pthread_mutex_t *)
+    int klamm_mutex_lock(pthread_mutex_t *, int)
+    ctypedef struct stat_t "KlammStat":
         uint64_t st_dev, st_ino
         int64_t st_size
     int fstat(int fd, stat_t *out)
-
-cdef extern from "<sys/mman.h>" nogil:
-    void *mmap(void *, size_t, int, int, int, int64_t)
-    int munmap(void *, size_t)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE
-    void *MAP_FAILED
-
-cdef extern from "<stdio.h>" nogil:
-    int snprintf(char *, size_t, const char *, ...)
-
-cdef extern from "<unistd.h>" nogil:
+    void *os_map(int, size_t, int, int)
+    int os_map_more(void *, int, int64_t, int64_t)
+    void os_unmap(void *, size_t)
+    enum:
+        KLAMM_MAPS_GROW
     int close(int)
+    int EUSERS
+    int snprintf(char *, size_t, const char *, ...)
 
 cdef extern from "slot.h" nogil:
     ctypedef struct KlammBell:
@@ -41,7 +36,7 @@ cdef extern from "slot.h" nogil:
         char magic[8]
         uint32_t format
         char boot_id[16]
-        uint64_t device, inode, catalog_version
+        uint64_t device, inode, catalog_version, groups_version
         KlammBell bell
         int64_t anchor_wall_ms, anchor_boot_ms, anchor_check
     ctypedef struct IndexHeader:
@@ -52,9 +47,12 @@ cdef extern from "slot.h" nogil:
     ctypedef struct IndexEntry:
         int64_t offset, position, max_timestamp
         uint32_t unused, crc
+    ctypedef struct AbortedEntry:
+        int64_t producer_id, first_offset, last_offset
+        uint32_t unused, crc
     enum:
         RING, SLOT_SIZE, STEP_READ, STEP_STORE
-    int KLAMM_HEADER, KLAMM_OK
+    int KLAMM_HEADER, KLAMM_OK, KLAMM_TRANSACTIONAL, KLAMM_CONTROL
     int klamm_check_batches(const unsigned char *, int64_t, int64_t *, int64_t *, int)
     int64_t klamm_body_size(int64_t, int64_t, int64_t, int64_t, int64_t)
     int klamm_varint_size(int64_t)
@@ -69,6 +67,7 @@ cdef extern from "slot.h" nogil:
     uint32_t commit_crc(const Commit *)
     uint32_t header_crc "entry_crc"(IndexHeader *)
     uint32_t index_crc "entry_crc"(IndexEntry *)
+    uint32_t aborted_crc "entry_crc"(AbortedEntry *)
     void load_commit(Commit *, const Commit *)
     void store_commit(Commit *, const Commit *)
     void klamm_share_trap(uint64_t)
@@ -88,7 +87,6 @@ cdef extern from "slot.h" nogil:
     void klamm_pause()
     void klamm_ring(KlammBell *, uint32_t)
     uint32_t klamm_listen(KlammBell *, uint32_t)
-    int klamm_mutex_lock(pthread_mutex_t *, int)
     int64_t klamm_monotonic_ns()
     int64_t klamm_wall_ms()
     int64_t klamm_boot_ms()
@@ -119,18 +117,22 @@ cdef enum:
     R_ABANDONED = -10008            # used in a forked child, or after close
     R_NEEDS_PRODUCERS = -10009      # the table of producers must be mapped (or grown) first
     R_FENCED = -10010
-    R_NOT_PLAIN = -10012            # append_one leaves it to the general way
     R_OUT_OF_ORDER = -10011
+    R_NOT_PLAIN = -10012            # append_one leaves it to the general way
+    R_ENDED = -10013                # a marker for a transaction that has one, or that a later one has followed
     # Kafka v2 batch header. Base offset and leader epoch lie before the CRC's range: patched without a new checksum.
     LENGTH_AT = 8
     EPOCH_AT = 12
     MAGIC_AT = 16
+    ATTRIBUTES_AT = 21
     LAST_DELTA_AT = 23
     MAX_TIMESTAMP_AT = 35
     PRODUCER_ID_AT = 43
     PRODUCER_EPOCH_AT = 51
     BASE_SEQUENCE_AT = 53
     HEADER_SIZE = 61
+    MARKER_TYPE_AT = 68             # of a control batch, low byte: 0 abort, 1 commit (see batch/markers.py)
+    MARKER_SIZE = 78
     PATH_ROOM = 4096
     ONE_ROOM = 4096                 # the largest batch append_one makes
     RECOVERY_INTERVAL = 64 << 20    # bytes between two recovery points

@@ -16,10 +16,11 @@ cdef bint poll_any(list logs, list seqs, int64_t until) except -1:
         PyErr_CheckSignals()
 
 
-def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t spin_us):
+def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t spin_us, int64_t groups_version=-1):
     """Until the head of one of `logs` has moved on from its `seqs`: spin, then sleep on the bell. Whether one has.
 
-    Sleeps at most 500 ms at a time: a writer may die between its commit and the bell.
+    With `groups_version`, also until the store's is another. Sleeps at most 500 ms at a time: a writer may die between
+    its commit and the bell.
     """
     cdef Py_ssize_t i, count = len(logs)
     cdef int64_t start = klamm_monotonic_ns(), now = start, until = start + timeout_us * 1000, nap
@@ -56,6 +57,8 @@ def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t
             log = logs[i]
             if load64(&log.w.slot.seq) != <uint64_t>seqs[i]:
                 return True
+        if groups_version >= 0 and load64(&store.groups_version) != <uint64_t>groups_version:
+            return True
         now = klamm_monotonic_ns()
         if now >= until:
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from klamm.disk import files
-from klamm.log import head, index, point, producers, recovery, segment
+from klamm.log import aborted, head, index, point, producers, recovery, segment
 from klamm.log.index import Index
 from klamm.log.recovery import scan_segment
 
@@ -20,7 +20,7 @@ __all__ = ["expired", "max_timestamp_of", "move_log_start", "remove_unreachable"
 _DAMAGED = (1 << 63) - 1
 
 
-def max_timestamp_of(directory: str, base: int, following: int) -> int:
+def max_timestamp_of(directory: str, base: int, following: int, *, contiguous: bool = True) -> int:
     """The youngest timestamp in a closed segment, from its index or else by reading it. -1: none has one.
 
     A damaged segment is as young as can be: retention must not take it away, and who looks for a time must meet it.
@@ -29,17 +29,26 @@ def max_timestamp_of(directory: str, base: int, following: int) -> int:
         entry = found.closing(os.stat(segment.path_of(directory, base)).st_size)
     if entry is not None and entry.offset == following:
         return entry.max_timestamp
-    scanned = scan_segment(directory, base)
-    return scanned.max_timestamp if scanned.fault is None and scanned.offset == following else _DAMAGED
+    scanned = scan_segment(directory, base, contiguous=contiguous)
+    whole = scanned.offset == following if contiguous else scanned.offset <= following
+    return scanned.max_timestamp if scanned.fault is None and whole else _DAMAGED
 
 
-def _age_of(directory: str, base: int, following: int) -> int:
+def _age_of(directory: str, base: int, following: int, contiguous: bool) -> int:
     """The same, or when the file was last written if its records have no timestamps, as Kafka does."""
-    youngest = max_timestamp_of(directory, base, following)
+    youngest = max_timestamp_of(directory, base, following, contiguous=contiguous)
     return youngest if youngest >= 0 else os.stat(segment.path_of(directory, base)).st_mtime_ns // 1_000_000
 
 
-def expired(directory: str, now: head.Snapshot, *, retention_ms: int, retention_bytes: int, clock_ms: int) -> int:
+def expired(
+    directory: str,
+    now: head.Snapshot,
+    *,
+    retention_ms: int,
+    retention_bytes: int,
+    clock_ms: int,
+    contiguous: bool = True,
+) -> int:
     """The offset before which segments are too old, or too much. -1 keeps for ever."""
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     sizes = {base: os.stat(segment.path_of(directory, base)).st_size for base in closed}
@@ -47,7 +56,7 @@ def expired(directory: str, now: head.Snapshot, *, retention_ms: int, retention_
     start = now.log_start
     for base, following in zip(closed, [*closed[1:], now.active_base], strict=False):
         too_much = 0 <= retention_bytes <= total - sizes[base]
-        youngest = _age_of(directory, base, following) if retention_ms >= 0 and not too_much else 0
+        youngest = _age_of(directory, base, following, contiguous) if retention_ms >= 0 and not too_much else 0
         too_old = retention_ms >= 0 and youngest < clock_ms - retention_ms
         if not too_much and not too_old:
             break
@@ -89,6 +98,7 @@ def remove_unreachable(log: head.Log) -> list[int]:
     gone = [base for base, end in zip(closed, ends, strict=False) if end <= now.log_start]
     for base in gone:
         files.remove(segment.path_of(directory, base, ".index"))
+        files.remove(segment.path_of(directory, base, aborted.SUFFIX))
         files.remove(segment.path_of(directory, base))
     if gone:
         for offset in segment.bases(directory, producers.SUFFIX)[:-1]:

@@ -28,6 +28,10 @@ copy: try again. A wrong CRC, or another seq in the copy, is damage. No lock, no
 **Append**, holding the append byte: refuse by flags · if intent ≠ seq a writer died: cut the file to `position` · store
 intent · write the batch at `position` · commit · index · let go · ring the bell.
 
+**Transactions.** A transactional batch leaves `stable_offset` where it is, at the latest where the oldest open
+transaction begins; a marker moves it, in its own commit, to where the oldest that is still open begins, or to the
+end. What an abort ends is written down before (aborted.py).
+
 **Roll.** A commit of its own: active_base = next_offset, position = 0. The file is created by its first writer.
 
 **Sync.** *Try* the flush byte. Who gets it stores flushing, reads the commit, syncs every segment from the one that
@@ -68,6 +72,7 @@ from klamm.log._head import (
     Heads,
     Log,
     Snapshot,
+    Watch,
     wait_any,
 )
 
@@ -87,6 +92,7 @@ __all__ = [
     "Heads",
     "Log",
     "Snapshot",
+    "Watch",
     "clean_byte",
     "flush",
     "lock_flush",

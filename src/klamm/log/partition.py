@@ -10,9 +10,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from klamm.batch import RECORDS, decode, encode_one, patch, walk
+from klamm.batch import RECORDS, all_keyed, decode, encode_one, patch, walk
+from klamm.batch.markers import marker
 from klamm.disk import files
 from klamm.disk.locks import LockFile
 from klamm.errors import (
@@ -20,6 +21,7 @@ from klamm.errors import (
     DiskFull,
     Fenced,
     Forked,
+    InvalidRecord,
     KlammError,
     LogError,
     OffsetOutOfRange,
@@ -29,36 +31,24 @@ from klamm.errors import (
     SyncFailed,
     UnknownTopic,
 )
-from klamm.log import cleaning, head, index, point, producers, recovery, segment
+from klamm.log import (
+    aborted,
+    cleaned,
+    cleaning,
+    head,
+    index,
+    point,
+    producers,
+    recovery,
+    segment,
+)
+from klamm.log.housekeeping import Housekeeping, LogSettings
 from klamm.log.index import Index
 from klamm.log.reader import Reader
 
 __all__ = ["Ends", "LogSettings", "Partition"]
 
 _NOT_PLAIN = next(code for code, name in head.RESULTS.items() if name == "not_plain")
-
-
-class LogSettings(Protocol):
-    """What a partition wants to know of its topic's settings."""
-
-    @property
-    def segment_bytes(self) -> int: ...
-    @property
-    def segment_ms(self) -> int: ...
-    @property
-    def segment_records(self) -> int: ...
-    @property
-    def index_interval_bytes(self) -> int: ...
-    @property
-    def producer_id_expiration_ms(self) -> int: ...
-    @property
-    def max_message_bytes(self) -> int: ...
-    @property
-    def message_timestamp_type(self) -> str: ...
-    @property
-    def retention_ms(self) -> int: ...
-    @property
-    def retention_bytes(self) -> int: ...
 
 
 class Ends(NamedTuple):
@@ -71,10 +61,12 @@ class Ends(NamedTuple):
     leader_epoch: int
 
 
-class Partition:
-    """Opened once a process and shared by its threads; closed by its store."""
+class _Ended(LogError):
+    """A transaction that has its marker already."""
 
-    contiguous = True  # compaction will leave gaps
+
+class Partition(Housekeeping):
+    """Opened once a process and shared by its threads; closed by its store."""
 
     def __init__(
         self,
@@ -106,6 +98,8 @@ class Partition:
         self.log = head.Log(heads, slot, directory, lock.fd if lock else -1, bell_bit, writable=lock is not None)
         self._one = self.log.append_one
         self._appended = False
+        self._recovered: list[aborted.Aborted] | None = None  # in memory only, in a store that may not be written
+        self.contiguous = not cleaned.exists(directory)
         self.settings = settings
         self.configure(settings, catalog_version)
         if self.log.flags & head.NEEDS_RECOVERY:
@@ -118,8 +112,10 @@ class Partition:
         """Take over settings as of a version of the catalog."""
         self.settings = settings
         self._max_bytes = settings.max_message_bytes
-        self._plain = settings.max_message_bytes >= head.ONE_BYTES and settings.message_timestamp_type == "CreateTime"
+        self._keyed = self.is_compacted
         self._stamps = settings.message_timestamp_type == "LogAppendTime"
+        self._plain = settings.max_message_bytes >= head.ONE_BYTES and not self._stamps and not self._keyed
+        self._checked = self._stamps or self._keyed
         if self._lock is not None:
             self.log.configure(
                 segment_bytes=settings.segment_bytes,
@@ -130,6 +126,18 @@ class Partition:
                 catalog_version=catalog_version,
             )
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether its topic keeps only the latest record of each key."""
+        return "compact" in self.settings.cleanup_policy
+
+    def look_for_gaps(self) -> bool:
+        """Whether the log turns out to have been compacted since it was opened: then offsets have gaps."""
+        if self.contiguous and cleaned.exists(self.directory):
+            self.contiguous = False
+            return True
+        return False
+
     # ---- append
 
     def append(self, batch: bytearray | memoryview, size: int = -1) -> int:
@@ -139,7 +147,7 @@ class Partition:
         """
         if size < 0:
             size = len(batch)
-        if size > self._max_bytes or self._stamps:
+        if size > self._max_bytes or self._checked:
             self._prepare(batch, size)
         log = self.log
         result = log.append(batch, size)
@@ -163,7 +171,7 @@ class Partition:
         """The same, but None if somebody else holds the append byte just now."""
         if size < 0:
             size = len(batch)
-        if size > self._max_bytes or self._stamps:
+        if size > self._max_bytes or self._checked:
             self._prepare(batch, size)
         result = self.log.append(batch, size, False)
         if result == -errno.EAGAIN or result == -errno.EACCES:
@@ -172,14 +180,60 @@ class Partition:
             return self._settle(result, batch, size)
         return result
 
+    # ---- transactions
+
+    def append_marker(self, producer_id: int, epoch: int, *, commit: bool) -> int | None:
+        """End the producer's transaction, whose epoch was the one before `epoch`: the marker's offset.
+
+        None if there is nothing to do: that transaction has its marker, or a later one has begun. A log without any
+        record of it gets one all the same, so that none can come late. Anybody may do this, as often as he likes.
+        """
+        batch = marker(producer_id, epoch, commit=commit, timestamp=self._heads.wall_ms())
+        try:
+            return self._settle(self.log.append(batch), batch, len(batch))
+        except _Ended:
+            return None
+
+    def open_transactions(self) -> list[tuple[int, int, int]]:
+        """Producer id, epoch and first offset of each transaction that has no marker here."""
+        now = self.snapshot()
+        if self._lock is None or now.stable_offset == now.next_offset:
+            return []
+        self._map_producers()
+        self.log.lock()
+        try:
+            found = self.log.producers()
+        finally:
+            self.log.unlock()
+        return [(number, places[-1][3], first) for number, first, _, places in found if first >= 0]
+
+    def aborted_from(self, base: int) -> aborted.Spans:
+        """What was aborted in this segment and later."""
+        if self._recovered is None:
+            return aborted.spans_from(self.directory, base)
+        spans: aborted.Spans = {}
+        for entry in self._recovered:
+            spans.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
+        return spans
+
     def _prepare(self, batch: bytearray | memoryview, size: int) -> None:
         if size > self._max_bytes:
             raise RecordTooLarge(
                 f"{self.topic}/{self.number}: a batch of {size} bytes; max.message.bytes is {self._max_bytes}",
                 hint="send smaller records, or raise the topic's max.message.bytes",
             )
+        if self._keyed:
+            self._refuse_keyless(batch, size)
         if self._stamps:
             patch.stamp(batch, size, self._heads.wall_ms())
+
+    def _refuse_keyless(self, batch: bytearray | memoryview | bytes, size: int) -> None:
+        """Who makes batches looks at each key already; this is for whatever else comes in, and for changed settings."""
+        if not all_keyed(memoryview(batch)[:size]):
+            raise InvalidRecord(
+                f"{self.topic}/{self.number}: a record without a key, and the topic is compacted",
+                hint="give it a key: compaction keeps the latest record of each",
+            )
 
     def _settle(self, result: int, batch: bytearray | memoryview | bytes, size: int) -> int:
         """See to what is in the way of an append, and try again."""
@@ -190,6 +244,8 @@ class Partition:
                 self._see_to(result, tries)
             except OSError as error:
                 raise self._error(-(error.errno or errno.EIO)) from error
+            if self._keyed and head.RESULTS.get(result) == "settings_changed":
+                self._refuse_keyless(batch, size)
             result = self.log.append(batch, size)
         events = self.log.take_events()
         if events:
@@ -259,6 +315,8 @@ class Partition:
             return Forked(f"{where}: used after its store was closed, or in a forked child", hint="open the store anew")
         if what == "fenced":
             return Fenced(f"{where}: a producer with a newer epoch has taken over this producer id")
+        if what == "ended":
+            return _Ended(f"{where}: the transaction is over")
         if what == "out_of_order":
             return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
         if result in (-errno.ENOSPC, -errno.EDQUOT):
@@ -283,23 +341,30 @@ class Partition:
         if self._lock is None:
             return False
         with self._told():
-            recovery.heal(self.log, contiguous=self.contiguous)
+            recovery.heal(self.log)  # what is not synced was never compacted: there are no gaps
         return True
 
-    def checkpoint(self) -> None:
-        """Sync, and note how far in the file `recovery`, with a snapshot of the producers."""
+    def checkpoint(self, *, anew: bool = False) -> None:
+        """Sync, and note how far in the file `recovery`, with a snapshot of the producers.
+
+        If nothing came since the last one, only when it is wanted `anew`: recovery notes how far without a snapshot.
+        """
         log = self.log
         if self._lock is None or log.flags & (head.DELETED | head.NEEDS_RECOVERY):
             return
         now = log.snapshot()
-        if log.recovery_point == (now.active_base, now.position):
+        if log.recovery_point == (now.active_base, now.position) and not anew:
             return
         with self._told():
-            try:
-                self._write_point()
-            except SyncFailed:
-                self.heal()
-                self._write_point()
+            self._healed(self._write_point)
+
+    def _healed(self, action: Callable[[], None]) -> None:
+        """Do what syncs; once more, if that failed, or whoever synced last was killed."""
+        try:
+            action()
+        except SyncFailed:
+            self.heal()
+            action()
 
     def _write_point(self) -> None:
         log = self.log
@@ -318,6 +383,7 @@ class Partition:
             if not os.path.isdir(self.directory):
                 return  # nothing was ever appended
             if states is not None:
+                aborted.sync(self.directory, 0)
                 producers.store(self.directory, snapshot_offset, states)
                 producers.prune(self.directory)
             known = recovery.last_point(log, contiguous=self.contiguous)
@@ -331,8 +397,9 @@ class Partition:
             log.unlock_flush()
 
     def _recover(self) -> None:
+        self.look_for_gaps()
         with self._told():
-            recovery.recover(
+            self._recovered = recovery.recover(
                 self.log,
                 clock_ms=self._heads.clock_ms(),
                 interval=self.settings.index_interval_bytes,
@@ -401,8 +468,9 @@ class Partition:
 
     # ---- reading
 
-    def reader(self, offset: int) -> Reader:
-        return Reader(self, offset)
+    def reader(self, offset: int, *, committed: bool = True) -> Reader:
+        """Reads from `offset` on: what is committed, or what open and aborted transactions wrote, too."""
+        return Reader(self, offset, committed=committed)
 
     def offset_at(self, timestamp_ms: int) -> int | None:
         """The first offset whose record is at least as young as `timestamp_ms`; None if there is none."""
@@ -411,7 +479,7 @@ class Partition:
         for base, following in zip(found, [*found[1:], now.active_base], strict=False):
             active = base == now.active_base
             try:
-                youngest = now.max_timestamp if active else cleaning.max_timestamp_of(self.directory, base, following)
+                youngest = now.max_timestamp if active else self._max_timestamp_of(base, following)
             except FileNotFoundError:
                 continue  # expired just now
             if youngest < timestamp_ms:
@@ -429,6 +497,10 @@ class Partition:
                                     return int(record.offset)
         return None
 
+    def _max_timestamp_of(self, base: int, following: int) -> int:
+        self.look_for_gaps()
+        return cleaning.max_timestamp_of(self.directory, base, following, contiguous=self.contiguous)
+
     def epochs(self) -> tuple[tuple[int, int], ...]:
         """The history of leader epochs: (epoch, first offset)."""
         epoch = self.snapshot().leader_epoch
@@ -439,52 +511,6 @@ class Partition:
     def end_of_epoch(self, epoch: int) -> int:
         """Where a leader epoch ended. A position stored with it that lies beyond speaks of records that were lost."""
         return point.end_of_epoch(self.epochs(), epoch, self.snapshot().next_offset)
-
-    # ---- cleaning
-
-    def delete_before(self, offset: int) -> int:
-        """Forget the records before `offset`; where the log starts now."""
-        if self._lock is None:
-            raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
-        now = self.snapshot()
-        if not 0 <= offset <= now.next_offset:
-            raise self.out_of_range(offset, now)
-        with self._told(), self._lock.hold(head.clean_byte(self.slot)):
-            if offset > now.log_start:
-                cleaning.move_log_start(self.log, offset)
-            cleaning.remove_unreachable(self.log)
-        return self.snapshot().log_start
-
-    def expire(self) -> list[int]:
-        """Remove segments that the settings say are too old or too much; their base offsets."""
-        settings = self.settings
-        if self._lock is None or (settings.retention_ms < 0 and settings.retention_bytes < 0):
-            return []
-        clock_ms = self._heads.clock_ms()
-        with self._told(), self._lock.hold(head.clean_byte(self.slot)):
-            self._close_if_old(clock_ms)
-            now = self.snapshot()
-            start = cleaning.expired(
-                self.directory,
-                now,
-                retention_ms=settings.retention_ms,
-                retention_bytes=settings.retention_bytes,
-                clock_ms=clock_ms,
-            )
-            if start > now.log_start:
-                cleaning.move_log_start(self.log, start)
-            return cleaning.remove_unreachable(self.log)
-
-    def _close_if_old(self, clock_ms: int) -> None:
-        """Roll an active segment whose every record is too old, so that it can go."""
-        retention_ms = self.settings.retention_ms
-        self.log.lock()
-        try:
-            now = self.log.snapshot()
-            if retention_ms >= 0 and now.position and 0 <= now.max_timestamp < clock_ms - retention_ms:
-                self.log.roll()
-        finally:
-            self.log.unlock()
 
     # ---- the end
 

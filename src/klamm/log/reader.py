@@ -3,6 +3,8 @@
 A reader looks at the commit, reads bytes of a segment up to it, and checks every batch: CRC, and that offsets follow
 on. It never looks beyond the commit. It crosses segments by looking its offset up again, for cleaning may have changed
 the files; a file that was unlinked meanwhile stays readable through its descriptor.
+
+A reader of committed records ends where the oldest open transaction begins, and leaves out what was aborted.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from klamm.batch import header as batch_header
-from klamm.batch import verify
+from klamm.batch import verify, walk
 from klamm.disk import _os
-from klamm.errors import CorruptBatch
-from klamm.log import segment
+from klamm.errors import CorruptBatch, InvalidSetting
+from klamm.log import aborted, segment
 from klamm.log._head import SYNC_FAILED
 from klamm.log.index import Index
 
@@ -23,19 +25,32 @@ if TYPE_CHECKING:
     from klamm.log._head import Snapshot
     from klamm.log.partition import Partition
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "reads_committed"]
 
 _PATIENCE = 200  # looks, 10 ms apart, at what a failed sync may have taken
+
+
+def reads_committed(isolation: object) -> bool:
+    """What `isolation` says, in Kafka's words."""
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise InvalidSetting(
+            f"isolation: {isolation!r} does not fit", hint="want 'read_committed' or 'read_uncommitted'"
+        )
+    return isolation == "read_committed"
 
 
 class Reader:
     """`offset` is the next one to read."""
 
-    def __init__(self, partition: Partition, offset: int) -> None:
+    def __init__(self, partition: Partition, offset: int, *, committed: bool = True) -> None:
         self.partition = partition
         self.offset = offset
+        self._committed = committed
+        self._spans: aborted.Spans = {}
+        self._spans_known = (-1, -1)  # at that version of the segments, from that one on
         self._fd = -1
         self._base = -1
+        self._file = (-1, -1)  # version of the segments and inode, when it was opened: compaction replaces files
         self._position = 0
         self._expected = 0  # the base offset of the batch at _position
         self._patience = _PATIENCE
@@ -66,8 +81,41 @@ class Reader:
 
         The first batch may hold records before `offset`. OffsetOutOfRange if `offset` is not in the log.
         """
+        while True:
+            data = self._read(max_bytes)
+            if not data or not self._committed:
+                return data
+            version = self.partition.log.segments_version, self._base
+            if version != self._spans_known:
+                self._spans = self.partition.aborted_from(self._base)
+                self._spans_known = version
+            if self._spans:
+                data = self._without_aborted(data)
+            if data:
+                return data
+
+    def _without_aborted(self, data: memoryview) -> memoryview:
+        kept: list[memoryview] = []
+        at = 0
+        for batch in walk(data):
+            spans = self._spans.get(batch.producer_id, ()) if batch.is_transactional else ()
+            if not any(first <= batch.base_offset <= last for first, last in spans):
+                kept.append(data[at : at + batch.size])
+            at += batch.size
+        return data if sum(map(len, kept)) == len(data) else memoryview(b"".join(kept))
+
+    def _below(self, limit: int, data: bytes) -> tuple[int, int]:
+        """How many bytes of verified batches lie before offset `limit`, and the offset after them."""
+        done, following = 0, self._expected
+        for batch in walk(data):
+            if batch.base_offset >= limit:
+                break
+            done, following = done + batch.size, batch.next_offset
+        return done, following
+
+    def _read(self, max_bytes: int) -> memoryview:
         partition = self.partition
-        if self._fd >= 0 and self.offset == self._expected:
+        if self._fd >= 0 and self.offset == self._expected and self._committed:
             found = partition.log.read_on(
                 self._fd, self._base, self._position, self._expected, max_bytes, partition.contiguous
             )
@@ -79,7 +127,8 @@ class Reader:
         max_bytes = max(max_bytes, batch_header.HEADER_SIZE)  # enough to see how long the first batch is
         while True:
             now = partition.snapshot()
-            if self.offset >= now.stable_offset or self.offset < now.log_start:
+            limit = now.stable_offset if self._committed else now.next_offset
+            if self.offset >= limit or self.offset < now.log_start:
                 if not now.log_start <= self.offset <= now.next_offset:
                     raise partition.out_of_range(self.offset, now)
                 return memoryview(b"")
@@ -92,18 +141,22 @@ class Reader:
                 try:
                     self._leave(now)
                 except CorruptBatch:
-                    if not self._once_more():
+                    if not partition.look_for_gaps() and not self._once_more():
                         raise
                 continue
             try:
                 done, following = verify(data, self._expected, partition.contiguous)
             except CorruptBatch as error:
                 if not error.position:
-                    if self._once_more():
+                    if partition.look_for_gaps() or self._once_more():
                         continue
                     raise self._corrupt(error) from None
                 data = data[: error.position]  # first what is good; the next call meets the bad one
                 done, following = verify(data, self._expected, partition.contiguous)
+            if done and following > limit:
+                done, following = self._below(limit, data[:done])
+                if not done:
+                    return memoryview(b"")
             if done:
                 self._position += done
                 self._expected = following
@@ -138,9 +191,13 @@ class Reader:
         if self._base >= 0:
             try:
                 self._fd = _os.open_file(segment.path_of(partition.directory, self._base), os.O_RDONLY)
-                return True
+                if (partition.log.segments_version, os.fstat(self._fd).st_ino) == self._file:
+                    return True
+                self.close()  # compacted since, or something else changed: positions mean nothing any more
             except FileNotFoundError:
-                self._base = -1
+                pass
+            self._base = -1
+        version = partition.log.segments_version  # before the file is opened, see compaction.py
         base = segment.holding(segment.bases(partition.directory), self.offset)
         if base is None or base > now.active_base or (base < now.active_base <= self.offset):
             if partition.snapshot().log_start > self.offset:
@@ -154,6 +211,7 @@ class Reader:
             self._fd = _os.open_file(segment.path_of(partition.directory, base), os.O_RDONLY)
         except FileNotFoundError:
             return False
+        self._file = version, os.fstat(self._fd).st_ino
         self._base, self._position, self._expected = base, 0, base
         if base == self.offset:
             return True

@@ -6,7 +6,8 @@ partition holds its append and flush bytes and rebuilds the head from the files:
   1  From the recovery point on, every batch is read: CRC, and offsets that follow on. (Below the point everything was
      synced; what is wrong there is damage and an error, never a tail.)
   2  What comes after the last good batch is a torn tail. It is moved aside, to `<name>.cut-<time>`, and cut off.
-  3  The index and the table of producers are made to agree.
+  3  The index, the table of producers and the aborted transactions are made to agree. What is open stays open: whether
+     it was committed, klamm.db knows (store/transactions.py).
   4  Everything is synced, then the file `recovery` gets a new point and a new leader epoch, then the head is committed.
 
 Killed anywhere in here, the flag is still set, and the next one starts over. A reader's stored position may lie
@@ -19,13 +20,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from klamm.batch import header as batch_header
-from klamm.batch import verify, walk
+from klamm.batch import markers, verify, walk
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, SyncFailed
-from klamm.log import head, index, point, producers, segment
+from klamm.log import aborted, cleaned, head, index, point, producers, segment
+from klamm.log.aborted import Aborted
 from klamm.log.index import Entry
 from klamm.log.point import Point
 
@@ -33,6 +36,7 @@ __all__ = ["Scanned", "heal", "last_point", "recover", "restore_producers", "sca
 
 _CHUNK = 4 << 20
 _HEALING = ".healing"
+_CLEANED = ".cleaned"  # a compaction that was killed (compaction.py)
 
 
 class Scanned(NamedTuple):
@@ -48,7 +52,13 @@ class Scanned(NamedTuple):
 
 
 def scan_segment(
-    directory: str, base: int, *, start: Entry | None = None, interval: int = 4096, contiguous: bool = True
+    directory: str,
+    base: int,
+    *,
+    start: Entry | None = None,
+    interval: int = 4096,
+    contiguous: bool = True,
+    suffix: str = segment.LOG,
 ) -> Scanned:
     """Check every batch of a segment from an index entry on, making index entries on the way."""
     offset, position, max_timestamp = start or Entry(base, 0, -1)
@@ -56,7 +66,7 @@ def scan_segment(
     fault = None
     epochs: tuple[tuple[int, int], ...] = ()
     last = position
-    fd = _os.open_file(segment.path_of(directory, base), os.O_RDONLY)
+    fd = _os.open_file(segment.path_of(directory, base, suffix), os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         room = _CHUNK
@@ -117,12 +127,12 @@ def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
 
 def recover(
     log: head.Log, *, clock_ms: int, interval: int, contiguous: bool = True, dry: bool = False, boots: int = 0
-) -> None:
-    """Rebuild the head from the files. `dry`: only in memory, for a store that may not be written."""
+) -> list[Aborted] | None:
+    """Rebuild the head from the files. `dry`: only in memory, for a store that may not be written: what was aborted."""
     if dry:
-        _rebuild(log, clock_ms, interval, contiguous, dry, boots)
+        found = _rebuild(log, clock_ms, interval, contiguous, dry, boots)
         log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
-        return
+        return found
     log.lock()
     try:
         head.lock_flush(log)
@@ -135,9 +145,12 @@ def recover(
             log.unlock_flush()
     finally:
         log.unlock()
+    return None
 
 
-def _rebuild(log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry: bool, boots: int) -> None:
+def _rebuild(
+    log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry: bool, boots: int
+) -> list[Aborted] | None:
     directory = log.directory
     known = point.load(directory)
     found = segment.bases(directory)
@@ -157,7 +170,11 @@ def _rebuild(log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry:
     if known.base not in found and known.offset <= known.log_start:  # it lay at the end of what was deleted since
         known = known._replace(base=known.offset, position=0)
     good, stale = _scan(directory, known, found, interval, contiguous, dry)
-    end = good.offset
+    end = stable = good.offset
+    found_aborted: list[Aborted] | None = None
+    has_producers = segment.bases(directory, producers.SUFFIX) or os.path.exists(f"{directory}/producers")
+    if dry and has_producers:
+        stable, found_aborted = _open_and_aborted(directory, end)
     if not dry:
         _cut(directory, good, stale)
         if not fresh:
@@ -165,8 +182,10 @@ def _rebuild(log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry:
                 if base >= known.base:
                     files.sync_file(segment.path_of(directory, base))
             segment.sync_names(directory)
-        if segment.bases(directory, producers.SUFFIX) or os.path.exists(f"{directory}/producers"):
+        if has_producers:
             restore_producers(log, end)
+            oldest = log.oldest_open()
+            stable = oldest if oldest >= 0 else end
     epoch = boots
     if not fresh:
         epochs = _joined(known.epochs, good.epochs)
@@ -179,7 +198,7 @@ def _rebuild(log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry:
         next_offset=end,
         active_base=good.base,
         position=good.position,
-        stable_offset=end,
+        stable_offset=stable,
         max_timestamp=good.max_timestamp,
         log_start=known.log_start,
         leader_epoch=epoch,
@@ -187,6 +206,7 @@ def _rebuild(log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry:
     log.set_index(good.base, good.index_count, good.index_position)
     log.set_recovered(end, clock_ms)
     log.set_recovery_point(good.base, good.position)
+    return found_aborted
 
 
 class _Good(NamedTuple):
@@ -209,13 +229,14 @@ def _scan(
     _check_below(directory, known, found)
     good = _Good(known.offset, known.base, known.position, -1, (), 0, 0, 0)
     later = [base for base in found if base >= known.base]
+    gaps_below = 0 if contiguous else cleaned.load(directory).gaps_below
     for number, base in enumerate(later):
-        if base != good.offset and base != known.base and (contiguous or base < good.offset):
+        if base != known.base and not good.offset <= base <= max(good.offset, gaps_below):
             return good, later[number:]
         with index.Index(directory, base) as old:
             limit = known.position if base == known.base else 0
             start, keep = old.before_position(limit)
-        scanned = scan_segment(directory, base, start=start, interval=interval, contiguous=contiguous)
+        scanned = scan_segment(directory, base, start=start, interval=interval, contiguous=base >= gaps_below)
         if min(scanned.position, scanned.size) < limit:
             path = segment.path_of(directory, base)
             raise CorruptBatch(
@@ -238,7 +259,8 @@ def _scan(
             last,
         )
         if number < len(later) - 1 and scanned.fault is None:
-            entries.append(Entry(scanned.offset, scanned.position, scanned.max_timestamp))
+            end = scanned.offset if scanned.offset >= gaps_below else later[number + 1]
+            entries.append(Entry(end, scanned.position, scanned.max_timestamp))
         if not dry:  # before anything is cut: an index that tells of more than there is would lie
             index.write(directory, base, entries, keep=keep)
         if scanned.fault is not None:
@@ -263,6 +285,7 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
         path = segment.path_of(directory, base)
         _os.rename(path, path + suffix)
         files.remove(segment.path_of(directory, base, ".index"))
+        files.remove(segment.path_of(directory, base, aborted.SUFFIX))
     path = segment.path_of(directory, good.base)
     if good.size > good.position:
         fd = _os.open_file(path, os.O_RDWR)
@@ -272,8 +295,9 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
             _os.fsync(fd)
         finally:
             os.close(fd)
-    for base in segment.bases(directory, segment.LOG + _HEALING):
-        files.remove(segment.path_of(directory, base, segment.LOG + _HEALING))
+    for suffix in (segment.LOG + _HEALING, segment.LOG + _CLEANED):
+        for base in segment.bases(directory, suffix):
+            files.remove(segment.path_of(directory, base, suffix))
     for offset in segment.bases(directory, producers.SUFFIX):
         if offset > good.offset:
             files.remove(segment.path_of(directory, offset, producers.SUFFIX))
@@ -282,29 +306,69 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
 def restore_producers(log: head.Log, end: int) -> None:
     """Under the append byte: make the table as of the youngest snapshot, then with every batch since.
 
-    Before the first producer's first batch there is a snapshot: where there is none, there never was a producer.
+    Before the first producer's first batch there is a snapshot: where there is none, there never was a producer. What
+    was aborted since the snapshot is written anew, too.
     """
     directory = log.directory
-    found = segment.bases(directory)
     if not segment.bases(directory, producers.SUFFIX):
         producers.store(directory, end, [])
-    snapshot = producers.load_latest(directory, end)
-    offset, states = snapshot if snapshot is not None else (0, [])
+    offset, states = producers.load_latest(directory, end) or (0, [])
     log.restore_producers(states)
+    for base, batches in _since(directory, offset):
+        entries = [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
+        for batch, data, aborts in batches:
+            log.map_producers()
+            first = log.first_open_of(batch.producer_id) if aborts else -1
+            if first >= 0:
+                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
+            log.remember_producer(data, batch.base_offset)
+        if not aborted.holds(directory, base, entries):
+            aborted.write(directory, base, entries)
+    for base in set(segment.bases(directory, aborted.SUFFIX)) - set(segment.bases(directory)):
+        aborted.write(directory, base, [])  # its segment was lost, or never begun
+
+
+def _open_and_aborted(directory: str, end: int) -> tuple[int, list[Aborted]]:
+    """The same without a table: where the oldest open transaction begins, or `end`, and everything aborted."""
+    offset, states = producers.load_latest(directory, end) or (0, [])
+    found = {producer: first for producer, first, _, _ in states if first >= 0}
+    entries: list[Aborted] = []
+    for base in segment.bases(directory, aborted.SUFFIX):
+        entries += [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
+    for _, batches in _since(directory, offset):
+        for batch, _, aborts in batches:
+            if batch.base_offset >= end:
+                continue
+            if not batch.is_control:
+                if batch.is_transactional:
+                    found.setdefault(batch.producer_id, batch.base_offset)
+                continue
+            first = found.pop(batch.producer_id, -1)
+            if aborts and first >= 0:
+                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
+    return min(found.values(), default=end), entries
+
+
+def _since(directory: str, offset: int) -> Iterator[tuple[int, Iterator[tuple[batch_header.Header, bytes, bool]]]]:
+    """By segment: the producers' batches from `offset` on, with the bytes of their header, and whether they abort."""
+    found = segment.bases(directory)
     first = segment.holding(found, offset)
     for base in found:
-        if first is not None and base < first:
-            continue
-        with index.Index(directory, base) as known:
-            position = known.before_offset(offset).position
-        with open(segment.path_of(directory, base), "rb") as file:
+        if first is None or base >= first:
+            yield base, _batches_since(directory, base, offset)
+
+
+def _batches_since(directory: str, base: int, offset: int) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
+    with index.Index(directory, base) as known:
+        position = known.before_offset(offset).position
+    with open(segment.path_of(directory, base), "rb") as file:
+        file.seek(position)
+        while len(data := file.read(markers.SIZE)) >= batch_header.HEADER_SIZE:
+            batch = batch_header.parse(data)
+            if batch.base_offset >= offset and batch.producer_id >= 0:
+                yield batch, data, batch.is_control and not markers.commits(data)
+            position += batch.size
             file.seek(position)
-            while len(data := file.read(batch_header.HEADER_SIZE)) == batch_header.HEADER_SIZE:
-                batch = batch_header.parse(data)
-                if batch.base_offset >= offset and batch.producer_id >= 0:
-                    log.map_producers()
-                    log.remember_producer(data, batch.base_offset)
-                file.seek(batch.size - len(data), os.SEEK_CUR)
 
 
 def heal(log: head.Log, *, contiguous: bool = True) -> None:

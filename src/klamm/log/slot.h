@@ -34,7 +34,7 @@ typedef struct {                        /* slot 0 belongs to the store */
     uint32_t format, unused0;
     char boot_id[16];
     uint64_t device, inode;
-    uint64_t catalog_version, unused1;
+    uint64_t catalog_version, groups_version;
     KlammBell bell;                     /* line 1 */
     uint64_t unused2[7];
     int64_t anchor_wall_ms, anchor_boot_ms;     /* line 2: the store's clock, by which retention deletes */
@@ -44,12 +44,13 @@ typedef struct {                        /* slot 0 belongs to the store */
 
 typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
 typedef struct { int64_t offset, position, max_timestamp; uint32_t unused, crc; } IndexEntry;
+typedef struct { int64_t producer_id, first_offset, last_offset; uint32_t unused, crc; } AbortedEntry;
 
 enum { RING = 8, SLOT_SIZE = 1024 };
 _Static_assert(sizeof(Commit) == 64 && sizeof(Slot) == SLOT_SIZE && sizeof(StoreSlot) == SLOT_SIZE, "a file format");
 _Static_assert(offsetof(Slot, intent) == 64 && offsetof(Slot, ring) == 128, "cache lines");
 _Static_assert(offsetof(StoreSlot, bell) == 64 && offsetof(StoreSlot, anchor_wall_ms) == 128, "cache lines");
-_Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32, "a file format");
+_Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32 && sizeof(AbortedEntry) == 32, "a file format");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "mapped files are little-endian"
 #endif

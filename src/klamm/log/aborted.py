@@ -1,0 +1,99 @@
+"""The aborted transactions of a segment: what a reader of committed records leaves out.
+
+    00000000000000004711.aborted    producer id, first offset, last offset, unused, CRC-32C of the 28 bytes before
+                                    32 bytes an entry, little-endian; made at the segment's first abort
+
+An entry says: what this producer wrote from the first offset up to the marker at the last one was aborted. It lies
+beside the segment of the marker and is written before the marker is committed, so whoever may read beyond the marker
+finds it.
+
+Promises
+  A1  Complete, not sparse: every abort marker below the commit that ended something has its entry.
+  A2  An entry that a killed writer left without its marker is followed, sooner or later, by the same with the right
+      one: only that producer's records count, and until the marker is there it writes no others.
+  A3  Entries below the youngest snapshot of producers are on disk; recovery makes the later ones anew from the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from klamm.batch import crc32c
+from klamm.disk import files
+from klamm.log import segment
+
+__all__ = ["SUFFIX", "Aborted", "Spans", "holds", "is_whole", "load", "spans_from", "sync", "write"]
+
+SUFFIX = ".aborted"
+_ENTRY = struct.Struct("<qqqII")
+_ENTRY_SIZE = 32
+assert _ENTRY.size == _ENTRY_SIZE
+
+Spans = dict[int, list[tuple[int, int]]]
+"""By producer id: first and last offsets."""
+
+
+class Aborted(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+def load(directory: str, base: int) -> list[Aborted]:
+    """What the file of one segment says; nothing, if there is none. A torn entry has no marker yet."""
+    try:
+        data = files.read(segment.path_of(directory, base, SUFFIX))
+    except FileNotFoundError:
+        return []
+    entries = [data[at : at + _ENTRY_SIZE] for at in range(0, len(data) - _ENTRY_SIZE + 1, _ENTRY_SIZE)]
+    return [Aborted(*_ENTRY.unpack(entry)[:3]) for entry in entries if _is_good(entry)]
+
+
+def _is_good(entry: bytes) -> bool:
+    return bool(_ENTRY.unpack(entry)[4] == crc32c(entry[:-4]))
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether every entry is what was written."""
+    return len(data) % _ENTRY_SIZE == 0 and all(
+        _is_good(data[at : at + _ENTRY_SIZE]) for at in range(0, len(data), _ENTRY_SIZE)
+    )
+
+
+def spans_from(directory: str, base: int) -> Spans:
+    """What was aborted in this segment and in those after it: a transaction may end in a later one than it began."""
+    spans: Spans = {}
+    for each in segment.bases(directory, SUFFIX):
+        if each >= base:
+            for entry in load(directory, each):
+                spans.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
+    return spans
+
+
+def holds(directory: str, base: int, entries: list[Aborted]) -> bool:
+    """Whether the file has these entries and nothing else: a power cut may leave an entry that nobody wrote."""
+    try:
+        return files.read(segment.path_of(directory, base, SUFFIX)) == _packed(entries)
+    except FileNotFoundError:
+        return not entries
+
+
+def _packed(entries: list[Aborted]) -> bytes:
+    packed = (_ENTRY.pack(*entry, 0, 0)[:-4] for entry in entries)
+    return b"".join(entry + struct.pack("<I", crc32c(entry)) for entry in packed)
+
+
+def write(directory: str, base: int, entries: list[Aborted]) -> None:
+    """Let the file have these entries, durably."""
+    if entries:
+        files.replace(segment.path_of(directory, base, SUFFIX), _packed(entries))
+    else:
+        files.remove(segment.path_of(directory, base, SUFFIX))
+
+
+def sync(directory: str, first: int) -> None:
+    """Make the files of these segments and of later ones durable; their names are with the directory."""
+    for base in segment.bases(directory, SUFFIX):
+        if base >= first:
+            files.sync_file(segment.path_of(directory, base, SUFFIX))

@@ -1,0 +1,344 @@
+"""Compaction: closed segments with only the latest record of each key.
+
+A pass reads the dirty part of the log, from where the last pass came to, and notes the latest offset of each key
+(batch/_keymap.pxi: 24 bytes a key, in a table of fixed size). Then it goes through all closed segments from the start
+of the log and takes out what is not the latest of its key. If the table is full, the pass ends where it is full, and
+another one goes on from there.
+
+  1  `cleaned` is written: gaps may appear below the end of this pass.
+  2  A segment is sifted into `<base>.log.cleaned`, which is synced, read again and checked. If nothing goes, there is
+     no such file, and the segment stays.
+  3  Its index is removed, and the directory synced; segments_version + 1; the new file is renamed over the old one, and
+     the directory synced; segments_version + 1; a new index is written.
+  4  After the last segment `cleaned` says how far the pass came.
+
+Killed anywhere in here, a pass leaves a segment as it was or as it will be; the next one starts over, and finds less to
+do. A reader that has the old file open reads it to its end.
+
+Tombstones (null values) go `delete.retention.ms` after the first pass that found them the latest of their key: that
+pass has removed everything before them, and the time is for readers that are on their way. It is kept in the batch, as
+Kafka does (KIP-534): attribute 6 is set, and the base timestamp is that time; timestamps of records are what they were.
+Records of aborted transactions go at once. A marker stays while a record of its transaction does, since without it
+recovery would take the transaction for open; after that it is as a tombstone.
+
+Promises
+  X1  Nothing goes that is not below the active segment, flushed_offset, the stable offset, the recovery point and the
+      youngest snapshot of producers. So what makes a record superfluous is on disk before the record goes, and recovery
+      needs nothing that went.
+  X2  Segments are replaced in the order of their offsets, each durably before the next: a tombstone never goes before
+      what it deletes.
+  X3  Offsets, timestamps, headers and bytes of the records that stay do not change. Records without a key stay.
+  X4  A segment stays a file with its name, an empty one if nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from klamm.batch import KeyMap, Sieve, verify
+from klamm.batch import header as batch_header
+from klamm.disk import _os, files
+from klamm.errors import CorruptBatch, StoreBusy
+from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
+from klamm.log.cleaned import Cleaned
+from klamm.log.cleaning import max_timestamp_of
+from klamm.log.index import Entry
+
+__all__ = [
+    "SUFFIX",
+    "Compacted",
+    "Dirt",
+    "Pass",
+    "dirt",
+    "limit",
+    "oldest_dirty_ms",
+    "remove_leftovers",
+]
+
+SUFFIX = segment.LOG + ".cleaned"
+_CHUNK = 1 << 20
+_NEVER_MS = 1 << 62
+
+
+class Dirt(NamedTuple):
+    """Closed segments that compaction may look at: [(base, end)], and how much of them is not compacted yet."""
+
+    segments: list[tuple[int, int]]
+    total_bytes: int
+    dirty_bytes: int
+    known: Cleaned
+
+    @property
+    def ratio(self) -> float:
+        return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    @property
+    def end(self) -> int:
+        return self.segments[-1][1] if self.segments else 0
+
+
+def dirt(directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_lag_ms: int) -> Dirt:
+    """What there is to compact below offset `upto`. Records younger than `min_lag_ms` are left alone."""
+    known = cleaned.load(directory)
+    closed = [base for base in segment.bases(directory) if base < now.active_base]
+    found: list[tuple[int, int]] = []
+    total = dirty = 0
+    for base, end in zip(closed, [*closed[1:], now.active_base], strict=False):
+        if end <= now.log_start:
+            continue
+        if end > upto:
+            break
+        if end > known.offset and min_lag_ms > 0:
+            youngest = max_timestamp_of(directory, base, end, contiguous=not cleaned.exists(directory))
+            if youngest > clock_ms - min_lag_ms:
+                break
+        size = os.stat(segment.path_of(directory, base)).st_size
+        found.append((base, end))
+        total += size
+        dirty += size if end > known.offset else 0
+    return Dirt(found, total, dirty, known)
+
+
+def oldest_dirty_ms(directory: str, found: Dirt) -> int | None:
+    """The timestamp of the first batch that was not compacted yet."""
+    for base, end in found.segments:
+        if end > found.known.offset:
+            fd = _os.open_file(segment.path_of(directory, base), os.O_RDONLY)
+            try:
+                data = _os.pread(fd, batch_header.HEADER_SIZE, 0)
+            finally:
+                os.close(fd)
+            if len(data) == batch_header.HEADER_SIZE:
+                with suppress(CorruptBatch):  # whoever reads all of it will say so
+                    return batch_header.parse(data).max_timestamp
+                return None
+    return None
+
+
+def limit(log: head.Log) -> int:
+    """The offset up to which a pass may go (X1), after a checkpoint."""
+    directory = log.directory
+    now = log.snapshot()
+    known = point.load(directory)
+    bounds = [now.active_base, now.stable_offset, log.flushed_offset, known.base if known else 0]
+    if os.path.exists(f"{directory}/producers"):
+        snapshot = producers.load_latest(directory, now.next_offset)
+        bounds.append(snapshot[0] if snapshot else 0)
+    return min(bounds)
+
+
+def remove_leftovers(directory: str) -> None:
+    """What killed passes left behind."""
+    for base in segment.bases(directory, SUFFIX):
+        files.remove(segment.path_of(directory, base, SUFFIX))
+
+
+@dataclass
+class Compacted:
+    """What compaction did to a partition."""
+
+    passes: int = 0
+    segments: int = 0  # replaced
+    records_removed: int = 0
+    records_left: int = 0
+    bytes_before: int = 0  # of the closed segments that were looked at
+    bytes_after: int = 0
+
+
+class Pass:
+    """One pass over one partition, whose clean byte the caller holds."""
+
+    def __init__(
+        self,
+        log: head.Log,
+        found: Dirt,
+        *,
+        clock_ms: int,
+        delete_retention_ms: int,
+        interval: int,
+        memory_bytes: int,
+        tick: Callable[[int, int], object] = lambda done, total: None,
+    ) -> None:
+        """`tick` is told how many bytes of how many were read; what it raises ends the pass."""
+        self.log = log
+        self.directory = log.directory
+        self.found = found
+        self.known = found.known
+        self.clock_ms = clock_ms
+        self.horizon_ms = min(clock_ms + delete_retention_ms, _NEVER_MS)
+        self.interval = interval
+        self.memory_bytes = memory_bytes
+        self._tick = tick
+        self._read = 0
+        self._total = found.total_bytes + found.dirty_bytes
+
+    def run(self, done: Compacted) -> bool:
+        """Whether all that was found is compacted now; else the table was full, and another pass goes on."""
+        if sys.platform == "win32":  # what is in use cannot always be replaced there
+            self._close_our_files()
+        keys, end = self._note_keys()
+        self._total = self._read + sum(self._size(base) for base, _ in self.found.segments if base < end)
+        gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
+        known = self.known._replace(gaps_below=gaps_below)
+        cleaned.store(self.directory, known)
+        sieve = Sieve(keys, upto=end, now_ms=self.clock_ms, horizon_ms=self.horizon_ms)
+        for base, following in self.found.segments:
+            if base < end:
+                done.segments += self._sift(base, following, sieve)
+        offset = max(end, self.known.offset)
+        cleaned.store(self.directory, known._replace(offset=offset, last_horizon=sieve.last_horizon))
+        if not done.passes:
+            done.bytes_before = self.found.total_bytes
+        done.bytes_after = sum(self._size(base) for base, _ in self.found.segments)
+        done.records_removed += sieve.records - sieve.kept
+        done.records_left = sieve.kept
+        done.passes += 1
+        return end >= self.found.end
+
+    def _close_our_files(self) -> None:
+        """Those that appends and syncs keep open, of segments that are closed by now."""
+        self.log.before_fork()
+        try:
+            self.log.forget_files()
+        finally:
+            self.log.after_fork()
+
+    def _size(self, base: int) -> int:
+        return os.stat(segment.path_of(self.directory, base)).st_size
+
+    # ---- the latest offset of each key
+
+    def _note_keys(self) -> tuple[KeyMap, int]:
+        """The keys of the dirty part, and where it ends: at the end of the closed segments, or where they are full."""
+        start = max(self.known.offset, self.log.snapshot().log_start)
+        spans = aborted.spans_from(self.directory, 0)
+        keys = KeyMap(
+            self.memory_bytes,
+            os.urandom(16),
+            most=max(self.found.end - start, 0),
+            aborted=[(producer, *span) for producer, each in spans.items() for span in each],
+        )
+        end = start
+        for base, following in self.found.segments:
+            if following <= start:
+                continue
+            for data, position in self._batches(base):
+                try:
+                    end = keys.add(data, start)
+                except CorruptBatch as error:
+                    path = segment.path_of(self.directory, base)
+                    raise self._damaged(path, position + (error.position or 0), error) from None
+                if keys.full:
+                    return keys, end
+            end = following
+        return keys, max(end, self.found.end)
+
+    def _batches(self, base: int) -> Iterator[tuple[memoryview, int]]:
+        """Whole batches of a segment, verified, and where they start in it."""
+        path = segment.path_of(self.directory, base)
+        fd = _os.open_file(path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            position, offset, room = 0, base, _CHUNK
+            while position < size:
+                data = _os.pread(fd, min(room, size - position), position)
+                try:
+                    done, offset = verify(data, offset, False)
+                except CorruptBatch as error:
+                    raise self._damaged(path, position + (error.position or 0), error) from None
+                if not done:
+                    whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else size
+                    if whole > size - position or whole <= room:
+                        raise self._damaged(path, position, CorruptBatch("an incomplete batch"))
+                    room = whole
+                    continue
+                yield memoryview(data)[:done], position
+                position, room = position + done, _CHUNK
+                self._read += done
+                self._tick(self._read, self._total)
+        finally:
+            os.close(fd)
+
+    def _damaged(self, path: str, position: int, error: CorruptBatch) -> CorruptBatch:
+        return CorruptBatch(
+            f"{path}: byte {position}: {error.message}; the partition was not compacted",
+            path=path,
+            position=position,
+            hint="run `check(repair=True)` on the store",
+        )
+
+    # ---- taking out the others
+
+    def _sift(self, base: int, following: int, sieve: Sieve) -> bool:
+        """Replace a segment by what stays of it. False if that is all of it."""
+        path, aside = segment.path_of(self.directory, base), segment.path_of(self.directory, base, SUFFIX)
+        target, at = -1, 0
+        try:
+            for data, position in self._batches(base):
+                try:
+                    kept = sieve.sift(data)
+                except CorruptBatch as error:
+                    raise self._damaged(path, position + (error.position or 0), error) from None
+                if target < 0:
+                    if kept is None:
+                        continue
+                    target = _os.open_file(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                    at = self._copy_start(path, position, target)
+                left = data if kept is None else kept
+                if left:
+                    _os.pwrite(target, left, at)
+                    at += len(left)
+            if target < 0:
+                return False
+            status = os.stat(path)  # an empty segment is as old as its file, and so are records without timestamps
+            files.set_times(target, status)
+            _os.fsync(target)
+            self._replace(base, following, at)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(aside)
+            raise
+        finally:
+            if target >= 0:
+                os.close(target)
+        return True
+
+    def _copy_start(self, path: str, size: int, target: int) -> int:
+        """What came before the first change, which had not been copied in the hope that there would be none."""
+        source = _os.open_file(path, os.O_RDONLY)
+        try:
+            for at in range(0, size, _CHUNK):
+                _os.pwrite(target, _os.pread(source, min(_CHUNK, size - at), at), at)
+        finally:
+            os.close(source)
+        return size
+
+    def _replace(self, base: int, following: int, size: int) -> None:
+        directory, log = self.directory, self.log
+        aside = segment.path_of(directory, base, SUFFIX)
+        scanned = recovery.scan_segment(
+            directory, base, interval=self.interval, contiguous=False, suffix=SUFFIX
+        )  # what was written is what can be read, or the segment stays
+        if scanned.fault is not None or scanned.position != size or scanned.offset > following:
+            raise self._damaged(aside, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
+        files.remove(segment.path_of(directory, base, ".index"))
+        files.sync_directory(directory)  # no older index may come back: inodes are given out again
+        log.bump_segments_version()
+        self._rename(aside, segment.path_of(directory, base))
+        files.sync_directory(directory)
+        log.bump_segments_version()
+        index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)])
+
+    def _rename(self, aside: str, path: str) -> None:
+        """The pass ends (X2) where Windows, or whoever scans for viruses there, does not let go of a file in use."""
+        try:
+            _os.rename(aside, path)
+        except PermissionError as error:
+            if sys.platform != "win32":
+                raise
+            raise StoreBusy(f"{path}: in use, and not compacted", hint="try again when nobody reads it") from error

@@ -1,0 +1,252 @@
+"""Housekeeping of a partition: forgetting records by age, size and offset, and compacting them.
+
+What is done to the files is told in cleaning.py and compaction.py; here it is decided whether, and the clean byte is
+held meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from klamm.disk.locks import LockFile
+from klamm.errors import KlammError, OffsetOutOfRange, ReadOnly, StoreBusy
+from klamm.log import cleaning, head, producers
+
+if TYPE_CHECKING:
+    from klamm.log import compaction
+
+__all__ = ["MEMORY_BYTES", "Housekeeping", "LogSettings"]
+
+MEMORY_BYTES = 128 << 20  # for the table of keys
+
+Tick = Callable[[int, int], object]
+
+
+class LogSettings(Protocol):
+    """What a partition wants to know of its topic's settings."""
+
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def segment_ms(self) -> int: ...
+    @property
+    def segment_records(self) -> int: ...
+    @property
+    def index_interval_bytes(self) -> int: ...
+    @property
+    def producer_id_expiration_ms(self) -> int: ...
+    @property
+    def max_message_bytes(self) -> int: ...
+    @property
+    def message_timestamp_type(self) -> str: ...
+    @property
+    def retention_ms(self) -> int: ...
+    @property
+    def retention_bytes(self) -> int: ...
+    @property
+    def cleanup_policy(self) -> str: ...
+    @property
+    def min_cleanable_dirty_ratio(self) -> float: ...
+    @property
+    def min_compaction_lag_ms(self) -> int: ...
+    @property
+    def max_compaction_lag_ms(self) -> int: ...
+    @property
+    def delete_retention_ms(self) -> int: ...
+
+
+class _Interrupted(Exception):
+    """What a `tick` raised: not to be taken for an error of the disk or the head."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _guarded(tick: Tick) -> Tick:
+    def guarded(done: int, total: int) -> None:
+        try:
+            tick(done, total)
+        except Exception as error:
+            raise _Interrupted(error) from error
+
+    return guarded
+
+
+class Housekeeping:
+    """The part of a Partition that removes."""
+
+    topic: str
+    number: int
+    slot: int
+    directory: str
+    log: head.Log
+    settings: LogSettings
+    contiguous: bool
+    _heads: head.Heads
+    _lock: LockFile | None
+
+    if TYPE_CHECKING:  # what partition.py adds
+
+        @property
+        def is_compacted(self) -> bool: ...
+        def snapshot(self) -> head.Snapshot: ...
+        def refuse_deleted(self) -> None: ...
+        def look_for_gaps(self) -> bool: ...
+        def checkpoint(self, *, anew: bool = False) -> None: ...
+        def _healed(self, action: Callable[[], None]) -> None: ...
+        def out_of_range(self, offset: int, now: head.Snapshot) -> OffsetOutOfRange: ...
+        def _told(self) -> AbstractContextManager[None]: ...
+
+    # ---- by offset, age and size
+
+    def delete_before(self, offset: int) -> int:
+        """Forget the records before `offset`; where the log starts now."""
+        if self._lock is None:
+            raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
+        now = self.snapshot()
+        if not 0 <= offset <= now.next_offset:
+            raise self.out_of_range(offset, now)
+        with self._told(), self._lock.hold(head.clean_byte(self.slot)):
+            if offset > now.log_start:
+                self._move_log_start(offset)
+            cleaning.remove_unreachable(self.log)
+        return self.snapshot().log_start
+
+    def _move_log_start(self, offset: int) -> None:
+        """What recovery must know of the producers in what goes is in a snapshot before it goes."""
+        if os.path.exists(f"{self.directory}/producers"):
+            youngest = producers.load_latest(self.directory, self.snapshot().next_offset)
+            if youngest is None or youngest[0] < offset:
+                self.checkpoint(anew=True)
+        self._healed(lambda: cleaning.move_log_start(self.log, offset))
+
+    def expire(self, *, wait: bool = True) -> list[int]:
+        """Remove segments that the settings say are too old or too much; their base offsets.
+
+        Without `wait`, none if somebody else is cleaning just now: a compaction may take long.
+        """
+        settings = self.settings
+        if self._lock is None or (settings.retention_ms < 0 and settings.retention_bytes < 0):
+            return []
+        if "delete" not in settings.cleanup_policy:
+            return []
+        clock_ms = self._heads.clock_ms()
+        try:
+            with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=None if wait else 0):
+                return self._expire(clock_ms)
+        except StoreBusy:
+            return []
+
+    def _expire(self, clock_ms: int) -> list[int]:
+        settings = self.settings
+        retention_ms = settings.retention_ms
+        if retention_ms >= 0:  # an active segment whose every record is too old is closed, so that it can go
+            self._close_if(lambda now: 0 <= now.max_timestamp < clock_ms - retention_ms)
+        self.look_for_gaps()
+        now = self.snapshot()
+        start = cleaning.expired(
+            self.directory,
+            now,
+            retention_ms=settings.retention_ms,
+            retention_bytes=settings.retention_bytes,
+            clock_ms=clock_ms,
+            contiguous=self.contiguous,
+        )
+        if start > now.log_start:
+            self._move_log_start(start)
+        return cleaning.remove_unreachable(self.log)
+
+    def _close_if(self, is_due: Callable[[head.Snapshot], bool]) -> None:
+        """Roll the active segment, if there is anything in it and it `is_due`."""
+        self.log.lock()
+        try:
+            now = self.log.snapshot()
+            if now.position and is_due(now):
+                self.log.roll()
+        finally:
+            self.log.unlock()
+
+    # ---- compaction
+
+    def compact(
+        self,
+        *,
+        force: bool = False,
+        wait: bool = True,
+        memory_bytes: int = MEMORY_BYTES,
+        tick: Tick = lambda done, total: None,
+    ) -> compaction.Compacted | None:
+        """Compact the log if there is enough to do; None if there is not, or if its topic is not compacted.
+
+        `force` closes the active segment and compacts whatever there is. Without `wait`, None if somebody else is
+        cleaning just now. `tick` is called now and then with bytes done and bytes in all; what it raises ends it.
+        """
+        if self._lock is None:
+            raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
+        self.refuse_deleted()
+        clock_ms = self._heads.clock_ms()
+        if not self.is_compacted or not os.path.isdir(self.directory):
+            return None
+        try:
+            with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=None if wait else 0):
+                return self._compact(clock_ms, force, memory_bytes, _guarded(tick))
+        except StoreBusy:
+            if wait:
+                raise
+            return None
+        except _Interrupted as interrupted:
+            raise interrupted.error from None
+        except KlammError:
+            self.refuse_deleted()  # its files may have gone
+            raise
+
+    def _compact(self, clock_ms: int, force: bool, memory_bytes: int, tick: Tick) -> compaction.Compacted | None:
+        from klamm.log import compaction
+
+        settings = self.settings
+        oldest_ms = clock_ms - min(settings.segment_ms, settings.max_compaction_lag_ms)
+        self._close_if(lambda now: force or self.log.active_since_ms < oldest_ms)
+        if not force and not self._is_due(self._dirt(clock_ms, self.snapshot().stable_offset), clock_ms):
+            return None
+        self.checkpoint(anew=os.path.exists(f"{self.directory}/producers"))
+        compaction.remove_leftovers(self.directory)
+        done = compaction.Compacted()
+        finished = False
+        while not finished:
+            found = self._dirt(clock_ms, compaction.limit(self.log))
+            if not found.segments:
+                break
+            self.refuse_deleted()
+            finished = compaction.Pass(
+                self.log,
+                found,
+                clock_ms=clock_ms,
+                delete_retention_ms=settings.delete_retention_ms,
+                interval=settings.index_interval_bytes,
+                memory_bytes=memory_bytes,
+                tick=tick,
+            ).run(done)
+            self.contiguous = False
+        return done
+
+    def _dirt(self, clock_ms: int, upto: int) -> compaction.Dirt:
+        from klamm.log import compaction
+
+        lag_ms = self.settings.min_compaction_lag_ms
+        return compaction.dirt(self.directory, self.snapshot(), upto=upto, clock_ms=clock_ms, min_lag_ms=lag_ms)
+
+    def _is_due(self, found: compaction.Dirt, clock_ms: int) -> bool:
+        """Enough of it is dirty, or dirty for long, or every tombstone may go."""
+        if 0 <= found.known.last_horizon <= clock_ms:
+            return True
+        if found.dirty_bytes == 0:
+            return False
+        from klamm.log import compaction
+
+        oldest_ms = compaction.oldest_dirty_ms(self.directory, found)
+        late = oldest_ms is not None and 0 <= oldest_ms < clock_ms - self.settings.max_compaction_lag_ms
+        return late or found.ratio >= self.settings.min_cleanable_dirty_ratio
