@@ -28,6 +28,7 @@ from klamm.errors import (
 )
 from klamm.store import catalog as catalog_module
 from klamm.store.catalog import Catalog, Topic
+from klamm.store.database import FORMAT_VERSION
 from klamm.store.settings import Settings
 from tests.store.conftest import gate_of
 
@@ -47,7 +48,7 @@ def test_a_topic_comes_back_as_it_was_made(catalog: Catalog, tmp_path: Path, pat
     with closing(Catalog(path, gate_of(tmp_path))) as other:
         assert other.topics() == [made]
         assert other.store_id == catalog.store_id == "the-store"
-        assert other.format_version == 1
+        assert other.format_version == FORMAT_VERSION
 
 
 def test_slots_are_laid_out_before_anybody_can_see_the_topic(catalog: Catalog, tmp_path: Path, path: str) -> None:
@@ -315,11 +316,11 @@ def test_rows_that_were_tampered_with_are_errors(catalog: Catalog, path: str) ->
 
 def test_a_setting_that_this_version_does_not_know_was_set_by_a_newer_one(catalog: Catalog, path: str) -> None:
     topic = catalog.create_topic("orders", 1, {}, nothing)
-    text = '{"delete.retention.ms": "5"}'
+    text = '{"flush.ms": "5"}'
     crc = catalog_module._crc(topic.id, topic.name, text, topic.created_ms, *topic.partitions)
     with (
         tampered(path, f"UPDATE topics SET settings = '{text}', crc = {crc}"),
-        pytest.raises(NewerFormat, match=r"topic 'orders': delete\.retention\.ms: there is no such setting"),
+        pytest.raises(NewerFormat, match=r"topic 'orders': flush\.ms: there is no such setting"),
     ):
         catalog.topic("orders")
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from klamm.errors import KlammError, NewerFormat, NotAStore
+import klamm
+from klamm.errors import KlammError, NewerFormat, NotAStore, StoreError
 from klamm.store import database as database_module
 from klamm.store.catalog import Catalog
-from klamm.store.database import APPLICATION_ID
+from klamm.store.database import APPLICATION_ID, FORMAT_VERSION
 from tests.store.conftest import gate_of
 
 
@@ -123,10 +124,38 @@ def test_a_newer_format_is_refused(catalog: Catalog, tmp_path: Path, path: str) 
     catalog.close()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 99")
     for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
-        with pytest.raises(NewerFormat, match="has format 2, this Klamm knows formats up to 1"):
+        with pytest.raises(NewerFormat, match=f"has format 99, this Klamm knows formats up to {FORMAT_VERSION}"):
             make(path, gate_of(tmp_path))
+
+
+def to_format_1(path: str) -> None:
+    """As the first version wrote it: no groups, no transactions."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            if name not in ("meta", "topics", "partitions"):
+                connection.execute(f"DROP TABLE {name}")
+        connection.execute("DELETE FROM meta WHERE key IN ('next_group', 'settings')")
+        connection.execute("PRAGMA user_version = 1")
+
+
+def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "store") as store:
+        store.create_topic("orders", 2)
+        store.append_many("orders", [b"%d" % n for n in range(10)], partition=0)
+    to_format_1(f"{tmp_path}/store/klamm.db")
+    with pytest.raises(StoreError, match="open it for writing once"):
+        klamm.open(tmp_path / "store", read_only=True)
+    with klamm.open(tmp_path / "store") as store:
+        with store.consumer("orders", group="g", wait_ms=0) as consumer, store.transaction() as tx:
+            batch = consumer.poll()
+            assert len(batch) == 10
+            tx.send("orders", b"after", partition=1)
+            tx.commit_offsets(batch)
+        assert store.check().breaches == [] and store.settings()["group.max.size"] == "1000"
+    with klamm.open(tmp_path / "store", read_only=True) as store:
+        assert store.groups() == ["g"]
 
 
 def test_a_path_of_odd_characters_is_opened(tmp_path: Path) -> None:
@@ -207,7 +236,7 @@ def test_a_reader_that_stands_still_lets_the_log_grow_but_stops_nobody(
 
 
 def test_nothing_but_us_makes_checkpoints(catalog: Catalog) -> None:
-    assert catalog.database.read("PRAGMA wal_autocheckpoint") == [(0,)]
+    assert catalog.database.read("PRAGMA wal_autocheckpoint") == [(database_module.CHECKPOINT_PAGES,)]
     assert catalog.database.read("PRAGMA synchronous") == [(2,)]  # FULL
 
 

@@ -14,9 +14,13 @@ from klamm.store.settings import SETTINGS, Setting, Settings, Value
 # The defaults of Apache Kafka 4.
 KAFKA = {
     "cleanup.policy": "delete",
+    "delete.retention.ms": 86400000,
     "index.interval.bytes": 4096,
+    "max.compaction.lag.ms": 9223372036854775807,
     "max.message.bytes": 1048588,
     "message.timestamp.type": "CreateTime",
+    "min.cleanable.dirty.ratio": 0.5,
+    "min.compaction.lag.ms": 0,
     "producer.id.expiration.ms": 86400000,
     "retention.bytes": -1,
     "retention.ms": 604800000,
@@ -28,6 +32,8 @@ KAFKA = {
 def values_of(setting: Setting) -> st.SearchStrategy[Value]:
     if setting.choices:
         return st.sampled_from(setting.choices)
+    if setting.type == "double":
+        return st.floats(setting.low, setting.high)
     numbers = st.integers(setting.low, setting.high)
     return numbers | st.just(-1) if setting.unlimited else numbers
 
@@ -102,9 +108,22 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete, compact"])
-def test_compaction_is_refused_as_something_to_come(policy: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"cleanup\.policy: 'compact' comes later"):
-        Settings.of({"cleanup.policy": policy})
+def test_both_cleanups_may_be_asked_for_in_any_order(policy: str) -> None:
+    assert Settings.of({"cleanup.policy": policy}).cleanup_policy == policy.replace(" ", "")
+    with pytest.raises(InvalidSetting, match="does not fit"):
+        Settings.of({"cleanup.policy": policy + ",more"})
+
+
+@pytest.mark.parametrize(
+    ("given", "want"), [(0, 0.0), (1, 1.0), (0.25, 0.25), ("0.5", 0.5), (" .75 ", 0.75), ("1e-3", 0.001)]
+)
+def test_a_ratio_is_a_number_from_0_to_1(given: str | float, want: float) -> None:
+    settings = Settings.of({"min.cleanable.dirty.ratio": given})
+    assert settings.min_cleanable_dirty_ratio == want
+    assert Settings.of(settings.to_dict()) == settings
+    for bad in (-0.1, 1.1, True, None, "half", "nan", "", "1e999"):
+        with pytest.raises(InvalidSetting, match="does not fit"):
+            Settings.of({"min.cleanable.dirty.ratio": bad})  # type: ignore[dict-item]
 
 
 def test_words_are_refused_with_the_words_that_fit() -> None:
@@ -136,4 +155,5 @@ def test_every_setting_says_what_it_means() -> None:
     for setting in SETTINGS.values():
         assert setting.doc.endswith((".", ".)")) and "\n" not in setting.doc
         assert setting.parse(setting.default) == setting.default
-        assert setting.type == ("string" if setting.choices else "int" if setting.high < 2**31 else "long")
+        kind = "string" if setting.choices else "int" if setting.high < 2**31 else "long"
+        assert setting.type == ("double" if setting.high == 1 else kind)

@@ -3,7 +3,9 @@
   1  Under the gate: SQLite copies klamm.db, and every partition's commit is noted. Nothing that goes through klamm.db
      can happen in between, so the copy is one moment of the store.
   2  Without any lock: each log is synced and copied up to its noted commit, youngest segment first. Retention may take
-     old segments away meanwhile; the copy then starts later, and has no hole. Each copied batch is checked.
+     old segments away meanwhile; the copy then starts later, and has no hole. Each copied batch is checked. If a log
+     was compacted meanwhile because of records after its noted commit, everything starts over: they are not in
+     the copy, and what they made superfluous may not be either.
   3  `klamm.db.part` becomes klamm.db, last of all: an unfinished copy is no store.
 
 Promises
@@ -23,7 +25,7 @@ from typing import NamedTuple
 
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreError, UnknownTopic
-from klamm.log import head, index, point, producers, recovery, segment
+from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
 from klamm.log.index import Entry
 from klamm.log.partition import Partition
 from klamm.store.catalog import Catalog, Topic
@@ -33,6 +35,11 @@ __all__ = ["Copied", "backup"]
 
 _PART = "klamm.db.part"
 _CHUNK = 4 << 20
+_TRIES = 5
+
+
+class _Overtaken(Exception):
+    """A compaction took records out that are superfluous only with what came after the noted commit."""
 
 
 class Copied(NamedTuple):
@@ -56,7 +63,11 @@ def backup(core: Core, destination: str) -> Copied:
     made = not os.path.exists(destination)
     os.makedirs(destination, exist_ok=True)
     try:
-        return _fill(core, destination)
+        for _ in range(_TRIES):
+            with suppress(_Overtaken):
+                return _fill(core, destination)
+            _clear(destination, made=False)
+        raise StoreError(f"{core.path}: is being compacted again and again", hint="try again when that is over")
     except BaseException as error:
         _clear(destination, made)
         if isinstance(error, OSError):
@@ -94,6 +105,7 @@ def _fill(core: Core, destination: str) -> Copied:
                 size += _copy_partition(partition, now, target, writable=core.lock is not None)
             except (CorruptBatch, OSError, UnknownTopic):
                 if not partition.log.flags & head.DELETED:
+                    _refuse_overtaken(partition.directory, now)
                     raise
                 gone[topic.id] = topic
     _drop(destination, gone)
@@ -147,6 +159,9 @@ def _copy_partition(partition: Partition, now: head.Snapshot, topic_directory: s
         except FileNotFoundError:
             break  # expired just now, or missing
         _finish_segment(partition, target, base, copied, start, active=active)
+        ended = [entry for entry in aborted.load(source, base) if entry.last_offset < now.next_offset]
+        if ended:
+            aborted.write(target, base, ended)
         start, size = base, size + copied
     if start > max(now.log_start, partition.snapshot().log_start):
         raise CorruptBatch(
@@ -154,6 +169,7 @@ def _copy_partition(partition: Partition, now: head.Snapshot, topic_directory: s
             path=source,
             hint="run `check(repair=True)` on the store",
         )
+    _copy_cleaned(source, target, now)
     _copy_producers(source, target, start, now.next_offset)
     log_start = max(now.log_start, start)
     epochs = tuple(epoch for epoch in partition.epochs() if epoch[1] <= now.next_offset)
@@ -186,6 +202,7 @@ def _copy_file(source: str, target: str, end: int) -> int:
 
 def _finish_segment(partition: Partition, target: str, base: int, size: int, end: int, *, active: bool) -> None:
     """Check the copy, whose next offset must be `end`, and give it an index of its own."""
+    partition.look_for_gaps()
     scanned = recovery.scan_segment(
         target, base, interval=partition.settings.index_interval_bytes, contiguous=partition.contiguous
     )
@@ -200,9 +217,28 @@ def _finish_segment(partition: Partition, target: str, base: int, size: int, end
             position=scanned.position,
             hint="run `check(repair=True)` on the store",
         )
-    entries = scanned.entries if active else [*scanned.entries, Entry(scanned.offset, size, scanned.max_timestamp)]
+    entries = scanned.entries if active else [*scanned.entries, Entry(end, size, scanned.max_timestamp)]
     if entries:
         index.write(target, base, entries)
+
+
+def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
+    """After the segments: a compaction says how far it will go before it takes the first record out."""
+    if cleaned.exists(source):
+        _refuse_overtaken(source, now)
+        known = cleaned.load(source)
+        if known.gaps_below == cleaned.EVERYWHERE:
+            path = cleaned.path_of(source)
+            raise CorruptBatch(
+                f"{path}: its checksum is wrong", path=path, hint="run `check(repair=True)` on the store"
+            )
+        cleaned.store(target, known)
+
+
+def _refuse_overtaken(source: str, now: head.Snapshot) -> None:
+    """What was the active segment is as it was, unless a compaction came that far."""
+    if now.active_base < cleaned.load(source).gaps_below < cleaned.EVERYWHERE:
+        raise _Overtaken
 
 
 def _copy_producers(source: str, target: str, start: int, end: int) -> None:

@@ -1,8 +1,11 @@
 """The catalog: which topics there are, in `klamm.db`.
 
-    meta         key, value, crc                        store_id; next_slot; next_producer_id; boots
+    meta         key, value, crc                        store_id; next_slot; next_producer_id; next_group; boots;
+                                                        settings: JSON, of the store (store_settings.py)
     topics       id, name, settings, created_ms, crc    settings: JSON of what differs from the defaults
     partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes
+
+Other tables belong to the modules that name them in SCHEMA: groups.py, transactions.py.
 
 Promises
   C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
@@ -12,6 +15,7 @@ Promises
   C4  A producer id is given out once. Each process takes a thousand at a time.
   C5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart (see log/recovery.py).
   C6  A row that is not what was written is an error: SQLite has no checksums, so the rows have.
+  C7  A store of an older format is brought up to this one when it is first opened for writing, in one transaction.
 """
 
 from __future__ import annotations
@@ -19,15 +23,17 @@ from __future__ import annotations
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
+from klamm.store import groups, transactions
 from klamm.store.database import FORMAT_VERSION, Database, Execute, Gate
 from klamm.store.names import collision_key, directory_name, nearest, validate
+from klamm.store.rows import crc as _crc
 from klamm.store.settings import Settings, Value
+from klamm.store.store_settings import StoreSettings
 
 __all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "Topic"]
 
@@ -73,6 +79,8 @@ class Catalog:
         self.database = Database(path, gate, read_only=read_only)
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
         self._producer_ids = os.getpid(), iter(range(0))
+        if self.format_version < FORMAT_VERSION:
+            self._upgrade()
         with self.database.reading() as execute:
             self.store_id = str(self._meta(execute, "store_id"))
 
@@ -81,14 +89,27 @@ class Catalog:
         """Open the catalog; make it, or finish one that was begun, if need be. One that is whole keeps its store id."""
         with suppress(NotAStore):
             return cls(path, gate)
-        rows = [("store_id", store_id), ("next_slot", 1), ("next_producer_id", 0), ("boots", 0)]
-        Database.create(
-            path,
-            gate,
-            [(statement, ()) for statement in _SCHEMA.split(";")]
-            + [("INSERT INTO meta VALUES (?, ?, ?)", (key, value, _crc(key, value))) for key, value in rows],
-        )
+        first: list[tuple[str, str | int]] = [
+            ("store_id", store_id),
+            ("next_slot", 1),
+            ("next_producer_id", 0),
+            ("boots", 0),
+        ]
+        Database.create(path, gate, _statements(_SCHEMA, first) + _since_format_2())
         return cls(path, gate)
+
+    def _upgrade(self) -> None:
+        """From format 1. Others may have been faster."""
+        if self.database.read_only:
+            raise StoreError(
+                f"{self.path}: has format {self.format_version}, which an older Klamm wrote",
+                hint="open it for writing once, which brings it up to date",
+            )
+        with self.database.gate(), self.database.transaction() as execute:
+            if execute("PRAGMA user_version").fetchone()[0] < FORMAT_VERSION:
+                for statement, values in _since_format_2():
+                    execute(statement, values)
+                execute(f"PRAGMA user_version={FORMAT_VERSION}")
 
     @property
     def path(self) -> str:
@@ -198,6 +219,7 @@ class Catalog:
             with self.database.transaction() as execute:
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
                 execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
+                groups.forget_topic(execute, topic.id)
         return topic
 
     def allocate_producer_id(self) -> int:
@@ -227,6 +249,26 @@ class Catalog:
             self._set_meta(execute, "boots", boots)
         return boots
 
+    def settings(self) -> StoreSettings:
+        """Of the store itself."""
+        with self.database.reading() as execute:
+            return self._settings(execute)
+
+    def _settings(self, execute: Execute) -> StoreSettings:
+        text = str(self._meta(execute, "settings"))
+        try:
+            return StoreSettings().changed(json.loads(text))
+        except InvalidSetting as error:
+            raise NewerFormat(f"{self.path}: {error.message}", hint="was it set by a newer Klamm?") from None
+
+    def alter(self, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> StoreSettings:
+        """Change settings of the store itself."""
+        self.database.refuse_read_only()
+        with self.database.gate(), self.database.transaction() as execute:
+            settings = self._settings(execute).changed(changes, resets)
+            self._set_meta(execute, "settings", json.dumps(settings.to_dict()))
+        return settings
+
     # The whole.
 
     def check(self) -> list[str]:
@@ -239,6 +281,8 @@ class Catalog:
             with self.database.reading() as execute:
                 next_slot = int(self._meta(execute, "next_slot"))
                 next_producer_id = int(self._meta(execute, "next_producer_id"))
+                int(self._meta(execute, "next_group"))
+                self._settings(execute)
                 orphans = execute("SELECT topic_id FROM partitions WHERE topic_id NOT IN (SELECT id FROM topics)")
                 problems += [
                     f"partitions: rows of a topic {row[0]} that is not there" for row in set(orphans.fetchall())
@@ -342,6 +386,15 @@ class Catalog:
         execute("UPDATE meta SET value = ?, crc = ? WHERE key = ?", (value, _crc(key, value), key))
 
 
+def _statements(schema: str, meta: Iterable[tuple[str, str | int]]) -> list[tuple[str, tuple[object, ...]]]:
+    rows = [(key, value, _crc(key, value)) for key, value in meta]
+    return [(each, ()) for each in schema.split(";")] + [("INSERT INTO meta VALUES (?, ?, ?)", row) for row in rows]
+
+
+def _since_format_2() -> list[tuple[str, tuple[object, ...]]]:
+    return _statements(groups.SCHEMA + transactions.SCHEMA, [("next_group", 0), ("settings", "{}")])
+
+
 def _check_count(name: str, partitions: int) -> None:
     if type(partitions) is not int:  # nor bool
         raise TypeError(f"partitions is an int, not {type(partitions).__name__}")
@@ -353,7 +406,3 @@ def _row(topic: Topic) -> tuple[str, str, str, int, int]:
     text = json.dumps(topic.settings.to_dict())
     crc = _crc(topic.id, topic.name, text, topic.created_ms, *topic.partitions)
     return topic.id, topic.name, text, topic.created_ms, crc
-
-
-def _crc(*values: object) -> int:
-    return zlib.crc32(repr(values).encode("utf-8", "surrogatepass"))

@@ -4,6 +4,7 @@ A store may be checked while others use it: what they do meanwhile is not a brea
 With it, everything is put right that can be without taking a good record away (repair.py), and told.
 
     catalog    SQLite's own check; rows and their checksums; slots (catalog.py, C1 to C6)
+    groups     rows and their checksums (groups.py, G5)
     topics     no directory that no topic has
     logs       see examine.py
 """
@@ -60,6 +61,14 @@ class _Check:
         ]
         if problems:
             return report
+        report.breaches += [
+            Breach(core.catalog.path, None, "T1: a transaction's row decides", each)
+            for each in core.transactions.check()
+        ]
+        report.breaches += [
+            Breach(core.catalog.path, None, "G5: rows of groups are as they were written", each)
+            for each in core.groups.check()
+        ]
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
         report.topics = len(topics)
         self._orphans(names, topics)

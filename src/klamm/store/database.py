@@ -7,7 +7,10 @@ Promises
       are never fought over: no busy loops, and no checkpoint beside a writer. (Closing the last connection makes SQLite
       checkpoint once more; it does that alone, by its own exclusive lock.)
   D2  A write is on disk when `transaction` is left: synchronous=FULL. Killed before that, nothing of it is there.
-  D3  The write-ahead log is bounded: whoever finds it longer than WAL_LIMIT after a commit empties it.
+      One that is not `durable` (progress of groups) survives any process, and a power cut once a durable one follows.
+  D3  The write-ahead log is bounded. Every CHECKPOINT_PAGES a commit makes SQLite copy it back, and the log begins anew
+      in the same place. That waits for nobody, so readers may keep it from beginning anew: whoever finds it longer
+      than WAL_LIMIT empties it, waiting for them a little; each process looks after every 16th of its commits.
   D4  The order of locks is gate, then mutex. No code of a caller runs inside a transaction.
   D5  No connection is open while the process forks. SQLite's locks belong to the process and are not inherited, but its
       memory of holding them is: even a *fresh* connection in the child would believe in locks that are not there
@@ -34,15 +37,17 @@ from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly,
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "Database", "Execute", "Gate", "Unfinished"]
 
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
-FORMAT_VERSION = 1
-WAL_LIMIT = 4 * 1024 * 1024
+FORMAT_VERSION = 2  # 1 had no groups and no transactions
+CHECKPOINT_PAGES = 4000  # 16 MiB
+WAL_LIMIT = 32 * 1024 * 1024
+_MEASURE_EVERY = 16  # writes of one process
 BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
 
 Gate = Callable[[], AbstractContextManager[object]]
 Execute = Callable[..., sqlite3.Cursor]
 
 # Connections from before a fork are neither used nor closed: their destructors must never run.
-_abandoned: list[sqlite3.Connection] = []
+_abandoned: list[sqlite3.Connection | sqlite3.Cursor] = []
 
 
 class Unfinished(NotAStore):
@@ -60,9 +65,12 @@ class Database:
         self.read_only = read_only
         self._mutex = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._cursor: sqlite3.Cursor | None = None  # of that connection, for `put`
         self._closed = False
         self._wrote = False
+        self._durable = True  # how the connection's next transaction would be
         self._wal_limit = WAL_LIMIT
+        self._unmeasured = 0  # writes since we looked how long the log is
         self._generation = (
             0  # of this object's own writes and re-opened connections; `PRAGMA data_version` tells of others'
         )
@@ -110,23 +118,68 @@ class Database:
                     connection.execute("ROLLBACK")
 
     @contextmanager
-    def transaction(self) -> Iterator[Execute]:
-        """Write; the caller holds the gate. On disk when the block is left, undone when it raises."""
+    def transaction(self, *, durable: bool = True) -> Iterator[Execute]:
+        """Write; the caller holds the gate. On disk when the block is left, undone when it raises.
+
+        Not `durable`: a power cut may undo it, with everything that was written after it; a killed process does not.
+        """
         self.refuse_read_only()
         with self._mutex, _explained(self.path):
             connection = self._connect()
+            if durable != self._durable:
+                self._set_durable(connection, durable)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection.execute
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
+                _roll_back(connection)
                 raise
             self._generation += 1
             self._wrote = True
             self._bound_wal(connection)
+
+    def put(self, update: str, insert: str, rows: Sequence[Sequence[object]], *, durable: bool = True) -> bool:
+        """Take the gate and write rows, all or none: the short way for what is written most.
+
+        A row that `update` does not find is `insert`ed; False if that changes nothing, either.
+        """
+        self.refuse_read_only()
+        with self.gate(), self._mutex:
+            try:
+                connection = self._connect()
+                if durable != self._durable:
+                    self._set_durable(connection, durable)
+                cursor = self._cursor
+                if cursor is None:
+                    cursor = self._cursor = connection.cursor()
+                execute = cursor.execute
+                alone = len(rows) == 1  # a statement alone is a transaction of its own
+                if not alone:
+                    execute("BEGIN IMMEDIATE")
+                try:
+                    for row in rows:
+                        if not execute(update, row).rowcount and not execute(insert, row).rowcount:
+                            _roll_back(connection)
+                            return False
+                    if not alone:
+                        execute("COMMIT")
+                except BaseException:
+                    _roll_back(connection)
+                    raise
+            except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+                raise
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                raise _explain(self.path, error) from error
+            self._generation += 1
+            self._wrote = True
+            self._bound_wal(connection)
+            return True
+
+    def _set_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
+        """Before a transaction begins: inside of one SQLite would ignore it."""
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        self._durable = durable
 
     def version(self) -> tuple[int, int]:
         """Changes whenever anything was written, by anybody."""
@@ -169,6 +222,9 @@ class Database:
     def abandon(self) -> None:
         """In a forked child that inherited a connection all the same: never touch it again."""
         connection, self._connection = self._connection, None
+        if self._cursor is not None:
+            _abandoned.append(self._cursor)
+            self._cursor = None
         if connection is not None:
             _abandoned.append(connection)
 
@@ -200,6 +256,9 @@ class Database:
                 if not self.read_only and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                     raise NotAStore(f"{self.path}: another program switched it out of WAL mode")
                 connection.execute("PRAGMA synchronous=FULL")
+                if not self.read_only:  # it happens in a COMMIT, so under the gate
+                    connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+                self._durable = True
             except BaseException:
                 connection.close()
                 raise
@@ -209,6 +268,7 @@ class Database:
 
     def _disconnect(self) -> None:
         connection, self._connection, self._frozen = self._connection, None, None
+        self._cursor = None
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
@@ -256,6 +316,10 @@ class Database:
     # The write-ahead log; under the gate and the mutex.
 
     def _bound_wal(self, connection: sqlite3.Connection) -> None:
+        self._unmeasured += 1
+        if self._unmeasured < _MEASURE_EVERY:
+            return
+        self._unmeasured = 0
         try:
             size = os.stat(self.path + "-wal").st_size
         except OSError:
@@ -272,6 +336,12 @@ class Database:
             connection.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
             return not busy
         return False
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
 
 
 def _dial(path: str, mode: str) -> sqlite3.Connection:

@@ -4,6 +4,7 @@
     heads                    one slot a partition (log/head.py)
     lock  members            lock bytes (disk/locks.py)
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
+    tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/rocks.py); can be made anew
 
 **Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
 inode) it says it is; a copied store is thus noticed. Otherwise the first opener, holding the presence byte alone, marks
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import threading
 import uuid
 import weakref
@@ -26,18 +26,20 @@ import zlib
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from klamm.disk import _os, files, fork
-from klamm.disk.locks import GATE, PRESENCE, LockFile
+from klamm.disk.locks import GATE, GATE_QUEUE, PRESENCE, LockFile
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.database import Unfinished
+from klamm.store.groups import Groups
+from klamm.store.transactions import Transactions
 
 __all__ = ["Core", "OpenTopic", "acquire", "boot_id", "release"]
 
 OPENING = 1  # byte of `lock`: openers one after the other
 _OURS = frozenset(
-    {"klamm.db", "klamm.db-wal", "klamm.db-shm", "klamm.db-journal", "heads", "lock", "members", "topics"}
+    {"klamm.db", "klamm.db-wal", "klamm.db-shm", "klamm.db-journal", "heads", "lock", "members", "topics", "tables"}
 )
 _log = logging.getLogger("klamm")
 
@@ -92,16 +94,19 @@ class Core:
         self._handles: weakref.WeakSet[Partition] = weakref.WeakSet()  # those of deleted topics, too
         self._mutex = threading.RLock()
         self._with_files: dict[Partition, None] = {}
-        self._max_open = max(16, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        self._max_open = max(16, min(1024, files.most_open() // 8))
         self._janitor: threading.Thread | None = None
         self._chores: dict[Partition, int] = {}
         self._wake = threading.Condition()
         self.lock: LockFile | None = None
         self.members: LockFile | None = None
+        self._alone = False  # while opening, whether we hold the presence byte exclusively
         if read_only:
             self._open_read_only()
         else:
             self._open()
+        self.groups = Groups(self)
+        self.transactions = Transactions(self, boot_id())
         fork.register(self)
 
     # ---- opening
@@ -117,6 +122,9 @@ class Core:
         except OSError as error:
             self._drop()
             raise self._not_writable(error) from error
+        except StoreBusy:
+            self._drop()
+            raise
         try:
             with self.lock.hold(OPENING):
                 self._create_parts()
@@ -159,11 +167,14 @@ class Core:
 
     def _gate(self) -> AbstractContextManager[None]:
         assert self.lock is not None
-        return self.lock.hold(GATE)
+        return self.lock.hold(GATE, queue=GATE_QUEUE)
 
     def _be_alone(self) -> None:
         assert self.members is not None
-        if not self.members.try_hold(PRESENCE):
+        if self._alone:
+            return
+        self._alone = self.members.try_hold(PRESENCE)
+        if not self._alone:
             raise StoreBusy(
                 f"{self.path}: needs recovery, but somebody else has it open",
                 hint="is the volume mounted by another machine, or was the directory copied over a store in use?",
@@ -331,7 +342,7 @@ class Core:
             try:
                 partition.checkpoint()
                 if events & head.ROLLED:
-                    partition.expire()
+                    partition.expire(wait=False)
             except Exception as error:  # noqa: BLE001  # a chore can wait; the next append asks again
                 if not self.closed:
                     _log.warning("%s: %s", partition.directory, error)

@@ -5,6 +5,8 @@
     index      checksums; entries that point at batches (log/index.py, I1)
     recovery   its checksum; the point lies at a batch (log/point.py)
     producers  table and snapshots can be read, and know no batch that is not there (log/producers.py)
+    aborted    checksums; an entry for every abort (log/aborted.py, A1)
+    cleaned    its checksum; no gap where compaction has not been (log/cleaned.py)
 
 An index, a snapshot or bytes beyond the commit are put right beside other processes. A log is mended only when no other
 process has the store open: they have its files open and its table of producers mapped.
@@ -18,11 +20,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from klamm.batch import crc32c
+from klamm.batch import Header, crc32c, markers
 from klamm.disk import _os, files
 from klamm.disk.locks import PRESENCE, LockFile
 from klamm.errors import CorruptBatch, StoreBusy
-from klamm.log import _head, head, index, point, producers, recovery, segment
+from klamm.log import _head, aborted, cleaned, head, index, point, producers, recovery, segment
+from klamm.log.aborted import Aborted
 from klamm.log.index import Entry, Index
 from klamm.store import directory
 from klamm.store.catalog import Topic
@@ -72,7 +75,10 @@ class _Slot(NamedTuple):
 
 
 class _Walk:
-    """What was found in one partition. `remedy` of a finding: "mend", "index <base>", "remove", or nothing."""
+    """What was found in one partition.
+
+    `remedy` of a finding: "mend", "index <base>", "aborted <base>", "cleaned", "remove", or nothing.
+    """
 
     def __init__(self) -> None:
         self.found: list[tuple[Breach, str]] = []
@@ -83,8 +89,6 @@ class _Walk:
 
 class Examination:
     """Of one partition."""
-
-    contiguous = True  # compaction will leave gaps
 
     def __init__(
         self,
@@ -117,12 +121,17 @@ class Examination:
             )
             return
         self.log = self._open_log()
-        for _ in range(5):
+        self.contiguous = True
+        self.gaps_below = 0
+        for chance in range(5, 0, -1):
             walk = _Walk()
+            version = self.log.segments_version
             counted = (report.segments, report.batches, report.records, report.size)
             try:
                 self._walk(walk)
-                break
+                if not walk.found or chance == 1 or self.log.segments_version == version:
+                    break
+                raise FileNotFoundError  # compacted under our eyes, perhaps
             except FileNotFoundError:  # expired under our eyes
                 report.segments, report.batches, report.records, report.size = counted
         if walk.found and self._is_deleted():
@@ -138,6 +147,10 @@ class Examination:
         fd = self.lock.fd if self.lock is not None else -1
         return head.Log(self.heads, self.slot, self.directory, fd, bit, writable=self.lock is not None)
 
+    def _gaps(self) -> int:
+        """Below which offset compaction may have left gaps."""
+        return cleaned.load(self.directory).gaps_below
+
     def _is_deleted(self) -> bool:
         topics = self.core.catalog.topics()
         return self.topic.id not in [topic.id for topic in topics]
@@ -150,7 +163,10 @@ class Examination:
             message = f"{self.topic.name} is marked as deleted, but the catalog has it: delete it again"
             walk.add(self.heads.path, at, "a topic is deleted whole", message, "")
             return
+        self.gaps_below = self._gaps()
+        self.contiguous = not self.gaps_below
         known = self._point(walk)
+        self._cleaned(walk)
         flushed = self.log.flushed_offset
         now: head.Snapshot | None = None
         if not self.log.flags & head.NEEDS_RECOVERY:
@@ -174,6 +190,11 @@ class Examination:
             walk.add(path, 0, "the recovery point is as it was written", "its checksum is wrong")
         return known
 
+    def _cleaned(self, walk: _Walk) -> None:
+        path = cleaned.path_of(self.directory)
+        if self.gaps_below == cleaned.EVERYWHERE:
+            walk.add(path, 0, "what compaction did is as it was written", "its checksum is wrong", "cleaned")
+
     def _head(self, walk: _Walk, now: head.Snapshot, flushed: int, known: point.Point | None) -> None:
         at = self.slot * head.SLOT_BYTES
         wrong = None
@@ -192,6 +213,7 @@ class Examination:
         found = segment.bases(self.directory)
         log_start = now.log_start if now else known.log_start if known else found[0] if found else 0
         following = dict(pairwise(found))
+        self._aborts = _Aborts(walk, self.directory)
         expected = log_start
         for base in found:
             if base in following and following[base] <= log_start:
@@ -203,10 +225,10 @@ class Examination:
                         path, None, "S3: no segment after the active one", f"the active segment is {now.active_base}"
                     )
                 continue
-            if base > expected:
-                self._missing(walk, expected, base, now)
-            expected = max(self._segment(walk, base, now, known), base)
-        if now is not None and expected < now.next_offset:
+            if base > max(expected, self.gaps_below):
+                self._missing(walk, max(expected, self.gaps_below), base, now)
+            expected = max(self._segment(walk, base, now, known, following.get(base)), base)
+        if now is not None and max(expected, self.gaps_below) < now.next_offset:
             self._missing(walk, expected, now.next_offset, now)
 
     def _missing(self, walk: _Walk, first: int, end: int, now: head.Snapshot | None) -> None:
@@ -215,8 +237,15 @@ class Examination:
         if not walk.found or not walk.found[-1][0].path.endswith(segment.LOG):  # else that damage has told it already
             walk.add(self.directory, None, "S2: offsets follow on", f"offsets {first} to {end - 1} are missing")
 
-    def _segment(self, walk: _Walk, base: int, now: head.Snapshot | None, known: point.Point | None) -> int:
-        """Walk one segment; the offset after it."""
+    def _segment(
+        self,
+        walk: _Walk,
+        base: int,
+        now: head.Snapshot | None,
+        known: point.Point | None,
+        following: int | None,
+    ) -> int:
+        """Walk one segment, which another one, or the end, follows; the offset after it."""
         report, path = self.report, segment.path_of(self.directory, base)
         active = now is not None and base == now.active_base
         size = os.stat(path).st_size
@@ -227,11 +256,12 @@ class Examination:
         torn_from = known.position if known is not None and base == known.base else 0
         may_be_torn = now is None and (known is None or base >= known.base)
         entries = _Entries(walk, self.directory, base, self._counted(base) if active else None)
+        self._aborts.enter(base)
         offset, epoch, youngest = base, -1, -1
         mark: int | None = known.offset if known is not None and base == known.base and known.position < end else None
         report.segments += 1
         report.size += end
-        for each in batches(path, base, end, contiguous=self.contiguous):
+        for each in batches(path, base, end, contiguous=base >= self.gaps_below):
             if isinstance(each, Damage):
                 if may_be_torn and each.position >= torn_from and each.stop == end:
                     break  # a tail that recovery will cut off
@@ -251,11 +281,13 @@ class Examination:
                 message = f"leader epoch {header.leader_epoch} after {epoch}"
                 walk.add(path, each.position, "leader epochs only grow", message, "")
             entries.batch(header.base_offset, each.position, youngest)
+            self._aborts.batch(header, each.position)
             youngest, epoch = max(youngest, header.max_timestamp), max(epoch, header.leader_epoch)
             offset = header.next_offset
             report.batches += 1
             report.records += header.record_count
-        entries.end(offset, end, youngest)
+        closed = now.active_base if now is not None and following is None else following
+        entries.end(offset if offset >= self.gaps_below or closed is None else closed, end, youngest)
         if mark is not None and known is not None and now is not None:
             message = f"the point is byte {known.position} of segment {base}, where offset {mark} does not start"
             walk.add(f"{self.directory}/recovery", None, "the recovery point lies at a batch", message)
@@ -329,6 +361,10 @@ class Examination:
         for remedy in remedies:
             if remedy.startswith("index"):  # mending makes all of them anew
                 told[remedy] = told.get("mend") or self._reindex(int(remedy.split()[1]))
+            if remedy == "cleaned":
+                told[remedy] = self._forget_cleaned()
+            if remedy.startswith("aborted"):
+                told[remedy] = self._rewrite_aborted(int(remedy.split()[1]))
         result = []
         for breach, remedy in walk.found:
             if remedy == "remove":
@@ -361,20 +397,50 @@ class Examination:
             members.try_hold(PRESENCE, shared=True)
         return "; ".join(done)
 
+    def _rewrite_aborted(self, base: int) -> str:
+        """With what is good, and what the log tells."""
+        self.log.lock()
+        try:
+            known = aborted.load(self.directory, base)
+            wanted = [entry for entry in self._aborts.wanted.get(base, []) if entry not in known]
+            aborted.write(self.directory, base, known + wanted)
+            self.log.bump_segments_version()
+        finally:
+            self.log.unlock()
+        return "made anew"
+
+    def _forget_cleaned(self) -> str:
+        """Gaps may be anywhere below the active segment, and everything is to be compacted again."""
+        assert self.lock is not None
+        with self.lock.hold(head.clean_byte(self.slot)):
+            known = point.load(self.directory)
+            below = known.base if known is not None else self.log.snapshot().active_base
+            cleaned.store(self.directory, cleaned.Cleaned(0, below))
+        return "made anew: everything will be compacted again"
+
     def _reindex(self, base: int) -> str:
         """Make an index anew; that of the active segment in place, for its writers have it open."""
+        assert self.lock is not None
+        with self.lock.hold(head.clean_byte(self.slot)):  # no compaction replaces the segment meanwhile
+            return self._write_index(base)
+
+    def _write_index(self, base: int) -> str:
         self.log.lock()
         try:
             now = self.log.snapshot()
             scanned = recovery.scan_segment(
-                self.directory, base, interval=self.topic.settings.index_interval_bytes, contiguous=self.contiguous
+                self.directory,
+                base,
+                interval=self.topic.settings.index_interval_bytes,
+                contiguous=base >= self.gaps_below,
             )
             if base != now.active_base:
-                index.write(
-                    self.directory,
-                    base,
-                    [*scanned.entries, Entry(scanned.offset, scanned.position, scanned.max_timestamp)],
+                found = [*segment.bases(self.directory), now.active_base]
+                end = (
+                    scanned.offset if scanned.offset >= self.gaps_below else min(each for each in found if each > base)
                 )
+                closing = Entry(end, scanned.position, scanned.max_timestamp)
+                index.write(self.directory, base, [*scanned.entries, closing])
                 return "made anew"
             inode = os.stat(segment.path_of(self.directory, base)).st_ino
             data = _head.index_header(inode, base) + b"".join(_head.index_entry(*entry) for entry in scanned.entries)
@@ -434,3 +500,53 @@ class _Entries:
         for at, entry in self.wanted.values():
             if entry.position < position:
                 self._lies(at, f"says that a batch starts at byte {entry.position}, where none does")
+
+
+class _Aborts:
+    """The aborted transactions, held against the batches as they come by."""
+
+    def __init__(self, walk: _Walk, directory: str) -> None:
+        self.walk = walk
+        self.directory = directory
+        self.open: dict[int, int] = {}
+        self.wanted: dict[int, list[Aborted]] = {}
+
+    def enter(self, base: int) -> None:
+        self.base = base
+        self.path = segment.path_of(self.directory, base, aborted.SUFFIX)
+        self.known = aborted.load(self.directory, base)
+        try:
+            whole = aborted.is_whole(files.read(self.path))
+        except FileNotFoundError:
+            whole = True
+        if not whole:
+            self._misses("the checksum of an entry is wrong")
+
+    def _misses(self, message: str) -> None:
+        promise = "A1: every abort has its entry"
+        self.walk.add(self.path, None, promise, message, f"aborted {self.base}")
+
+    def batch(self, header: Header, position: int) -> None:
+        if not header.is_control:
+            if header.is_transactional:
+                self.open.setdefault(header.producer_id, header.base_offset)
+            return
+        first = self.open.pop(header.producer_id, -1)
+        if first < 0 or self._commits(position):
+            return
+        entry = Aborted(header.producer_id, first, header.base_offset)
+        self.wanted.setdefault(self.base, []).append(entry)
+        if not any(
+            each.producer_id == entry.producer_id
+            and each.first_offset <= first
+            and each.last_offset == entry.last_offset
+            for each in self.known
+        ):
+            self._misses(f"producer {entry.producer_id} aborted at offset {entry.last_offset}, which it does not say")
+
+    def _commits(self, position: int) -> bool:
+        fd = _os.open_file(segment.path_of(self.directory, self.base), os.O_RDONLY)
+        try:
+            return markers.commits(_os.pread(fd, markers.SIZE, position))
+        finally:
+            os.close(fd)

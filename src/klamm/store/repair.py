@@ -23,7 +23,7 @@ from klamm.batch import header as batch_header
 from klamm.batch import patch, verify
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch
-from klamm.log import head, point, recovery, segment
+from klamm.log import cleaned, head, point, recovery, segment
 from klamm.store.damage import Batch, Damage, batches
 
 __all__ = ["hole", "mend"]
@@ -72,6 +72,7 @@ class _Mending:
         self.directory = directory
         self.now = now
         self.contiguous = contiguous
+        self.gaps_below = 0 if contiguous else cleaned.load(directory).gaps_below
         self.suffix = f".cut-{time.time_ns() // 1_000_000}"
         self.done: list[str] = []
 
@@ -100,6 +101,8 @@ class _Mending:
         if first > log_start:
             self.done.append(f"moved the start of the log from offset {log_start} to {first}")
         epochs = known.epochs if known else ()  # else recovery finds them in the batches
+        if not self.contiguous:  # what comes to lie at offsets that were cut off has not been compacted
+            cleaned.store(self.directory, cleaned.Cleaned(0, min(self.gaps_below, end)))
         files.sync_directory(self.directory)
         point.store(self.directory, point.Point(first, first, 0, max(first, log_start), epochs))
         return self.done
@@ -120,6 +123,8 @@ class _Mending:
             following = max(
                 (each.header.next_offset for each in self._batches(base) if isinstance(each, Batch)), default=None
             )
+            if following is None and not self.contiguous and not self._end_of(base) and base != found[-1]:
+                following = base  # all of it was compacted away
             stray = self.now is not None and base > self.now.active_base
             if following is None or stray or (kept and base < kept[-1][1]):
                 path = segment.path_of(self.directory, base)
@@ -164,7 +169,7 @@ class _Mending:
             offset, position = each.header.next_offset, each.position + each.header.size
         if pending is not None:
             yield pending, b"" if last else self._filling(base, pending, wanted, epoch)
-        elif self.contiguous and offset < wanted:
+        elif self.gaps_below <= offset < wanted:
             yield Damage(position, position, offset, "missing"), hole(offset, wanted, epoch)
 
     def _filling(self, base: int, damage: Damage, following: int, epoch: int) -> bytes:

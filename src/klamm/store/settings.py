@@ -16,32 +16,34 @@ from klamm.store.names import nearest
 
 __all__ = ["SETTINGS", "Setting", "Settings", "Value"]
 
-Value = str | int
+Value = str | int | float
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 _DAY_MS = 24 * 60 * 60 * 1000
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
+_FRACTION = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?")
 
 
 class Setting(NamedTuple):
     """One row of the table. Numbers lie in low..high, or are -1 where that means "no limit"; words are of `choices`."""
 
     name: str
-    type: str  # "int", "long" or "string", as Kafka's tools say it
+    type: str  # "int", "long", "double" or "string", as Kafka's tools say it
     default: Value
     doc: str
     low: int = 0
     high: int = 0
     unlimited: bool = False
     choices: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()  # Kafka's words that Klamm does not take yet
 
     @property
     def valid(self) -> str:
         """What fits, in words."""
         if self.choices:
             return " or ".join(repr(choice) for choice in self.choices)
+        if self.type == "double":
+            return f"a number from {self.low} to {self.high}"
         return f"a whole number from {self.low} to {self.high}" + (", or -1: no limit" if self.unlimited else "")
 
     def parse(self, value: object) -> Value:
@@ -49,13 +51,12 @@ class Setting(NamedTuple):
         if self.choices:
             if not isinstance(value, str):
                 raise self._refuse(value)
-            word = value.strip()
-            for part in word.split(","):
-                if part.strip() in self.later:
-                    raise InvalidSetting(f"{self.name}: {part.strip()!r} comes later", hint=f"for now {self.valid}")
+            word = ",".join(part.strip() for part in value.split(","))
             if word not in self.choices:
                 raise self._refuse(value)
             return word
+        if self.type == "double":
+            return self._parse_fraction(value)
         if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value.strip()):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -63,6 +64,13 @@ class Setting(NamedTuple):
         if not self.low <= value <= self.high and not (self.unlimited and value == -1):
             raise self._refuse(value)
         return value
+
+    def _parse_fraction(self, value: object) -> float:
+        if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
+            value = float(value)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not self.low <= value <= self.high:
+            raise self._refuse(value)
+        return float(value)
 
     def _refuse(self, value: object) -> InvalidSetting:
         shown = repr(value)
@@ -75,8 +83,12 @@ def _number(name: str, default: int, low: int, high: int, *, unlimited: bool = F
     return field(default=default, metadata={"setting": Setting(name, kind, default, doc, low, high, unlimited)})
 
 
-def _word(name: str, *choices: str, later: tuple[str, ...] = (), doc: str) -> Any:
-    row = Setting(name, "string", choices[0], doc, choices=choices, later=later)
+def _fraction(name: str, default: float, *, doc: str) -> Any:
+    return field(default=default, metadata={"setting": Setting(name, "double", default, doc, 0, 1)})
+
+
+def _word(name: str, *choices: str, doc: str) -> Any:
+    row = Setting(name, "string", choices[0], doc, choices=choices)
     return field(default=row.default, metadata={"setting": row})
 
 
@@ -85,14 +97,22 @@ class Settings:
     """The settings of one topic, typed: `settings.retention_ms` is `retention.ms`."""
 
     # fmt: off
-    cleanup_policy: str = _word("cleanup.policy", "delete", later=("compact",),
-        doc="What happens to old segments: they are deleted when retention says so.")
+    cleanup_policy: str = _word("cleanup.policy", "delete", "compact", "compact,delete", "delete,compact",
+        doc="Old segments are deleted when retention says so, or compacted to the latest record of each key, or both.")
+    delete_retention_ms: int = _number("delete.retention.ms", _DAY_MS, 0, _INT64,
+        doc="How long a compacted topic keeps a tombstone (a null value) after the first compaction that met it.")
     index_interval_bytes: int = _number("index.interval.bytes", 4096, 0, _INT32,
         doc="About how many bytes of log lie between two entries of the index.")
     max_message_bytes: int = _number("max.message.bytes", 1024 * 1024 + 12, 0, 64 * 1024 * 1024,
         doc="The largest batch that is taken, as it is on disk: compressed, headers included.")
+    max_compaction_lag_ms: int = _number("max.compaction.lag.ms", _INT64, 1, _INT64,
+        doc="A record that has waited longer than this is compacted, however little there is to do.")
     message_timestamp_type: str = _word("message.timestamp.type", "CreateTime", "LogAppendTime",
         doc="Whether a record bears the time its producer gave it, or the time it was appended.")
+    min_cleanable_dirty_ratio: float = _fraction("min.cleanable.dirty.ratio", 0.5,
+        doc="How much of a log's closed segments must not have been compacted yet before that is worth it.")
+    min_compaction_lag_ms: int = _number("min.compaction.lag.ms", 0, 0, _INT64,
+        doc="How long a record stays as it is before compaction may take it out.")
     producer_id_expiration_ms: int = _number("producer.id.expiration.ms", _DAY_MS, 1, _INT32,
         doc="How long after its last batch an idempotent producer is remembered.")
     retention_bytes: int = _number("retention.bytes", -1, 0, _INT64, unlimited=True,
@@ -102,7 +122,7 @@ class Settings:
     segment_bytes: int = _number("segment.bytes", 1024 * 1024 * 1024, 14, _INT32,
         doc="A segment that would grow beyond this is closed, and the next one begun.")
     segment_ms: int = _number("segment.ms", 7 * _DAY_MS, 1, _INT64,
-        doc="A segment older than this is closed at the next append, so that retention can delete it.")
+        doc="A segment older than this is closed, so that retention can delete it, or compaction compact it.")
     segment_records: int = _number("segment.records", -1, 1, _INT64, unlimited=True,
         doc="A segment of this many records is closed; -1: no limit. (Klamm's own; Kafka has no such setting.)")
     # fmt: on

@@ -1,0 +1,477 @@
+"""Groups: who is a member, at which door, and how far each group has read. Rows in klamm.db, liveness in lock bytes.
+
+    groups       name, number, door, created_ms, crc                door: "klamm" (members here) or "kafka" (a server's)
+    members      group_number, place, id, name, topics, owned, rejoin_ms, joined_ms, crc      topics: a subscription,
+                 owned: its partitions, when it last said so, both in JSON
+    offsets      group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms, crc
+
+    members file  the region of a group (disk/locks.py): byte m while the member in place m lives, byte OWNED + slot
+                  while a member owns that partition
+
+Promises
+  G1  The number of a group is never given to another, so a lock byte means one group for ever (`next_group`).
+  G2  A member lives as long as its byte is held, whatever its row says. Rows of the dead are overwritten, or removed by
+      the next who joins; only a named member's row outlives it, so that it finds its place again.
+  G3  A partition belongs to whoever holds its byte: one member at a time. Its owner commits while it holds the byte, so
+      the next one, who reads the offset after taking the byte, starts where the last commit was.
+  G4  A group has members at one door at a time. Joining, and claiming the door, happen under the gate.
+  G5  A row that is not what was written is an error, as in the catalog.
+  G6  Offsets go with their topic, and carry the leader epoch of the last record before them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klamm.disk.locks import MAX_GROUPS, MAX_PLACES, OWNED, SERVER, LockFile, group_region, held_by_others
+from klamm.errors import (
+    CommitGap,
+    GroupBusy,
+    GroupError,
+    InvalidSetting,
+    NotAStore,
+    ReadOnly,
+    UnknownGroup,
+    UnknownTopic,
+)
+from klamm.store.names import nearest
+from klamm.store.rows import crc
+
+if TYPE_CHECKING:
+    from klamm.store.database import Execute
+    from klamm.store.directory import Core
+
+__all__ = ["DOORS", "SCHEMA", "Group", "Groups", "MemberRow", "OffsetRow", "Seat", "forget_topic", "put_offsets"]
+
+DOORS = ("klamm", "kafka")
+_MAX_NAME = 249
+_MAX_METADATA = 4096
+
+SCHEMA = """
+CREATE TABLE groups (
+    name TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, door TEXT NOT NULL,
+    created_ms INTEGER NOT NULL, crc INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE members (
+    group_number INTEGER NOT NULL, place INTEGER NOT NULL, id TEXT NOT NULL, name TEXT, topics TEXT NOT NULL,
+    owned TEXT NOT NULL, rejoin_ms INTEGER NOT NULL, joined_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (group_number, place)
+) WITHOUT ROWID;
+CREATE TABLE offsets (
+    group_number INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    leader_epoch INTEGER NOT NULL, metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (group_number, topic_id, partition)
+) WITHOUT ROWID;
+CREATE INDEX offsets_by_topic ON offsets (topic_id);
+"""
+
+
+class Group(NamedTuple):
+    name: str
+    number: int
+    door: str
+    created_ms: int
+
+
+class MemberRow(NamedTuple):
+    place: int
+    id: str
+    name: str | None
+    topics: Any  # a subscription, as client/subscription.py spells it
+    owned: Any  # [topic, partition]s; for people to see, ownership is a lock byte
+    rejoin_ms: int
+    joined_ms: int
+
+
+class OffsetRow(NamedTuple):
+    """One committed offset. Its key is (topic_id, partition)."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    committed_ms: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.topic_id, self.partition
+
+
+class Seat(NamedTuple):
+    """What joining gave: the group, the place, and the id the member has from now on."""
+
+    group: Group
+    place: int
+    id: str
+
+
+# ---- offsets, inside of somebody's transaction
+
+# Of one row, with the same values. A topic that is deleted takes its offsets with it, and gets no new ones.
+_UPDATE = """UPDATE offsets SET offset = ?4, leader_epoch = ?5, metadata = ?6, committed_ms = ?7, crc = ?8
+    WHERE group_number = ?1 AND topic_id = ?2 AND partition = ?3"""
+_INSERT = """INSERT INTO offsets SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
+    WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?2)"""
+
+
+def put_offsets(
+    execute: Execute,
+    group_number: int,
+    rows: Iterable[OffsetRow],
+    *,
+    expect: Mapping[tuple[str, int], int | None] | None = None,
+) -> None:
+    """Store offsets. `expect`, by (topic_id, partition): what has to be stored there now (None: nothing), else
+    CommitGap, which undoes the transaction it is raised in. A key without a row to expect nothing of is not looked at.
+
+    The caller knows that the partitions are its own (Member.mutex, Member.owns), and holds the gate.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    for row in rows:
+        if expect is not None and row.key in expect:
+            wanted = expect[row.key]
+            found = execute(
+                "SELECT offset FROM offsets WHERE group_number = ? AND topic_id = ? AND partition = ?",
+                (group_number, *row.key),
+            ).fetchone()
+            stored = None if found is None else int(found[0])
+            if stored != wanted:
+                raise CommitGap(
+                    f"partition {row.partition}: the commit follows offset {_shown(wanted)},"
+                    f" but the group stands at {_shown(stored)}",
+                    expected=-1 if stored is None else stored,
+                    begin=-1 if wanted is None else wanted,
+                )
+        values = _values(group_number, row, now_ms)
+        if not execute(_UPDATE, values).rowcount and not execute(_INSERT, values).rowcount:
+            raise _deleted()
+
+
+def _values(group_number: int, row: OffsetRow, now_ms: int) -> tuple[object, ...]:
+    topic_id, partition, offset, leader_epoch, metadata, committed_ms = row
+    values = (group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms or now_ms)
+    return (*values, crc(*values))
+
+
+def _deleted() -> UnknownTopic:
+    return UnknownTopic("a topic was deleted, so no group stands in it; nothing was committed")
+
+
+def _shown(offset: int | None) -> str:
+    return "(none)" if offset is None else str(offset)
+
+
+def forget_topic(execute: Execute, topic_id: str) -> None:
+    """A topic is deleted: no group stands anywhere in it."""
+    execute("DELETE FROM offsets WHERE topic_id = ?", (topic_id,))
+
+
+def checked_metadata(metadata: object) -> str:
+    if not isinstance(metadata, str):
+        raise TypeError(f"metadata is a str, not {type(metadata).__name__}")
+    if len(metadata.encode("utf-8", "surrogatepass")) > _MAX_METADATA:
+        raise InvalidSetting(f"metadata: longer than {_MAX_METADATA} bytes")
+    return metadata
+
+
+def checked_name(name: object, what: str = "group") -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is a str, not {type(name).__name__}")
+    if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
+        raise InvalidSetting(f"{what}: {name[:60]!r} does not fit", hint=f"want 1 to {_MAX_NAME} printable characters")
+    return name
+
+
+def _put_member(execute: Execute, group_number: int, row: MemberRow) -> None:
+    spelled = row._replace(topics=json.dumps(row.topics), owned=json.dumps(row.owned))
+    values = (group_number, *spelled)
+    execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
+
+
+class Groups:
+    """The groups of one store."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def _database(self) -> Any:
+        return self._core.catalog.database
+
+    def _locks(self) -> LockFile:
+        if self._core.members is None:
+            raise ReadOnly(f"{self._core.path}: opened for reading only", hint="a group needs a store that can write")
+        return self._core.members
+
+    def changed(self) -> None:
+        """Tell every member of every group to look."""
+        self._core.heads.bump_groups_version()
+        self._core.heads.ring_all()
+
+    # ---- groups
+
+    def names(self) -> list[str]:
+        return [name for (name,) in self._database.read("SELECT name FROM groups ORDER BY name")]
+
+    def find(self, name: str) -> Group | None:
+        with self._database.reading() as execute:
+            return self._find(execute, name)
+
+    def get(self, name: str) -> Group:
+        found = self.find(checked_name(name))
+        if found is None:
+            raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self.names()))
+        return found
+
+    def _find(self, execute: Execute, name: str) -> Group | None:
+        row = execute("SELECT name, number, door, created_ms, crc FROM groups WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        if row[4] != crc(*row[:4]) or row[2] not in DOORS:
+            raise self._damaged(f"group {name!r}")
+        return Group(*row[:4])
+
+    def _damaged(self, what: str) -> NotAStore:
+        return NotAStore(f"{self._core.catalog.path}: {what} is damaged", hint="restore klamm.db from a backup")
+
+    def claim_door(self, name: str, door: str) -> Group:
+        """Have the group's members at `door` from now on, making the group if need be; GroupBusy if they sit at the
+        other one. A server claims a group when its first member joins there.
+        """
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            return self.claim(execute, checked_name(name), door)
+
+    def claim(self, execute: Execute, name: str, door: str = "klamm") -> Group:
+        """The same inside of a transaction."""
+        assert door in DOORS
+        group = self._find(execute, name)
+        if group is None:
+            return self._create(execute, name, door)
+        if group.door == door:
+            return group
+        if door == "klamm" and self._locks().held(SERVER):
+            raise GroupBusy(
+                f"group {name!r}: its members sit at the Kafka server of this store",
+                hint="stop the server, or use another group here",
+            )
+        if door == "kafka" and self.live_places(group.number):
+            raise GroupBusy(
+                f"group {name!r}: its members are processes that have the store open",
+                hint="stop those, or use another group over the wire",
+            )
+        group = group._replace(door=door)
+        execute("UPDATE groups SET door = ?, crc = ? WHERE name = ?", (door, crc(*group), name))
+        return group
+
+    def _create(self, execute: Execute, name: str, door: str) -> Group:
+        catalog = self._core.catalog
+        number = int(catalog._meta(execute, "next_group"))
+        if not 0 <= number < MAX_GROUPS:
+            raise GroupError(f"{catalog.path}: has had as many groups as a store can have")
+        catalog._set_meta(execute, "next_group", number + 1)
+        group = Group(name, number, door, time.time_ns() // 1_000_000)
+        execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?)", (*group, crc(*group)))
+        return group
+
+    def delete(self, name: str) -> None:
+        """Forget a group that has no members, and its offsets."""
+        self._database.refuse_read_only()
+        with self._database.gate(), self._database.transaction() as execute:
+            group = self._find(execute, checked_name(name))
+            if group is None:
+                raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self._names(execute)))
+            self.refuse_live(group)
+            execute("DELETE FROM offsets WHERE group_number = ?", (group.number,))
+            execute("DELETE FROM members WHERE group_number = ?", (group.number,))
+            execute("DELETE FROM groups WHERE name = ?", (name,))
+
+    def _names(self, execute: Execute) -> list[str]:
+        return [name for (name,) in execute("SELECT name FROM groups")]
+
+    def refuse_live(self, group: Group) -> None:
+        """Under the gate: GroupBusy if the group has members, at whatever door."""
+        live = self.live_places(group.number)
+        if live:
+            raise GroupBusy(f"group {group.name!r}: has {len(live)} members", hint="stop them first")
+        if group.door == "kafka" and self._locks().held(SERVER):
+            raise GroupBusy(
+                f"group {group.name!r}: belongs to the Kafka server of this store", hint="ask the server, or stop it"
+            )
+
+    # ---- members
+
+    def live_places(self, number: int) -> set[int]:
+        """The places whose members live."""
+        return self._held(group_region(number), MAX_PLACES)
+
+    def owned_slots(self, number: int) -> set[int]:
+        """The partitions, by slot, that somebody owns."""
+        return self._held(group_region(number) + OWNED, MAX_PLACES)
+
+    def _held(self, byte: int, length: int) -> set[int]:
+        members = self._core.members
+        if members is not None:
+            ranges = members.held(byte, length)
+        else:  # a store opened for reading only asks the kernel, and holds nothing
+            try:
+                fd = os.open(f"{self._core.path}/members", os.O_RDONLY)
+            except FileNotFoundError:
+                return set()
+            try:
+                ranges = held_by_others(fd, byte, length)
+            finally:
+                os.close(fd)
+        return {start - byte + n for start, size in ranges for n in range(size)}
+
+    def rows(self, number: int) -> list[MemberRow]:
+        """What members said of themselves when they joined, by place, the dead included."""
+        with self._database.reading() as execute:
+            return self._rows(execute, number)
+
+    def _rows(self, execute: Execute, number: int) -> list[MemberRow]:
+        found = execute("SELECT * FROM members WHERE group_number = ? ORDER BY place", (number,)).fetchall()
+        return [self._member(row) for row in found]
+
+    def _member(self, row: tuple[Any, ...]) -> MemberRow:
+        try:
+            if row[-1] != crc(*row[:-1]):
+                raise ValueError("the checksum does not fit")
+            place, member_id, name, topics, owned, rejoin_ms, joined_ms = row[1:-1]
+            return MemberRow(place, member_id, name, json.loads(topics), json.loads(owned), rejoin_ms, joined_ms)
+        except (ValueError, TypeError):
+            raise self._damaged(f"the member in place {row[1]} of group number {row[0]}") from None
+
+    def join(self, name: str, member_id: str, member: str | None, topics: Any, rejoin_ms: int, max_size: int) -> Seat:
+        """Take a place: a named member its own, others the lowest that is free. The byte first, then the row."""
+        locks = self._locks()
+        taken: int | None = None
+        try:
+            with self._database.gate(), self._database.transaction(durable=False) as execute:
+                group = self.claim(execute, name)
+                live = self.live_places(group.number)
+                rows = self._rows(execute, group.number)
+                kept = {row.place: row for row in rows if row.place in live or row.name is not None}
+                mine = next((row for row in rows if member is not None and row.name == member), None)
+                if mine is not None and mine.place in live:
+                    raise GroupBusy(f"group {name!r}: a member named {member!r} lives already")
+                if len(live) >= max_size:
+                    raise GroupBusy(
+                        f"group {name!r}: has {len(live)} members, and group.max.size is {max_size}",
+                        hint='raise it with store.alter({"group.max.size": …})',
+                    )
+                region = group_region(group.number)
+                place = mine.place if mine is not None else 0
+                while mine is None and (place in live or place in kept):
+                    place += 1
+                if place >= MAX_PLACES or not locks.try_hold(region + place):
+                    raise GroupBusy(f"group {name!r}: place {place} cannot be had")
+                taken = region + place
+                for row in rows:
+                    if row.place not in kept:
+                        execute("DELETE FROM members WHERE group_number = ? AND place = ?", (group.number, row.place))
+                row = MemberRow(place, member_id, member, topics, [], rejoin_ms, time.time_ns() // 1_000_000)
+                _put_member(execute, group.number, row)
+        except BaseException:
+            if taken is not None:
+                locks.release(taken)
+            raise
+        self.changed()
+        return Seat(group, place, member_id)
+
+    def note_owned(self, seat: Seat, owned: Iterable[tuple[str, int]]) -> None:
+        """Let others see which partitions a member has."""
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            for row in self._rows(execute, seat.group.number):
+                if row.place == seat.place and row.id == seat.id:
+                    _put_member(execute, seat.group.number, row._replace(owned=sorted(owned)))
+
+    def leave(self, seat: Seat, *, keep_row: bool) -> None:
+        """Give the place up, after every partition was; a named member's row stays."""
+        self._locks().release(group_region(seat.group.number) + seat.place)  # whatever becomes of the row
+        self.changed()
+        if not keep_row:
+            with self._database.gate(), self._database.transaction(durable=False) as execute:
+                execute(
+                    "DELETE FROM members WHERE group_number = ? AND place = ? AND id = ?",
+                    (seat.group.number, seat.place, seat.id),
+                )
+
+    def expire(self, number: int, row: MemberRow) -> None:
+        """A named member did not come back in time: others may have its place. Unless it just did."""
+        byte = group_region(number) + row.place
+        locks = self._locks()
+        with self._database.gate():
+            if not locks.try_hold(byte):
+                return
+            try:
+                with self._database.transaction(durable=False) as execute:
+                    execute(
+                        "DELETE FROM members WHERE group_number = ? AND place = ? AND id = ? AND joined_ms = ?",
+                        (number, row.place, row.id, row.joined_ms),
+                    )
+            finally:
+                locks.release(byte)
+        self.changed()
+
+    # ---- offsets
+
+    def offsets(self, number: int) -> dict[tuple[str, int], OffsetRow]:
+        """What is committed, by (topic id, partition)."""
+        with self._database.reading() as execute:
+            return self.read_offsets(execute, number)
+
+    def read_offsets(self, execute: Execute, number: int) -> dict[tuple[str, int], OffsetRow]:
+        found = execute("SELECT * FROM offsets WHERE group_number = ?", (number,)).fetchall()
+        for row in found:
+            if row[-1] != crc(*row[:-1]):
+                raise self._damaged(f"the offset of group number {number} in partition {row[2]} of topic {row[1]}")
+        rows = [OffsetRow(*row[1:7]) for row in found]
+        return {row.key: row for row in rows}
+
+    def commit(
+        self,
+        number: int,
+        rows: Iterable[OffsetRow],
+        *,
+        expect: Mapping[tuple[str, int], int | None] | None = None,
+    ) -> None:
+        """Store offsets, in a write of their own. The caller knows that the partitions are its own."""
+        if expect is None:
+            now_ms = time.time_ns() // 1_000_000
+            values = [_values(number, row, now_ms) for row in rows]
+            if not self._core.catalog.database.put(_UPDATE, _INSERT, values, durable=False):
+                raise _deleted()
+            return
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            put_offsets(execute, number, rows, expect=expect)
+
+    # ---- the whole
+
+    def check(self) -> list[str]:
+        """Rows that are not as they were written, or belong to nothing."""
+        problems: list[str] = []
+        with self._database.reading() as execute:
+            next_group = int(self._core.catalog._meta(execute, "next_group"))
+            groups = execute("SELECT name, number, door, created_ms, crc FROM groups").fetchall()
+            numbers = {row[1] for row in groups}
+            topics = {row[0] for row in execute("SELECT id FROM topics")}
+            for row in groups:
+                if row[4] != crc(*row[:4]) or row[2] not in DOORS:
+                    problems.append(f"groups: the row of {row[0]!r} is damaged")
+                elif not 0 <= row[1] < next_group:
+                    problems.append(f"groups: {row[0]!r} has number {row[1]}, but next_group is {next_group}")
+            for table in ("members", "offsets"):
+                for row in execute(f"SELECT * FROM {table}").fetchall():
+                    where = f"{table}: the row of {'place' if table == 'members' else 'topic'} {row[1]}"
+                    if row[-1] != crc(*row[:-1]):
+                        problems.append(f"{where} in group number {row[0]} is damaged")
+                    elif row[0] not in numbers:
+                        problems.append(f"{where} belongs to a group number {row[0]} that is not there")
+                    elif table == "offsets" and row[1] not in topics:
+                        problems.append(f"{where} in group number {row[0]} belongs to a topic that is not there")
+        return problems

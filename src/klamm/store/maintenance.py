@@ -1,0 +1,160 @@
+"""Looking after a store: checkpoints, retention, compaction, leftovers; on request, or every now and then in a thread.
+
+The thread belongs to the Store that asked for it and ends with it. It keeps only a weak reference: a Store that is
+dropped without being closed is not kept alive. Several processes may do the same at the same time: who finds a
+partition being cleaned goes on to the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from klamm.errors import InvalidSetting, KlammError, UnknownTopic
+from klamm.log.housekeeping import MEMORY_BYTES
+from klamm.log.partition import Partition
+from klamm.store.deletion import sweep
+from klamm.store.directory import Core
+from klamm.types import CompactionReport
+
+__all__ = ["MEMORY_BYTES", "Maintainer", "Stopped", "compact", "maintain"]
+
+_log = logging.getLogger("klamm")
+
+Progress = Callable[[str, int, int, int], object]
+"""Topic, partition, bytes done, bytes in all."""
+
+
+class Stopped(Exception):
+    """Raised in the middle of a compaction because its store is being closed."""
+
+
+def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Sync and note how far, end what was abandoned, remove what retention says, compact what is worth it, sweep."""
+
+    def progress(*_: object) -> None:
+        if is_over():
+            raise Stopped
+
+    sweep(core, thorough=True)
+    core.transactions.sweep_names()
+    partitions = _partitions(core, None)
+    core.transactions.resolve(partitions)
+    failed: KlammError | None = None
+    for partition in partitions:
+        if is_over():
+            return
+        try:
+            partition.checkpoint()
+            partition.expire()
+            _compact(partition, progress, force=False, wait=False, memory_bytes=MEMORY_BYTES)
+        except UnknownTopic:
+            continue  # deleted meanwhile
+        except KlammError as error:  # the others are looked after, too; then it is raised
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def compact(
+    core: Core, topic: str | None, *, force: bool, memory_bytes: int, progress: Progress | None
+) -> CompactionReport:
+    """Compact one topic, or all that are compacted, where it is worth it; with `force`, anyway."""
+    if not isinstance(memory_bytes, int) or memory_bytes < 1:
+        raise InvalidSetting(f"memory_bytes: {memory_bytes!r} does not fit", hint="want a number of bytes")
+    begin = time.monotonic()
+    found = []
+    failed: KlammError | None = None
+    for partition in _partitions(core, topic):
+        try:
+            done = _compact(partition, progress, force=force, wait=True, memory_bytes=memory_bytes)
+        except UnknownTopic:
+            if topic is not None:
+                raise
+        except KlammError as error:
+            failed = failed or error
+        else:
+            if done is not None and done.passes:
+                found.append(done)
+    if failed is not None:
+        raise failed
+    return CompactionReport(
+        partitions=len(found),
+        passes=sum(done.passes for done in found),
+        segments=sum(done.segments for done in found),
+        records_removed=sum(done.records_removed for done in found),
+        records_left=sum(done.records_left for done in found),
+        bytes_before=sum(done.bytes_before for done in found),
+        bytes_after=sum(done.bytes_after for done in found),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _partitions(core: Core, topic: str | None) -> list[Partition]:
+    if topic is not None:
+        found = core.topic(topic).partitions()
+        if not found[0].is_compacted:
+            raise InvalidSetting(
+                f"{topic}: is not compacted: its cleanup.policy is {found[0].settings.cleanup_policy!r}",
+                hint="alter_topic(…, {'cleanup.policy': 'compact'}) makes it so",
+            )
+        return found
+    return [partition for each in core.catalog.topics() for partition in core.topic(each.name).partitions()]
+
+
+def _compact(partition: Partition, progress: Progress | None, **options: Any) -> Any:
+    name, number = partition.topic, partition.number
+    if progress is None:
+        return partition.compact(**options)
+    return partition.compact(tick=lambda done, total: progress(name, number, done, total), **options)
+
+
+class Maintained(Protocol):
+    def _maintain(self, is_over: Callable[[], bool]) -> None: ...
+
+
+class Maintainer:
+    """A thread that looks after a store every so many seconds."""
+
+    def __init__(self, every_s: float) -> None:
+        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s > 0:
+            raise InvalidSetting(f"maintain_every_s: {every_s!r} does not fit", hint="want seconds, more than 0")
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, store: Maintained) -> None:
+        """Begin; also in a forked child, which the thread is not copied to."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=_look_after,
+            args=(weakref.ref(store), self._every_s, self._over),
+            name="klamm-maintainer",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when the thread has ended; a compaction is given up where it is."""
+        self._over.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _look_after(found: weakref.ref[Any], every_s: float, over: threading.Event) -> None:
+    while not over.wait(every_s):
+        store = found()
+        if store is None:
+            return
+        try:
+            store._maintain(over.is_set)
+        except Stopped:
+            return
+        except Exception as error:  # noqa: BLE001  # it can wait; the next round tries again
+            if not over.is_set():
+                _log.warning("%r: maintenance: %s", store, error)
+        del store

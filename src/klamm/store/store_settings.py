@@ -1,0 +1,58 @@
+"""Settings of a store itself: the table, as that of a topic in settings.py. klamm.db keeps what was set on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from klamm.disk.locks import MAX_PLACES
+from klamm.errors import InvalidSetting
+from klamm.store.names import nearest
+from klamm.store.settings import Setting, Value
+
+__all__ = ["STORE_SETTINGS", "StoreSettings"]
+
+_ROWS = [
+    Setting("group.max.size", "int", 1000, "How many members a group may have at a time.", 1, MAX_PLACES),
+]
+STORE_SETTINGS: dict[str, Setting] = {row.name: row for row in _ROWS}
+
+
+class StoreSettings:
+    """The settings of one store."""
+
+    def __init__(self, overridden: Mapping[str, Value] | None = None) -> None:
+        self._overridden: dict[str, Value] = dict(overridden or {})
+
+    @property
+    def group_max_size(self) -> int:
+        return int(self["group.max.size"])
+
+    def __getitem__(self, name: str) -> str:
+        return str(self._overridden.get(name, _known(name).default))
+
+    def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> StoreSettings:
+        """These settings with `changes` made and `resets` put back to their defaults."""
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"settings are a mapping of names to values, not {type(changes).__name__}")
+        values = dict(self._overridden)
+        for name in resets:
+            values.pop(_known(name).name, None)
+        values.update({name: _known(name).parse(value) for name, value in changes.items()})
+        return StoreSettings(values)
+
+    def to_dict(self) -> dict[str, str]:
+        """What was set on purpose, as strings."""
+        return {name: str(value) for name, value in sorted(self._overridden.items())}
+
+    def all(self) -> dict[str, str]:
+        """Every setting, defaults included."""
+        return {name: self[name] for name in STORE_SETTINGS}
+
+
+def _known(name: object) -> Setting:
+    if not isinstance(name, str):
+        raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
+    setting = STORE_SETTINGS.get(name)
+    if setting is None:
+        raise InvalidSetting(f"{name}: a store has no such setting", hint=nearest(name, STORE_SETTINGS))
+    return setting
