@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.api import Store, check, open  # noqa: A004  # klamm.open is meant
 from klamm.batch import Delivery, Record
-from klamm.client import Consumer, Producer
+from klamm.client import Consumer, Offsets, Producer
 from klamm.errors import (
+    Aborted,
     BufferFull,
+    CommitGap,
     CorruptBatch,
     DiskFull,
     Fenced,
     Forked,
+    GroupBusy,
+    GroupError,
+    InvalidRecord,
     InvalidSetting,
     InvalidTopic,
     KlammError,
     LogError,
     NewerFormat,
     NotAStore,
+    NotOwner,
     OffsetOutOfRange,
     OutOfOrderSequence,
     ReadOnly,
@@ -36,31 +42,64 @@ from klamm.errors import (
     TopicError,
     TopicExists,
     TransactionError,
+    UnknownGroup,
     UnknownTopic,
     UnsupportedFilesystem,
 )
-from klamm.types import Appended, Batch, PartitionInfo, Position, TopicInfo
+from klamm.types import (
+    Appended,
+    Batch,
+    Committed,
+    CompactionReport,
+    GroupInfo,
+    GroupMember,
+    GroupOffset,
+    OffsetMove,
+    PartitionInfo,
+    Position,
+    RunReport,
+    TopicInfo,
+    TransactionInfo,
+)
 
 if TYPE_CHECKING:
     from klamm import aio
+    from klamm.client.dead_letters import DeadLetter
+    from klamm.client.sql_offsets import SqlOffsets
+    from klamm.client.table import Table
+    from klamm.client.transaction import Transaction
 
 __all__ = [
+    "Aborted",
     "Appended",
     "Batch",
     "BufferFull",
+    "CommitGap",
+    "Committed",
+    "CompactionReport",
     "Consumer",
     "CorruptBatch",
+    "DeadLetter",
     "Delivery",
     "DiskFull",
     "Fenced",
     "Forked",
+    "GroupBusy",
+    "GroupError",
+    "GroupInfo",
+    "GroupMember",
+    "GroupOffset",
+    "InvalidRecord",
     "InvalidSetting",
     "InvalidTopic",
     "KlammError",
     "LogError",
     "NewerFormat",
     "NotAStore",
+    "NotOwner",
+    "OffsetMove",
     "OffsetOutOfRange",
+    "Offsets",
     "OutOfOrderSequence",
     "PartitionInfo",
     "Position",
@@ -68,14 +107,20 @@ __all__ = [
     "ReadOnly",
     "Record",
     "RecordTooLarge",
+    "RunReport",
+    "SqlOffsets",
     "Store",
     "StoreBusy",
     "StoreError",
     "SyncFailed",
+    "Table",
     "TopicError",
     "TopicExists",
     "TopicInfo",
+    "Transaction",
     "TransactionError",
+    "TransactionInfo",
+    "UnknownGroup",
     "UnknownTopic",
     "UnsupportedFilesystem",
     "__version__",
@@ -87,9 +132,21 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name == "aio":  # asyncio is imported when somebody wants it
-        import importlib
+# Imported when somebody wants them, so that `import klamm` is quick for everybody else.
+_LATER = {
+    "DeadLetter": "klamm.client.dead_letters",
+    "SqlOffsets": "klamm.client.sql_offsets",
+    "Table": "klamm.client.table",
+    "Transaction": "klamm.client.transaction",
+}
 
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "aio":
         return importlib.import_module("klamm.aio")
+    if name in _LATER:
+        found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return found
     raise AttributeError(f"module 'klamm' has no attribute {name!r}")

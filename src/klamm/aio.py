@@ -15,19 +15,22 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm import api
-from klamm.client.aio import Consumer, Opening, Producer
+from klamm.client.aio import Consumer, Opening, Producer, Transaction
 from klamm.client.tail import last_records
-from klamm.types import Appended, TopicInfo
+from klamm.types import Appended, CompactionReport, GroupInfo, OffsetMove, TopicInfo, TransactionInfo
 
 if TYPE_CHECKING:
+    from klamm.client.consumer_options import ConsumerOptions
+    from klamm.client.producer_options import ProducerOptions, TransactionOptions
     from klamm.client.serde import Serde
+    from klamm.client.subscription import Topics
     from klamm.store.backup import Copied
     from klamm.store.check import Report
 
-__all__ = ["Consumer", "Producer", "Store", "open"]
+__all__ = ["Consumer", "Producer", "Store", "Transaction", "open"]
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Opening[Store]:  # noqa: A001  # as klamm.open
@@ -98,17 +101,29 @@ class Store:
     async def append_table(self, topic: str, table: Any, **options: Any) -> Any:
         return await asyncio.to_thread(self._sync.append_table, topic, table, **options)
 
-    def producer(self, **options: Any) -> Opening[Producer]:
+    def producer(self, **options: Unpack[ProducerOptions]) -> Opening[Producer]:
         async def start() -> Producer:
             return Producer(await asyncio.to_thread(self._sync.producer, **options))
 
         return Opening(start)
 
-    def consumer(self, topics: Any = None, **options: Any) -> Opening[Consumer]:
+    def consumer(self, topics: Topics | None = None, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
         async def start() -> Consumer:
             return Consumer(await asyncio.to_thread(self._sync.consumer, topics, **options))
 
         return Opening(start)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opening[Transaction]:
+        async def start() -> Transaction:
+            return Transaction(await asyncio.to_thread(self._sync.transaction, name, **options))
+
+        return Opening(start)
+
+    async def transactions(self) -> list[TransactionInfo]:
+        return await asyncio.to_thread(self._sync.transactions)
+
+    async def abort_transaction(self, producer_id: int) -> bool:
+        return await asyncio.to_thread(self._sync.abort_transaction, producer_id)
 
     async def tail(
         self,
@@ -127,6 +142,35 @@ class Store:
                 async for record in consumer:
                     yield record
 
+    # ---- groups, and settings of the store
+
+    async def groups(self) -> list[str]:
+        return await asyncio.to_thread(self._sync.groups)
+
+    async def group(self, name: str) -> GroupInfo:
+        return await asyncio.to_thread(self._sync.group, name)
+
+    async def plan_reset(self, group: str, topics: Any = None, *, to: Any) -> list[OffsetMove]:
+        return await asyncio.to_thread(self._sync.plan_reset, group, topics, to=to)
+
+    async def reset_offsets(self, plan: Iterable[OffsetMove]) -> None:
+        await asyncio.to_thread(self._sync.reset_offsets, plan)
+
+    async def delete_group(self, name: str) -> None:
+        await asyncio.to_thread(self._sync.delete_group, name)
+
+    async def export_group(self, name: str) -> dict[str, Any]:
+        return await asyncio.to_thread(self._sync.export_group, name)
+
+    async def import_group(self, data: Mapping[str, Any], name: str | None = None) -> None:
+        await asyncio.to_thread(self._sync.import_group, data, name)
+
+    async def settings(self) -> dict[str, str]:
+        return await asyncio.to_thread(self._sync.settings)
+
+    async def alter(self, settings: Mapping[str, Any] | None = None, *, reset: Iterable[str] = ()) -> dict[str, str]:
+        return await asyncio.to_thread(self._sync.alter, settings, reset=reset)
+
     async def offset_at(self, topic: str, partition: int, when: int | datetime) -> int | None:
         return await asyncio.to_thread(self._sync.offset_at, topic, partition, when)
 
@@ -137,6 +181,9 @@ class Store:
 
     async def maintain(self) -> None:
         await asyncio.to_thread(self._sync.maintain)
+
+    async def compact(self, topic: str | None = None, **options: Any) -> CompactionReport:
+        return await asyncio.to_thread(self._sync.compact, topic, **options)
 
     async def backup(self, destination: str | os.PathLike[str]) -> Copied:
         return await asyncio.to_thread(self._sync.backup, destination)

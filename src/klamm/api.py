@@ -13,11 +13,12 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm.batch import encode_one
 from klamm.client.consumer import Consumer
+from klamm.client.group_admin import GroupAdmin
 from klamm.client.options import ALL, Acks, acks_of, to_ms
 from klamm.client.producer import Producer
 from klamm.client.tail import tail
@@ -27,35 +28,52 @@ from klamm.errors import ReadOnly, StoreError, TopicExists
 from klamm.log.head import EVENTFUL
 from klamm.store import directory
 from klamm.store.deletion import delete_topic, sweep
-from klamm.types import Appended, PartitionInfo, TopicInfo
+from klamm.types import Appended, PartitionInfo, TopicInfo, TransactionInfo
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from klamm.arrow.scan import Scan
-    from klamm.batch import Partitioner
+    from klamm.client.consumer_options import ConsumerOptions
+    from klamm.client.dead_letters import DeadLetter
+    from klamm.client.producer_options import ProducerOptions, TransactionOptions
     from klamm.client.serde import Serde
-    from klamm.client.start import Start
     from klamm.client.subscription import Topics
+    from klamm.client.table import Table
+    from klamm.client.transaction import Pool, Transaction
     from klamm.log.partition import Partition
     from klamm.store.backup import Copied
     from klamm.store.check import Report
     from klamm.store.directory import Core
+    from klamm.store.maintenance import Maintainer
     from klamm.store.settings import Value
+    from klamm.types import CompactionReport
 
 __all__ = ["Store", "check", "open"]
 
 
 def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file is with open
-    path: str | os.PathLike[str], *, read_only: bool = False, create: bool = True, force_filesystem: bool = False
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    create: bool = True,
+    force_filesystem: bool = False,
+    maintain_every_s: float | None = None,
 ) -> Store:
     """Open the store in a directory; make one there if there is none.
 
     `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
     `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
-    at your own risk.
+    at your own risk. `maintain_every_s` lets a thread call `maintain()` every so many seconds, until the store is
+    closed: that is what compacts topics.
     """
-    return Store(path, read_only=read_only, create=create, force_filesystem=force_filesystem)
+    return Store(
+        path,
+        read_only=read_only,
+        create=create,
+        force_filesystem=force_filesystem,
+        maintain_every_s=maintain_every_s,
+    )
 
 
 def check(path: str | os.PathLike[str], *, repair: bool = False) -> Report:
@@ -65,7 +83,7 @@ def check(path: str | os.PathLike[str], *, repair: bool = False) -> Report:
     return check_store(path, repair=repair)
 
 
-class Store:
+class Store(GroupAdmin):
     """A directory of topics. Made by `klamm.open`."""
 
     def __init__(
@@ -75,6 +93,7 @@ class Store:
         read_only: bool = False,
         create: bool = True,
         force_filesystem: bool = False,
+        maintain_every_s: float | None = None,
     ) -> None:
         name = os.fspath(path)
         if not isinstance(name, str):
@@ -89,8 +108,16 @@ class Store:
         self._closed = False
         self._mutex = threading.RLock()
         self._targets: dict[str, Target] = {}
-        self._clients: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._clients: weakref.WeakSet[Producer | Consumer | Pool | Table] = weakref.WeakSet()
+        self._pool: Pool | None = None
+        self._maintainer: Maintainer | None = None
+        if maintain_every_s is not None and not read_only:
+            from klamm.store.maintenance import Maintainer
+
+            self._maintainer = Maintainer(maintain_every_s)
         self._core: Core | None = self._acquire(create)
+        if self._maintainer is not None:
+            self._maintainer.start(self)
         fork.register(self)
         _open_stores.add(self)
 
@@ -100,6 +127,7 @@ class Store:
         )
         if not self._read_only and core.users == 1:
             sweep(core, thorough=False)
+            core.transactions.resolve(only_abandoned=True)
         return core
 
     def __repr__(self) -> str:
@@ -317,78 +345,22 @@ class Store:
                     self._targets[topic] = target
         return target
 
-    def producer(
-        self,
-        *,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-        acks: Acks = "all",
-        compression: str | None = None,
-        compression_level: int | None = None,
-        linger_ms: float = 5,
-        batch_bytes: int = 64 << 10,
-        buffer_memory: int = 32 << 20,
-        max_block_ms: float = 60_000,
-        partitioner: Partitioner | None = None,
-        idempotent: bool = False,
-    ) -> Producer:
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """Sends records in batches, from any thread. Leaving its `with` block flushes."""
-        producer = Producer(
-            self._acquired(),
-            serde=serde,
-            key_serde=key_serde,
-            acks=acks,
-            compression=compression,
-            compression_level=compression_level,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_memory=buffer_memory,
-            max_block_ms=max_block_ms,
-            partitioner=partitioner,
-            idempotent=idempotent,
-        )
+        producer = Producer(self._acquired(), **options)
         self._clients.add(producer)
         return producer
 
     # ---- reading
 
-    def consumer(
-        self,
-        topics: Topics | None = None,
-        *,
-        pattern: str | re.Pattern[str] | None = None,
-        partitions: Iterable[int] | None = None,
-        start: Start = "earliest",
-        last: int | None = None,
-        wait_ms: float | None = None,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-        form: str = "records",
-        on_out_of_range: str = "error",
-        max_bytes: int = 1 << 20,
-        spin_us: int = 20,
-    ) -> Consumer:
-        """Reads topics, from where it is told, as often as it is asked.
+    def consumer(self, topics: Topics | None = None, **options: Unpack[ConsumerOptions]) -> Consumer:
+        """Reads topics, from where it is told, or with `group` shares them, from where the group stands.
 
         `wait_ms` is how long it waits for more: for ever, unless told; 0 reads what is there, then ends. `form` is
         "records", "tuples" of (key, value), or "values". `on_out_of_range` says what to do when an offset is not in the
-        log: "error", or go on at the "earliest" or "latest".
+        log: "error", or go on at the "earliest" or "latest". The other options: docs/reference/api.md.
         """
-        consumer = Consumer(
-            self._acquired(),
-            topics,
-            pattern=pattern,
-            partitions=partitions,
-            start=start,
-            last=last,
-            wait_ms=wait_ms,
-            serde=serde,
-            key_serde=key_serde,
-            form=form,
-            on_out_of_range=on_out_of_range,
-            max_bytes=max_bytes,
-            spin_us=spin_us,
-        )
+        consumer = Consumer(self._acquired(), topics, **options)
         self._clients.add(consumer)
         return consumer
 
@@ -403,6 +375,63 @@ class Store:
     ) -> Iterator[Any]:
         """The last `n` records of all partitions, by time; with `follow` it then waits for more."""
         return tail(self._acquired(), topic, n, follow=follow, serde=serde, key_serde=key_serde)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Transaction:
+        """Records and progress of groups, all or nothing. Leaving its `with` block commits, an exception aborts.
+
+        A `name` is a transactional id: a newer transaction of that name, in whatever process, aborts this one. Options:
+        timeout_ms, serde, key_serde, compression, compression_level, batch_bytes, partitioner.
+        """
+        from klamm.client.transaction import Pool
+
+        core = self._acquired()
+        with self._mutex:
+            if self._pool is None or self._pool.core is not core:
+                self._pool = Pool(core, self._clients)
+                self._clients.add(self._pool)
+        return self._pool.begin(name, **options)
+
+    def transactions(self) -> list[TransactionInfo]:
+        """Those that are not over, in whatever process, and committed ones whose end is not on disk everywhere yet."""
+        return self._acquired().transactions.infos()
+
+    def abort_transaction(self, producer_id: int) -> bool:
+        """Abort what a producer id has open, whoever it is. False if it has nothing open."""
+        return self._acquired().transactions.abort(producer_id)
+
+    def table(
+        self,
+        topic: str,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        wait_ms: float | None = 10_000,
+    ) -> Table:
+        """The topic as a read-only mapping: the latest value of each key, kept in RocksDB. `wait_ms` bounds a read."""
+        from klamm.client.table import open_table
+
+        table = open_table(self._acquired(), topic, serde=serde, key_serde=key_serde, wait_ms=wait_ms)
+        self._clients.add(table)
+        return table
+
+    def dead_letters(self, topic: str) -> list[DeadLetter]:
+        """What lies in a dead-letter topic and was not redriven, with the reasons."""
+        from klamm.client.dead_letters import dead_letters
+
+        return dead_letters(self._acquired(), topic)
+
+    def redrive(
+        self,
+        topic: str,
+        to: str | None = None,
+        *,
+        limit: int | None = None,
+        where: Callable[[DeadLetter], bool] | None = None,
+    ) -> int:
+        """Put dead letters back to where they came from, or to the topic `to`, each once: how many."""
+        from klamm.client.dead_letters import redrive
+
+        return redrive(self._acquired(), topic, to, limit=limit, where=where)
 
     def scan(
         self,
@@ -441,15 +470,37 @@ class Store:
         return {number: partition.delete_before(before[number]) for number, partition in partitions.items()}
 
     def maintain(self) -> None:
-        """Do what otherwise happens on the way: sync and note how far, remove what retention says, sweep."""
+        """Sync and note how far, remove what retention says, compact what is worth it, sweep."""
+        self._maintain(lambda: False)
+
+    def _maintain(self, is_over: Callable[[], bool]) -> None:
         core = self._acquired()
         if self._read_only:
             raise ReadOnly(f"{self._path}: opened for reading only")
-        sweep(core, thorough=True)
-        for name in self.topics():
-            for partition in core.topic(name).partitions():
-                partition.checkpoint()
-                partition.expire()
+        from klamm.store.maintenance import maintain
+
+        maintain(core, is_over)
+
+    def compact(
+        self,
+        topic: str | None = None,
+        *,
+        force: bool = False,
+        memory_bytes: int = 128 << 20,
+        progress: Callable[[str, int, int, int], object] | None = None,
+    ) -> CompactionReport:
+        """Compact a topic, or all whose cleanup.policy says so, where `min.cleanable.dirty.ratio` is reached.
+
+        `force` closes the active segments first and compacts whatever there is. `memory_bytes` is for the table of
+        keys, 24 bytes each; when it is full, another pass goes on. `progress` is called with topic, partition, bytes
+        done, and bytes in all; what it raises ends the compaction, and nothing is lost.
+        """
+        core = self._acquired()
+        if self._read_only:
+            raise ReadOnly(f"{self._path}: opened for reading only")
+        from klamm.store.maintenance import compact
+
+        return compact(core, topic, force=force, memory_bytes=memory_bytes, progress=progress)
 
     def backup(self, destination: str | os.PathLike[str]) -> Copied:
         """Copy the store, as it is at one moment, into a new directory. Others may go on using it."""
@@ -469,6 +520,8 @@ class Store:
         """Close its producers (they flush) and consumers, and let go of the directory. A second time does nothing."""
         if self._closed:
             return
+        if self._maintainer is not None:
+            self._maintainer.stop()
         failed: Exception | None = None
         for client in list(self._clients):
             try:
@@ -494,6 +547,8 @@ class Store:
                 raise StoreError(f"{self._path}: the store is closed", hint="open it anew")
             if self._core is None:  # in a forked child
                 self._core = self._acquire(create=False)
+                if self._maintainer is not None:
+                    self._maintainer.start(self)
             return self._core
 
     def before_fork(self) -> None:

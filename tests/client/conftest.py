@@ -39,3 +39,21 @@ def fill(store: klamm.Store, count: int, topic: str = "orders", **options: Any) 
     values = [b"%d" % n for n in range(count)]
     store.append_many(topic, values, acks=1, **options)
     return values
+
+
+@pytest.fixture
+def users(store: klamm.Store) -> Iterator[klamm.Table]:
+    """A table, of a topic `users` of three partitions."""
+    store.create_topic("users", partitions=3)
+    with store.table("users") as table:
+        yield table
+
+
+def put(store: klamm.Store, changes: dict[bytes, bytes | None], topic: str = "users") -> None:
+    """Append what is to be in a table; None deletes."""
+    store.append_many(topic, list(changes.items()), acks=1)
+
+
+def directory_of(store: klamm.Store, topic: str = "users") -> Path:
+    """Where a topic's table is kept."""
+    return Path(store.path) / "tables" / f"{topic}-{store.topic(topic).id}"

@@ -227,3 +227,45 @@ def test_a_store_can_be_awaited_and_closed(path: Path) -> None:
             await aio.open(path / "nothing", create=False)
 
     asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+def test_a_group_shares_and_commits(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        await store.create_topic("users", 2)
+        for number in (0, 1):
+            await store.append_many("users", [b"x"] * 10, partition=number, acks=1)
+        async with store.consumer("users", group="g") as first, store.consumer("users", group="g") as second:
+            batch, other = await first.poll(4), await second.poll(4)
+            assert {batch.partition, other.partition} == {0, 1}
+            await first.commit(batch, metadata="four")
+            assert await second.committed("users", batch.partition) == klamm.Committed(4, 0, "four")
+            with pytest.raises(klamm.NotOwner):
+                await second.commit(batch)
+            await second.commit()
+            assert first._sync._polled_by == id(asyncio.current_task())
+        assert await store.groups() == ["g"]
+        assert (await store.group("g")).lag == 12
+        await store.reset_offsets(await store.plan_reset("g", to="latest"))
+        assert (await store.group("g")).lag == 0
+        data = await store.export_group("g")
+        await store.delete_group("g")
+        await store.import_group(data, "h")
+        assert await store.groups() == ["h"]
+        assert await store.alter({"group.max.size": 3}) == await store.settings() == {"group.max.size": "3"}
+
+    run(path, test)
+
+
+def test_a_task_that_is_cancelled_while_it_waits_stays_a_member(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        async with store.consumer("orders", group="g", max_poll_interval_ms=60_000) as consumer:
+            poll = asyncio.create_task(consumer.poll())
+            while not consumer.assignment():
+                await asyncio.sleep(0.001)
+            poll.cancel()
+            await store.append("orders", b"x", acks=1)
+            assert len(await consumer.poll(timeout_ms=WAIT * 1000)) == 1
+            await consumer.commit()
+        assert (await store.group("g")).lag == 0
+
+    run(path, test)

@@ -84,7 +84,15 @@ def test_last_is_short_for_start_last(orders: klamm.Store) -> None:
         ({"on_out_of_range": "skip"}, klamm.InvalidSetting),
         ({"partitions": ["0"]}, TypeError),
         ({"partitions": [1]}, klamm.UnknownTopic),
-        ({"group": "billing"}, TypeError),
+        ({"groop": "billing"}, TypeError),
+        ({"group": 5}, TypeError),
+        ({"group": ""}, klamm.InvalidSetting),
+        ({"group": "billing", "start": "latest"}, klamm.InvalidSetting),
+        ({"group": "billing", "auto_offset_reset": "newest"}, klamm.InvalidSetting),
+        ({"group": "billing", "max_poll_interval_ms": 0}, klamm.InvalidSetting),
+        ({"member": "m1"}, klamm.InvalidSetting),
+        ({"enable_auto_commit": True}, klamm.InvalidSetting),
+        ({"offsets": {}}, TypeError),
     ],
 )
 def test_a_wrong_option_is_told_at_once(orders: klamm.Store, options: dict[str, Any], error: type[Exception]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import pickle
 import threading
 import time
@@ -16,6 +17,9 @@ import pytest
 
 import klamm
 from klamm.batch import partition_for, walk
+from klamm.client.producer import Producer
+from klamm.client.producer_options import ProducerOptions, TransactionOptions
+from klamm.client.transaction import Transaction
 from klamm.disk import _os
 from tests.client.conftest import values_in
 from tests.procs import children, until
@@ -570,3 +574,12 @@ def test_a_producer_that_is_idle_wakes_rarely_and_its_thread_ends_with_it(orders
         producer.send("orders", b"x").result(WAIT)
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+def test_the_options_that_are_passed_on_are_those_of_the_producer_and_the_transaction() -> None:
+    for made, options, own in (
+        (Producer.__init__, ProducerOptions, {"core"}),
+        (Transaction.__init__, TransactionOptions, {"pool", "name"}),
+    ):
+        parameters = inspect.signature(made).parameters.keys() - {"self"}
+        assert parameters - own == options.__annotations__.keys()

@@ -28,7 +28,7 @@ from klamm.batch import (
     partition_rows,
     too_large,
 )
-from klamm.errors import InvalidSetting, RecordTooLarge, UnknownTopic
+from klamm.errors import InvalidRecord, InvalidSetting, RecordTooLarge, UnknownTopic
 from klamm.types import Appended
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def append_table(
     try:
         for batch in reader:
             work.take(_Rows.of(batch), timestamp)
-    except (TypeError, ValueError, RecordTooLarge, UnknownTopic) as error:
+    except (TypeError, ValueError, RecordTooLarge, InvalidRecord, UnknownTopic) as error:
         refused = error
     work.commit_all()
     if durable:
@@ -113,6 +113,7 @@ class _Rows(NamedTuple):
     timestamps: NumberColumn | None
     headers: HeadersColumn | None
     partitions: NumberColumn | None
+    keyless: int  # the first row without a key; -1: none is
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> _Rows:
@@ -124,7 +125,16 @@ class _Rows(NamedTuple):
             _timestamps(has["timestamp"]) if "timestamp" in has else None,
             _headers(has["headers"]) if "headers" in has else None,
             _numbers(has["partition"], "partition") if "partition" in has else None,
+            _first_null(has["key"]) if "key" in has else 0 if batch.num_rows else -1,
         )
+
+
+def _first_null(array: Any) -> int:
+    if not array.null_count:
+        return -1
+    import pyarrow.compute as pc
+
+    return int(pc.index(array.is_null(), True).as_py())
 
 
 def _binary(array: Any, what: str) -> BinaryColumn:
@@ -190,6 +200,7 @@ class _Work:
         self._level = level
         self._fixed = None if partition is None else opened.partition(partition).number
         self._limit = max(opened.topic.settings.max_message_bytes, _SMALLEST_LIMIT)
+        self._keyed = "compact" in opened.topic.settings.cleanup_policy
         self._builders: dict[int, Builder] = {}
         self._sticky = 0
         self._rows = 0
@@ -200,6 +211,9 @@ class _Work:
         """Encode all rows of one record batch, and commit the batches that are full."""
         large = too_large(rows.value, rows.key, rows.headers, limit=self._limit)
         end = rows.rows if large < 0 else large
+        keyless = self._keyed and 0 <= rows.keyless < end
+        if keyless:
+            end = rows.keyless
         together = self._fixed is not None or self._opened.count == 1 or rows.key is None
         if together and rows.partitions is None:
             self._fill(rows, 0, end, None, timestamp, self._fixed)
@@ -209,6 +223,11 @@ class _Work:
                 if sum(builder.size for builder in self._builders.values()) > _OPEN_BYTES:
                     self.commit_all()
         self._rows += end
+        if keyless:
+            raise InvalidRecord(
+                f"{self._opened.name}: row {self._rows} has no key, and the topic is compacted",
+                hint="give it a key: compaction keeps the latest record of each",
+            )
         if large >= 0:
             raise RecordTooLarge(
                 f"{self._opened.name}: row {self._rows} does not fit a batch of at most {self._limit} bytes",

@@ -81,11 +81,12 @@ def _check_offset(value: object, what: str) -> None:
         raise InvalidSetting(f"{what} is negative: {value}")
 
 
-def range_in(partition: Partition, start: Bound, end: Bound) -> range:
-    """The offsets of one partition that the bounds name, as of now."""
+def range_in(partition: Partition, start: Bound, end: Bound, *, committed: bool = True) -> range:
+    """The offsets of one partition that the bounds name, as of now; those of open transactions only if asked for."""
     ends = partition.ends()
-    first = _offset_in(partition, start, ends.start, ends.stable)
-    last = _offset_in(partition, end, ends.stable, ends.stable)
+    readable = ends.stable if committed else ends.end
+    first = _offset_in(partition, start, ends.start, readable)
+    last = _offset_in(partition, end, readable, readable)
     if not ends.start <= first <= ends.end:
         raise OffsetOutOfRange(
             f"{partition.topic}/{partition.number}: offset {first} is not in [{ends.start}, {ends.end})",
@@ -94,17 +95,17 @@ def range_in(partition: Partition, start: Bound, end: Bound) -> range:
             end=ends.end,
             hint="start='earliest' reads what is there",
         )
-    return range(first, max(first, min(last, ends.stable)))
+    return range(first, max(first, min(last, readable)))
 
 
-def _offset_in(partition: Partition, bound: Bound, default: int, stable: int) -> int:
+def _offset_in(partition: Partition, bound: Bound, default: int, readable: int) -> int:
     if isinstance(bound, Mapping):
         return bound.get(partition.number, default)
     if isinstance(bound, datetime):
         found = partition.offset_at((bound - _EPOCH) // _MILLISECOND)
-        return stable if found is None else found
+        return readable if found is None else found
     if isinstance(bound, int):
         return bound
     if bound == "earliest":
         return partition.ends().start
-    return stable if bound == "latest" else default
+    return readable if bound == "latest" else default

@@ -24,6 +24,7 @@ from klamm.arrow import bounds
 from klamm.arrow.schema import chosen, pyarrow, schema_of
 from klamm.batch import Columns
 from klamm.errors import CorruptBatch, Forked, InvalidSetting
+from klamm.log.reader import reads_committed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +59,7 @@ class Scan:
         end: Bound = None,
         since: str | timedelta | None = None,
         columns: Iterable[str] | None = None,
+        isolation: str = "read_committed",
         batch_rows: int | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
@@ -77,6 +79,7 @@ class Scan:
         self._end = bounds.checked(end, "end")
         self._since = None if since is None else bounds.length_of(since)
         self._columns = chosen(columns)
+        self._committed = reads_committed(isolation)
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._topic = open_topic().name
@@ -116,11 +119,11 @@ class Scan:
         if self._since is not None:
             start = datetime.now(UTC) - self._since
         # All ends are looked at before the first record is read: the stream is of one moment.
-        ranges = [(each, bounds.range_in(each, start, self._end)) for each in self._opened()]
+        ranges = [(each, bounds.range_in(each, start, self._end, committed=self._committed)) for each in self._opened()]
         columns = Columns(assemble.gathered, max_rows=batch_rows, max_bytes=self._batch_bytes)
         for partition, offsets in ranges:
             if offsets:
-                for _ in _fill(columns, partition, offsets):
+                for _ in _fill(columns, partition, offsets, self._committed):
                     yield assemble(partition.number, *columns.finish())
 
     def _opened(self) -> list[Partition]:
@@ -130,23 +133,24 @@ class Scan:
         return [opened.partition(number) for number in self._partitions]
 
 
-def _fill(columns: Columns, partition: Partition, offsets: range) -> Iterator[None]:
+def _fill(columns: Columns, partition: Partition, offsets: range, committed: bool) -> Iterator[None]:
     """Fills `columns`, again and again; each time it is to be emptied before going on."""
     position = offsets.start
-    for data, after in _pieces(partition, offsets):
+    for data, after in _pieces(partition, offsets, committed):
         while data and position < after:
             try:
                 columns.add(data, position, offsets.stop)
             except CorruptBatch as error:
                 raise _placed(error, partition) from None
-            position = columns.next_offset
+            position = after  # what is missing at the end was aborted, or cleaned away
             if columns.full:
+                position = columns.next_offset
                 yield
     if columns.rows:
         yield
 
 
-def _pieces(partition: Partition, offsets: range) -> Iterator[tuple[memoryview, int]]:
+def _pieces(partition: Partition, offsets: range, committed: bool) -> Iterator[tuple[memoryview, int]]:
     """Pieces of the log and where each ends. From the second on, the next is read while this one is worked on."""
     process = os.getpid()
 
@@ -154,7 +158,7 @@ def _pieces(partition: Partition, offsets: range) -> Iterator[tuple[memoryview, 
         data = reader.read(_READ_BYTES)
         return data, min(reader.offset, offsets.stop) if data else offsets.stop
 
-    with partition.reader(offsets.start) as reader:
+    with partition.reader(offsets.start, committed=committed) as reader:
         data, after = read()
         yield data, after
         if after >= offsets.stop:

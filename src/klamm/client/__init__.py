@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from klamm.client.consumer import Consumer
+from klamm.client.offsets import Offsets
 from klamm.client.producer import Producer
 
-__all__ = ["Consumer", "Producer"]
+__all__ = ["Consumer", "Offsets", "Producer"]

@@ -13,21 +13,25 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from klamm.client import consumer as sync
 from klamm.client.consumer import check_count, seconds
-from klamm.types import Batch, Position
+from klamm.types import Batch, Committed, Position
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from klamm.batch import Delivery
+    from klamm.client.commits import What
     from klamm.client.cursor import Cursor
     from klamm.client.producer import Producer as SyncProducer
     from klamm.client.start import Start
+    from klamm.client.transaction import Transaction as SyncTransaction
 
-__all__ = ["Consumer", "Opening", "Producer"]
+__all__ = ["Consumer", "Opening", "Producer", "Transaction"]
 
-T = TypeVar("T", bound="Producer | Consumer | Any")
+T = TypeVar("T", bound=Any)
 
 
 class Opening(Generic[T]):
-    """Something that is opened in a thread: `x = await opening`, or `async with opening as x`, which closes it."""
+    """Something that is opened in a thread: `x = await opening`, or `async with opening as x`, which ends it, too."""
 
     def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
         self._start = start
@@ -40,9 +44,9 @@ class Opening(Generic[T]):
         self._opened = await self._start()
         return self._opened
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._opened is not None:
-            await self._opened.close()
+            await self._opened.__aexit__(*error)
 
 
 class Producer:
@@ -101,9 +105,14 @@ class Consumer:
             await asyncio.wait([self._waiting])
             self._waiting = None
         self._sync._nudged = False
+        if self._sync._sharing is not None:
+            self._sync._sharing.task = id(asyncio.current_task())
         waiting = asyncio.get_running_loop().run_in_executor(self._executor, self._sync._ready, wait_s)
         try:
-            return await asyncio.shield(waiting)
+            cursor = await asyncio.shield(waiting)
+            if self._sync._sharing is not None:
+                self._sync._sharing.polled_by = id(asyncio.current_task())  # whose aborted transactions rewind it
+            return cursor
         except asyncio.CancelledError:
             self._waiting = waiting
             waiting.add_done_callback(_forget_error)
@@ -162,6 +171,14 @@ class Consumer:
         """Go on at what `start` means for a new consumer."""
         await self._run(self._sync.seek_to, start)
 
+    async def commit(self, what: What = None, *, metadata: str = "") -> None:
+        """Remember how far the group has come: everything handed out so far, or what is given."""
+        await asyncio.to_thread(self._sync.commit, what, metadata=metadata)
+
+    async def committed(self, topic: str, partition: int) -> Committed | None:
+        """What the group has committed there; None if nothing."""
+        return await asyncio.to_thread(self._sync.committed, topic, partition)
+
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Read nothing more from there until `resume`."""
         self._sync.pause(topic, partition)
@@ -174,8 +191,8 @@ class Consumer:
         await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def close(self) -> None:
-        """End, and close what is open."""
-        self._sync.close()
+        """End, and close what is open. A member leaves its group."""
+        await asyncio.to_thread(self._sync.close)
         await asyncio.to_thread(self._executor.shutdown)
 
     async def __aenter__(self) -> Self:
@@ -183,6 +200,51 @@ class Consumer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class Transaction:
+    """Records and progress of groups, all or nothing; made by `store.transaction()` of klamm.aio. For one task.
+
+    Leaving its `async with` block commits, or aborts if an exception does so. A task that is cancelled while it commits
+    does not know whether it did.
+    """
+
+    def __init__(self, transaction: SyncTransaction) -> None:
+        self._sync = transaction
+        transaction._defers = True
+        transaction._polled_by = id(asyncio.current_task())
+
+    async def send(self, topic: str, value: Any, **options: Any) -> Delivery:
+        """Take one record into a batch; a batch that is full is appended in a thread."""
+        if topic not in self._sync._lanes:
+            await asyncio.to_thread(self._sync._slow_lane, topic)
+        delivery = self._sync.send(topic, value, **options)
+        if self._sync._is_full:
+            await asyncio.to_thread(self._sync._append_full)
+        return delivery
+
+    def commit_offsets(self, read: Batch | Consumer) -> None:
+        """Let the group's progress be part of the transaction."""
+        self._sync.commit_offsets(read._sync if isinstance(read, Consumer) else read)
+
+    async def commit(self) -> None:
+        """All of it becomes visible. It is on disk when this returns."""
+        await asyncio.to_thread(self._sync.commit)
+
+    async def abort(self) -> None:
+        """Nothing of it becomes visible, and its consumers go back to where their groups stand."""
+        await asyncio.to_thread(self._sync.abort)
+
+    @property
+    def state(self) -> str:
+        """ "open", "committed" or "aborted"."""
+        return self._sync.state
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        await asyncio.to_thread(self._sync.__exit__, kind, error, trace)
 
 
 def _forget_error(waiting: asyncio.Future[Any]) -> None:

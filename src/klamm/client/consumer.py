@@ -1,11 +1,11 @@
-"""A consumer without a group: reads partitions from where it is told, as often as it is asked.
+"""A consumer: reads partitions from where it is told, or where its group stands, as often as it is asked.
 
 One partition after the other gives a chunk of its records; `poll` and `batches` hand out parts of one chunk, so each
 Batch is of one partition, and iteration gives its records one by one. A consumer that has read everything sleeps on the
 bell until one of its heads moves on; it keeps few files open, however many partitions it has.
 
-One thread reads; `stop` may be called from any. Records of a topic that is added to a pattern, or of a partition
-that is added to a topic, are read from the first one on.
+One thread reads; `stop` and commits may be called from any. Records of a topic that is added to a pattern, or of a
+partition that is added to a topic, are read from the first one on. What a group adds: sharing.py.
 """
 
 from __future__ import annotations
@@ -13,27 +13,39 @@ from __future__ import annotations
 import re
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm.batch import RECORDS, TUPLES, VALUES
+from klamm.client.commits import Commits, What
 from klamm.client.cursor import Cursor, Reading
 from klamm.client.interrupt import Loop
+from klamm.client.membership import IDLE_LOOK_S, Member
+from klamm.client.offsets import Offsets
+from klamm.client.options import check_count, choice, seconds
 from klamm.client.serde import Serde, key_pair, value_pair
+from klamm.client.sharing import Sharing
 from klamm.client.start import Start, Starting, checked_position, resume_at
+from klamm.client.stuck import Stuck
 from klamm.client.subscription import Subscription, Topics
 from klamm.disk import fork
-from klamm.errors import Forked, InvalidSetting, StoreError, UnknownTopic
+from klamm.errors import Forked, GroupError, InvalidSetting, StoreError, UnknownTopic
 from klamm.log.head import wait_any
-from klamm.types import Batch, Position
+from klamm.types import Batch, Committed, Position, RunReport
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from klamm.client.sharing import SharingOptions
+    from klamm.log.partition import Partition
     from klamm.store.directory import Core
 
 __all__ = ["Consumer", "check_count", "seconds"]
 
 _FORMS = {"records": RECORDS, "tuples": TUPLES, "values": VALUES}
+_ISOLATIONS = {"read_committed": True, "read_uncommitted": False}
 _POLICIES = ("error", "earliest", "latest")
 _MAX_OPEN = 64  # files
 _NAP_S = 0.5  # the longest sleep without a look at the catalog
@@ -51,7 +63,7 @@ class Consumer:
         *,
         pattern: str | re.Pattern[str] | None = None,
         partitions: Iterable[int] | None = None,
-        start: Start = "earliest",
+        start: Start | None = None,
         last: int | None = None,
         wait_ms: float | None = None,
         serde: Serde | None = None,
@@ -60,36 +72,59 @@ class Consumer:
         on_out_of_range: str = "error",
         max_bytes: int = 1 << 20,
         spin_us: int = 20,
+        isolation: str = "read_committed",
+        group: str | None = None,
+        offsets: Offsets | None = None,
+        **sharing: Unpack[SharingOptions],
     ) -> None:
         self._core = core
         self._heads = core.heads
         self._subscription = Subscription(topics, pattern, partitions)
-        self._starting = Starting(start if last is None else ("last", last))
+        if group is not None and (start is not None or last is not None):
+            raise InvalidSetting(
+                "start: a group starts where it stands", hint="see auto_offset_reset, and store.reset_offsets"
+            )
+        self._starting = Starting(("last", last) if last is not None else "earliest" if start is None else start)
         self._wait_s = seconds("wait_ms", wait_ms)
         self._how = Reading(
-            _choice("form", form, _FORMS),
+            choice("form", form, _FORMS),
             key_pair(key_serde, serde).from_bytes,
             value_pair(serde).from_bytes,
             max_bytes,
-            str(_choice("on_out_of_range", on_out_of_range, {each: each for each in _POLICIES})),
+            str(choice("on_out_of_range", on_out_of_range, {each: each for each in _POLICIES})),
         )
         self._spin_us = spin_us
+        self._committed = bool(choice("isolation", isolation, _ISOLATIONS))
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._with_files: dict[Cursor, None] = {}
         self._hot: deque[Cursor] = deque()  # may have something to read; the first one is being read
         self._awake: list[Cursor] = []  # all that are not paused, in the order of the two lists below
         self._logs: list[Any] = []
         self._seqs: list[int] = []
+        self._stuck = Stuck(core)
         self._iterating: Cursor | None = None
         self._current: Iterator[Any] | None = None  # what a loop goes on with; None: it is to look again
         self._loop: Loop | None = None
         self._stopped = False
         self._nudged = False
         self._stop_event = threading.Event()
-        self._closed = False
+        self._closing = self._closed = False
         self._forked = False
         self._version = -1
-        self._refresh(new=False)
+        version = self._heads.catalog_version
+        # What a group shared when this member came; partitions that are not in it have come since.
+        self._there = frozenset(() if group is None else self._subscription.partitions(core))
+        self._nap_s = _NAP_S
+        self._me = weakref.ref(self)
+        shared = Sharing(core, self._subscription, self._cursors, group=group, offsets=offsets, **sharing)
+        self._sharing = None if group is None and offsets is None else shared
+        self._member: Member | None = shared.member  # None without a group
+        if self._member is None:
+            self._refresh(new=False)
+        else:
+            self._version = version
+            self._nap_s = IDLE_LOOK_S
+            self._member.watch(self)
         fork.register(self)
 
     def __repr__(self) -> str:
@@ -148,6 +183,9 @@ class Consumer:
 
     def _hand_out(self, cursor: Cursor, max_records: int) -> Batch:
         batch = cursor.take(max_records)
+        if self._sharing is not None:
+            self._sharing.commits.hand_out((cursor.topic, cursor.number), batch.begin)
+            batch._source = self._me, cursor.tenure
         if not cursor.has_more():
             self._hot.rotate(-1)
         return batch
@@ -159,6 +197,8 @@ class Consumer:
     def _begin_iteration(self, cursor: Cursor) -> Iterator[Any]:
         """What `cursor` has read, one by one; to be given up when `_current` is something else."""
         self._iterating = cursor
+        if self._sharing is not None:
+            self._sharing.commits.hand_out((cursor.topic, cursor.number), cursor.position.offset)
         current = self._current = cursor.iterate()
         return current
 
@@ -192,6 +232,8 @@ class Consumer:
             self._end_iteration()
         if self._heads.catalog_version != self._version:
             self._refresh(new=True)
+        if self._sharing is not None:
+            self._sharing.poll_begins(self)
         hot, how = self._hot, self._how
         until: float | None = None
         while True:
@@ -218,12 +260,14 @@ class Consumer:
     def _wait(self, until: float | None) -> bool:
         """Until a head has moved; False if none has in time, or at `stop`."""
         while not self._stopped and not self._nudged:
-            left = _NAP_S if until is None else min(_NAP_S, until - time.monotonic())
+            left = self._nap_s if until is None else min(self._nap_s, until - time.monotonic())
             if left <= 0:
                 return False
             self._sleep(left)
             if self._heads.catalog_version != self._version:
                 self._refresh(new=True)
+            if self._sharing is not None:
+                self._sharing.waits(self)
             if self._look():
                 return True
         return False
@@ -231,6 +275,7 @@ class Consumer:
     def _look(self) -> bool:
         """Whether there is something to read: heads that moved since their cursor came to the end."""
         hot, seqs = self._hot, self._seqs
+        self._stuck.look(self._awake)
         if not hot:
             for cursor in self._awake:
                 if cursor.log.seq != seqs[cursor.place]:
@@ -246,7 +291,8 @@ class Consumer:
         if self._core.read_only or not self._logs:
             self._stop_event.wait(min(seconds, _READ_ONLY_NAP_S))
         elif not self._stopped:
-            wait_any(self._logs, self._seqs, int(seconds * 1e6), self._spin_us)
+            groups = -1 if self._member is None else self._member.version
+            wait_any(self._logs, self._seqs, int(seconds * 1e6), self._spin_us, groups)
         if loop is not None:
             loop.waiting = False
 
@@ -274,15 +320,42 @@ class Consumer:
         """Look at the catalog: topics and partitions may have come or gone. `new`: what comes was not there before."""
         version = self._heads.catalog_version
         wanted = self._subscription.partitions(self._core)
-        for place, partition in wanted.items():
-            known = self._cursors.get(place)
-            if known is None or known.partition is not partition:
-                position = self._starting.position_in(partition, new=new)
-                self._cursors[place] = Cursor(partition, position)
-        for place in [place for place in self._cursors if place not in wanted]:
-            self._forget(self._cursors.pop(place))
-        self._version = version
+        if self._member is None:
+            known = self._cursors
+            fresh = {
+                each: wanted[each] for each in wanted if each not in known or known[each].partition is not wanted[each]
+            }
+            stored = self._sharing.commits.load(fresh) if self._sharing is not None else {}
+            starts = {
+                place: self._starting.position_in(partition, new=new)
+                for place, partition in fresh.items()
+                if place not in stored
+            }
+            if self._sharing is not None:
+                self._sharing.commits.begins(starts)
+            for place, partition in fresh.items():
+                position = starts.get(place) or resume_at(partition, stored[place])
+                self._cursors[place] = Cursor(partition, position, committed=self._committed)
+            self._remove([place for place in known if place not in wanted])
+        self._version = version  # a member finds out itself what is to be shared
+
+    def _add(self, found: Mapping[Partition, Position]) -> None:
+        """Read these partitions, too."""
+        for partition, position in found.items():
+            self._cursors[partition.topic, partition.number] = Cursor(partition, position, committed=self._committed)
         self._arrange()
+
+    def _remove(self, places: Iterable[tuple[str, int]]) -> None:
+        """Read these no more."""
+        for place in places:
+            cursor = self._cursors.pop(place, None)
+            if cursor is not None:
+                self._forget(cursor)
+        self._arrange()
+
+    def _is_new(self, place: tuple[str, int]) -> bool:
+        """Whether the partition was not there when the consumer was made."""
+        return place not in self._there
 
     def _arrange(self) -> None:
         """After cursors came, went, paused or were moved: all that can be read are looked at again."""
@@ -351,7 +424,59 @@ class Consumer:
         self._end_iteration()
         for cursor, position in to.items():
             cursor.seek(position)
+        if self._sharing is not None:
+            self._sharing.commits.moved((cursor.topic, cursor.number) for cursor in to)
         self._arrange()
+
+    def _put_back(self, to: Mapping[tuple[str, int], Position]) -> None:
+        found = {self._cursors[place]: position for place, position in to.items() if place in self._cursors}
+        self._move({cursor: resume_at(cursor.partition, position) for cursor, position in found.items()})
+
+    def _rewind(self) -> None:
+        """Hand out again what was handed out and not committed. For the thread that reads, after an abort."""
+        if self._sharing is not None and not self._closed:
+            since = dict(self._sharing.commits.since)
+            self._end_iteration()
+            self._put_back({place: Position(offset) for place, offset in since.items()})
+
+    # ---- committing
+
+    @property
+    def _polled_by(self) -> int:
+        """The thread that polled last; 0: none, or it has no group."""
+        return 0 if self._sharing is None else self._sharing.polled_by
+
+    def commit(self, what: What = None, *, metadata: str = "") -> None:
+        """Remember how far the group has come: everything handed out so far, or what is given.
+
+        A batch, a record, or {(topic, partition): offset or Position}. NotOwner if a partition is another member's by
+        now; then nothing of it is committed. From any thread.
+        """
+        self._commits.commit(what, metadata)
+
+    def commit_async(self, what: What = None, *, metadata: str = "") -> Future[None]:
+        """The same in a thread, in the order of the calls. `close` waits for it."""
+        return self._commits.commit_async(what, metadata)
+
+    def committed(self, topic: str, partition: int) -> Committed | None:
+        """What the group has committed there, whichever member did; None if nothing."""
+        return self._commits.committed(topic, partition)
+
+    @property
+    def _commits(self) -> Commits:
+        self._check_usable()
+        if self._sharing is None:
+            raise GroupError(
+                "this consumer has no group, so there is nowhere to commit",
+                hint="say group=… when making it, or keep consumer.positions() yourself",
+            )
+        return self._sharing.commits
+
+    def run(self, handler: Callable[[Any], object], workers: int = 8, **options: Any) -> RunReport:
+        """Let workers handle the records, in order within a key, and commit what is done: see client/workers.py."""
+        from klamm.client.workers import run
+
+        return run(self, handler, workers, **options)
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Read nothing more from that partition, or from the topic's, or from any, until `resume`."""
@@ -381,11 +506,16 @@ class Consumer:
 
     def close(self) -> None:
         """End, and close what is open. A loop in another thread ends, too."""
-        if self._closed:
+        if self._closed or self._closing:
             return
-        if not self._forked:
-            self.stop()
-        self._closed = True
+        self._closing = True
+        try:
+            if not self._forked:
+                self.stop()
+                if self._sharing is not None:
+                    self._sharing.close()
+        finally:
+            self._closed = True
         for cursor in list(self._with_files):
             cursor.reader.close()
 
@@ -405,26 +535,3 @@ class Consumer:
 
     def in_child(self) -> None:
         self._forked = True
-
-
-def _choice(name: str, value: object, known: Mapping[str, Any]) -> Any:
-    if not isinstance(value, str) or value not in known:
-        raise InvalidSetting(f"{name}: {value!r} does not fit", hint=f"want {' or '.join(map(repr, known))}")
-    return known[value]
-
-
-def check_count(max_records: Any) -> None:
-    if not isinstance(max_records, int):
-        raise TypeError(f"max_records is an int, not {type(max_records).__name__}")
-    if max_records < 1:
-        raise InvalidSetting(f"max_records: {max_records} does not fit", hint="want at least 1")
-
-
-def seconds(name: str, ms: Any) -> float | None:
-    if ms is None:
-        return None
-    if type(ms) is not int and type(ms) is not float:
-        raise TypeError(f"{name} is a number of milliseconds or None, not {type(ms).__name__}")
-    if not ms >= 0:
-        raise InvalidSetting(f"{name}: {ms} does not fit", hint="want milliseconds, or None to wait for ever")
-    return float(ms) / 1000

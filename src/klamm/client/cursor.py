@@ -21,7 +21,7 @@ from klamm.types import Batch, Position
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
 
-__all__ = ["Cursor", "Reading"]
+__all__ = ["Cursor", "Reading", "converted"]
 
 _FIRST_BYTES = 64 << 10
 
@@ -47,6 +47,7 @@ class Cursor:
         "_epoch",
         "_index",
         "_iterator",
+        "_next",
         "_offsets",
         "_size",
         "log",
@@ -56,24 +57,26 @@ class Cursor:
         "place",
         "reader",
         "seq",
+        "tenure",
         "topic",
     )
 
-    def __init__(self, partition: Partition, position: Position) -> None:
+    def __init__(self, partition: Partition, position: Position, *, committed: bool = True) -> None:
         self.partition = partition
         self.topic = partition.topic
         self.number = partition.number
         self.log = partition.log
-        self.reader = partition.reader(position.offset)
+        self.reader = partition.reader(position.offset, committed=committed)
         self.paused = False
         self.place = 0
         self.seq = 0
+        self.tenure = object()  # tells batches from before a partition was lost and came back
         self._size = _FIRST_BYTES
         self.seek(position)
 
     def seek(self, position: Position) -> None:
         """Go on reading there; what was read and not handed out is dropped."""
-        self._begin = self._end = position.offset
+        self._begin = self._end = self._next = position.offset
         self._epoch = self._chunk_epoch = position.leader_epoch
         self._chunk: list[Any] = []
         self._index = 0
@@ -109,6 +112,10 @@ class Cursor:
         iterator.__setstate__(self._index)  # type: ignore[attr-defined]  # that is how list iterators are restored
         return iterator
 
+    @property
+    def is_iterated(self) -> bool:
+        return self._iterator is not None
+
     def end_iteration(self) -> None:
         self._index = self._settled()
         self._iterator = None
@@ -133,8 +140,8 @@ class Cursor:
         while True:
             self.seq = self.log.seq
             reader, begin = self.reader, self._end
-            if reader.offset != begin:
-                reader.seek(begin)
+            if reader.offset != self._next:
+                reader.seek(self._next)
             try:
                 data = reader.read(self._size)
             except OffsetOutOfRange as error:
@@ -147,6 +154,7 @@ class Cursor:
                 self._refuse_deleted()
                 raise
             if not data:
+                self._next = reader.offset  # beyond what has no records: markers, and what was aborted
                 return False
             if len(data) > self._size >> 1:
                 self._size = min(how.max_bytes, 2 * self._size)
@@ -174,6 +182,7 @@ class Cursor:
             epoch = walk(data)[-1].leader_epoch
         self._epoch, self._chunk_epoch = self._chunk_epoch, epoch
         self._begin, self._end, self._offsets, self._iterator = begin, end, offsets, None
+        self._next = end
         self._chunk, self._index = chunk, 0
 
     def _records(self, data: memoryview, form: int, key_of: Any, value_of: Any) -> list[Any]:
@@ -192,7 +201,7 @@ class Cursor:
         found: list[Any] = []
         for record in self._records(data, RECORDS, None, None):
             try:
-                found.append(_converted(record, how))
+                found.append(converted(record, how))
             except Exception as error:
                 if found:
                     return found, record.offset
@@ -216,7 +225,8 @@ class Cursor:
         )
 
 
-def _converted(record: Record, how: Reading) -> Any:
+def converted(record: Record, how: Reading) -> Any:
+    """A record as it was read without serdes, in the form that was asked for."""
     value = record.value if record.value is None or how.value_of is None else how.value_of(record.value)
     if how.form not in (RECORDS, TUPLES):
         return value

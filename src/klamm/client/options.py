@@ -1,13 +1,14 @@
-"""What users write for acks and times, checked and made plain."""
+"""What users write for acks, times and choices, checked and made plain."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from klamm.errors import InvalidSetting
 
-__all__ = ["ALL", "Acks", "acks_of", "to_ms"]
+__all__ = ["ALL", "Acks", "acks_of", "check_count", "choice", "seconds", "to_ms"]
 
 Acks: TypeAlias = Literal["all", -1, 0, 1]
 """0: no answer. 1: committed, survives any process. "all" (or -1, as Kafka has it): on disk, survives the machine."""
@@ -37,3 +38,26 @@ def to_ms(when: object) -> int:
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+def choice(name: str, value: object, known: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str) or value not in known:
+        raise InvalidSetting(f"{name}: {value!r} does not fit", hint=f"want {' or '.join(map(repr, known))}")
+    return known[value]
+
+
+def check_count(max_records: Any) -> None:
+    if not isinstance(max_records, int):
+        raise TypeError(f"max_records is an int, not {type(max_records).__name__}")
+    if max_records < 1:
+        raise InvalidSetting(f"max_records: {max_records} does not fit", hint="want at least 1")
+
+
+def seconds(name: str, ms: Any) -> float | None:
+    if ms is None:
+        return None
+    if type(ms) is not int and type(ms) is not float:
+        raise TypeError(f"{name} is a number of milliseconds or None, not {type(ms).__name__}")
+    if not ms >= 0:
+        raise InvalidSetting(f"{name}: {ms} does not fit", hint="want milliseconds, or None to wait for ever")
+    return float(ms) / 1000

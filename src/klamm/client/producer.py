@@ -206,6 +206,7 @@ class Producer(Sending):
             self._partitioner,
             self._keys.to_bytes,
             self._values.to_bytes,
+            keyed="compact" in opened.topic.settings.cleanup_policy,
         )
         made = _Road(opened, lane)
         if road is not None and same:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import Core, OpenTopic
 
-__all__ = ["Subscription", "Topics"]
+__all__ = ["Subscription", "Topics", "wanted_of"]
 
 Topics: TypeAlias = str | re.Pattern[str] | Iterable[str] | Mapping[str, Iterable[int]]
 
@@ -50,6 +50,12 @@ class Subscription:
         if self._pattern is None and not self._named:
             raise InvalidSetting("a consumer wants at least one topic")
 
+    def spelled(self) -> dict[str, Any]:
+        """As JSON takes it, for the other members of a group. `wanted_of` reads it."""
+        if self._pattern is not None:
+            return {"pattern": self._pattern.pattern, "flags": self._pattern.flags}
+        return {"topics": self._named}
+
     def partitions(self, core: Core) -> dict[tuple[str, int], Partition]:
         """As the catalog has them now."""
         if self._pattern is not None:
@@ -68,6 +74,15 @@ class Subscription:
             else:
                 found.update({(name, number): opened.partition(number) for number in numbers})
         return found
+
+
+def wanted_of(spelled: Any, topics: Iterable[str]) -> dict[str, list[int] | None]:
+    """Which of `topics` a subscription wants, as `spelled` gave it: all partitions (None), or those named."""
+    if "pattern" in spelled:
+        matching = re.compile(spelled["pattern"], spelled["flags"]).fullmatch
+        return {name: None for name in topics if matching(name) and not name.startswith("__")}
+    named = spelled["topics"]
+    return {name: named[name] for name in topics if name in named}
 
 
 def _all_of(topics: list[OpenTopic]) -> dict[tuple[str, int], Partition]:

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.batch import Builder, check_level, number_of, partition_for, partition_records
-from klamm.errors import RecordTooLarge
+from klamm.batch.header import TRANSACTIONAL
+from klamm.errors import InvalidRecord, RecordTooLarge
 from klamm.log.head import ONE_BYTES
 from klamm.types import Appended
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
 
-__all__ = ["Quick", "Target", "codec_of", "limit_of", "sealed"]
+__all__ = ["Quick", "Target", "codec_of", "keyless", "limit_of", "sealed"]
 
 Quick: TypeAlias = Callable[[Any, Any], int]
 """Key and value of a record without headers: its offset, or a result below 0 that has to be seen to."""
@@ -32,7 +33,7 @@ _CHUNK = 16_384  # records that are taken from an iterator at a time
 _SLICE = 16_384  # records that are sorted by partition at a time: they stay in the CPU's cache
 _OPEN_BYTES = 64 << 20  # bytes of batches that are filled at the same time
 _MAX_SPARE = 8
-_REFUSALS = (TypeError, ValueError, RecordTooLarge)
+_REFUSALS = (TypeError, ValueError, RecordTooLarge, InvalidRecord)
 
 
 def codec_of(compression: str | None, level: int | None) -> int:
@@ -44,25 +45,41 @@ def codec_of(compression: str | None, level: int | None) -> int:
     return number
 
 
+def keyless(topic: str) -> InvalidRecord:
+    """A record without a key, for a topic that is compacted."""
+    return InvalidRecord(
+        f"{topic}: a record without a key, and the topic is compacted",
+        hint="give it a key: compaction keeps the latest record of each",
+    )
+
+
 def limit_of(max_message_bytes: int) -> int:
     """A limit that a Builder takes; what it lets through, the partition still refuses."""
     return max(max_message_bytes, 128)
 
 
 def sealed(
-    builder: Builder, codec: int, level: int | None, producer_id: int = -1, producer_epoch: int = -1, sequence: int = -1
+    builder: Builder,
+    codec: int,
+    level: int | None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    sequence: int = -1,
+    *,
+    transactional: bool = False,
 ) -> memoryview:
     """The whole batch; not compressed if that would make it larger, for it then might not fit any more."""
-    batch = builder.seal(codec, level, producer_id, producer_epoch, sequence)
+    attributes = TRANSACTIONAL if transactional else 0
+    batch = builder.seal(codec, level, producer_id, producer_epoch, sequence, attributes)
     if codec and len(batch) > builder.size:
-        batch = builder.seal(0, None, producer_id, producer_epoch, sequence)
+        batch = builder.seal(0, None, producer_id, producer_epoch, sequence, attributes)
     return batch
 
 
 class Target:
     """A topic, for appends."""
 
-    __slots__ = ("_builders", "_turn", "heads", "opened", "quick", "single", "topic", "version")
+    __slots__ = ("_builders", "_turn", "heads", "keyed", "opened", "quick", "single", "topic", "version")
 
     def __init__(self, opened: OpenTopic, heads: Heads, version: int) -> None:
         self.opened = opened
@@ -71,7 +88,9 @@ class Target:
         self.version = version
         self.single: Partition | None = opened.partition(0) if opened.count == 1 else None
         settings = opened.topic.settings
+        self.keyed = "compact" in settings.cleanup_policy
         usual = settings.message_timestamp_type == "CreateTime" and settings.max_message_bytes >= ONE_BYTES
+        usual = usual and not self.keyed
         self.quick: Quick | None = self.single.log.append_one if self.single is not None and usual else None
         self._turn = 0
         self._builders: list[Builder] = []
@@ -79,6 +98,8 @@ class Target:
     def choose(self, key: Any, partition: int | None) -> Partition:
         """Where one record goes: as told, or by its key, or to each partition in turn."""
         opened = self.opened
+        if key is None and self.keyed:
+            raise keyless(self.topic.name)
         if partition is not None:
             return opened.partition(partition)
         if self.single is not None:
@@ -186,6 +207,8 @@ class Target:
                 f"{self.topic.name}: record {place} of append_many: {error.message}",
                 hint=error.hint or "send smaller records, or raise the topic's max.message.bytes",
             )
+        if isinstance(error, InvalidRecord):
+            return InvalidRecord(f"{error.message}: record {place} of append_many", hint=error.hint)
         error.add_note(f"record {place} of append_many to {self.topic.name}")
         return error.with_traceback(None)
 
@@ -219,6 +242,12 @@ class _Work:
         self, partition: Partition, builder: Builder, records: Sequence[Any], timestamp: int, *, values: bool
     ) -> None:
         """Fill the batch with `records`; commit it whenever it is full."""
+        if self._target.keyed:
+            bad = next((at for at, record in enumerate(records) if values or not record or record[0] is None), None)
+            if bad is not None:
+                if bad:
+                    self.extend(partition, builder, records[:bad], timestamp, values=values)
+                raise keyless(self._target.topic.name)
         extend = builder.extend_values if values else builder.extend
         done = 0
         while (done := extend(records, done, timestamp)) < len(records):

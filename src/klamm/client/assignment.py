@@ -1,0 +1,77 @@
+"""Who gets which partitions: arithmetic that every member of a group does for itself, and that comes out the same.
+
+Members may subscribe to different topics, so partitions are pooled by the set of their subscribers. Within a pool the
+i-th of N members, by place, gets P // N partitions, and one more if i < P % N. A member that has more gives the
+surplus back, what it took last first; one that has fewer takes any that are free, those first that would be its if
+everybody took in order.
+
+An assignor of one's own decides instead which partitions of a pool are whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from klamm.errors import GroupError
+
+__all__ = ["Assignor", "Place", "Share", "assigned", "pools", "quota", "share"]
+
+Place: TypeAlias = tuple[str, int]
+Assignor: TypeAlias = Callable[[list[str], list[Place]], Mapping[str, Iterable[Place]]]
+"""(members, partitions) -> whose each partition is. Every member calls it: the same arguments, the same answer."""
+
+
+class Share(NamedTuple):
+    """Of one member in one pool: give those back, then have `quota` of these, the first that are free."""
+
+    give: list[Place]
+    order: list[Place]
+    quota: int
+
+
+def quota(partitions: int, members: int, index: int) -> int:
+    """How many of `partitions` the member with this index gets."""
+    return partitions // members + (index < partitions % members)
+
+
+def pools(
+    subscriptions: Mapping[int, Mapping[str, Collection[int] | None]], topics: Mapping[str, int]
+) -> dict[tuple[int, ...], list[Place]]:
+    """By subscribers: the partitions that exactly they want, sorted.
+
+    `subscriptions`: by member, the topics with the partitions it wants of each, None for all. `topics`: how many
+    partitions each has.
+    """
+    found: dict[tuple[int, ...], list[Place]] = {}
+    for topic in sorted(topics):
+        wanting = {member: wanted[topic] for member, wanted in subscriptions.items() if topic in wanted}
+        everything = [member for member, numbers in wanting.items() if numbers is None]
+        chosen = {member: numbers for member, numbers in wanting.items() if numbers is not None}
+        for number in range(topics[topic]):
+            who = everything + [member for member, numbers in chosen.items() if number in numbers]
+            if who:
+                found.setdefault(tuple(sorted(who)), []).append((topic, number))
+    return found
+
+
+def share(partitions: Sequence[Place], members: Sequence[int], me: int, owned: Sequence[Place]) -> Share:
+    """What member `me` of `members` (sorted) does. `owned`: what it has of the pool, in the order it took them."""
+    index = members.index(me)
+    mine = quota(len(partitions), len(members), index)
+    first = sum(quota(len(partitions), len(members), other) for other in range(index))
+    return Share(list(owned[mine:]), [*partitions[first:], *partitions[:first]], mine)
+
+
+def assigned(
+    assignor: Assignor, partitions: Sequence[Place], ids: Sequence[str], me: str, owned: Sequence[Place]
+) -> Share:
+    """The same, as the user's function says it."""
+    answer = assignor(list(ids), list(partitions))
+    if not isinstance(answer, Mapping):
+        raise GroupError(f"the assignor gave {type(answer).__name__}, want a mapping of members to partitions")
+    wanted = dict.fromkeys((topic, number) for topic, number in answer.get(me, ()))
+    strange = wanted.keys() - set(partitions)
+    if strange:
+        raise GroupError(f"the assignor gave {min(strange)!r}, which is not a partition to share out")
+    return Share([place for place in owned if place not in wanted], list(wanted), len(wanted))

@@ -1,0 +1,262 @@
+"""Records that could not be handled, put aside with the reason, and put back.
+
+A dead letter has the key, value and headers of the record it was, and these headers beside them, all of them text:
+
+    klamm.dlq.topic, .partition, .offset, .timestamp     where the record was, and its time
+    klamm.dlq.attempts                                   how often it was tried, earlier lives included
+    klamm.dlq.error, klamm.dlq.reason                    the type of the last error, and what it said
+    klamm.dlq.group                                      whose handler it was, if it had a group
+
+Redriven, it loses those and bears `klamm.attempts`, so that its next death counts on. That it was redriven is noted in
+the dead-letter topic itself: a record without key and value, whose header `klamm.dlq.redriven` names the letter as
+"partition:offset". The note and the record that is put back are one transaction, and it has a name: whoever begins
+another for the same topic fences the one before, and looks at the notes only then. So each letter goes back once,
+though redrives are killed at any moment or run at the same time; and any of them may go, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.batch import Record, encode_one
+from klamm.client.consumer import Consumer
+from klamm.client.target import Target
+from klamm.client.transaction import Pool, Transaction
+from klamm.errors import InvalidSetting, TopicExists, TransactionError, UnknownTopic
+
+if TYPE_CHECKING:
+    from klamm.store.directory import Core
+
+__all__ = ["DeadLetter", "DeadLetterBox", "Origin", "attempts_before", "dead_letters", "redrive"]
+
+_PREFIX = "klamm.dlq."
+_REDRIVEN = _PREFIX + "redriven"
+_ATTEMPTS = "klamm.attempts"
+_REASON_CHARACTERS = 1000
+_ROOM = 64 << 10  # bytes that a letter may have above its record
+_CHUNK = 500  # letters that go back in one transaction
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Origin(NamedTuple):
+    """Where a dead letter's record was."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that could not be handled."""
+
+    origin: Origin | None
+    """None: somebody else wrote it, without our headers."""
+    attempts: int
+    error: str
+    """The type of the last error."""
+    reason: str
+    """What the last error said."""
+    record: Record
+    """As it lies in the dead-letter topic, with the headers it had before."""
+
+
+# ---- putting aside
+
+
+class DeadLetterBox:
+    """Where a handler's failures go. For any thread."""
+
+    def __init__(self, core: Core, topic: str | None, group: str | None) -> None:
+        """Without `topic`: to the record's topic with `.dlq` behind its name."""
+        self._core = core
+        self._topic = topic
+        self._group = group
+
+    def put(self, record: Record, attempts: int, error: BaseException) -> None:
+        """On disk when it returns. The topic is made when it is not there: one partition, no retention."""
+        told = {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "attempts": attempts,
+            "error": _type_of(error),
+            "reason": str(error)[:_REASON_CHARACTERS],
+            "group": self._group,
+        }
+        headers = (
+            *_own_headers(record.headers),
+            *(
+                (_PREFIX + name, str(value).encode("utf-8", "replace"))
+                for name, value in told.items()
+                if value is not None
+            ),
+        )
+        log = self._opened(record).choose(record.key, None)
+        batch = bytearray(256)
+        offset = log.append(batch, encode_one(batch, record.key, record.value, headers, -1))
+        log.sync(offset + 1)
+
+    def _opened(self, record: Record) -> Target:
+        core = self._core
+        name = self._topic or f"{record.topic}.dlq"
+        try:
+            opened = core.topic(name)
+        except UnknownTopic:
+            limit = core.topic(record.topic).topic.settings.max_message_bytes + _ROOM
+            try:
+                core.catalog.create_topic(name, 1, {"retention.ms": -1, "max.message.bytes": limit}, core.lay_out)
+                core.changed()
+            except TopicExists:
+                pass
+            opened = core.topic(name)
+        return Target(opened, core.heads, core.heads.catalog_version)
+
+
+def attempts_before(record: Record) -> int:
+    """How often a redriven record was tried in its earlier lives."""
+    return _number(dict(record.headers).get(_ATTEMPTS))
+
+
+# ---- looking
+
+
+def dead_letters(core: Core, topic: str) -> list[DeadLetter]:
+    """The letters in a dead-letter topic that were not redriven, the oldest first in each partition."""
+    letters: dict[tuple[int, int], DeadLetter] = {}
+    with Consumer(core, topic, wait_ms=0) as consumer:
+        for record in consumer:
+            note = _redriven_by(record)
+            if note is None:
+                letters[record.partition, record.offset] = _letter(record)
+            else:
+                letters.pop(note, None)
+    return [letters[place] for place in sorted(letters)]
+
+
+def _letter(record: Record) -> DeadLetter:
+    told = {name[len(_PREFIX) :]: value for name, value in record.headers if name.startswith(_PREFIX)}
+    origin = None
+    if told.get("topic"):
+        numbers = [_number(told.get(name)) for name in ("partition", "offset", "timestamp")]
+        origin = Origin(_text(told["topic"]), *numbers)
+    plain = Record(
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        record.key,
+        record.value,
+        _own_headers(record.headers),
+        record.leader_epoch,
+    )
+    return DeadLetter(origin, _number(told.get("attempts")), _text(told.get("error")), _text(told.get("reason")), plain)
+
+
+def _redriven_by(record: Record) -> tuple[int, int] | None:
+    """The (partition, offset) of the letter, if this is a note that it was redriven."""
+    for name, value in record.headers:
+        if name == _REDRIVEN and value is not None:
+            partition, _, offset = value.partition(b":")
+            return _number(partition), _number(offset)
+    return None
+
+
+# ---- putting back
+
+
+def redrive(
+    core: Core,
+    topic: str,
+    to: str | None,
+    *,
+    limit: int | None = None,
+    where: Callable[[DeadLetter], bool] | None = None,
+) -> int:
+    """Put letters back to where they came from, or to the topic `to`: how many."""
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise TypeError(f"limit is an int, not {type(limit).__name__}")
+    if limit is not None and limit < 0:
+        raise InvalidSetting(f"limit: {limit} is negative")
+    letters = iter([each for each in dead_letters(core, topic) if where is None or where(each)])
+    known: set[tuple[int, int]] = set()
+    count = 0
+    pool = Pool(core, ())
+    try:
+        with Consumer(core, topic, wait_ms=0) as notes:
+            while chunk := _some(letters, _CHUNK if limit is None else min(_CHUNK, limit - count)):
+                with pool.begin(f"klamm.redrive.{topic}") as transaction:
+                    _refuse_open(core, topic)
+                    known.update(note for record in notes if (note := _redriven_by(record)) is not None)
+                    fresh = [each for each in chunk if (each.record.partition, each.record.offset) not in known]
+                    for letter in fresh:
+                        _put_back(core, transaction, letter, to)
+                count += len(fresh)
+    finally:
+        pool.close()
+    return count
+
+
+def _refuse_open(core: Core, topic: str) -> None:
+    """A transaction of others that is open in the topic hides the notes behind its first record."""
+    hidden = core.topic(topic).partitions()
+    for _ in range(2):
+        hidden = [each for each in hidden if (ends := each.ends()).stable < ends.end]
+        if hidden:
+            core.transactions.resolve(hidden)
+    if hidden:
+        raise TransactionError(
+            f"{topic}/{hidden[0].number}: a transaction is open there, which hides what was redriven",
+            hint="try again when it is over: see store.transactions()",
+        )
+
+
+def _put_back(core: Core, transaction: Transaction, letter: DeadLetter, to: str | None) -> None:
+    record, origin = letter.record, letter.origin
+    partition: int | None = None
+    if to is None:
+        if origin is None:
+            raise InvalidSetting(
+                f"{record.topic}/{record.partition}: the letter at offset {record.offset} does not say where it was",
+                hint="say to=",
+            )
+        to = origin.topic
+        if origin.partition < core.topic(to).count:
+            partition = origin.partition
+    headers = [*record.headers, (_ATTEMPTS, b"%d" % letter.attempts)]
+    transaction.send(to, record.value, key=record.key, partition=partition, headers=headers)
+    note = (_REDRIVEN, b"%d:%d" % (record.partition, record.offset))
+    transaction.send(record.topic, None, partition=record.partition, headers=[note])
+
+
+def _some(letters: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
+    return [letter for _, letter in zip(range(count), letters, strict=False)]
+
+
+# ---- headers
+
+
+def _own_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
+    """Those that are not ours."""
+    return tuple((name, value) for name, value in headers if not name.startswith(_PREFIX) and name != _ATTEMPTS)
+
+
+def _type_of(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "replace")
+
+
+def _number(value: bytes | None) -> int:
+    try:
+        return int(value or b"0")
+    except ValueError:
+        return 0

@@ -1,0 +1,51 @@
+"""A consumer of committed records waits in front of an open transaction. If that takes long, somebody may have died.
+
+Whoever finds a log where it was a second ago, with a transaction open in front of it, asks for it to be resolved: that
+ends what belongs to processes that are gone, and leaves the rest alone (store/transactions.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from klamm.errors import KlammError
+
+if TYPE_CHECKING:
+    from klamm.client.cursor import Cursor
+    from klamm.log.partition import Partition
+    from klamm.store.directory import Core
+
+__all__ = ["Stuck"]
+
+_AFTER_S = 1.0
+
+
+class Stuck:
+    """One consumer's watch over its logs."""
+
+    __slots__ = ("_core", "_looked", "_seen")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._looked = time.monotonic()
+        self._seen: dict[Partition, int] = {}
+
+    def look(self, cursors: Iterable[Cursor]) -> None:
+        """Once a second, see which logs have stood still since the last time. For whoever found nothing to read."""
+        now = time.monotonic()
+        if now - self._looked < _AFTER_S or self._core.read_only:
+            return
+        self._looked = now
+        seen: dict[Partition, int] = {}
+        for cursor in cursors:
+            with suppress(KlammError):  # deleted, or damaged: reading it says so
+                head = cursor.partition.snapshot()
+                if head.stable_offset < head.next_offset:
+                    seen[cursor.partition] = head.stable_offset
+        before, self._seen = self._seen, seen
+        stuck = [partition for partition, offset in seen.items() if before.get(partition) == offset]
+        if stuck:
+            self._core.transactions.resolve(stuck)

@@ -1,0 +1,546 @@
+"""A transaction: records and progress that become visible together, or not at all. The protocol: store/transactions.py.
+
+    send → Lane (partition, open batch) → full → registered, appended
+    commit: the open batches → registered in one write, appended → synced → decided, with offsets of groups → marked
+
+Nothing happens before a batch is full or `commit` is called, so a small transaction costs two writes to klamm.db and
+one sync of each partition it has records in. No thread works for it.
+
+Promises
+  X1  A transaction ends once: committed, or aborted. Whatever goes wrong before the commit point aborts it, also if the
+      error was caught and `commit` is called all the same.
+  X2  `commit` returns when the transaction is decided, on disk. If a marker cannot be written then (the disk is full,
+      say), it is committed nonetheless: `commit` says so in the log and returns, and others write the marker.
+  X3  An aborted transaction leaves its consumers where their group stands: the next poll gives the same records again.
+      Its consumers are those whose batches it was given, and those that this thread has polled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from klamm.batch import Lane, Sending, patch
+from klamm.client.consumer import Consumer
+from klamm.client.options import to_ms
+from klamm.client.serde import Serde, key_pair, value_pair
+from klamm.client.target import codec_of, limit_of, sealed
+from klamm.disk import fork
+from klamm.errors import (
+    Aborted,
+    CommitGap,
+    Fenced,
+    Forked,
+    GroupError,
+    InvalidSetting,
+    KlammError,
+    ReadOnly,
+    RecordTooLarge,
+    TransactionError,
+)
+from klamm.store.groups import put_offsets
+from klamm.store.transactions import MAX_EPOCH, Identity, fenced
+from klamm.types import Batch
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+
+    from klamm.batch import BatchDelivery, Builder, Partitioner
+    from klamm.client.commits import Claim
+    from klamm.log.partition import Partition
+    from klamm.store.database import Execute
+    from klamm.store.directory import Core, OpenTopic
+    from klamm.store.transactions import Place
+
+__all__ = ["Pool", "Transaction"]
+
+_MAX_IDLE = 16  # producer ids kept for the next transactions
+_OPEN_BYTES = 32 << 20  # in open batches; more is appended
+_log = logging.getLogger("klamm")
+
+
+class Pool:
+    """The producer ids of one Store object: whoever begins a transaction takes one, whoever ends it gives it back.
+
+    A name is one producer id from its first transaction here on, until a newer one somewhere else takes it over. Then
+    it is fenced here for good: only a store that is opened anew may take it back.
+    """
+
+    def __init__(self, core: Core, clients: Iterable[object]) -> None:
+        """`clients`: the store's consumers, among others."""
+        self.core = core
+        self._clients = clients
+        self._mutex = threading.Lock()
+        self._naming = threading.Lock()
+        self._idle: list[Identity] = []
+        self._named: dict[str, Identity] = {}
+        self._busy: set[Identity] = set()
+        self._fenced: set[str] = set()
+        self._open: weakref.WeakSet[Transaction] = weakref.WeakSet()
+        self._dropped: list[Identity] = []
+        self.turn = 0
+        self._closed = self._forked = False
+        fork.register(self)
+
+    def begin(self, name: str | None, **options: Any) -> Transaction:
+        """A new transaction; one that has a name aborts what that name has open anywhere else."""
+        core = self.core
+        if core.read_only:
+            raise ReadOnly(f"{core.path}: opened for reading only")
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(f"the name of a transaction is a str, and not empty: {name!r}")
+        transaction = Transaction(self, name, **options)
+        while self._dropped:
+            core.transactions.let_go(self._dropped.pop())
+        if name is not None:
+            with self._naming:
+                transaction._identity = self._take_named(name)
+        with self._mutex:
+            self.turn += 1
+            self._open.add(transaction)
+        return transaction
+
+    def take(self) -> Identity:
+        """A producer id, for one transaction."""
+        with self._mutex:
+            found = self._idle.pop() if self._idle else None
+        return found or self.core.transactions.identity()
+
+    def _take_named(self, name: str) -> Identity:
+        known = self._named.get(name)
+        if name in self._fenced:
+            raise fenced(name)
+        if known is None or known in self._busy or known.spoiled:
+            try:
+                made = self.core.transactions.identity(name, after=known)
+            except Fenced:
+                self._fenced.add(name)
+                raise
+            if known is not None and known not in self._busy:
+                self.core.transactions.let_go(known)
+            known = self._named[name] = made
+        self._busy.add(known)
+        return known
+
+    def give_back(self, transaction: Transaction, identity: Identity, error: BaseException | None) -> None:
+        """Its transaction is over. With an error: nobody knows how, so the producer id is not used again."""
+        identity.spoiled = error is not None or identity.epoch >= MAX_EPOCH
+        with self._mutex:
+            self._open.discard(transaction)
+            self._busy.discard(identity)
+            if identity.name is not None and self._named.get(identity.name) is identity:
+                if isinstance(error, Fenced):
+                    self._fenced.add(identity.name)
+                elif not identity.spoiled:
+                    return
+            elif identity.name is None and not identity.spoiled and len(self._idle) < _MAX_IDLE:
+                self._idle.append(identity)
+                return
+        self.core.transactions.let_go(identity)
+
+    def consumers(self) -> list[Consumer]:
+        """Those of the store."""
+        while True:
+            try:
+                return [each for each in self._clients if isinstance(each, Consumer)]
+            except RuntimeError:  # another thread has just made one
+                continue
+
+    def drop(self, identity: Identity) -> None:
+        """Nobody will end its transaction. Others see that once the next one begins, or when it times out."""
+        self._dropped.append(identity)
+
+    def close(self) -> None:
+        """Abort what is open, and leave nothing that others would have to see to."""
+        if self._closed or self._forked:
+            return
+        failed: Exception | None = None
+        for transaction in list(self._open):  # those of other threads, too: their next call tells them
+            try:
+                transaction._close()
+            except Exception as error:  # noqa: BLE001  # the others are ended, too; then it is raised
+                failed = failed or error
+        with self._mutex:
+            self._closed = True
+            mine = [*self._idle, *self._named.values(), *self._dropped]
+        try:
+            if not self.core.closed:
+                self.core.transactions.tidy(mine)
+        finally:
+            for identity in mine:
+                self.core.transactions.let_go(identity)
+        if failed is not None:
+            raise failed
+
+    def before_fork(self) -> None:
+        """Nothing: the child does not use it."""
+
+    def after_fork(self) -> None:
+        """Nothing: the parent goes on."""
+
+    def in_child(self) -> None:
+        self._forked = True
+
+
+class Transaction(Sending):
+    """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
+
+    For one thread at a time.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        name: str | None,
+        *,
+        timeout_ms: int = 60_000,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        batch_bytes: int = 64 << 10,
+        partitioner: Partitioner | None = None,
+    ) -> None:
+        if type(timeout_ms) is not int or type(batch_bytes) is not int:
+            raise TypeError("timeout_ms and batch_bytes are whole numbers")
+        if timeout_ms < 1 or batch_bytes < 1:
+            raise InvalidSetting(f"timeout_ms {timeout_ms}, batch_bytes {batch_bytes}", hint="want at least 1 of each")
+        if partitioner is not None and not callable(partitioner):
+            raise TypeError(f"partitioner is {type(partitioner).__name__}; want a callable (key, count) -> partition")
+        self.name = name
+        self._pool = pool
+        self._core = pool.core
+        self._timeout_ms = timeout_ms
+        self._values = value_pair(serde)
+        self._keys = key_pair(key_serde, serde)
+        self._codec = codec_of(compression, compression_level)
+        self._level = compression_level
+        self._batch_bytes = batch_bytes
+        self._partitioner = partitioner
+        self._identity: Identity | None = None
+        self._lanes: dict[str, Lane] = {}
+        self._topics: dict[str, tuple[OpenTopic, Lane]] = {}
+        self._sequences: dict[Partition, int] = {}
+        self._ends: dict[Partition, int] = {}
+        self._full: deque[tuple[Partition, Lane, Builder, BatchDelivery]] = deque()  # taken, and not yet appended
+        self._appended: list[tuple[BatchDelivery, int, int]] = []  # where, and the time the log has stamped on it
+        self._claims: dict[Consumer, Claim] = {}
+        self._polled_by = threading.get_ident()
+        self._mutex = threading.RLock()
+        self._defers = False  # full batches wait until somebody calls _append_full
+        self._state = "open"
+        self._failed: BaseException | None = None
+        self._forked = False
+        fork.register(self)
+
+    def __repr__(self) -> str:
+        return f"<Transaction{f' {self.name!r}' if self.name else ''} of {self._core.path}: {self._state}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a transaction cannot be pickled")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._state != "open":
+            return
+        if error is None:
+            self.commit()
+        elif not self._forked:
+            try:
+                self.abort()
+            except Exception as failure:  # noqa: BLE001  # the error of the block is the one to be seen
+                error.add_note(f"and the transaction could not be aborted, which others will see to: {failure}")
+
+    def __del__(self) -> None:
+        identity = getattr(self, "_identity", None)
+        if identity is not None and self._state == "open" and not self._forked:
+            self._pool.drop(identity)
+
+    @property
+    def state(self) -> str:
+        """ "open", "committed" or "aborted"."""
+        return self._state
+
+    # ---- records
+
+    def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:
+        return RecordTooLarge(
+            f"{topic}: {error.message}", hint="send smaller records, or raise the topic's max.message.bytes"
+        )
+
+    def _milliseconds(self, timestamp: datetime) -> int:
+        return to_ms(timestamp)
+
+    def _slow_lane(self, topic: str) -> Lane:
+        """The topic's lane, as the topic was when the transaction first used it."""
+        if not isinstance(topic, str):
+            raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
+        self._check_open()
+        if self._failed is not None:
+            raise self._refused()
+        opened = self._core.topic(topic)
+        lane = Lane(
+            topic,
+            opened.count,
+            self._batch_bytes,
+            limit_of(opened.topic.settings.max_message_bytes),
+            self._partitioner,
+            self._keys.to_bytes,
+            self._values.to_bytes,
+            first=self._pool.turn,
+        )
+        self._topics[topic] = opened, lane
+        self._lanes[topic] = lane
+        return lane
+
+    def _ship(self, lane: Lane) -> None:
+        """Append the batches that are full; all, if those that are open take too much memory."""
+        if not self._defers:
+            self._append_full()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether something is to be appended."""
+        return any(lane.full for _, lane in self._topics.values())
+
+    def _drain(self) -> None:
+        for _, lane in self._topics.values():
+            lane.drain()
+
+    def _append_full(self) -> None:
+        """Register what is new, in one write, and append."""
+        with self._mutex:
+            self._check_open()
+            self._append_taken()
+
+    def _append_taken(self) -> None:
+        try:
+            if sum(lane.bytes for _, lane in self._topics.values()) > _OPEN_BYTES:
+                self._drain()
+            fresh: dict[Place, Partition] = {}
+            known = self._identity.partitions if self._identity is not None else {}
+            for opened, lane in self._topics.values():
+                for number, builder, delivery in lane.take_full():
+                    partition = opened.partition(number)
+                    self._full.append((partition, lane, builder, delivery))
+                    if (opened.topic.id, number) not in known:
+                        fresh[opened.topic.id, number] = partition
+            if fresh:
+                if self._identity is None:
+                    self._identity = self._pool.take()
+                self._core.transactions.register(self._identity, fresh, self._timeout_ms)
+            while self._full:
+                self._append_first()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _append_first(self) -> None:
+        partition, lane, builder, delivery = self._full[0]
+        identity, sequence, count = self._identity, self._sequences.get(partition, 0), builder.count
+        assert identity is not None
+        batch = sealed(
+            builder, self._codec, self._level, identity.producer_id, identity.epoch, sequence, transactional=True
+        )
+        try:
+            offset = partition.append(batch)
+        except Fenced:
+            raise self._core.transactions.why_refused(identity) from None
+        stamped = partition.settings.message_timestamp_type == "LogAppendTime"
+        self._appended.append((delivery, offset, patch.max_timestamp_of(batch) if stamped else -1))
+        self._sequences[partition] = sequence + count
+        self._ends[partition] = offset + count
+        self._full.popleft()
+        lane.recycle(builder)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = self._failed or error
+        self._lanes = {}
+
+    def _refused(self) -> TransactionError:
+        refused = Aborted("the transaction cannot go on after an error", hint="abort it, and begin another")
+        refused.__cause__ = self._failed
+        return refused
+
+    # ---- progress
+
+    def commit_offsets(self, read: Batch | Consumer) -> None:
+        """Let the group's progress be part of the transaction: past this batch, or past all that the consumer gave.
+
+        CommitGap if the batch does not follow the last one. NotOwner or CommitGap also when the transaction is
+        committed and somebody else was quicker; it is aborted then.
+        """
+        self._check_open()
+        if not isinstance(read, Batch | Consumer):
+            raise TypeError(f"commit_offsets takes a Batch or a Consumer, not {type(read).__name__}")
+        if isinstance(read, Batch) and read.begin < 0:
+            return  # a poll that gave nothing
+        consumer = read if isinstance(read, Consumer) else None if read.consumer is None else read.consumer()
+        if consumer is None or consumer._core is not self._core:
+            raise GroupError(
+                f"these records were not read by a group of {self._core.path}",
+                hint='read them with store.consumer(…, group="name")',
+            )
+        claim = self._claims.get(consumer)
+        if claim is None:
+            claim = self._claims[consumer] = consumer._commits.claim()
+        claim.add(read if isinstance(read, Batch) else None)
+
+    @contextmanager
+    def _members_held(self) -> Iterator[None]:
+        """Their watchdogs give nothing up meanwhile. In one order, whoever does this."""
+        members = {id(claim.member): claim.member for claim in self._claims.values()}
+        with ExitStack() as held:
+            for _, member in sorted(members.items()):
+                held.enter_context(member.mutex)
+            yield
+
+    def _put_offsets(self, execute: Execute) -> None:
+        for claim in self._claims.values():
+            claim.refuse_others()
+            put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
+
+    def _settle_claims(self) -> None:
+        for claim in self._claims.values():
+            claim.done()
+
+    # ---- the end
+
+    def commit(self) -> None:
+        """All of it becomes visible. It is on disk when this returns."""
+        with self._mutex:
+            self._check_open()
+            self._commit()
+
+    def _commit(self) -> None:
+        try:
+            if self._failed is not None:
+                raise self._refused()
+            self._drain()
+            self._append_taken()
+            for partition, end in self._ends.items():
+                partition.sync(end)
+            with self._members_held():
+                self._core.transactions.decide(
+                    self._identity or Identity(-1, None),
+                    commit=True,
+                    also=self._put_offsets if self._claims else None,
+                )
+                self._settle_claims()
+        except BaseException as error:
+            self._fail(error)
+            try:
+                self._abort(error)
+            except Exception as failure:  # noqa: BLE001  # the first error is the one to be seen
+                error.add_note(f"and the transaction could not be aborted, which others will see to: {failure}")
+            raise
+        self._mark(None, commit=True)
+
+    def abort(self) -> None:
+        """Nothing of it becomes visible, and its consumers go back to where their groups stand. Twice: nothing."""
+        with self._mutex:
+            if self._state != "aborted":
+                self._check_open()
+                self._abort(self._failed)
+
+    def _abort(self, error: BaseException | None, *, rewind: bool = True) -> None:
+        """End it, as it was decided: after an interrupted `commit` that may be as committed."""
+        identity = self._identity
+        decided: bool | None = False
+        try:
+            if identity is not None and identity.partitions:
+                decided = self._core.transactions.decide(identity, commit=False)
+            if decided is None:  # others have ended it, and may be at it still
+                self._end(False, error if isinstance(error, TransactionError) else Aborted("it was ended by others"))
+            else:
+                self._mark(error if isinstance(error, Fenced) else None, commit=decided)
+            if decided:
+                self._settle_claims()
+        finally:
+            if self._state == "open":
+                self._end(False, Aborted("nobody knows how it ended"))
+            if rewind:
+                self._rewind(moved=isinstance(error, CommitGap))
+
+    def _mark(self, failed: BaseException | None, *, commit: bool) -> None:
+        try:
+            if self._identity is not None:
+                self._core.transactions.finish(self._identity, commit=commit)
+        except KlammError as error:
+            how = "committed" if commit else "aborted"
+            _log.warning("%r: %s, but not every log could be told, which others will do: %s", self, how, error)
+            failed = error
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            self._end(commit, failed)
+
+    def _end(self, committed: bool, error: BaseException | None) -> None:
+        identity, self._identity = self._identity, None
+        self._state = "committed" if committed else "aborted"
+        if identity is not None:
+            self._pool.give_back(self, identity, error)
+        self._lanes = {}
+        self._drain()
+        left = [delivery for _, lane in self._topics.values() for _, _, delivery in lane.take_full()]
+        left += [full[-1] for full in self._full]
+        self._topics = {}
+        self._full.clear()
+        appended, self._appended = self._appended, []
+        try:
+            for delivery, offset, stamp in appended:
+                if committed:
+                    delivery.resolve(offset, stamp)
+                else:
+                    left.append(delivery)
+            for delivery in left:
+                delivery.fail(Aborted("the transaction that the record was sent in was aborted"))
+        except Exception:  # noqa: BLE001  # a user's callback; what is done is done
+            _log.exception("a callback of a delivery raised")
+
+    def _rewind(self, *, moved: bool) -> None:
+        """`moved`: somebody else has moved the group meanwhile; read on where it stands now."""
+        mine = set(self._claims)
+        for each in self._pool.consumers():
+            if each._member is not None and each._polled_by == self._polled_by:
+                mine.add(each)
+        for consumer in mine:
+            sharing = consumer._sharing
+            if sharing is None or consumer._closed:
+                continue
+            places = list(sharing.commits.since)
+            consumer._rewind()
+            if moved:
+                consumer._put_back(sharing.commits.load(places))
+
+    def _close(self) -> None:
+        """Its store is closed."""
+        with self._mutex:
+            if self._state == "open" and not self._forked:
+                self._abort(self._failed, rewind=False)
+
+    def _check_open(self) -> None:
+        if self._forked:
+            raise Forked("this transaction was begun before the fork", hint="begin another in the child")
+        if self._state != "open":
+            raise TransactionError(f"the transaction is over: {self._state}", hint="begin another")
+
+    def before_fork(self) -> None:
+        """Nothing: the child does not use it."""
+
+    def after_fork(self) -> None:
+        """Nothing: the parent goes on."""
+
+    def in_child(self) -> None:
+        self._forked = True
+        self._lanes = {}
+        self._mutex = threading.RLock()

@@ -1,0 +1,258 @@
+"""Dead letters: what they say, that none is lost, and that each goes back once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+from klamm.client.dead_letters import Origin
+from klamm.disk import _os
+from tests.procs import children
+
+
+def refuse(values: set[bytes]) -> Any:
+    def handle(record: klamm.Record) -> None:
+        if record.value in values:
+            raise KeyError(record.value.decode())
+
+    return handle
+
+
+def kill_letters(store: klamm.Store, count: int = 3, **options: Any) -> None:
+    """Ten more records in `orders`; those below `count` become dead letters."""
+    if "group" not in options:
+        options["start"] = store.topic("orders").partitions[0].end
+    store.append_many("orders", [(b"k%d" % n, b"%d" % n, [("kept", b"yes")], 1000 + n) for n in range(10)], acks=1)
+    with store.consumer("orders", wait_ms=0, **options) as consumer:
+        dead = {b"%d" % n for n in range(count)}
+        consumer.run(refuse(dead), 1, on_error="dead-letter", retries=0)
+
+
+def read(store: klamm.Store, topic: str = "orders", start: int = 0) -> list[klamm.Record]:
+    with store.consumer(topic, start=start, wait_ms=0) as consumer:
+        return list(consumer)
+
+
+SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
+
+
+def steps() -> Iterator[int]:
+    """Every fifth system call of the store; another fifth each time."""
+    print(f"KLAMM_SEED={SEED}")
+    return itertools.count(1 + SEED % 5, 5)
+
+
+# Letters
+
+
+def test_a_letter_tells_where_it_was_and_why_it_died(orders: klamm.Store) -> None:
+    kill_letters(orders, 1, group="billing")
+    [letter] = orders.dead_letters("orders.dlq")
+    assert letter.origin == Origin("orders", 0, 0, 1000)
+    assert (letter.attempts, letter.error, letter.reason) == (1, "KeyError", "'0'")
+    assert (letter.record.topic, letter.record.key, letter.record.value) == ("orders.dlq", b"k0", b"0")
+    assert letter.record.headers == (("kept", b"yes"),)
+    [raw] = read(orders, "orders.dlq")
+    assert dict(raw.headers) == {
+        "kept": b"yes",
+        "klamm.dlq.topic": b"orders",
+        "klamm.dlq.partition": b"0",
+        "klamm.dlq.offset": b"0",
+        "klamm.dlq.timestamp": b"1000",
+        "klamm.dlq.attempts": b"1",
+        "klamm.dlq.error": b"KeyError",
+        "klamm.dlq.reason": b"'0'",
+        "klamm.dlq.group": b"billing",
+    }
+
+
+def test_the_topic_of_letters_keeps_them_and_takes_the_largest_record(orders: klamm.Store) -> None:
+    orders.alter_topic("orders", {"max.message.bytes": 20_000})
+    orders.append("orders", b"x" * 19_000)
+    with orders.consumer("orders", wait_ms=0) as consumer:
+        assert consumer.run(refuse({b"x" * 19_000}), on_error="dead-letter", retries=0).dead_lettered == 1
+    info = orders.topic("orders.dlq")
+    assert len(info.partitions) == 1
+    assert info.settings["retention.ms"] == "-1"
+
+
+def test_a_reason_may_be_anything(orders: klamm.Store) -> None:
+    orders.append("orders", b"1")
+
+    def handle(record: klamm.Record) -> None:
+        raise RuntimeError("\ud800" + "ä" * 100_000)
+
+    with orders.consumer("orders", wait_ms=0) as consumer:
+        consumer.run(handle, on_error="dead-letter", retries=0)
+    [letter] = orders.dead_letters("orders.dlq")
+    assert letter.reason.endswith("ä" * 900) and len(letter.reason) == 1000
+
+
+def test_letters_of_others_are_shown_as_far_as_they_tell(orders: klamm.Store) -> None:
+    orders.create_topic("orders.dlq")
+    orders.append("orders.dlq", b"1", headers=[("klamm.dlq.attempts", b"many"), ("klamm.dlq.reason", b"\xff")])
+    [letter] = orders.dead_letters("orders.dlq")
+    assert (letter.origin, letter.attempts, letter.reason) == (None, 0, "\ufffd")
+    with pytest.raises(klamm.InvalidSetting, match="does not say where it was"):
+        orders.redrive("orders.dlq")
+    assert orders.redrive("orders.dlq", to="orders") == 1
+    with pytest.raises(klamm.UnknownTopic):
+        orders.dead_letters("nothing.dlq")
+
+
+def test_a_run_killed_at_any_step_has_no_record_that_is_neither_handled_nor_a_letter(store: klamm.Store) -> None:
+    def work(name: str, step: int) -> None:
+        with klamm.open(store.path) as opened, opened.consumer(name, group="g", wait_ms=0) as consumer:
+            _os.trap(step, signal=signal.SIGKILL)
+            consumer.run(refuse({b"0", b"1"}), 1, on_error="dead-letter", retries=0, commit_every_ms=0)
+            _os.trap(0)
+
+    core = store._acquired()
+    with children() as start:
+        for step in steps():
+            name = f"t{step}"
+            store.create_topic(name)
+            store.append_many(name, [b"0", b"1", b"2"], acks=1)
+            child = start(lambda name=name, step=step: work(name, step))  # type: ignore[misc]
+            killed = os.WIFSIGNALED(child.ended())
+            row = core.groups.offsets(core.groups.get("g").number).get((core.topic(name).topic.id, 0))
+            done = 0 if row is None else row.offset
+            letters = store.dead_letters(f"{name}.dlq") if f"{name}.dlq" in store.topics() else []
+            origins = {each.origin.offset for each in letters if each.origin is not None}
+            assert set(range(min(done, 2))) <= origins, f"killed at step {step}"
+            if not killed:
+                break
+        assert done == 3 and step > 10
+        first = f"t{1 + SEED % 5}"
+        work(first, 0)
+        assert {each.record.value for each in store.dead_letters(f"{first}.dlq")} == {b"0", b"1"}
+
+
+# Redriven
+
+
+def test_redriven_letters_are_back_as_they_were_and_count_on(orders: klamm.Store) -> None:
+    kill_letters(orders, 2)
+    assert orders.redrive("orders.dlq") == 2
+    assert orders.dead_letters("orders.dlq") == []
+    assert orders.redrive("orders.dlq") == 0
+    back = read(orders, start=10)
+    assert [(record.key, record.value, record.headers) for record in back] == [
+        (b"k%d" % n, b"%d" % n, (("kept", b"yes"), ("klamm.attempts", b"1"))) for n in range(2)
+    ]
+    with orders.consumer("orders", start=10, wait_ms=0) as consumer:
+        consumer.run(refuse({b"1"}), on_error="dead-letter", retries=2, backoff_ms=1)
+    [letter] = orders.dead_letters("orders.dlq")
+    assert (letter.record.value, letter.attempts, letter.record.headers) == (b"1", 4, (("kept", b"yes"),))
+
+
+def test_any_letters_may_be_chosen_in_any_order(orders: klamm.Store) -> None:
+    kill_letters(orders, 6)
+    assert orders.redrive("orders.dlq", where=lambda letter: letter.record.value in (b"4", b"1")) == 2
+    assert [letter.record.value for letter in orders.dead_letters("orders.dlq")] == [b"0", b"2", b"3", b"5"]
+    assert orders.redrive("orders.dlq", limit=1) == 1
+    assert orders.redrive("orders.dlq", limit=0) == 0
+    orders.create_topic("elsewhere", partitions=3)
+    assert orders.redrive("orders.dlq", "elsewhere") == 3
+    assert [record.value for record in read(orders, start=10)] == [b"1", b"4", b"0"]
+    assert sorted(record.value for record in read(orders, "elsewhere")) == [b"2", b"3", b"5"]
+
+
+def test_letters_go_back_to_their_partition(store: klamm.Store) -> None:
+    store.create_topic("orders", partitions=3)
+    for number in range(3):
+        store.append("orders", b"%d" % number, partition=number)
+    with store.consumer("orders", wait_ms=0) as consumer:
+        consumer.run(refuse({b"0", b"1", b"2"}), on_error="dead-letter", retries=0)
+    assert store.redrive("orders.dlq") == 3
+    with store.consumer("orders", start=1, wait_ms=0) as consumer:
+        assert sorted((record.partition, record.value) for record in consumer) == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+@pytest.mark.timeout(100)
+def test_a_redrive_killed_at_any_step_puts_each_letter_back_once(orders: klamm.Store) -> None:
+    def redrive(step: int) -> None:
+        with klamm.open(orders.path) as store:
+            _os.trap(step, signal=signal.SIGKILL)
+            store.redrive("orders.dlq")
+            _os.trap(0)
+
+    with children() as start:
+        for step in steps():
+            kill_letters(orders)
+            at = orders.topic("orders").partitions[0].end
+            killed = os.WIFSIGNALED(start(lambda step=step: redrive(step)).ended())  # type: ignore[misc]
+            orders.redrive("orders.dlq")
+            values = [record.value for record in read(orders, start=at)]
+            assert values == [b"0", b"1", b"2"], f"killed at step {step}"
+            assert orders.dead_letters("orders.dlq") == []
+            if not killed:
+                break
+        assert step > 10
+
+
+def test_a_letter_that_another_redrive_took_meanwhile_is_left_alone(orders: klamm.Store, path: Path) -> None:
+    kill_letters(orders)
+    by_the_other: list[int] = []
+
+    def where(letter: klamm.DeadLetter) -> bool:
+        if not by_the_other:
+            with klamm.open(path) as other:
+                by_the_other.append(other.redrive("orders.dlq", limit=2))
+        return True
+
+    assert orders.redrive("orders.dlq", where=where) == 1
+    assert [record.value for record in read(orders, start=10)] == [b"0", b"1", b"2"]
+    assert by_the_other == [2]
+
+
+def test_redrives_at_the_same_time_put_each_letter_back_once(orders: klamm.Store, path: Path) -> None:
+    kill_letters(orders, 10)
+    gate = threading.Barrier(4, timeout=30)
+    counts: list[int] = []
+
+    def redrive() -> None:
+        with klamm.open(path) as store:
+            gate.wait()
+            for _ in range(5):
+                try:
+                    counts.append(store.redrive("orders.dlq", limit=1))
+                except klamm.TransactionError:  # another one has taken over
+                    counts.append(0)
+
+    threads = [threading.Thread(target=redrive) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = orders.redrive("orders.dlq")
+    values = [record.value for record in read(orders, start=10)]
+    assert sorted(values) == sorted(set(values)) == [b"%d" % n for n in range(10)]
+    assert sum(counts) + left == 10
+
+
+def test_a_transaction_that_is_open_among_the_letters_is_told_and_nothing_is_redriven(orders: klamm.Store) -> None:
+    kill_letters(orders)
+    with orders.transaction(batch_bytes=1) as transaction:
+        for _ in range(2):
+            transaction.send("orders.dlq", b"x" * 1000)
+        with pytest.raises(klamm.TransactionError, match="a transaction is open there"):
+            orders.redrive("orders.dlq")
+    assert orders.redrive("orders.dlq", where=lambda letter: letter.origin is not None) == 3
+    assert [record.value for record in read(orders, start=10)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(("limit", "error"), [(-1, klamm.InvalidSetting), ("1", TypeError), (True, TypeError)])
+def test_a_limit_is_a_count(orders: klamm.Store, limit: Any, error: type[Exception]) -> None:
+    kill_letters(orders)
+    with pytest.raises(error, match="limit"):
+        orders.redrive("orders.dlq", limit=limit)
