@@ -33,7 +33,7 @@ def seed_of(name: str = "KLAMM_SEED") -> int:
 @contextmanager
 def memory_directory(fallback: Path) -> Iterator[Path]:
     """A directory in memory, if there is one: thousands of stores are opened, and each syncs many times."""
-    if not os.access("/dev/shm", os.W_OK):
+    if sys.platform != "linux" or not os.access("/dev/shm", os.W_OK):
         yield fallback
         return
     path = Path("/dev/shm") / f"klamm-{os.getpid()}-{time.time_ns()}"

@@ -37,7 +37,77 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...] = (KILLS, "tests/crash/test_random_kills.py", "tests/log")
 
 
+TRANSACTIONS = ("tests/log/test_transactions.py",)
+
 MUTANTS = [
+    Mutant(
+        "what is aborted is written down after the marker's commit",
+        APPEND,
+        (
+            (
+                "        error = note_aborted(w, &now, batch)\n        if error:\n            return error\n",
+                "        pass\n",
+            ),
+            (
+                "    publish(w.slot, &now)\n    if producer_id",
+                (
+                    "    publish(w.slot, &now)\n"
+                    "    if attributes & KLAMM_CONTROL and batch[MARKER_TYPE_AT + 1] == 0:\n"
+                    "        note_aborted(w, &before, batch)\n"
+                    "    if producer_id"
+                ),
+            ),
+        ),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "a marker makes everything stable, whatever else is open",
+        APPEND,
+        (("        now.stable_offset = oldest if oldest >= 0 else end", "        now.stable_offset = end"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "an open transaction does not hold the stable offset back",
+        APPEND,
+        ((" and not attributes & KLAMM_TRANSACTIONAL:", ":"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "a late marker ends a later transaction",
+        PRODUCERS,
+        (("    return R_ENDED\n", "    return R_IN_ORDER\n"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "a marker ends an older transaction, whatever became of that",
+        PRODUCERS,
+        ((" if entry.first_open_offset < 0 or epoch == last + 1 else R_OUT_OF_ORDER", ""),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "a marker does not end the transaction in the table",
+        PRODUCERS,
+        (("        store_i64(&entry.first_open_offset, -1)\n    elif", "        pass\n    elif"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "recovery forgets what is open",
+        RECOVERY,
+        (("            stable = oldest if oldest >= 0 else end", "            stable = end"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "recovery forgets what was aborted since the snapshot",
+        RECOVERY,
+        (("            aborted.write(directory, base, entries)", "            pass"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "a reader looks beyond the stable offset",
+        READER,
+        (("            if done and following > limit:", "            if False:"),),
+        TRANSACTIONS,
+    ),
     Mutant(
         "a dead writer's bytes stay",
         APPEND,

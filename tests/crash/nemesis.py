@@ -1,0 +1,216 @@
+"""Starts roles on a store, kills and stops them by dice, and at last lets everything come to rest.
+
+It kills (SIGKILL) and stops (SIGSTOP, for up to a second). Sometimes a stopped process gets a successor: then it is a
+*zombie*, and what it does when it goes on must not matter. At the end producers finish, groups catch up, and the final
+readers read everything.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import klamm
+from klamm.disk import _os
+from tests.crash.checker import COMMITTED, UNCOMMITTED
+from tests.crash.history import History, Recorder, now
+from tests.crash.jepsen_workload import IN, OUT, Life, record_poll
+from tests.procs import Child, Flag, children, until
+
+SMALL = {"segment.bytes": "30000", "index.interval.bytes": "1000"}
+PATIENCE_S = 60.0
+
+Role = Callable[[Life], None]
+Roles = Sequence[tuple[Role, int]]  # how many of each
+ALONE = ("retrying", "forgetful")  # roles that share their producer id with their successor: nobody fences them
+
+
+@dataclass(eq=False)
+class Slot:
+    name: str
+    role: Role
+    writes: bool
+    again: bool = True  # whether it gets another life
+    lives: int = 0
+    process: str = ""
+    child: Child | None = None
+    wakes: float = 0.0  # stopped until then
+
+
+class Nemesis:
+    """One run: a store, processes, a history."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: Path,
+        seed: int,
+        writers: Roles,
+        readers: Roles,
+        *,
+        patience_ms: int = 300,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`patience_ms`: how long half of the members may go without a poll; less than a stop can take.
+
+        `prepare` is called in each process before its role.
+        """
+        self.directory = directory
+        self.store = str(store)
+        self.seed = seed
+        self.kills = 0
+        self._patience_ms = patience_ms
+        self._prepare = prepare
+        self._written = self._drained = False
+        self._dice = random.Random(seed)
+        self._slots = [
+            Slot(f"{role.__name__}-{n}", role, writes)
+            for roles, writes in ((writers, True), (readers, False))
+            for role, count in roles
+            for n in range(count)
+        ]
+        self._record = Recorder(directory, "nemesis")
+
+    def run(self, seconds: float, partitions: int = 3) -> History:
+        """What happened."""
+        self._record("started", role="nemesis")
+        with klamm.open(self.store) as store:
+            for topic in IN, OUT:
+                store.create_topic(topic, partitions, SMALL)
+        with children() as self._fork:
+            for slot in self._slots:
+                self._start(slot)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                time.sleep(self._dice.random() * 0.1)
+                self._look_after()
+                self._strike(self._dice.choice(self._slots))
+            self._come_to_rest()
+        self._record.close()
+        return History.load(self.directory)
+
+    # ---- processes
+
+    def _start(self, slot: Slot) -> None:
+        life, slot.lives = slot.lives, slot.lives + 1
+        slot.process = f"{slot.name}-{life}"
+        dice = self._dice
+        step = dice.choice([0, 0, dice.randrange(1, 300), dice.randrange(1, 3000)])
+
+        def run() -> None:
+            self._prepare()
+            _os.trap(step, signal=signal.SIGKILL)
+            slot.role(Life(self.directory, self.store, slot.name, life, self.seed, self._patience_ms))
+            _os.trap(0)
+
+        slot.child = self._fork(run)
+
+    def _strike(self, slot: Slot) -> None:
+        child = slot.child
+        if child is None or slot.wakes:
+            return
+        luck = self._dice.random()
+        if luck > 0.3:
+            self._record("killing", process=slot.process)
+            child.kill()
+            self._look_after()
+            return
+        self._record("stopping", process=slot.process)
+        child.signal(signal.SIGSTOP)
+        slot.wakes = time.monotonic() + self._dice.random()
+        if luck < 0.1 and slot.again and slot.role.__name__ not in ALONE:
+            zombie = Slot(slot.name, slot.role, slot.writes, False, 0, slot.process, child, slot.wakes)
+            self._slots.append(zombie)
+            slot.wakes = 0.0
+            self._start(slot)
+
+    def _look_after(self) -> None:
+        """See who has ended, start their next lives, and let go on who was stopped long enough."""
+        for slot in list(self._slots):
+            if slot.wakes and time.monotonic() > slot.wakes:
+                self._wake(slot)
+            if slot.child is None or slot.child.running:
+                continue
+            status = slot.child.ended()
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            assert killed or status == 0, f"{slot.process} ended with {status:#x}; see its traceback"
+            if killed:
+                self.kills += 1
+                self._record("killed", process=slot.process)
+            slot.child.close()
+            slot.child, slot.wakes = None, 0.0
+            if not slot.again:
+                self._slots.remove(slot)
+            elif not (self._written if slot.writes else self._drained):
+                self._start(slot)
+
+    def _wake(self, slot: Slot) -> None:
+        slot.wakes = 0.0
+        if slot.child is not None:
+            slot.child.go_on()
+            self._record("going", process=slot.process)
+
+    # ---- the end
+
+    def _come_to_rest(self) -> None:
+        """Producers end, groups catch up, all end, and the final readers read."""
+        for slot in self._slots:
+            self._wake(slot)
+        Flag(self.directory / "written").up()
+        self._written = True
+        self._wait(lambda: not any(slot.child for slot in self._slots if slot.writes), "producers end")
+        with klamm.open(self.store) as store:
+            self._wait(lambda: is_drained(store), "groups have read everything")
+        Flag(self.directory / "drained").up()
+        self._drained = True
+        self._wait(lambda: not any(slot.child for slot in self._slots), "everybody ends")
+        read_everything(self.directory, self.store)
+
+    def _wait(self, holds: Callable[[], bool], what: str) -> None:
+        def look() -> bool:
+            self._look_after()
+            return holds()
+
+        until(look, what, PATIENCE_S)
+
+
+def is_drained(store: klamm.Store) -> bool:
+    """Whether nothing that can be read is left to any group."""
+    core = store._acquired()
+    partitions = core.topic(IN).partitions()
+    if any(ends.stable < ends.end for ends in (partition.ends() for partition in partitions)):
+        return False
+    for name in core.groups.names():
+        rows = core.groups.offsets(core.groups.get(name).number)
+        stands = {number: row.offset for (_, number), row in rows.items()}
+        start = {number: stands.get(number, 0) for number in range(len(partitions))}
+        with store.consumer(IN, start=start, wait_ms=0) as rest:
+            if rest.poll():
+                return False
+    return True
+
+
+def read_everything(directory: Path, path: str) -> None:
+    """The final readers."""
+    with klamm.open(path) as store:
+        store.maintain()
+        for topic in store.topics():
+            for partition in store._acquired().topic(topic).partitions():
+                ends = partition.ends()
+                assert ends.stable == ends.end, f"{topic}/{partition.number}: open at {ends.stable}, ends at {ends.end}"
+        for isolation in COMMITTED, UNCOMMITTED:
+            record = Recorder(directory, f"final-{isolation}")
+            record("started", role="final", isolation=isolation)
+            for topic in store.topics():
+                with store.consumer(topic, start="earliest", wait_ms=0, isolation=isolation) as consumer:
+                    for batch in consumer.batches():
+                        record_poll(record, now(), batch)
+            record.close()
+
+
+__all__ = ["Nemesis", "Role", "Roles"]

@@ -1,0 +1,158 @@
+"""Break Klamm in known ways, in the processes of a run: the checker must find out. In `make soak`.
+
+Each mutant replaces a function or two in every process before it begins. A run is repeated until its anomaly shows:
+some need a process to be killed between two writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+from klamm.client.commits import Commits
+from klamm.client.membership import Member
+from klamm.client.transaction import Transaction
+from klamm.disk.locks import OWNED, LockFile
+from klamm.log.partition import Partition
+from klamm.log.reader import Reader
+from klamm.store.groups import Groups
+from klamm.store.transactions import Transactions
+from tests.crash.cases import memory_directory, seed_of
+from tests.crash.checker import check
+from tests.crash.nemesis import Nemesis
+from tests.crash.test_histories import READERS, WRITERS
+
+ROUNDS, ROUND_SECONDS = 8, 8.0
+
+MUTANTS: list[tuple[Callable[[], None], set[str]]] = []
+
+
+def shows(*kinds: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """What the mutant is found out by: any of these."""
+
+    def note(mutant: Callable[[], None]) -> Callable[[], None]:
+        MUTANTS.append((mutant, set(kinds)))
+        return mutant
+
+    return note
+
+
+@shows("two owners")
+def a_partition_is_taken_without_its_byte() -> None:
+    hold, release = LockFile.try_hold, LockFile.release
+    group = 1 << 40
+
+    def is_owner_byte(byte: int) -> bool:
+        return group <= byte < 1 << 62 and byte % group >= OWNED
+
+    def try_hold(self: LockFile, byte: int, *, shared: bool = False) -> bool:
+        return is_owner_byte(byte) or hold(self, byte, shared=shared)
+
+    def let_go(self: LockFile, byte: int) -> None:
+        if not is_owner_byte(byte):
+            release(self, byte)
+
+    LockFile.try_hold = try_hold  # type: ignore[method-assign]
+    LockFile.release = let_go  # type: ignore[method-assign]
+    Groups.owned_slots = lambda self, number: set()  # type: ignore[method-assign]
+
+
+@shows("lost progress", "unprocessed")
+def a_member_commits_what_it_has_lost() -> None:
+    Member.owns = lambda self, topic, partition: True  # type: ignore[method-assign]
+    Member.topic_id = lambda self, topic, partition: self._topics[topic][0]  # type: ignore[method-assign]
+
+
+@shows("lost progress")
+def progress_is_not_read_when_a_partition_is_taken() -> None:
+    load = Commits.load
+
+    def forget(self: Commits, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], klamm.Position]:
+        load(self, places)
+        return {}
+
+    Commits.load = forget  # type: ignore[method-assign]
+
+
+@shows("not once")
+def progress_is_no_part_of_the_transaction() -> None:
+    commit = Transaction.commit
+
+    def remember(self: Any, read: klamm.Batch | klamm.Consumer) -> None:
+        self.progress = read
+
+    def commit_beside(self: Any) -> None:
+        read = getattr(self, "progress", None)
+        commit(self)
+        consumer = read.consumer() if isinstance(read, klamm.Batch) and read.consumer else read
+        if consumer is not None:
+            with suppress(klamm.NotOwner):
+                consumer.commit(read if isinstance(read, klamm.Batch) else None)
+
+    Transaction.commit_offsets = remember  # type: ignore[method-assign]
+    Transaction.commit = commit_beside  # type: ignore[method-assign]
+
+
+@shows("aborted read")
+def what_is_aborted_is_marked_as_committed() -> None:
+    mark = Partition.append_marker
+
+    def mark_as_committed(self: Partition, producer_id: int, epoch: int, *, commit: bool) -> int | None:
+        return mark(self, producer_id, epoch, commit=True)
+
+    Partition.append_marker = mark_as_committed  # type: ignore[method-assign]
+
+
+@shows("aborted read", "early read")
+def readers_do_not_stop_at_open_transactions() -> None:
+    begin = Reader.__init__
+
+    def begin_dirty(self: Reader, partition: Partition, offset: int, *, committed: bool = True) -> None:
+        begin(self, partition, offset, committed=False)
+
+    Reader.__init__ = begin_dirty  # type: ignore[method-assign]
+
+
+@shows("lost", "torn")
+def whoever_finishes_for_a_dead_process_aborts() -> None:
+    finish = Transactions._finish_rows
+
+    def abort(self: Transactions, rows: list[Any]) -> None:
+        finish(self, [row._replace(state="prepared_abort") for row in rows])
+
+    Transactions._finish_rows = abort  # type: ignore[method-assign]
+
+
+@shows("lost", "torn", "not once")
+def whoever_comes_too_late_to_commit_is_not_told() -> None:
+    decide, refuse = Transactions.decide, Transactions._refuse_ended
+
+    def decide_blindly(self: Transactions, *given: Any, **named: Any) -> bool | None:
+        Transactions._refuse_ended = lambda self, execute, mine: None  # type: ignore[method-assign]
+        try:
+            return decide(self, *given, **named)
+        finally:
+            Transactions._refuse_ended = refuse  # type: ignore[method-assign]
+
+    Transactions.decide = decide_blindly  # type: ignore[method-assign]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("mutant", "kinds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
+def test_a_broken_klamm_is_found_out(mutant: Callable[[], None], kinds: set[str], tmp_path: Path) -> None:
+    seed = seed_of()
+    found: set[str] = set()
+    for number in range(ROUNDS):
+        directory = tmp_path / f"round-{number}"
+        directory.mkdir()
+        with memory_directory(directory) as memory:
+            nemesis = Nemesis(directory, memory / "store", seed + number, WRITERS, READERS, prepare=mutant)
+            found |= {anomaly.kind for anomaly in check(nemesis.run(ROUND_SECONDS))}
+        if found & kinds:
+            return
+    raise AssertionError(f"not found out; found {found or 'nothing'}")
