@@ -1,0 +1,540 @@
+"""The group coordinator: Kafka's classic protocol for consumer groups, a machine without sockets, threads or clock.
+
+    join         a member comes, or comes again: a rebalance begins, and ends when all have joined or time is up
+    sync         the leader says who gets what, and everybody gets it
+    heartbeat    a member lives, and learns whether it has to join again
+    leave        members go, also several, also others than who asks
+
+Every method is told the time, in milliseconds that never go back. Whoever drives the machine calls `tick` when
+`next_deadline` has come. It lives in memory: after a restart members are unknown (UNKNOWN_MEMBER_ID), and join anew.
+Offsets are the store's (store/groups.py); here is only said who may commit them.
+
+Who answers whom: join and sync answer by the callback that came with them, at once or later, once. Callbacks run when
+the machine has done its work, just before the method returns that made the answers, so they may call it again. They
+must not raise. One thread at a time.
+
+With whom it shares a group: the store lets the members of a group sit at one door at a time. Before a join to a group
+that the machine does not know (`knows`), the server claims the group for "kafka" there.
+
+Promises
+  C1  Every parked request is answered, unless its connection goes (`disconnected`): a join within the longest rebalance
+      timeout of the group (or the initial delay, if that is longer), a sync as well.
+  C2  In a stable generation every member has one assignment, of this generation; the empty one if the leader gave none.
+  C3  Generations of a group only grow, even when it is deleted and comes again.
+  C4  Whoever is fenced, or is no member, changes nothing.
+  C5  A member that is not heard of for its session timeout is removed. What it has parked is being heard of, as long as
+      its connection stays.
+  C6  What clients can make it keep is bounded: by `max_size` members a group, _MAX_PENDING ids given out and not used.
+
+Where it differs from Apache Kafka: a parked request is always answered, also one that is overtaken by a later request
+of the same member (REBALANCE_IN_PROGRESS), or whose member is removed by another (UNKNOWN_MEMBER_ID); a static member
+finds its place again in a group that is full; a connection that closes is noticed: from then on the session timeout
+runs, and a new member that was never told its id goes at once. Any request of a member is a sign of life.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_state import Group, Member, Parked, State
+from klamm.kafka.group_values import (
+    GroupConfig,
+    GroupDescription,
+    GroupListing,
+    JoinAnswer,
+    JoinReply,
+    JoinRequest,
+    LeaveAnswer,
+    LeavingMember,
+    LeftMember,
+    SyncAnswer,
+    SyncReply,
+    SyncRequest,
+)
+from klamm.kafka.mailbox import Mailbox
+from klamm.kafka.timers import Timer, Timers
+
+__all__ = ["Coordinator"]
+
+_NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000  # a new member cannot send heartbeats; Kafka lets its JoinGroup wait so long
+_MAX_PENDING = 1_000  # ids of a group that nobody has joined with yet
+_MAX_RETIRED = 10_000  # groups that are gone, whose generations are remembered one by one
+_log = logging.getLogger("klamm")
+
+
+class Coordinator:
+    """All groups of a server. `config` may be replaced at any time."""
+
+    def __init__(
+        self, config: GroupConfig | None = None, *, new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+    ) -> None:
+        self.config = config if config is not None else GroupConfig()
+        self._new_id = new_id
+        self._groups: dict[str, Group] = {}
+        self._timers = Timers()
+        self._mail = Mailbox()
+        self._retired: dict[str, int] = {}  # the generations of groups that are gone
+        self._floor = 0  # and of those that are no longer in there
+        self._closed = False
+
+    # ---- time
+
+    def next_deadline(self) -> int | None:
+        """When to call `tick` next, unless something else happens before; None: not at all."""
+        return self._timers.next_deadline()
+
+    def tick(self, now_ms: int) -> None:
+        """Do what was due by now."""
+        self._timers.run(now_ms)
+        self._mail.deliver()
+
+    # ---- joining
+
+    def knows(self, group_id: str) -> bool:
+        """Whether the group is here; if not, it is to be claimed in the store before somebody joins."""
+        return group_id in self._groups
+
+    def join(self, request: JoinRequest, reply: JoinReply, *, now_ms: int, connection: object = None) -> None:
+        """JoinGroup. `connection`, whatever it is, is what `disconnected` will be called with."""
+        parked = Parked(reply, connection)
+        error = self._refused(request.group_id)
+        if not error and not self._session_allowed(request.session_timeout_ms):
+            error = ErrorCode.INVALID_SESSION_TIMEOUT
+        group = self._groups.get(request.group_id)
+        if not error and group is None:
+            if request.member_id:
+                error = ErrorCode.UNKNOWN_MEMBER_ID
+            else:
+                group = self._create(request.group_id)
+        if error or group is None:
+            self._mail.answer(parked, JoinAnswer(error, request.member_id))
+        else:
+            self._join(group, request, parked, now_ms)
+            self._try_complete(group, now_ms)
+            self._forget_blank(group)
+        self._mail.deliver()
+
+    def _session_allowed(self, timeout_ms: int) -> bool:
+        return self.config.min_session_timeout_ms <= timeout_ms <= self.config.max_session_timeout_ms
+
+    def _join(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
+        member_id = request.member_id
+        if not group.has_room(request, self.config.max_size):
+            self._drop_pending(group, member_id)
+            if member_id in group.members:
+                self._remove(group.members[member_id])
+            self._mail.answer(parked, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+        elif not group.supports(request):
+            self._mail.answer(parked, JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id))
+        elif not member_id:
+            self._join_as_new(group, request, parked, now_ms)
+        elif member_id in group.pending and request.instance_id is None:
+            self._drop_pending(group, member_id)
+            self._add(group, member_id, request, parked, now_ms)
+        elif error := group.identify(member_id, request.instance_id):
+            self._mail.answer(parked, JoinAnswer(error, member_id))
+        else:
+            self._join_again(group, group.members[member_id], request, parked, now_ms)
+
+    def _join_as_new(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
+        name = request.client_id if request.instance_id is None else request.instance_id
+        member_id = f"{name}-{self._new_id()}"
+        if request.instance_id is not None and request.instance_id in group.static:
+            self._replace(group, group.static[request.instance_id], member_id, request, parked, now_ms)
+        elif request.instance_id is not None or not request.member_id_required:
+            self._add(group, member_id, request, parked, now_ms)
+        else:
+            if len(group.pending) >= _MAX_PENDING:
+                self._drop_pending(group, next(iter(group.pending)))
+            expiry = group.pending[member_id] = Timer(partial(self._expire_pending, group, member_id))
+            self._timers.arm(expiry, now_ms + request.session_timeout_ms)
+            self._mail.answer(parked, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+
+    def _add(self, group: Group, member_id: str, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
+        member = Member(group, member_id, request, self._expire_member)
+        if not group.members:
+            group.protocol_type = request.protocol_type
+        group.add(member)
+        group.grown = True
+        self._mail.park_join(member, parked)
+        self._heard_of(member, now_ms)
+        self._rebalance(group, now_ms, f"{member_id!r} is new")
+
+    def _join_again(
+        self, group: Group, member: Member, request: JoinRequest, parked: Parked[JoinReply], now_ms: int
+    ) -> None:
+        is_leader = member is group.leader
+        same = member.says_the_same(request)
+        if same and (group.state is State.COMPLETING or (group.state is State.STABLE and not is_leader)):
+            # It may have missed the answer. A leader of a stable group wants a rebalance: topics may have changed.
+            self._mail.answer(parked, group.joined(member, to_leader=is_leader))
+            self._heard_of(member, now_ms)
+        else:
+            group.update(member, request)
+            self._mail.park_join(member, parked)
+            self._heard_of(member, now_ms)
+            self._rebalance(group, now_ms, f"{member.id!r} joins again")
+
+    def _replace(
+        self,
+        group: Group,
+        member: Member,
+        member_id: str,
+        request: JoinRequest,
+        parked: Parked[JoinReply],
+        now_ms: int,
+    ) -> None:
+        """A static member has come back, without the id it had."""
+        old_id = member.id
+        self._mail.answer_join(member, JoinAnswer(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        self._mail.answer_sync(member, SyncAnswer(ErrorCode.FENCED_INSTANCE_ID))
+        group.rename(member, member_id)
+        group.update(member, request)
+        member.client_id, member.client_host = request.client_id, request.client_host
+        if group.state is State.STABLE and group.chosen_protocol() == group.protocol:
+            # It gets what it had. Were it told that it leads, it would assign, and nobody would hear of it: say who led
+            # before, or say so.
+            is_leader = member is group.leader
+            skip = is_leader and request.can_skip_assignment
+            answer = group.joined(member, to_leader=skip)
+            if skip:
+                answer = answer._replace(skip_assignment=True)
+            elif is_leader:
+                answer = answer._replace(leader=old_id)
+            self._mail.answer(parked, answer)
+            self._heard_of(member, now_ms)
+        else:
+            self._mail.park_join(member, parked)
+            self._heard_of(member, now_ms)
+            self._rebalance(group, now_ms, f"{request.instance_id!r} came back as {member_id!r}")
+
+    # ---- rebalancing
+
+    def _rebalance(self, group: Group, now_ms: int, why: str) -> None:
+        """Begin a rebalance, unless one has begun."""
+        if group.state in (State.PREPARING, State.DEAD):
+            return
+        _log.info("group %r: rebalances after generation %d: %s", group.id, group.generation, why)
+        if group.state is State.COMPLETING:
+            for member in group.members.values():
+                if self._mail.answer_sync(member, SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)):
+                    self._heard_of(member, now_ms)
+        group.owing.clear()
+        was_empty = group.state is State.EMPTY
+        group.state = State.PREPARING
+        if was_empty:  # others may be about to come: wait for them
+            delay_ms = self.config.initial_rebalance_delay_ms
+            group.extension_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            group.grown = False
+        else:
+            delay_ms = group.rebalance_timeout_ms
+            group.extension_ms = None
+        self._timers.arm(group.timer, now_ms + delay_ms)
+        if was_empty and delay_ms == 0:
+            self._complete(group, now_ms)
+        else:
+            self._try_complete(group, now_ms)
+
+    def _try_complete(self, group: Group, now_ms: int) -> None:
+        if group.state is State.PREPARING and group.extension_ms is None and group.all_joined:
+            self._complete(group, now_ms)
+
+    def _complete(self, group: Group, now_ms: int) -> None:
+        """End the first half: all who are in time are the next generation, and static members who are not."""
+        for member in list(group.members.values()):
+            if member.join is None and member.instance_id is None:
+                _log.info("group %r: %r did not join in time", group.id, member.id)
+                self._remove(member)
+        if group.members and not group.elect_joined():
+            self._timers.arm(group.timer, now_ms + max(group.rebalance_timeout_ms, 1))  # or until their sessions end
+            return
+        group.begin_generation()
+        self._timers.cancel(group.timer)
+        _log.info("group %r: generation %d has %d members", group.id, group.generation, len(group.members))
+        for member in group.members.values():
+            member.is_new = False
+            member.id_known |= member.join is not None and member.join.reply is not None
+            self._mail.answer_join(member, group.joined(member, to_leader=member is group.leader))
+            group.owing.add(member)
+            self._heard_of(member, now_ms)
+        if group.members:
+            self._timers.arm(group.timer, now_ms + group.rebalance_timeout_ms)
+
+    def _on_group_timer(self, group: Group, now_ms: int) -> None:
+        if group.state is State.PREPARING:
+            if group.extension_ms and group.grown:
+                delay_ms = min(self.config.initial_rebalance_delay_ms, group.extension_ms) or group.extension_ms
+                group.extension_ms -= delay_ms
+                group.grown = False
+                self._timers.arm(group.timer, now_ms + delay_ms)
+            else:
+                self._complete(group, now_ms)
+        elif group.owing:
+            late = list(group.owing)
+            for member in late:
+                self._remove(member)
+            self._rebalance(group, now_ms, f"{[member.id for member in late]} did not sync in time")
+
+    # ---- syncing
+
+    def sync(self, request: SyncRequest, reply: SyncReply, *, now_ms: int, connection: object = None) -> None:
+        """SyncGroup."""
+        parked = Parked(reply, connection)
+        group = self._groups.get(request.group_id)
+        error = self._refused(request.group_id) or self._check_sync(group, request)
+        if error or group is None:
+            self._mail.answer(parked, SyncAnswer(error))
+        else:
+            self._sync(group, group.members[request.member_id], request, parked, now_ms)
+        self._mail.deliver()
+
+    def _check_sync(self, group: Group | None, request: SyncRequest) -> ErrorCode:
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if error := group.identify(request.member_id, request.instance_id):
+            return error
+        if request.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if request.protocol_type is not None and request.protocol_type != group.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.protocol is not None and request.protocol != group.protocol:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING else ErrorCode.NONE
+
+    def _sync(self, group: Group, member: Member, request: SyncRequest, parked: Parked[SyncReply], now_ms: int) -> None:
+        group.owing.discard(member)
+        self._mail.park_sync(member, parked)
+        self._heard_of(member, now_ms)
+        served: Iterable[Member] = ()
+        if group.state is State.STABLE:
+            served = (member,)
+        elif member is group.leader:
+            served = group.members.values()
+            for each in served:
+                each.assignment = bytes(request.assignments.get(each.id, b""))
+            group.state = State.STABLE
+        for each in served:
+            if self._mail.answer_sync(
+                each, SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
+            ):
+                self._heard_of(each, now_ms)
+        if not group.owing:
+            self._timers.cancel(group.timer)
+
+    # ---- living and leaving
+
+    def heartbeat(
+        self, group_id: str, member_id: str, generation: int, instance_id: str | None = None, *, now_ms: int
+    ) -> ErrorCode:
+        """REBALANCE_IN_PROGRESS asks the member to join again."""
+        if error := self._refused(group_id):
+            return error
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if error := group.identify(member_id, instance_id):
+            return error
+        if generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        self._heard_of(group.members[member_id], now_ms)
+        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING else ErrorCode.NONE
+
+    def leave(self, group_id: str, leaving: Iterable[LeavingMember], *, now_ms: int) -> LeaveAnswer:
+        """LeaveGroup."""
+        if error := self._refused(group_id):
+            return LeaveAnswer(error)
+        group = self._groups.get(group_id)
+        left = tuple(LeftMember(*each, self._leave(group, *each, now_ms)) for each in leaving)
+        if group is not None:
+            self._forget_blank(group)
+        self._mail.deliver()
+        return LeaveAnswer(ErrorCode.NONE, left)
+
+    def _leave(self, group: Group | None, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if not member_id and instance_id in group.static:  # removed by somebody else, who knows its name only
+            member_id = group.static[instance_id].id
+        if member_id in group.pending:
+            self._drop_pending(group, member_id)
+            self._try_complete(group, now_ms)
+            return ErrorCode.NONE
+        error = group.identify(member_id, instance_id)
+        if not error:
+            self._depart(group.members[member_id], now_ms, "left")
+        return error
+
+    def disconnected(self, connection: object, *, now_ms: int) -> None:
+        """A connection is closed; nothing more is answered on it. Its members go on to live for their session timeout:
+        they may come back on another.
+        """
+        for member in self._mail.disconnect(connection):
+            if member.id_known or member.instance_id is not None:
+                self._heard_of(member, now_ms)
+            else:
+                self._depart(member, now_ms, "went before it was told its id")
+        self._mail.deliver()
+
+    def _heard_of(self, member: Member, now_ms: int) -> None:
+        """Its session begins anew; it stands still while a request of it is parked."""
+        joins = member.join is not None and member.join.reply is not None
+        if joins and member.is_new:
+            self._timers.arm(member.session, now_ms + _NEW_MEMBER_JOIN_TIMEOUT_MS)
+        elif joins or member.sync is not None:
+            self._timers.cancel(member.session)
+        else:
+            self._timers.arm(member.session, now_ms + member.session_timeout_ms)
+
+    def _expire_member(self, member: Member, now_ms: int) -> None:
+        self._depart(member, now_ms, "was not heard of for too long")
+
+    def _expire_pending(self, group: Group, member_id: str, now_ms: int) -> None:
+        del group.pending[member_id]
+        self._try_complete(group, now_ms)
+        self._forget_blank(group)
+
+    def _drop_pending(self, group: Group, member_id: str) -> None:
+        expiry = group.pending.pop(member_id, None)
+        if expiry is not None:
+            self._timers.cancel(expiry)
+
+    def _depart(self, member: Member, now_ms: int, why: str) -> None:
+        group = member.group
+        self._remove(member)
+        if group.state is State.PREPARING:
+            self._try_complete(group, now_ms)
+        else:
+            self._rebalance(group, now_ms, f"{member.id!r} {why}")
+
+    def _remove(self, member: Member) -> None:
+        group = member.group
+        self._mail.answer_join(member, JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, ""))
+        self._mail.answer_sync(member, SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID))
+        self._timers.cancel(member.session)
+        group.remove(member)
+
+    # ---- offsets
+
+    def check_commit(
+        self,
+        group_id: str,
+        member_id: str,
+        generation: int,
+        instance_id: str | None = None,
+        *,
+        now_ms: int,
+        transactional: bool = False,
+    ) -> ErrorCode:
+        """OffsetCommit and TxnOffsetCommit: whether this one may commit offsets of the group now.
+
+        Generation -1 comes from whoever is no member: a consumer that assigns by itself, or a person. It may commit as
+        long as there are no members. In a transaction it always may, if it names no member: old producers do not know.
+        """
+        if error := self._refused(group_id):
+            return error
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        if generation < 0 and group.state is State.EMPTY:
+            return ErrorCode.NONE
+        if generation < 0 and not member_id and instance_id is None:
+            return ErrorCode.NONE if transactional else ErrorCode.UNKNOWN_MEMBER_ID
+        if error := group.identify(member_id, instance_id):
+            return error
+        if generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if transactional:
+            return ErrorCode.NONE
+        self._heard_of(group.members[member_id], now_ms)
+        # While others join it may still commit what it has read; once the next generation has begun it may not.
+        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.COMPLETING else ErrorCode.NONE
+
+    def check_offset_delete(self, group_id: str, topics: Collection[str]) -> tuple[ErrorCode, frozenset[str]]:
+        """OffsetDelete: an error, or those of the topics that are refused with GROUP_SUBSCRIBED_TO_TOPIC."""
+        if error := self._refused(group_id):
+            return error, frozenset()
+        group = self._groups.get(group_id)
+        if group is None or group.state is State.EMPTY:
+            return ErrorCode.NONE, frozenset()
+        if group.protocol_type != "consumer":
+            return ErrorCode.NON_EMPTY_GROUP, frozenset()
+        subscribed = group.subscribed()
+        return ErrorCode.NONE, frozenset(topics) if subscribed is None else subscribed.intersection(topics)
+
+    # ---- groups, for people
+
+    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[GroupListing]:
+        """ListGroups: those that are here. A group that has offsets in the store and is not here is Empty."""
+        wanted = {state.lower() for state in states}
+        if types and "classic" not in {each.lower() for each in types}:
+            return []
+        listings = [group.listing() for group in self._groups.values()]
+        return [each for each in listings if not wanted or each.state.lower() in wanted]
+
+    def describe(self, group_id: str) -> GroupDescription | None:
+        """DescribeGroups: None if the group is not here. In the store it is Empty then; nowhere, it is Dead."""
+        group = self._groups.get(group_id)
+        return group.description() if group is not None else None
+
+    def delete(self, group_id: str) -> ErrorCode:
+        """DeleteGroups, before the store does: nobody can join from now on until `deleted`. NON_EMPTY_GROUP if it has
+        members, GROUP_ID_NOT_FOUND if it is being deleted already.
+        """
+        group = self._groups.get(group_id)
+        if not group_id or (group is not None and group.state is State.DEAD):
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if error := self._refused(group_id):
+            return error
+        if group is None:
+            group = self._create(group_id)
+        if group.state is not State.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        for member_id in list(group.pending):
+            self._drop_pending(group, member_id)
+        group.state = State.DEAD
+        return ErrorCode.NONE
+
+    def deleted(self, group_id: str) -> None:
+        """The store has deleted the group, or could not: it may come again."""
+        group = self._groups.get(group_id)
+        if group is not None and group.state is State.DEAD:
+            self._retire(group)
+
+    def close(self) -> None:
+        """The server stops: NOT_COORDINATOR to what is parked, COORDINATOR_NOT_AVAILABLE to what comes."""
+        self._closed = True
+        for group in self._groups.values():
+            for member in group.members.values():
+                self._mail.answer_join(member, JoinAnswer(ErrorCode.NOT_COORDINATOR, member.id))
+                self._mail.answer_sync(member, SyncAnswer(ErrorCode.NOT_COORDINATOR))
+        self._groups.clear()
+        self._timers = Timers()
+        self._mail.deliver()
+
+    def _refused(self, group_id: str) -> ErrorCode:
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        group = self._groups.get(group_id)
+        if self._closed or (group is not None and group.state is State.DEAD):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    def _create(self, group_id: str) -> Group:
+        group = Group(group_id, self._retired.pop(group_id, self._floor), self._on_group_timer)
+        self._groups[group_id] = group
+        return group
+
+    def _forget_blank(self, group: Group) -> None:
+        if group.is_blank:
+            self._retire(group)
+
+    def _retire(self, group: Group) -> None:
+        del self._groups[group.id]
+        if group.generation > self._floor:
+            self._retired[group.id] = group.generation
+            if len(self._retired) > _MAX_RETIRED:
+                self._floor = max(self._floor, self._retired.pop(next(iter(self._retired))))

@@ -1,0 +1,345 @@
+"""A classic consumer group: its members, what they agree on, and which of their requests wait.
+
+    Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance ──leader's sync─▶ Stable
+      ▲                    │        ▲                                              │                              │
+      └── nobody is left ──┘        └── somebody comes, goes, changes or is late ──┴──────────────────────────────┘
+    Dead: being deleted; nothing is possible until it is gone
+
+The group keeps its books; when to do what is the coordinator's (coordinator.py).
+
+Promises
+  S1  The generation grows by one each time a rebalance ends, and never shrinks.
+  S2  The members of a group have a protocol in common: whoever shares none is not let in.
+  S3  While there are members, one of them is the leader.
+  S4  An instance id belongs to one member, the last that came with it.
+  S5  A JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_values import (
+    GroupDescription,
+    GroupListing,
+    JoinAnswer,
+    JoinedMember,
+    JoinReply,
+    JoinRequest,
+    MemberDescription,
+    SyncReply,
+)
+from klamm.kafka.timers import Timer
+
+__all__ = ["Group", "Member", "Parked", "State", "subscribed_topics"]
+
+Reply = TypeVar("Reply")
+
+
+class State(StrEnum):
+    """Spelled as clients see it."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Parked(NamedTuple, Generic[Reply]):
+    """A request that waits for its answer."""
+
+    reply: Reply | None  # None: its connection is gone, but what it asked for still counts
+    connection: object = None
+
+
+class Member:
+    """One member. Its identity is the object: a static member changes its id when it comes back."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "group",
+        "id",
+        "id_known",
+        "instance_id",
+        "is_new",
+        "join",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session",
+        "session_timeout_ms",
+        "sync",
+    )
+
+    def __init__(
+        self, group: Group, member_id: str, request: JoinRequest, expire: Callable[[Member, int], None]
+    ) -> None:
+        self.group = group
+        self.id = member_id
+        self.instance_id = request.instance_id
+        self.client_id = request.client_id
+        self.client_host = request.client_host
+        self.protocols: tuple[tuple[str, bytes], ...] = ()
+        self.session_timeout_ms = self.rebalance_timeout_ms = 0
+        self.take(request)
+        self.session = Timer(partial(expire, self))
+        """Fires when it was not heard of for too long."""
+        self.assignment = b""
+        self.join: Parked[JoinReply] | None = None
+        self.sync: Parked[SyncReply] | None = None
+        self.is_new = True
+        """It was in no generation yet."""
+        self.id_known = bool(request.member_id)
+        """The client knows its id; if not, no one can ever use it but as the answer to its JoinGroup."""
+
+    def take(self, request: JoinRequest) -> None:
+        """What the request says of it. Bytes are copied out of buffers that may be used again."""
+        self.protocols = _copied(request.protocols)
+        self.session_timeout_ms = request.session_timeout_ms
+        timeout_ms = request.rebalance_timeout_ms
+        self.rebalance_timeout_ms = timeout_ms if timeout_ms >= 0 else request.session_timeout_ms
+
+    def says_the_same(self, request: JoinRequest) -> bool:
+        return self.protocols == _copied(request.protocols)
+
+    def metadata(self, protocol: str | None) -> bytes:
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
+def _copied(protocols: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, bytes(metadata)) for name, metadata in protocols)
+
+
+class Group:
+    """One group. A JoinGroup is parked and answered through `park_join` and `unpark_join`, for they are counted."""
+
+    def __init__(self, group_id: str, generation: int, time_is_up: Callable[[Group, int], None]) -> None:
+        self.id = group_id
+        self.generation = generation
+        self.born_at = generation
+        """The generation it began with: it was never used if that is still its generation."""
+        self.state = State.EMPTY
+        self.protocol_type = ""
+        self.protocol: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static: dict[str, Member] = {}
+        """By instance id."""
+        self.pending: dict[str, Timer] = {}
+        """Ids that were given out with MEMBER_ID_REQUIRED, and when they expire. A rebalance waits for them, too."""
+        self.leader: Member | None = None
+        self.timer = Timer(partial(time_is_up, self))
+        """In PreparingRebalance, how long members may take to join; afterwards, how long to sync."""
+        self.owing: set[Member] = set()
+        """Who did not send its SyncGroup of this generation yet."""
+        self.extension_ms: int | None = None
+        """While the first rebalance of an empty group is delayed: by how much more it may be, if `grown`."""
+        self.grown = False
+        """Somebody came since the delay began."""
+        self._joining = 0
+        self._supporters: Counter[str] = Counter()
+
+    # ---- members
+
+    def add(self, member: Member) -> None:
+        if not self.members:
+            assert not self._supporters
+            assert self._joining == 0
+            assert self.leader is None
+        self.members[member.id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member
+        self._supporters.update({name for name, _ in member.protocols})
+        if self.leader is None:
+            self.leader = member
+
+    def remove(self, member: Member) -> None:
+        """The caller has answered its requests."""
+        assert member.join is None
+        assert member.sync is None
+        del self.members[member.id]
+        if member.instance_id is not None:
+            del self.static[member.instance_id]
+        self._discount(member)
+        self.owing.discard(member)
+        if self.leader is member:
+            self.leader = next(iter(self.members.values()), None)
+
+    def rename(self, member: Member, member_id: str) -> None:
+        """A static member has come back and gets another id; from now on, its old one is fenced."""
+        del self.members[member.id]
+        member.id = member_id
+        self.members[member_id] = member
+
+    def update(self, member: Member, request: JoinRequest) -> None:
+        self._discount(member)
+        member.take(request)
+        self._supporters.update({name for name, _ in member.protocols})
+
+    def _discount(self, member: Member) -> None:
+        self._supporters.subtract({name for name, _ in member.protocols})
+        self._supporters += Counter()  # without those that nobody supports
+
+    def park_join(self, member: Member, parked: Parked[JoinReply]) -> None:
+        assert self.state is State.PREPARING or member.join is None
+        self._joining += member.join is None
+        member.join = parked
+
+    def unpark_join(self, member: Member) -> Parked[JoinReply] | None:
+        parked, member.join = member.join, None
+        self._joining -= parked is not None
+        return parked
+
+    # ---- questions
+
+    @property
+    def all_joined(self) -> bool:
+        return self._joining == len(self.members) and not self.pending
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing is lost when it is forgotten."""
+        return self.state is State.EMPTY and not self.pending and self.generation == self.born_at
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def has_room(self, request: JoinRequest, max_size: int) -> bool:
+        """Whether it can join. While members join anew, those who have joined count: the last ones stay outside."""
+        member = self.members.get(request.member_id)
+        if self.state in (State.EMPTY, State.DEAD):
+            return True
+        if not request.member_id and request.instance_id in self.static:
+            return True  # it takes its own place
+        if self.state is State.PREPARING:
+            return (member is not None and member.join is not None) or self._joining < max_size
+        return member is not None or len(self.members) < max_size
+
+    def supports(self, request: JoinRequest) -> bool:
+        """Whether it speaks a protocol that every member speaks."""
+        if not self.members:
+            return bool(request.protocol_type and request.protocols)
+        return request.protocol_type == self.protocol_type and any(
+            self._supporters[name] == len(self.members) for name, _ in request.protocols
+        )
+
+    def identify(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Whether that is a member: FENCED_INSTANCE_ID if another one has come with its instance id since."""
+        if instance_id is not None:
+            member = self.static.get(instance_id)
+            if member is not None and member.id != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+            if member is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def chosen_protocol(self) -> str:
+        """Of the protocols that all speak, the one that most like best; of several, the leader's favourite."""
+        assert self.leader is not None
+        common = {name for name, count in self._supporters.items() if count == len(self.members)}
+        assert common
+        votes = Counter(
+            next(name for name, _ in member.protocols if name in common) for member in self.members.values()
+        )
+        return max((name for name, _ in self.leader.protocols if name in common), key=lambda name: votes[name])
+
+    # ---- a rebalance ends
+
+    def elect_joined(self) -> bool:
+        """Have a leader that has joined; False if nobody has."""
+        if self.leader is None or self.leader.join is None:
+            joined = next((member for member in self.members.values() if member.join is not None), None)
+            if joined is None:
+                return False
+            self.leader = joined
+        return True
+
+    def begin_generation(self) -> None:
+        self.generation += 1
+        self.extension_ms = None
+        if self.members:
+            self.protocol = self.chosen_protocol()
+            self.state = State.COMPLETING
+        else:
+            self.protocol = None
+            self.state = State.EMPTY
+
+    # ---- what is told of it
+
+    def joined(self, member: Member, *, to_leader: bool) -> JoinAnswer:
+        """The answer to a JoinGroup of this generation."""
+        assert self.leader is not None
+        members: tuple[JoinedMember, ...] = ()
+        if to_leader:
+            members = tuple(
+                JoinedMember(each.id, each.instance_id, each.metadata(self.protocol)) for each in self.members.values()
+            )
+        return JoinAnswer(
+            ErrorCode.NONE,
+            member.id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader.id,
+            members=members,
+        )
+
+    def listing(self) -> GroupListing:
+        return GroupListing(self.id, self.protocol_type, self.state.value)
+
+    def description(self) -> GroupDescription:
+        stable = self.state is State.STABLE
+        members = tuple(
+            MemberDescription(
+                member.id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.metadata(self.protocol) if stable else b"",
+                member.assignment if stable else b"",
+            )
+            for member in self.members.values()
+        )
+        protocol = self.protocol if stable and self.protocol is not None else ""
+        return GroupDescription(self.id, self.state.value, self.protocol_type, protocol, members)
+
+    def subscribed(self) -> frozenset[str] | None:
+        """The topics that its members consume; None: it cannot be told."""
+        topics: set[str] = set()
+        if self.members and self.protocol_type != "consumer":
+            return None
+        for member in self.members.values():
+            found = subscribed_topics(member.metadata(self.protocol) or member.protocols[0][1])
+            if found is None:
+                return None
+            topics |= found
+        return frozenset(topics)
+
+
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """The topics in a consumer's metadata, which begins with a version (int16) and an array of strings, whatever comes
+    behind; None if it does not.
+    """
+    position = 6
+    count = int.from_bytes(metadata[2:6], "big", signed=True)
+    if len(metadata) < position or count > len(metadata):
+        return None
+    topics = set()
+    for _ in range(count):
+        begin = position + 2
+        size = int.from_bytes(metadata[position:begin], "big", signed=True)
+        position = begin + size
+        if size < 0 or position > len(metadata):
+            return None
+        try:
+            topics.add(metadata[begin:position].decode())
+        except UnicodeDecodeError:
+            return None
+    return frozenset(topics)

@@ -1,0 +1,147 @@
+"""What is around a message: a size, and a header that pairs responses with requests.
+
+    size       int32, of everything behind it
+    request    v0  api_key int16 · api_version int16 · correlation_id int32
+               v1  and client_id string?                    (its length is an int16 in v2, too)
+               v2  and tagged fields                        with every flexible request
+    response   v0  correlation_id int32
+               v1  and tagged fields                        with every flexible response but ApiVersions
+
+ApiVersions is answered with header v0 in all versions: whoever asks does not know yet what we speak. For the same
+reason, of a request that we do not know we read header v0, which every header begins with: that much is needed to
+refuse it. (No API that we know has a request header v0 of its own.)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klamm.kafka.wire.codec import Api
+from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
+from klamm.kafka.wire.messages import API_VERSIONS, APIS
+from klamm.kafka.wire.reading import skip_tags
+
+if TYPE_CHECKING:
+    from klamm.kafka.wire.structs import Struct
+
+__all__ = [
+    "SIZE_BYTES",
+    "RequestHeader",
+    "frame_size",
+    "read_request",
+    "read_request_header",
+    "read_response",
+    "request_frame",
+    "request_header_version",
+    "response_frame",
+    "response_header_version",
+]
+
+SIZE_BYTES = 4
+"""Of the size before each frame."""
+
+_SIZE = struct.Struct(">i")
+_REQUEST_V0 = struct.Struct(">hhi")
+_REQUEST_V1 = struct.Struct(">hhih")
+_RESPONSE_V0 = struct.Struct(">ii")
+_RESPONSE_V1 = struct.Struct(">iix")
+
+
+class RequestHeader(NamedTuple):
+    """Who asks for what. `position` is where the request itself begins in its frame."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str | None
+    position: int
+
+
+def request_header_version(api: Api, version: int) -> int:
+    return 2 if api.is_flexible(version) else 1
+
+
+def response_header_version(api: Api, version: int) -> int:
+    return 1 if api.is_flexible(version) and api is not API_VERSIONS else 0
+
+
+def frame_size(data: bytes | bytearray | memoryview, position: int = 0, *, limit: int) -> int:
+    """Bytes of the frame whose size is at `position`; one above `limit`, or below nothing, is malformed."""
+    (size,) = _SIZE.unpack_from(data, position)
+    if not 0 <= size <= limit:
+        raise MalformedMessage(f"a frame of {size} bytes, where up to {limit} are read")
+    return int(size)
+
+
+def read_request_header(frame: bytes | memoryview) -> RequestHeader:
+    """Of a frame without its size. An API or a version that we do not know is UnsupportedVersion."""
+    end = len(frame)
+    if end < _REQUEST_V0.size:
+        raise MalformedMessage(f"request header: {end} bytes")
+    key, version, correlation_id = _REQUEST_V0.unpack_from(frame)
+    api = APIS.get(key)
+    if api is None or not api.knows(version):
+        what = f"API {key}" if api is None else f"{api.name} v{version}"
+        raise UnsupportedVersion(f"{what} is unknown", key=key, version=version, correlation_id=correlation_id)
+    try:
+        position = _REQUEST_V1.size
+        size = _REQUEST_V1.unpack_from(frame)[3]
+        client_id = None
+        if size >= 0:
+            client_id = str(frame[position : position + size], "utf-8")
+            position += size
+        if position > end or size < -1:
+            raise MalformedMessage(f"byte {_REQUEST_V1.size}: client_id of {size} bytes")
+        if api.is_flexible(version):
+            _, position = skip_tags(frame, position)
+    except (IndexError, struct.error):
+        raise MalformedMessage("request header: ends too early") from None
+    except UnicodeDecodeError:
+        raise MalformedMessage("request header: client_id is not UTF-8") from None
+    except MalformedMessage as error:
+        raise MalformedMessage(f"request header: {error.message}") from None
+    return RequestHeader(api, version, correlation_id, client_id, position)
+
+
+def read_request(frame: bytes | memoryview) -> tuple[RequestHeader, Struct]:
+    """Header and request of a frame without its size."""
+    header = read_request_header(frame)
+    return header, header.api.request.decode(frame, header.version, header.position)
+
+
+def response_frame(api: Api, version: int, correlation_id: int, response: Struct) -> list[Any]:
+    """All that is sent to answer, in parts; see `Message.encode`."""
+    parts = api.response.encode(response, version)
+    head = _RESPONSE_V1 if response_header_version(api, version) else _RESPONSE_V0
+    size = head.size - SIZE_BYTES + sum(map(len, parts))
+    parts[0] = head.pack(size, correlation_id) + parts[0]
+    return parts
+
+
+# The other side of the connection: what a client does, for tests and tools.
+
+
+def request_frame(api: Api, version: int, correlation_id: int, client_id: str | None, request: Struct) -> list[Any]:
+    """All that is sent to ask, in parts."""
+    parts = api.request.encode(request, version)
+    name = b"" if client_id is None else client_id.encode()
+    head = _REQUEST_V1.pack(api.key, version, correlation_id, -1 if client_id is None else len(name)) + name
+    if api.is_flexible(version):
+        head += b"\0"
+    parts[0] = _SIZE.pack(len(head) + sum(map(len, parts))) + head + parts[0]
+    return parts
+
+
+def read_response(api: Api, version: int, frame: bytes | memoryview) -> tuple[int, Struct]:
+    """Correlation id and response of a frame without its size."""
+    if len(frame) < _SIZE.size:
+        raise MalformedMessage(f"response header: {len(frame)} bytes")
+    (correlation_id,) = _SIZE.unpack_from(frame)
+    position = _SIZE.size
+    if response_header_version(api, version):
+        try:
+            _, position = skip_tags(frame, position)
+        except IndexError:
+            raise MalformedMessage("response header: ends too early") from None
+    return correlation_id, api.response.decode(frame, version, position)

@@ -1,0 +1,151 @@
+"""A coordinator with somebody at it: a clock, ids that can be foretold, and answers that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_values import (
+    GroupConfig,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    SyncAnswer,
+    SyncRequest,
+)
+
+A = TypeVar("A", JoinAnswer, SyncAnswer)
+
+SESSION_MS = 10_000
+REBALANCE_MS = 60_000
+RANGE = (("range", b"topics"),)
+GROUP = "billing"
+
+
+class Asked(Generic[A]):
+    """A request, and its answer when there is one."""
+
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+        self._answers: list[A] = []
+
+    def __call__(self, answer: A) -> None:
+        assert not self._answers, "answered twice"
+        self._answers.append(answer)
+
+    @property
+    def waits(self) -> bool:
+        return not self._answers
+
+    @property
+    def answer(self) -> A:
+        assert self._answers, "not answered"
+        return self._answers[0]
+
+    @property
+    def error(self) -> ErrorCode:
+        return self.answer.error
+
+
+class Desk:
+    """By default, a group does not wait for a second member."""
+
+    def __init__(self, **config: int) -> None:
+        ids = iter(range(1_000_000))
+        defaults = {"min_session_timeout_ms": 1_000, "initial_rebalance_delay_ms": 0}
+        self.coordinator = Coordinator(GroupConfig(**(defaults | config)), new_id=lambda: str(next(ids)))
+        self.now_ms = 1_000_000
+
+    def wait(self, ms: int) -> None:
+        """Let time pass, as a server does: ticking whenever something is due."""
+        end_ms = self.now_ms + ms
+        while (deadline_ms := self.coordinator.next_deadline()) is not None and deadline_ms <= end_ms:
+            assert deadline_ms >= self.now_ms
+            self.now_ms = deadline_ms
+            self.coordinator.tick(deadline_ms)
+        self.now_ms = end_ms
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        group: str = GROUP,
+        protocol_type: str = "consumer",
+        protocols: tuple[tuple[str, bytes], ...] = RANGE,
+        session_ms: int = SESSION_MS,
+        rebalance_ms: int = REBALANCE_MS,
+        connection: object = None,
+        required: bool = False,
+        skip: bool = False,
+        instance: str | None = None,
+        client: str = "app",
+    ) -> Asked[JoinAnswer]:
+        asked = Asked[JoinAnswer](self.now_ms)
+        request = JoinRequest(
+            group, member_id, protocol_type, protocols, session_ms, rebalance_ms, instance, client, "/10.0.0.1"
+        )
+        request = request._replace(member_id_required=required, can_skip_assignment=skip)
+        self.coordinator.join(request, asked, now_ms=self.now_ms, connection=connection)
+        return asked
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: Mapping[str, bytes] | None = None,
+        *,
+        group: str = GROUP,
+        connection: object = None,
+        **more: str | None,
+    ) -> Asked[SyncAnswer]:
+        asked = Asked[SyncAnswer](self.now_ms)
+        request = SyncRequest(group, member_id, generation, assignments or {})._replace(**more)
+        self.coordinator.sync(request, asked, now_ms=self.now_ms, connection=connection)
+        return asked
+
+    def heartbeat(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
+        return self.coordinator.heartbeat(GROUP, member_id, generation, instance, now_ms=self.now_ms)
+
+    def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:
+        answer = self.coordinator.leave(GROUP, [LeavingMember(member_id, instance)], now_ms=self.now_ms)
+        assert not answer.error
+        (left,) = answer.members
+        assert left[:2] == (member_id, instance)
+        return left.error
+
+    def commit(self, member_id: str, generation: int, instance: str | None = None, **more: bool) -> ErrorCode:
+        return self.coordinator.check_commit(GROUP, member_id, generation, instance, now_ms=self.now_ms, **more)
+
+    @property
+    def state(self) -> str:
+        description = self.coordinator.describe(GROUP)
+        return description.state if description is not None else "none"
+
+    def completing(self, *joins: dict[str, Any]) -> tuple[int, list[str]]:
+        """A generation of new members, who have not synced: its number, and their ids, the leader's first."""
+        delay_ms = 3_000
+        config = self.coordinator.config
+        self.coordinator.config = config._replace(initial_rebalance_delay_ms=delay_ms)
+        asked = [self.join(**join) for join in joins]
+        while asked[0].waits:
+            self.wait(delay_ms)
+        self.coordinator.config = config
+        answers = [each.answer for each in asked]
+        assert [answer.error for answer in answers] == [0] * len(joins)
+        assert self.state == "CompletingRebalance"
+        assert answers[0].leader == answers[0].member_id
+        return answers[0].generation, [answer.member_id for answer in answers]
+
+    def stable(self, *joins: dict[str, Any]) -> tuple[int, list[str]]:
+        """The same, and they have synced: each is assigned its own id."""
+        generation, ids = self.completing(*joins)
+        instances = [join.get("instance") for join in joins]
+        plan = {member_id: member_id.encode() for member_id in ids}
+        asked = [
+            self.sync(ids[n], generation, plan if n == 0 else {}, instance_id=instances[n]) for n in range(len(ids))
+        ]
+        assert [each.answer.assignment for each in asked] == list(plan.values())
+        assert self.state == "Stable"
+        return generation, ids

@@ -1,0 +1,514 @@
+"""The group coordinator, case by case: what Kafka's does, and where ours differs (its docstring says where)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from klamm.kafka import coordinator as module
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_values import JoinedMember, LeavingMember
+from tests.kafka.desk import GROUP, RANGE, REBALANCE_MS, SESSION_MS, Desk
+
+E = ErrorCode
+ONE: dict[str, Any] = {}
+STATIC_A: dict[str, Any] = {"instance": "a"}
+STATIC_B: dict[str, Any] = {"instance": "b"}
+OTHER = (("range", b"other topics"),)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# ---- coming
+
+
+def test_the_first_member_leads_generation_1_and_is_told_who_is_there(desk: Desk) -> None:
+    answer = desk.join(protocols=(("range", b"m"), ("sticky", b"n"))).answer
+    assert answer.error == E.NONE
+    assert (answer.generation, answer.protocol_type, answer.protocol) == (1, "consumer", "range")
+    assert answer.leader == answer.member_id == "app-0"
+    assert answer.members == (JoinedMember("app-0", None, b"m"),)
+    assert desk.state == "CompletingRebalance"
+
+
+def test_a_new_member_is_told_its_id_first_since_version_4(desk: Desk) -> None:
+    asked = desk.join(required=True)
+    assert asked.error == E.MEMBER_ID_REQUIRED
+    assert asked.answer.generation == -1
+    assert desk.state == "Empty"
+    again = desk.join(asked.answer.member_id, required=True).answer
+    assert (again.error, again.member_id, again.generation) == (E.NONE, asked.answer.member_id, 1)
+
+
+def test_an_id_that_was_given_out_expires_with_the_session_and_an_unused_group_with_it(desk: Desk) -> None:
+    member_id = desk.join(required=True).answer.member_id
+    desk.wait(SESSION_MS - 1)
+    assert desk.coordinator.knows(GROUP)
+    desk.wait(1)
+    assert not desk.coordinator.knows(GROUP)
+    assert desk.join(member_id, required=True).error == E.UNKNOWN_MEMBER_ID
+    assert desk.coordinator.next_deadline() is None
+
+
+def test_a_static_member_needs_no_second_join(desk: Desk) -> None:
+    answer = desk.join(instance="a", required=True).answer
+    assert (answer.error, answer.member_id) == (E.NONE, "a-0")
+    assert answer.members[0].instance_id == "a"
+
+
+def test_a_rebalance_waits_for_ids_that_were_given_out(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE)
+    pending = desk.join(required=True).answer.member_id
+    asked = desk.join(ids[0], protocols=RANGE)
+    assert asked.waits
+    other = desk.join(pending)
+    assert asked.answer.generation == other.answer.generation == generation + 1
+
+
+@pytest.mark.parametrize("gone", ["leaves", "expires"])
+def test_a_rebalance_ends_when_an_id_it_waits_for_goes(desk: Desk, gone: str) -> None:
+    _, ids = desk.stable(ONE)
+    pending = desk.join(required=True).answer.member_id
+    asked = desk.join(ids[0])
+    assert asked.waits
+    if gone == "leaves":
+        assert desk.leave(pending) == E.NONE
+    else:
+        desk.wait(SESSION_MS)
+    assert asked.error == E.NONE
+
+
+def test_the_oldest_unused_id_goes_when_there_are_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    first, second, third = (desk.join(required=True).answer.member_id for _ in range(3))
+    assert desk.join(first).error == E.UNKNOWN_MEMBER_ID
+    assert desk.leave(second) == desk.leave(third) == E.NONE
+
+
+def test_an_empty_group_waits_for_others_who_may_be_about_to_come() -> None:
+    desk = Desk(initial_rebalance_delay_ms=3_000)
+    first = desk.join()
+    desk.wait(2_999)
+    assert first.waits
+    desk.wait(1)
+    assert first.error == E.NONE
+
+
+def test_the_delay_is_extended_while_members_come_but_not_beyond_the_rebalance_timeout() -> None:
+    desk = Desk(initial_rebalance_delay_ms=3_000)
+    asked = [desk.join(rebalance_ms=7_000)]
+    for _ in range(2):
+        desk.wait(2_000)
+        asked.append(desk.join(rebalance_ms=7_000))
+    desk.wait(2_999)
+    assert all(each.waits for each in asked)
+    desk.wait(1)
+    assert {each.answer.generation for each in asked} == {1}
+    assert [len(each.answer.members) for each in asked] == [3, 0, 0]
+
+
+def test_the_delay_is_over_for_a_group_that_is_not_empty() -> None:
+    desk = Desk(initial_rebalance_delay_ms=3_000)
+    _, ids = desk.stable(ONE)
+    asked = desk.join()
+    assert desk.join(ids[0]).error == asked.error == E.NONE
+
+
+@pytest.mark.parametrize("session_ms", [5_999, 1_800_001])
+def test_a_session_timeout_out_of_range_is_refused(session_ms: int) -> None:
+    asked = Desk(min_session_timeout_ms=6_000).join(session_ms=session_ms)
+    assert asked.error == E.INVALID_SESSION_TIMEOUT
+
+
+def test_a_group_without_a_name_is_refused(desk: Desk) -> None:
+    now = {"now_ms": desk.now_ms}
+    assert desk.join(group="").error == E.INVALID_GROUP_ID
+    assert desk.sync("m", 1, group="").error == E.INVALID_GROUP_ID
+    assert desk.coordinator.heartbeat("", "m", 1, **now) == E.INVALID_GROUP_ID
+    assert desk.coordinator.leave("", [LeavingMember("m")], **now).error == E.INVALID_GROUP_ID
+    assert desk.coordinator.check_commit("", "", -1, **now) == E.INVALID_GROUP_ID
+    assert desk.coordinator.delete("") == E.GROUP_ID_NOT_FOUND
+
+
+def test_a_server_that_was_restarted_knows_no_member(desk: Desk) -> None:
+    assert desk.join("m").error == E.UNKNOWN_MEMBER_ID
+    assert desk.join("m", instance="a").error == E.UNKNOWN_MEMBER_ID
+    assert desk.sync("m", 3).error == E.UNKNOWN_MEMBER_ID
+    assert desk.heartbeat("m", 3) == E.UNKNOWN_MEMBER_ID
+    assert desk.leave("m") == E.UNKNOWN_MEMBER_ID
+    assert desk.commit("m", 3) == E.ILLEGAL_GENERATION
+    assert not desk.coordinator.knows(GROUP)
+
+
+# ---- protocols
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        {"protocol_type": "connect"},
+        {"protocols": (("sticky", b""),)},
+        {"protocols": ()},
+    ],
+)
+def test_who_has_no_protocol_in_common_is_refused(desk: Desk, join: dict[str, Any]) -> None:
+    desk.stable(ONE)
+    assert desk.join(**join).error == E.INCONSISTENT_GROUP_PROTOCOL
+    assert desk.join(**join, required=True).error == E.INCONSISTENT_GROUP_PROTOCOL
+    assert desk.state == "Stable"
+
+
+@pytest.mark.parametrize("join", [{"protocol_type": ""}, {"protocols": ()}])
+def test_the_first_member_must_name_a_protocol(desk: Desk, join: dict[str, Any]) -> None:
+    assert desk.join(**join).error == E.INCONSISTENT_GROUP_PROTOCOL
+    assert not desk.coordinator.knows(GROUP)
+
+
+def test_an_empty_group_may_change_its_protocol(desk: Desk) -> None:
+    _, ids = desk.stable(ONE)
+    desk.leave(ids[0])
+    assert desk.join(protocol_type="connect", protocols=(("eager", b""),)).answer.protocol_type == "connect"
+
+
+def test_most_votes_among_common_protocols_win(desk: Desk) -> None:
+    a, b, c = (("a", b"1"), ("b", b"2"), ("c", b"3"))
+    generation, ids = desk.completing({"protocols": (a, b)}, {"protocols": (c, b, a)}, {"protocols": (b, a)})
+    assert generation == 1
+    asked = desk.sync(ids[0], generation, {}, protocol="b", protocol_type="consumer")
+    assert asked.answer.protocol == "b"
+
+
+# ---- size
+
+
+def test_a_full_group_lets_nobody_in_but_its_members() -> None:
+    desk = Desk(max_size=2)
+    _, ids = desk.stable(ONE, ONE)
+    assert desk.join().error == desk.join(required=True).error == E.GROUP_MAX_SIZE_REACHED
+    assert desk.join(instance="a").answer[:2] == (E.GROUP_MAX_SIZE_REACHED, "")
+    assert desk.state == "Stable"
+    asked = [desk.join(ids[0]), desk.join(ids[1])]
+    assert [each.error for each in asked] == [E.NONE, E.NONE]
+
+
+def test_the_last_ones_to_join_again_stay_outside_when_the_limit_was_lowered() -> None:
+    desk = Desk()
+    _, ids = desk.stable(ONE, ONE, ONE)
+    desk.coordinator.config = desk.coordinator.config._replace(max_size=2)
+    asked = [desk.join(member_id, protocols=OTHER) for member_id in ids]
+    assert [each.error for each in asked] == [E.NONE, E.NONE, E.GROUP_MAX_SIZE_REACHED]
+    assert desk.heartbeat(ids[2], asked[0].answer.generation) == E.UNKNOWN_MEMBER_ID
+
+
+def test_an_id_that_was_given_out_is_used_up_when_the_group_is_full() -> None:
+    desk = Desk(max_size=1)
+    pending = desk.join(required=True).answer.member_id
+    desk.stable(ONE)
+    assert desk.join(pending).error == E.GROUP_MAX_SIZE_REACHED
+    assert desk.leave(pending) == E.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_finds_its_place_again_in_a_full_group() -> None:
+    desk = Desk(max_size=1)
+    desk.stable(STATIC_A)
+    assert desk.join(instance="a").error == E.NONE
+    assert desk.join(instance="b").error == E.GROUP_MAX_SIZE_REACHED
+
+
+# ---- joining again
+
+
+def test_a_new_member_makes_the_others_join_again(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE)
+    new = desk.join()
+    assert new.waits
+    assert desk.state == "PreparingRebalance"
+    assert desk.heartbeat(ids[0], generation) == E.REBALANCE_IN_PROGRESS
+    assert desk.sync(ids[0], generation).error == E.REBALANCE_IN_PROGRESS
+    asked = desk.join(ids[0])
+    assert asked.answer.generation == new.answer.generation == generation + 1
+    assert new.answer.leader == ids[0]
+    assert new.answer.members == ()
+    assert len(asked.answer.members) == 2
+
+
+def test_who_does_not_join_again_in_time_is_out(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE, {"session_ms": 1_000_000})
+    asked = desk.join()
+    desk.join(ids[0])
+    desk.wait(REBALANCE_MS - 1)
+    assert asked.waits
+    desk.wait(1)
+    assert asked.answer.generation == generation + 1
+    assert desk.heartbeat(ids[1], generation) == E.UNKNOWN_MEMBER_ID
+
+
+def test_the_longest_rebalance_timeout_of_the_members_counts(desk: Desk) -> None:
+    long = {"session_ms": 1_000_000, "rebalance_ms": 200_000}
+    desk.stable(ONE, long)
+    asked = desk.join(rebalance_ms=1_000)
+    desk.wait(199_999)
+    assert asked.waits
+    desk.wait(1)
+    assert asked.error == E.NONE
+
+
+def test_version_0_has_the_session_timeout_as_its_rebalance_timeout(desk: Desk) -> None:
+    zero = {"session_ms": 20_000, "rebalance_ms": -1}
+    _, ids = desk.stable(zero, zero)
+    asked = desk.join(ids[0], **zero)
+    desk.wait(10_000)
+    desk.heartbeat(ids[1], 1)
+    assert asked.waits
+    desk.wait(10_000)
+    assert asked.error == E.NONE
+
+
+def test_a_leader_that_is_late_is_replaced(desk: Desk) -> None:
+    _, ids = desk.stable({"session_ms": 1_000_000}, ONE)
+    asked = desk.join(ids[1], protocols=OTHER)
+    desk.wait(REBALANCE_MS)
+    assert asked.answer.leader == ids[1]
+    assert asked.answer.members == (JoinedMember(ids[1], None, b"other topics"),)
+
+
+def test_a_follower_who_says_the_same_again_changes_nothing(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE, ONE)
+    answer = desk.join(ids[1]).answer
+    assert (answer.error, answer.generation, answer.leader, answer.members) == (E.NONE, generation, ids[0], ())
+    assert desk.state == "Stable"
+    assert desk.sync(ids[1], generation).answer.assignment == ids[1].encode()
+
+
+def test_a_follower_with_other_topics_begins_a_rebalance(desk: Desk) -> None:
+    _, ids = desk.stable(ONE, ONE)
+    assert desk.join(ids[1], protocols=OTHER).waits
+    assert desk.state == "PreparingRebalance"
+
+
+def test_a_leader_that_joins_again_begins_a_rebalance(desk: Desk) -> None:
+    _, ids = desk.stable(ONE, ONE)
+    assert desk.join(ids[0]).waits
+    assert desk.state == "PreparingRebalance"
+
+
+def test_who_missed_the_answer_gets_it_again_before_it_syncs(desk: Desk) -> None:
+    generation, ids = desk.completing(ONE, ONE)
+    answers = [desk.join(member_id).answer for member_id in ids]
+    assert [answer.generation for answer in answers] == [generation] * 2
+    assert [len(answer.members) for answer in answers] == [2, 0]
+    assert desk.state == "CompletingRebalance"
+
+
+def test_other_topics_before_the_sync_begin_a_rebalance_and_those_who_wait_join_again(desk: Desk) -> None:
+    generation, ids = desk.completing(ONE, ONE)
+    waiting = desk.sync(ids[1], generation)
+    asked = desk.join(ids[0], protocols=OTHER)
+    assert waiting.error == E.REBALANCE_IN_PROGRESS
+    assert asked.waits
+    assert desk.join(ids[1]).answer.generation == asked.answer.generation == generation + 1
+
+
+def test_a_join_that_is_overtaken_by_another_of_the_same_member_is_answered(desk: Desk) -> None:
+    _, ids = desk.stable(ONE, ONE)
+    first = desk.join(ids[0])
+    second = desk.join(ids[0])
+    assert first.error == E.REBALANCE_IN_PROGRESS
+    assert second.waits
+    desk.join(ids[1])
+    assert second.error == E.NONE
+
+
+def test_a_new_member_does_not_wait_for_ever(desk: Desk) -> None:
+    long = {"session_ms": 1_000_000, "rebalance_ms": 900_000}
+    desk.stable(long)
+    asked = desk.join()
+    desk.wait(299_999)
+    assert asked.waits
+    desk.wait(1)
+    assert asked.answer[:2] == (E.UNKNOWN_MEMBER_ID, "")
+
+
+# ---- syncing
+
+
+def test_followers_wait_for_the_leader_and_get_what_it_assigns(desk: Desk) -> None:
+    generation, ids = desk.completing(ONE, ONE, ONE)
+    waiting = desk.sync(ids[1], generation)
+    assert waiting.waits
+    leader = desk.sync(ids[0], generation, {ids[0]: b"x", ids[1]: b"y", "nobody": b"z"})
+    assert desk.state == "Stable"
+    assert waiting.answer == (E.NONE, "consumer", "range", b"y")
+    assert leader.answer.assignment == b"x"
+    assert desk.sync(ids[2], generation).answer.assignment == b""
+    assert desk.sync(ids[1], generation).answer.assignment == b"y"
+
+
+def test_who_does_not_sync_in_time_is_out_and_the_others_join_again(desk: Desk) -> None:
+    generation, ids = desk.completing({"session_ms": 1_000_000}, ONE)
+    waiting = desk.sync(ids[1], generation)
+    desk.wait(REBALANCE_MS - 1)
+    assert waiting.waits
+    desk.wait(1)
+    assert waiting.error == E.REBALANCE_IN_PROGRESS
+    assert desk.heartbeat(ids[0], generation) == E.UNKNOWN_MEMBER_ID
+    assert desk.join(ids[1]).answer.leader == ids[1]
+
+
+def test_who_does_not_sync_in_time_is_out_of_a_stable_group_as_well(desk: Desk) -> None:
+    generation, ids = desk.completing({"session_ms": 1_000_000}, {"session_ms": 1_000_000})
+    desk.sync(ids[0], generation)
+    desk.wait(REBALANCE_MS)
+    assert desk.heartbeat(ids[1], generation) == E.UNKNOWN_MEMBER_ID
+    assert desk.heartbeat(ids[0], generation) == E.REBALANCE_IN_PROGRESS
+
+
+def test_a_group_of_which_nobody_syncs_is_empty(desk: Desk) -> None:
+    desk.completing({"session_ms": 1_000_000})
+    desk.wait(REBALANCE_MS)
+    assert desk.state == "Empty"
+
+
+def test_who_was_sent_away_from_a_sync_is_missed_after_its_session(desk: Desk) -> None:
+    generation, ids = desk.completing({"session_ms": 1_000_000}, ONE)
+    desk.sync(ids[1], generation)
+    desk.wait(2 * SESSION_MS)
+    desk.join(ids[0], protocols=OTHER, session_ms=1_000_000)
+    desk.wait(SESSION_MS - 1)
+    assert desk.state == "PreparingRebalance"
+    desk.wait(1)
+    assert desk.heartbeat(ids[1], generation) == E.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"member_id": "nobody"}, E.UNKNOWN_MEMBER_ID),
+        ({"generation": 7}, E.ILLEGAL_GENERATION),
+        ({"protocol_type": "connect"}, E.INCONSISTENT_GROUP_PROTOCOL),
+        ({"protocol": "sticky"}, E.INCONSISTENT_GROUP_PROTOCOL),
+        ({"instance_id": "a"}, E.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_a_sync_that_does_not_fit_is_refused(desk: Desk, wrong: dict[str, Any], error: ErrorCode) -> None:
+    generation, ids = desk.completing(ONE)
+    assert desk.sync(**({"member_id": ids[0], "generation": generation} | wrong)).error == error
+    assert desk.state == "CompletingRebalance"
+
+
+def test_a_sync_that_is_overtaken_by_another_of_the_same_member_is_answered(desk: Desk) -> None:
+    generation, ids = desk.completing(ONE, ONE)
+    first, second = desk.sync(ids[1], generation), desk.sync(ids[1], generation)
+    assert first.error == E.REBALANCE_IN_PROGRESS
+    desk.sync(ids[0], generation, {ids[1]: b"y"})
+    assert second.answer.assignment == b"y"
+
+
+def test_bytes_of_a_request_are_copied(desk: Desk) -> None:
+    buffer = bytearray(b"topics")
+    answer = desk.join(protocols=(("range", memoryview(buffer)),)).answer  # type: ignore[arg-type]
+    buffer[:] = b"xxxxxx"
+    again = desk.join(answer.member_id).answer
+    assert again.members[0].metadata == b"topics"
+    desk.sync(answer.member_id, 1, {answer.member_id: memoryview(buffer)})  # type: ignore[dict-item]
+    buffer[:] = b"yyyyyy"
+    assert desk.sync(answer.member_id, 1).answer.assignment == b"xxxxxx"
+
+
+# ---- living and leaving
+
+
+def test_a_member_lives_as_long_as_it_is_heard_of(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE)
+    for _ in range(3):
+        desk.wait(SESSION_MS - 1)
+        assert desk.heartbeat(ids[0], generation) == E.NONE
+    desk.wait(SESSION_MS)
+    assert desk.heartbeat(ids[0], generation) == E.UNKNOWN_MEMBER_ID
+    assert desk.state == "Empty"
+
+
+def test_a_member_that_is_not_heard_of_makes_the_others_join_again(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE, {"session_ms": 5_000})
+    desk.wait(5_000)
+    assert desk.heartbeat(ids[0], generation) == E.REBALANCE_IN_PROGRESS
+    assert desk.join(ids[0]).answer.generation == generation + 1
+
+
+def test_a_commit_is_a_sign_of_life(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE)
+    for _ in range(3):
+        desk.wait(SESSION_MS - 1)
+        assert desk.commit(ids[0], generation) == E.NONE
+    assert desk.heartbeat(ids[0], generation) == E.NONE
+
+
+def test_a_member_whose_requests_wait_is_not_missed(desk: Desk) -> None:
+    slow = {"session_ms": 1_000_000, "rebalance_ms": REBALANCE_MS}
+    _, ids = desk.stable(slow, ONE)
+    joining = desk.join(ids[1], protocols=OTHER)
+    desk.wait(5 * SESSION_MS)
+    leader = desk.join(ids[0], **slow).answer
+    assert joining.error == E.NONE
+    syncing = desk.sync(ids[1], leader.generation)
+    desk.wait(5 * SESSION_MS)
+    desk.sync(ids[0], leader.generation)
+    assert syncing.error == E.NONE
+    desk.wait(SESSION_MS)
+    assert desk.heartbeat(ids[1], leader.generation) == E.UNKNOWN_MEMBER_ID
+
+
+def test_heartbeats_are_checked(desk: Desk) -> None:
+    generation, ids = desk.completing(ONE)
+    assert desk.heartbeat(ids[0], generation) == E.NONE
+    assert desk.heartbeat(ids[0], generation - 1) == desk.heartbeat(ids[0], generation + 1) == E.ILLEGAL_GENERATION
+    assert desk.heartbeat("nobody", generation) == E.UNKNOWN_MEMBER_ID
+    assert desk.heartbeat(ids[0], generation, "a") == E.UNKNOWN_MEMBER_ID
+
+
+def test_who_leaves_is_not_waited_for(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE, ONE)
+    asked = desk.join(ids[0])
+    assert desk.leave(ids[1]) == E.NONE
+    assert asked.answer.generation == generation + 1
+    assert desk.leave(ids[1]) == E.UNKNOWN_MEMBER_ID
+
+
+def test_the_last_one_who_leaves_leaves_an_empty_group_that_goes_on_counting(desk: Desk) -> None:
+    generation, ids = desk.stable(ONE)
+    assert desk.leave(ids[0]) == E.NONE
+    assert desk.state == "Empty"
+    assert desk.join().answer.generation > generation
+
+
+def test_several_leave_at_once_each_with_its_own_error(desk: Desk) -> None:
+    _, ids = desk.stable(ONE, STATIC_A, STATIC_B)
+    leaving = [
+        LeavingMember(ids[0]),
+        LeavingMember("", "a"),  # by name, as an administrator does
+        LeavingMember("nobody", "b"),
+        LeavingMember("", "c"),
+        LeavingMember("nobody"),
+        LeavingMember(""),
+    ]
+    answer = desk.coordinator.leave(GROUP, leaving, now_ms=desk.now_ms)
+    wanted = [E.NONE, E.NONE, E.FENCED_INSTANCE_ID, *[E.UNKNOWN_MEMBER_ID] * 3]
+    assert [each.error for each in answer.members] == wanted
+    assert [each[:2] for each in answer.members] == leaving
+    description = desk.coordinator.describe(GROUP)
+    assert description is not None
+    assert [member.member_id for member in description.members] == [ids[2]]
+
+
+def test_what_a_removed_member_has_parked_is_answered(desk: Desk) -> None:
+    generation, ids = desk.completing(ONE, STATIC_A)
+    syncing = desk.sync(ids[1], generation, instance_id="a")
+    assert desk.leave("", "a") == E.NONE
+    assert syncing.error == E.UNKNOWN_MEMBER_ID
+    joining = desk.join(instance="a")
+    assert desk.leave("", "a") == E.NONE
+    assert joining.error == E.UNKNOWN_MEMBER_ID
