@@ -25,7 +25,7 @@ def answers(script: str, tmp_path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("script", ["import_time", "single_append", "contention"])
+@pytest.mark.parametrize("script", ["import_time", "single_append", "table", "contention"])
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:
     lines = answers(script, tmp_path)
     assert lines
