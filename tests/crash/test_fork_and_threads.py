@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -410,3 +412,30 @@ def test_killed_processes_leave_a_store_that_opens_at_once_and_is_all_right(path
         partition = store._acquired().topic("orders").partition(0)
         assert partition.log.flags & head.NEEDS_RECOVERY == 0
     assert klamm.check(path).ok
+
+
+DROPPED = """
+import os, sys, klamm
+from klamm.disk import fork
+
+class Other:  # a thread, say, that lets go of the store while this one forks
+    fork_order = 2
+    def before_fork(self): pass
+    def after_fork(self): self.store = None
+    def in_child(self): pass
+
+for number in range(20):
+    other = Other()
+    fork.register(other)
+    other.store = klamm.open(f"{sys.argv[1]}/{number}")
+    other.store.create_topic("t")
+    other.store.append("t", b"x", acks=1)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_store_that_is_dropped_while_the_process_forks_does_not_wait_for_itself(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", DROPPED, tmp_path], timeout=60).returncode == 0

@@ -7,12 +7,16 @@ unlock frees the parent's. So whatever owns such things is registered here and t
     after_fork     in the parent, after: let go of them
     in_child       in the child: close (never unlock) descriptors, drop the rest
 
+No garbage is collected meanwhile: a store that was dropped would be closed by its finalizer, in this very thread, and
+wait for the mutexes that the thread has taken.
+
 Mutexes are taken in the order in which everybody else takes them: `guard`, then things by their `fork_order` (0 if they
 have none).
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import weakref
@@ -32,6 +36,7 @@ class Forkable(Protocol):
 
 _registered: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _prepared: list[Forkable] = []
+_collects = False  # whether garbage was collected before the fork
 
 
 def register(thing: Forkable) -> None:
@@ -41,21 +46,38 @@ def register(thing: Forkable) -> None:
 
 
 def _before() -> None:
+    global _collects
     guard.acquire()
+    _collects = gc.isenabled()
+    gc.disable()
     for thing in sorted(_registered, key=lambda thing: (getattr(thing, "fork_order", 0), id(thing))):
         thing.before_fork()
         _prepared.append(thing)
 
 
 def _after() -> None:
-    while _prepared:
-        _prepared.pop().after_fork()
-    guard.release()
+    for thing in (kept := _taken()):
+        thing.after_fork()
+    _end()
+    kept.clear()  # not before: this may be the last that knew a store, whose finalizer wants the mutexes
 
 
 def _child() -> None:
-    while _prepared:
-        _prepared.pop().in_child()
+    for thing in (kept := _taken()):
+        thing.in_child()
+    _end()
+    kept.clear()
+
+
+def _taken() -> list[Forkable]:
+    taken = _prepared[::-1]
+    _prepared.clear()
+    return taken
+
+
+def _end() -> None:
+    if _collects:
+        gc.enable()
     guard.release()
 
 
