@@ -319,6 +319,7 @@ class Claim:
         """A batch, or (None) everything that was handed out."""
         for place, entry in self._commits._entries(what).items():
             refuse_others(self.member, [place])
+            self._commits._refuse_former({place: entry})
             begin = entry.begin
             due = self._ends[place].position.offset if place in self._ends else self._commits.since.get(place)
             if what is not None and begin != due:
