@@ -33,6 +33,7 @@ from klamm.client.subscription import Subscription, Topics
 from klamm.disk import fork
 from klamm.errors import Forked, GroupError, InvalidSetting, StoreError, UnknownTopic
 from klamm.log.head import wait_any
+from klamm.log.reader import reads_committed
 from klamm.types import Batch, Committed, Position, RunReport
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Consumer", "check_count", "seconds"]
 
 _FORMS = {"records": RECORDS, "tuples": TUPLES, "values": VALUES}
-_ISOLATIONS = {"read_committed": True, "read_uncommitted": False}
 _POLICIES = ("error", "earliest", "latest")
 _MAX_OPEN = 64  # files
 _NAP_S = 0.5  # the longest sleep without a look at the catalog
@@ -94,7 +94,7 @@ class Consumer:
             str(choice("on_out_of_range", on_out_of_range, {each: each for each in _POLICIES})),
         )
         self._spin_us = spin_us
-        self._committed = bool(choice("isolation", isolation, _ISOLATIONS))
+        self._committed = reads_committed(isolation)
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._with_files: dict[Cursor, None] = {}
         self._hot: deque[Cursor] = deque()  # may have something to read; the first one is being read

@@ -24,16 +24,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from klamm.batch import Lane, Sending
-from klamm.client.options import Acks, acks_of, to_ms
+from klamm.batch import Lane
+from klamm.client.options import Acks, acks_of
 from klamm.client.sender import Line, Outcome, Sender
+from klamm.client.sending import RecordSending
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.target import codec_of, limit_of
 from klamm.disk import fork
-from klamm.errors import BufferFull, Forked, InvalidSetting, ReadOnly, RecordTooLarge, StoreError, UnknownTopic
+from klamm.errors import BufferFull, Forked, InvalidSetting, ReadOnly, StoreError, UnknownTopic
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from types import TracebackType
 
     from klamm.batch import BatchDelivery, Partitioner
@@ -73,7 +73,7 @@ class _Road:
         self._lines = older._lines
 
 
-class Producer(Sending):
+class Producer(RecordSending):
     """Sends records in batches; made by `store.producer()`. Threads may share it; forked children may not."""
 
     def __init__(
@@ -137,14 +137,6 @@ class Producer(Sending):
             error.add_note(f"and the producer could not deliver everything: {failure}")
 
     # ---- sending
-
-    def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:
-        return RecordTooLarge(
-            f"{topic}: {error.message}", hint="send smaller records, or raise the topic's max.message.bytes"
-        )
-
-    def _milliseconds(self, timestamp: datetime) -> int:
-        return to_ms(timestamp)
 
     @property
     def _is_full(self) -> bool:

@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from klamm.batch import Lane, Sending, patch
+from klamm.batch import Lane, patch
 from klamm.client.consumer import Consumer
-from klamm.client.options import to_ms
+from klamm.client.sending import RecordSending
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.target import codec_of, limit_of, sealed
 from klamm.disk import fork
@@ -40,7 +40,6 @@ from klamm.errors import (
     InvalidSetting,
     KlammError,
     ReadOnly,
-    RecordTooLarge,
     TransactionError,
 )
 from klamm.store.groups import put_offsets
@@ -48,7 +47,6 @@ from klamm.store.transactions import MAX_EPOCH, Identity, fenced
 from klamm.types import Batch
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from types import TracebackType
 
     from klamm.batch import BatchDelivery, Builder, Partitioner
@@ -188,7 +186,7 @@ class Pool:
         self._forked = True
 
 
-class Transaction(Sending):
+class Transaction(RecordSending):
     """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
 
     For one thread at a time.
@@ -270,14 +268,6 @@ class Transaction(Sending):
         return self._state
 
     # ---- records
-
-    def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:
-        return RecordTooLarge(
-            f"{topic}: {error.message}", hint="send smaller records, or raise the topic's max.message.bytes"
-        )
-
-    def _milliseconds(self, timestamp: datetime) -> int:
-        return to_ms(timestamp)
 
     def _slow_lane(self, topic: str) -> Lane:
         """The topic's lane, as the topic was when the transaction first used it."""
