@@ -9,11 +9,18 @@ PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/klamm/*/*.h)
 
-# Debian packages whose programs tests call: mkfs.ext4; mount and losetup; a PostgreSQL server of their own.
-DEBIAN := e2fsprogs mount postgresql
+# Debian packages whose programs tests call: mkfs.ext4; mount and losetup; a PostgreSQL server of their own; a client of
+# Kafka in C; Java (17 or newer), and Maven to fetch an Apache Kafka with.
+DEBIAN := e2fsprogs mount postgresql kcat default-jre-headless maven
+
+# The jars of that Apache Kafka, and of Spark's Kafka connector, and the files that say which.
+KAFKA_JARS := .tools/kafka
+KAFKA_POM := tests/interop/kafka/pom.xml
+SPARK_JARS := .tools/spark-kafka
+SPARK_POM := tests/spark/connector/pom.xml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench soak tools build venv lock clean
+.PHONY: help run test check format docs bench soak tools build venv lock clean
 
 help: ## this list
 	@echo "Klamm: what there is to make"
@@ -22,8 +29,12 @@ help: ## this list
 run: build ## a short tour: write, read, query, kill a writer, lose nothing
 	@$(PY) examples/tour.py
 
+# A process each for real clients and for Spark: librdkafka and the JVM leave threads and descriptors behind, and above the
+# 1,024th descriptor select() fails, for whoever uses it.
 test: tools build ## all tests but the long ones; ARGS="-k name" to choose
-	@$(PY) -m pytest -q $(ARGS)
+	@for part in "tests --ignore tests/interop --ignore tests/spark" tests/interop tests/spark; do \
+		$(PY) -m pytest -q $$part $(ARGS) || { code=$$?; test -n "$(ARGS)" -a $$code = 5 || exit $$code; }; \
+	done
 
 check: build ## format, lint, types, direction of imports
 	@$(VENV)/bin/ruff format --check .
@@ -35,13 +46,16 @@ format: venv ## format and sort in place
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
 
-bench: build ## every script of bench/, each beside its peers, into bench/results/; ARGS="read send" to choose
+docs: build ## write the tables of docs/reference that come from the code
+	@$(PY) docs/reference/generate.py
+
+bench: tools build ## every script of bench/, each beside its peers, into bench/results/; ARGS="read send" to choose
 	@$(PY) bench/_collect.py $(ARGS)
 
 soak: tools build ## the long tests: hours of kills and fuzzing
 	@$(PY) -m pytest -q -m soak --timeout 0 $(ARGS)
 
-tools: ## Debian packages that tests need, by apt-get when root or sudo may, else the command
+tools: ## what tests need: Debian packages, by apt-get when root or sudo may, else the command; an Apache Kafka
 	@missing=; for p in $(DEBIAN); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	test -z "$$missing" && exit 0; \
 	install="apt-get install -y --no-install-recommends$$missing"; \
@@ -49,6 +63,12 @@ tools: ## Debian packages that tests need, by apt-get when root or sudo may, els
 	elif [ "$$(id -u)" = 0 ]; then echo "tools:$$missing"; $$install >/dev/null; \
 	elif sudo -n true 2>/dev/null; then echo "tools:$$missing"; sudo -n $$install >/dev/null; \
 	else echo "tools: tests are skipped until you run: sudo $$install"; fi
+	@cmp -s $(KAFKA_POM) $(KAFKA_JARS)/pom.xml || { echo "tools: Apache Kafka into $(KAFKA_JARS)" && rm -rf $(KAFKA_JARS) && \
+	mvn -q -B -f $(KAFKA_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(KAFKA_JARS)" && \
+	cp $(KAFKA_POM) $(KAFKA_JARS)/pom.xml; } || echo "tools: tests with Apache Kafka are skipped until Maven can fetch it"
+	@cmp -s $(SPARK_POM) $(SPARK_JARS)/pom.xml || { echo "tools: Spark's Kafka connector into $(SPARK_JARS)" && rm -rf $(SPARK_JARS) && \
+	mvn -q -B -f $(SPARK_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(SPARK_JARS)" && \
+	cp $(SPARK_POM) $(SPARK_JARS)/pom.xml; } || echo "tools: tests with Spark's Kafka connector are skipped until Maven can fetch it"
 
 venv: $(VENV)/.packages ## .venv with the packages of requirements.lock
 
@@ -84,6 +104,6 @@ lock: venv ## resolve pyproject.toml's packages anew into requirements.lock
 	@if grep -n '://' requirements.lock; then echo "lock: requirements.lock names a host"; exit 1; fi
 
 clean: ## away with everything made here, .venv too
-	@rm -rf $(VENV) build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) .tools build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	@find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 	@rm -f src/klamm/*/*.so src/klamm/*/_*.c
