@@ -180,6 +180,103 @@ def test_a_marker_never_ends_an_older_transaction_that_has_yet_to_get_its_own(ri
     assert read(partition) == ["a"]
 
 
+# ---- one epoch for many transactions: producers over the wire that know no other way
+
+
+def test_a_marker_of_the_same_epoch_ends_what_is_open_and_the_sequence_goes_on(rig: Rig) -> None:
+    partition = rig.partition(1, **LARGE)
+    partition.append(transactional("a", 7, epoch=3))
+    partition.append(transactional("b", 7, epoch=3, sequence=1))
+    assert partition.append_marker(7, 3, commit=True, same_epoch=True) == 2
+    assert partition.append_marker(7, 3, commit=False, same_epoch=True) is None, "nothing is open"
+    assert partition.append(transactional("b", 7, epoch=3, sequence=1)) == 1, "the same batch again"
+    with pytest.raises(OutOfOrderSequence):
+        partition.append(transactional("x", 7, epoch=3, sequence=3))
+    partition.append(transactional("c", 7, epoch=3, sequence=2))
+    assert partition.open_transactions() == [(7, 3, 3)] and read(partition) == ["a", "b"]
+    assert partition.append_marker(7, 3, commit=False, same_epoch=True) == 4
+    partition.append(transactional("d", 7, epoch=3, sequence=3))
+    assert partition.append_marker(7, 3, commit=True, same_epoch=True) == 6
+    assert read(partition) == ["a", "b", "d"] and partition.ends().stable == 7
+    assert aborted.load(partition.directory, 0) == [(7, 3, 4)]
+
+
+def test_a_marker_of_the_same_epoch_is_not_written_where_nothing_of_it_is_open(rig: Rig) -> None:
+    partition = rig.partition(1)
+    assert partition.append_marker(7, 0, commit=True, same_epoch=True) is None
+    assert partition.ends().end == 0
+    partition.append(transactional("a", 7, epoch=1))
+    for other in (0, 2):
+        assert partition.append_marker(7, other, commit=False, same_epoch=True) is None
+    assert partition.open_transactions() == [(7, 1, 0)]
+    assert partition.append_marker(7, 2, commit=True) == 1, "a producer may be fenced by the other kind"
+    assert partition.append_marker(7, 1, commit=False, same_epoch=True) is None
+    with pytest.raises(Fenced):
+        partition.append(transactional("b", 7, epoch=1, sequence=1))
+
+
+def test_a_marker_of_the_other_kind_never_ends_a_transaction_of_its_own_epoch(rig: Rig) -> None:
+    partition = rig.partition(1)
+    partition.append(transactional("a", 7))
+    partition.append_marker(7, 1, commit=True)
+    partition.append(transactional("b", 7, epoch=1))
+    assert partition.append_marker(7, 1, commit=True) is None  # late
+    assert partition.append_marker(7, 1, commit=False) is None
+    assert partition.open_transactions() == [(7, 1, 2)] and read(partition) == ["a"]
+    assert partition.append_marker(7, 1, commit=True, same_epoch=True) == 3
+    assert read(partition) == ["a", "b"]
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "before the marker", "after it"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_sequence_goes_on_after_recovery_too(rig: Rig, checkpoint: str, lost: bool) -> None:
+    partition = rig.partition(1, segment_bytes=300)
+    partition.append(transactional("a", 7, epoch=2))
+    partition.append(transactional("b", 7, epoch=2, sequence=1))
+    if checkpoint == "before the marker":
+        partition.checkpoint()
+    partition.append_marker(7, 2, commit=False, same_epoch=True)
+    if checkpoint == "after it":
+        partition.checkpoint()
+    power_cut(partition)
+    if lost:
+        Path(f"{partition.directory}/producers").unlink()
+    again = rig.child().partition(1, segment_bytes=300)
+    assert again.open_transactions() == [] and again.ends().stable == 3 and read(again) == []
+    assert aborted.spans_from(again.directory, 0) == {7: [(0, 2)]}
+    with pytest.raises(OutOfOrderSequence):
+        again.append(transactional("x", 7, epoch=2, sequence=1 << 10))
+    again.append(transactional("c", 7, epoch=2, sequence=2))
+    assert again.append_marker(7, 2, commit=True, same_epoch=True) == 4
+    assert read(again) == ["c"]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_whoever_writes_a_marker_of_the_same_epoch_and_is_killed_leaves_it_whole_or_to_the_next(
+    tmp_path: Path, commit: bool
+) -> None:
+    def prepare(partition: Partition) -> None:
+        partition.append(transactional("t", 7))
+        partition.append(batch(0, 0))
+
+    def act(mine: Rig, slot: int):  # type: ignore[no-untyped-def]
+        partition = mine.partition(slot)
+        return lambda: partition.append_marker(7, 0, commit=commit, same_epoch=True)
+
+    for partition, lived in victims(Rig(tmp_path), prepare, act, steps=20):
+        written = partition.append_marker(7, 0, commit=commit, same_epoch=True)
+        assert written is None or not lived
+        assert partition.ends().stable == partition.ends().end == 3
+        assert len(read(partition)) == 1 + commit
+        partition.append(transactional("u", 7, sequence=1))
+        assert partition.append_marker(7, 0, commit=True, same_epoch=True) == 4
+        assert len(read(partition)) == 2 + commit
+        power_cut(partition)
+        again = Rig(tmp_path).partition(partition.slot)
+        assert again.ends().stable == 5 and len(read(again)) == 2 + commit
+        again.append(transactional("v", 7, sequence=2))
+
+
 # ---- recovery
 
 
@@ -274,10 +371,13 @@ def test_any_sequence_of_transactions_is_read_as_a_model_says(
             model.add(partition.append(data), f"{number}", producer)
             sequences[producer] += 1
         elif action in ("commit", "abort"):
-            offset = partition.append_marker(producer, epoch + 1, commit=action == "commit")
-            assert offset is not None
-            model.close(offset, producer, action == "commit")
-            model.epochs[producer], sequences[producer] = epoch + 1, 0
+            keeps = producer == 2  # its epoch
+            offset = partition.append_marker(producer, epoch + (not keeps), commit=action == "commit", same_epoch=keeps)
+            assert (offset is None) == (keeps and producer not in model.open)
+            if offset is not None:
+                model.close(offset, producer, action == "commit")
+            if not keeps:
+                model.epochs[producer], sequences[producer] = epoch + 1, 0
         elif action == "late":
             if epoch:
                 assert partition.append_marker(producer, epoch, commit=False) is None

@@ -278,10 +278,12 @@ def decode(data, *, int form=RECORDS, int64_t from_offset=0, int64_t upto=INT64_
     return out
 
 
-cdef bytes unpack(const klamm_batch *batch, View view, Py_ssize_t position):
+cdef bytes unpack(const klamm_batch *batch, View view, Py_ssize_t position, Py_ssize_t limit=-1):
     """The records of a compressed batch, uncompressed; bounded."""
+    if limit < 0:
+        limit = _codecs.MAX_DECODED_BYTES
     try:
         return _codecs.decompress(batch.attributes & KLAMM_CODEC_MASK,
-                                  memoryview(view)[position + KLAMM_HEADER:position + batch.size])
+                                  memoryview(view)[position + KLAMM_HEADER:position + batch.size], limit)
     except CorruptBatch as error:
         raise bad_records(batch, position, error.message) from error.__cause__

@@ -335,8 +335,10 @@ cdef class Sieve:
         return 0
 
 
-def all_keyed(data):
-    """Whether every record of one whole batch has a key."""
+def all_keyed(data, Py_ssize_t limit=-1):
+    """Whether every record of one whole batch has a key. CorruptBatch if one cannot be read, or if they are longer
+    than `limit` when decompressed.
+    """
     cdef View view = viewed(data)
     cdef klamm_batch batch
     cdef const uint8_t *records = view.data + KLAMM_HEADER
@@ -347,7 +349,7 @@ def all_keyed(data):
         raise damage(code, view.data, 0, 0, False)
     length = batch.size - KLAMM_HEADER
     if batch.attributes & KLAMM_CODEC_MASK:
-        unpacked = unpack(&batch, view, 0)
+        unpacked = unpack(&batch, view, 0, limit)
         records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
     code = klamm_all_keyed(&batch, records, records + length)
     if code < 0:

@@ -243,12 +243,13 @@ static inline uint8_t *klamm_copy_records(
 static inline int klamm_all_keyed(const klamm_batch *batch, const uint8_t *p, const uint8_t *end) {
     klamm_record r;
     int64_t last = -1;
+    int keyed = 1;
     if (batch->record_count > (end - p) / KLAMM_SMALLEST_RECORD) return -1;
     for (int32_t i = 0; i < batch->record_count; i++) {
         if (!(p = klamm_next_record(batch, p, end, &last, &r))) return -1;
-        if (r.key_size < 0) return 0;
+        if (r.key_size < 0) keyed = 0;  /* and the rest is still read: whether it can be is asked, too */
     }
-    return p == end ? 1 : -1;
+    return p == end ? keyed : -1;
 }
 
 #endif

@@ -9,14 +9,24 @@ import struct
 from typing import TYPE_CHECKING
 
 from klamm.batch._kernel import crc32c
-from klamm.batch.header import HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC, Header, pack
+from klamm.batch.header import HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC, TRANSACTIONAL, Header, pack
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["base_offset_of", "empty", "leader_epoch_of", "max_timestamp_of", "seal", "set_leader_epoch", "stamp"]
+__all__ = [
+    "base_offset_of",
+    "empty",
+    "enrol",
+    "leader_epoch_of",
+    "max_timestamp_of",
+    "seal",
+    "set_leader_epoch",
+    "stamp",
+]
 
 _BASE_OFFSET_AT, _LEADER_EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 0, 12, 17, 21, 35
+_PRODUCER_AT, _PRODUCER = 43, struct.Struct(">qhi")  # id, epoch, first sequence
 _INT64, _INT32, _INT16, _UINT32 = (struct.Struct(f">{letter}") for letter in "qihI")
 
 
@@ -42,6 +52,14 @@ def stamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
     _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
     seal(batch, size)
+
+
+def enrol(batch: bytearray | memoryview, producer_id: int, epoch: int, sequence: int) -> None:
+    """Let a whole batch be part of a producer's transaction."""
+    (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
+    _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | TRANSACTIONAL)
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, epoch, sequence)
+    seal(batch, len(batch))
 
 
 def empty(first: int, count: int, leader_epoch: int) -> bytes:

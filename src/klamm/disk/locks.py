@@ -6,7 +6,8 @@
                byte 1: the Kafka server, of which a store has at most one
                TABLE + s: whoever maintains the table of the topic whose partition 0 is in slot s
                (g + 1) << 40: the region of group number g. Place m of its members is byte m of the region, and the
-               owner of the partition in slot s holds byte OWNED + s of it
+               owner of the partition in slot s holds byte OWNED + s of it; the Kafka server holds byte DOOR of it as
+               long as members of the group sit there
                TRANSACTION + p: the transactional producer with id p
 
 The bytes are never written; only their locks matter. A lock is an open-file-description lock: it belongs to the
@@ -32,6 +33,7 @@ from klamm.disk import _os, fork
 from klamm.errors import StoreBusy
 
 __all__ = [
+    "DOOR",
     "GATE",
     "GATE_QUEUE",
     "MAX_GROUPS",
@@ -54,6 +56,7 @@ SERVER = 1
 TABLE = 1 << 32
 OWNED = 1 << 30  # from the start of a group's region
 MAX_PLACES = 1 << 20
+DOOR = MAX_PLACES  # from the start of a group's region
 MAX_GROUPS = (1 << 22) - 1
 TRANSACTION = 1 << 62
 

@@ -206,7 +206,7 @@ cdef int refused(Writer *w) noexcept nogil:
     return R_SYNC_FAILED if flags & FLAG_SYNC_FAILED else 0
 
 
-cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcept nogil:
+cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch) noexcept nogil:
     cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append byte needs no snapshot
     cdef Commit before
     cdef int64_t base_offset, end, oldest, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
@@ -230,7 +230,10 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcep
         if error:
             return error
         if producer_id >= 0:
-            base_offset = check_marker(w, batch) if attributes & KLAMM_CONTROL else check_sequence(w, batch)
+            if attributes & KLAMM_CONTROL:
+                base_offset = check_marker(w, batch, same_epoch)
+            else:
+                base_offset = check_sequence(w, batch)
             if base_offset != R_IN_ORDER:
                 return base_offset                      # an error, or where the same batch already is
     if must_roll(w, &now, batch, size):
@@ -281,8 +284,8 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size) noexcep
     return base_offset
 
 
-cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait) noexcept nogil:
-    """Append one encoded batch: its base offset, or why not."""
+cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch) noexcept nogil:
+    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is."""
     global ticks
     cdef int64_t result = lock_append(w, wait)
     if result < 0:
@@ -290,7 +293,7 @@ cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait) noex
     ticks += 1
     w.used = ticks
     w.duplicate = 0
-    result = append_locked(w, batch, size)
+    result = append_locked(w, batch, size, same_epoch)
     unlock_append(w)
     if result >= 0:
         klamm_ring(&w.store.bell, w.bell_bit)
@@ -314,3 +317,9 @@ cdef void close_sync_file(Writer *w) noexcept nogil:
 cdef void close_files(Writer *w) noexcept nogil:
     close_append_files(w)
     close_sync_file(w)
+
+
+cdef void let_go(Writer *w) noexcept:
+    w.abandoned = 1
+    w.lock_fd = -1
+    close_files(w)

@@ -222,10 +222,10 @@ cdef class Log:
         klamm_fence_release()
         self.w.catalog_version = catalog_version
 
-    def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True):
+    def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True, bint same_epoch=False):
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
 
-        Its base offset, or a negative result: -errno, or a key of RESULTS.
+        Its base offset, or a negative result: -errno, or a key of RESULTS. `same_epoch`: see Partition.append_marker.
         """
         cdef int64_t result
         if size < 0:
@@ -236,7 +236,7 @@ cdef class Log:
             raise ValueError("a batch with a negative last offset delta")
         while True:
             with nogil:
-                result = append(&self.w, &batch[0], size, wait)
+                result = append(&self.w, &batch[0], size, wait, same_epoch)
             if result != -EINTR:
                 return result
             PyErr_CheckSignals()
@@ -268,7 +268,7 @@ cdef class Log:
             with nogil:
                 klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0
                 klamm_finish_header(batch, size, 1, timestamp, timestamp, 0, -1, -1, -1)
-                result = append(&self.w, batch, size, 1)
+                result = append(&self.w, batch, size, 1, 0)
             if result != -EINTR:
                 return EVENTFUL - result if result >= 0 and self.w.events else result
             PyErr_CheckSignals()
@@ -582,12 +582,6 @@ cdef class Log:
         self.after_fork()
 
 
-cdef void let_go(Writer *w) noexcept:
-    w.abandoned = 1
-    w.lock_fd = -1
-    close_files(w)
-
-
 cdef object result_error(int64_t result, directory):
     if result in RESULTS:
         return RuntimeError(RESULTS[result])
@@ -596,3 +590,5 @@ cdef object result_error(int64_t result, directory):
 
 include "_wait.pxi"
 include "_watch.pxi"
+include "_chime.pxi"
+include "_peek.pxi"

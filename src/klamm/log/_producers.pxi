@@ -11,6 +11,12 @@ of the batch: until then `redo_seq` in the slot names that commit, and the next 
 `first_open_offset` is where the producer's open transaction begins in this log, -1 if it has none. Each transaction has
 an epoch of its own, and its marker bears the next one: so a marker that comes late, or again, finds its epoch taken and
 is not written, and a batch that comes late, after the marker, is fenced.
+
+Producers over the wire that do not know this yet have one epoch for all their transactions. Their marker bears that
+same epoch, ends what is open of exactly it, and is not written where nothing is; their sequences go on after it, so it
+takes the last sequence over into its place. Nothing here tells a late one from one in time: whoever writes it knows
+(store/wire_transactions.py). The two kinds are told apart by their epochs alone: one has the epoch of what was last in
+the table, the other a newer one.
 """
 
 cdef extern from *:
@@ -114,18 +120,23 @@ cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogi
     return R_OUT_OF_ORDER
 
 
-cdef int64_t check_marker(Writer *w, const unsigned char *batch) noexcept nogil:
+cdef int64_t check_marker(Writer *w, const unsigned char *batch, int same_epoch) noexcept nogil:
     """R_IN_ORDER if it is to be written: its producer has nothing of this epoch yet, or nothing at all.
 
-    It ends the transaction of the epoch before, and no older one: that has to get its own marker first.
+    It ends the transaction of the epoch before, and no older one: that has to get its own marker first. One of the
+    `same_epoch` ends what is open of that, and is not written if nothing is.
     """
     cdef int64_t i = find_producer(w, <int64_t>be64(batch + PRODUCER_ID_AT))
     cdef int16_t epoch = <int16_t>be16(batch + PRODUCER_EPOCH_AT), last
     cdef Entry *entry
     if i < 0:
+        if same_epoch:
+            return R_ENDED
         return R_IN_ORDER if find_room(w) >= 0 else R_NEEDS_PRODUCERS
     entry = table_entry(w.table, i)
     last = entry.places[(entry.n - 1) % PLACES].epoch
+    if same_epoch:
+        return R_IN_ORDER if epoch == last and entry.first_open_offset >= 0 else R_ENDED
     if epoch <= last:
         return R_ENDED
     return R_IN_ORDER if entry.first_open_offset < 0 or epoch == last + 1 else R_OUT_OF_ORDER
@@ -156,6 +167,7 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
     cdef int attributes = be16(batch + ATTRIBUTES_AT)
     cdef Entry *entry
     cdef Place *place
+    cdef Place *last
     if fresh:
         i = find_room(w)
         if i < 0:
@@ -170,6 +182,10 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
     klamm_step(STEP_STORE)
     place.base_offset, place.epoch = base_offset, <int16_t>be16(batch + PRODUCER_EPOCH_AT)
     place.first_sequence, place.last_sequence = <int32_t>be32(batch + BASE_SEQUENCE_AT), last_sequence_of(batch)
+    if attributes & KLAMM_CONTROL and entry.n:
+        last = &entry.places[(entry.n - 1) % PLACES]
+        if last.epoch == place.epoch:                   # the sequence goes on; -1 as the first: it repeats no batch
+            place.last_sequence = last.last_sequence
     entry.last_seen_ms = store_clock_ms(w)
     if attributes & KLAMM_CONTROL:
         store_i64(&entry.first_open_offset, -1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from klamm.batch import RECORDS, all_keyed, decode, encode_one, patch, walk
+from klamm.batch import all_keyed, encode_one, patch
 from klamm.batch.markers import marker
 from klamm.disk import files
 from klamm.disk.locks import LockFile
@@ -34,16 +34,15 @@ from klamm.errors import (
 from klamm.log import (
     aborted,
     cleaned,
-    cleaning,
     head,
     index,
+    lookup,
     point,
     producers,
     recovery,
     segment,
 )
 from klamm.log.housekeeping import Housekeeping, LogSettings
-from klamm.log.index import Index
 from klamm.log.reader import Reader
 
 __all__ = ["Ends", "LogSettings", "Partition"]
@@ -131,6 +130,11 @@ class Partition(Housekeeping):
         """Whether its topic keeps only the latest record of each key."""
         return "compact" in self.settings.cleanup_policy
 
+    @property
+    def stamps(self) -> bool:
+        """Whether records bear the time they were appended."""
+        return self._stamps
+
     def look_for_gaps(self) -> bool:
         """Whether the log turns out to have been compacted since it was opened: then offsets have gaps."""
         if self.contiguous and cleaned.exists(self.directory):
@@ -180,17 +184,32 @@ class Partition(Housekeeping):
             return self._settle(result, batch, size)
         return result
 
+    def append_now(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
+        """The same, but None if anything at all is in the way: then `append` sees to it, and may take its time."""
+        if size < 0:
+            size = len(batch)
+        if size > self._max_bytes or self._checked:
+            self._prepare(batch, size)
+        result = self.log.append(batch, size, False)
+        if result < 0:
+            return None
+        return self._settle(result, batch, size) if self.log.events else result
+
     # ---- transactions
 
-    def append_marker(self, producer_id: int, epoch: int, *, commit: bool) -> int | None:
+    def append_marker(self, producer_id: int, epoch: int, *, commit: bool, same_epoch: bool = False) -> int | None:
         """End the producer's transaction, whose epoch was the one before `epoch`: the marker's offset.
 
         None if there is nothing to do: that transaction has its marker, or a later one has begun. A log without any
         record of it gets one all the same, so that none can come late. Anybody may do this, as often as he likes.
+
+        `same_epoch`: the transaction's epoch is `epoch` itself, and the next one's may be, too. It is ended where it is
+        open; elsewhere nothing is written (None). Only who knows that no next one has begun may do this.
         """
         batch = marker(producer_id, epoch, commit=commit, timestamp=self._heads.wall_ms())
         try:
-            return self._settle(self.log.append(batch), batch, len(batch))
+            result = self.log.append(batch, len(batch), True, same_epoch)
+            return self._settle(result, batch, len(batch), same_epoch=same_epoch)
         except _Ended:
             return None
 
@@ -199,13 +218,20 @@ class Partition(Housekeeping):
         now = self.snapshot()
         if self._lock is None or now.stable_offset == now.next_offset:
             return []
+        return [(number, places[-1][3], first) for number, first, _, places in self.producers() if first >= 0]
+
+    def producers(self) -> list[producers.ProducerState]:
+        """What is known of each producer: its id, where its open transaction begins (-1: it has none), when it was last
+        seen (store's clock), and its last batches: offset, first and last sequence, epoch. A marker's first one is -1.
+        """
+        if self._lock is None or not os.path.exists(f"{self.directory}/producers"):
+            return []
         self._map_producers()
         self.log.lock()
         try:
-            found = self.log.producers()
+            return self.log.producers()
         finally:
             self.log.unlock()
-        return [(number, places[-1][3], first) for number, first, _, places in found if first >= 0]
 
     def aborted_from(self, base: int) -> aborted.Spans:
         """What was aborted in this segment and later."""
@@ -235,7 +261,9 @@ class Partition(Housekeeping):
                 hint="give it a key: compaction keeps the latest record of each",
             )
 
-    def _settle(self, result: int, batch: bytearray | memoryview | bytes, size: int) -> int:
+    def _settle(
+        self, result: int, batch: bytearray | memoryview | bytes, size: int, *, same_epoch: bool = False
+    ) -> int:
         """See to what is in the way of an append, and try again."""
         tries = 0
         while result < 0:
@@ -246,7 +274,7 @@ class Partition(Housekeeping):
                 raise self._error(-(error.errno or errno.EIO)) from error
             if self._keyed and head.RESULTS.get(result) == "settings_changed":
                 self._refuse_keyless(batch, size)
-            result = self.log.append(batch, size)
+            result = self.log.append(batch, size, True, same_epoch)
         events = self.log.take_events()
         if events:
             self._appended = True
@@ -474,39 +502,25 @@ class Partition(Housekeeping):
 
     def offset_at(self, timestamp_ms: int) -> int | None:
         """The first offset whose record is at least as young as `timestamp_ms`; None if there is none."""
-        now = self.snapshot()
-        found = self.segments()
-        for base, following in zip(found, [*found[1:], now.active_base], strict=False):
-            active = base == now.active_base
-            try:
-                youngest = now.max_timestamp if active else self._max_timestamp_of(base, following)
-            except FileNotFoundError:
-                continue  # expired just now
-            if youngest < timestamp_ms:
-                continue
-            with Index(self.directory, base) as entries:
-                start = entries.before_time(timestamp_ms).offset
-            with Reader(self, max(start, now.log_start)) as reader:
-                while data := reader.read():
-                    for batch in walk(data):
-                        if batch.max_timestamp >= timestamp_ms and batch.next_offset > now.log_start:
-                            for record in decode(
-                                data, form=RECORDS, from_offset=batch.base_offset, upto=batch.next_offset
-                            ):
-                                if record.timestamp >= timestamp_ms and record.offset >= now.log_start:
-                                    return int(record.offset)
-        return None
-
-    def _max_timestamp_of(self, base: int, following: int) -> int:
-        self.look_for_gaps()
-        return cleaning.max_timestamp_of(self.directory, base, following, contiguous=self.contiguous)
+        return lookup.offset_at(self, timestamp_ms)
 
     def epochs(self) -> tuple[tuple[int, int], ...]:
         """The history of leader epochs: (epoch, first offset)."""
         epoch = self.snapshot().leader_epoch
+        if epoch == 0:
+            return ((0, 0),)
         if self._epochs[0] != epoch:
             self._epochs = (epoch, recovery.last_point(self.log, contiguous=self.contiguous).epochs)
         return self._epochs[1]
+
+    @property
+    def knows_epochs(self) -> bool:
+        """Whether `epochs` tells without reading a file."""
+        return self.snapshot().leader_epoch in (0, self._epochs[0])
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch that a record at `offset` was appended in, or will be; -1 if that is not known any more."""
+        return max((epoch for epoch, start in self.epochs() if start <= offset), default=-1)
 
     def end_of_epoch(self, epoch: int) -> int:
         """Where a leader epoch ended. A position stored with it that lies beyond speaks of records that were lost."""
@@ -523,10 +537,10 @@ class Partition(Housekeeping):
             self.log.unlock()
         self.log.ring()
 
-    def close(self) -> None:
+    def close(self, *, checkpoint: bool = True) -> None:
         """Leave a recovery point behind, so that opening after a power cut is instant, and close the files."""
         try:
-            if self._appended:
+            if self._appended and checkpoint:
                 self.checkpoint()
         finally:
             self.log.abandon()  # whatever happened: the descriptor of the lock goes next

@@ -172,6 +172,14 @@ class Reader:
                 raise self._torn(len(data))
             max_bytes = whole
 
+    def place(self, now: Snapshot) -> tuple[int, int, int]:
+        """Where the batch of `offset` begins: base of its segment, position, and inode of that file."""
+        while not self._enter(now):
+            now = self.partition.snapshot()
+            if not now.log_start <= self.offset < now.next_offset:
+                raise self.partition.out_of_range(self.offset, now)
+        return self._base, self._position, self._file[1]
+
     def _once_more(self) -> bool:
         """Whether to look again at what seems damaged: a failed sync is being healed, or who did that was killed."""
         if self.partition.log.flags & SYNC_FAILED and self._patience > 0:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from contextlib import suppress
 
 from klamm.disk import files
 
-__all__ = ["LOG", "bases", "holding", "path_of", "sync_names"]
+__all__ = ["LOG", "bases", "bytes_in", "holding", "path_of", "sync_names"]
 
 LOG = ".log"
 _DIGITS = 20
@@ -37,6 +38,15 @@ def bases(directory: str, suffix: str = LOG) -> list[int]:
         for name in names
         if len(name) == _DIGITS + len(suffix) and name.endswith(suffix) and name[:_DIGITS].isdigit()
     )
+
+
+def bytes_in(directory: str) -> int:
+    """Bytes of the segments in a directory, as their files are: for a log that need not be open."""
+    total = 0
+    for base in bases(directory):
+        with suppress(FileNotFoundError):  # expired just now
+            total += os.stat(path_of(directory, base)).st_size
+    return total
 
 
 def sync_names(directory: str) -> None:

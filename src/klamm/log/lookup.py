@@ -1,0 +1,124 @@
+"""Looking records up by time.
+
+    offset_at      the first committed record that is at least as young as a time: what readers of records want
+    first_since    the same in the log as it lies, markers and aborted records included: what Kafka answers
+    youngest       the first record that bears the largest timestamp, in the log as it lies
+
+The youngest timestamp of a segment, and its index, say where to begin; from there on every batch is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.batch import RECORDS, decode, walk
+from klamm.errors import OffsetOutOfRange
+from klamm.log import cleaning
+from klamm.log.index import Index
+from klamm.log.reader import Reader
+
+if TYPE_CHECKING:
+    from klamm.batch.header import Header
+    from klamm.log.head import Snapshot
+    from klamm.log.partition import Partition
+
+__all__ = ["Found", "first_since", "offset_at", "youngest"]
+
+
+class Found(NamedTuple):
+    """A record, by what is known of it without its contents."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+def offset_at(partition: Partition, timestamp_ms: int) -> int | None:
+    """The first offset whose record is committed and at least as young as `timestamp_ms`; None if there is none."""
+    found = _first(partition, timestamp_ms, committed=True)
+    return None if found is None else found.offset
+
+
+def first_since(partition: Partition, timestamp_ms: int) -> Found | None:
+    """The first record, or marker, that is at least as young as `timestamp_ms`; None if there is none."""
+    return _first(partition, timestamp_ms, committed=False)
+
+
+def youngest(partition: Partition) -> Found | None:
+    """The first record, or marker, with the largest timestamp; None in an empty log."""
+    now = partition.snapshot()
+    largest = max((stamp for _, stamp in _segments(partition, now)), default=-1)
+    if largest < 0:
+        return None
+    return first_since(partition, largest) or _youngest_left(partition)
+
+
+def _youngest_left(partition: Partition) -> Found | None:
+    """The same, when the youngest of a segment lies before the start of the log: by a look at all that is left."""
+    best: Found | None = None
+    now = partition.snapshot()
+    with Reader(partition, now.log_start, committed=False) as reader:
+        while data := reader.read():
+            for batch in walk(data):
+                while batch.max_timestamp > (-1 if best is None else best.timestamp):
+                    above = 0 if best is None else best.timestamp + 1
+                    found = _in_batch(data, batch, above, now.log_start, markers=True)
+                    if found is None:
+                        break
+                    best = found
+    return best
+
+
+def _segments(partition: Partition, now: Snapshot) -> Iterator[tuple[int, int]]:
+    """Base offset and youngest timestamp of each segment."""
+    found = partition.segments()
+    for base, following in zip(found, [*found[1:], now.active_base], strict=False):
+        if base == now.active_base:
+            yield base, now.max_timestamp
+            continue
+        partition.look_for_gaps()
+        try:
+            yield (
+                base,
+                cleaning.max_timestamp_of(partition.directory, base, following, contiguous=partition.contiguous),
+            )
+        except FileNotFoundError:
+            continue  # expired just now
+
+
+def _first(partition: Partition, timestamp_ms: int, *, committed: bool) -> Found | None:
+    while True:
+        now = partition.snapshot()
+        try:
+            return _first_from(partition, timestamp_ms, now, committed=committed)
+        except OffsetOutOfRange:
+            if partition.snapshot().log_start == now.log_start:
+                raise
+            # else: expired while we looked
+
+
+def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, committed: bool) -> Found | None:
+    for base, stamp in _segments(partition, now):
+        if stamp < timestamp_ms:
+            continue
+        with Index(partition.directory, base) as entries:
+            start = entries.before_time(timestamp_ms).offset
+        with Reader(partition, max(start, now.log_start), committed=committed) as reader:
+            while data := reader.read():
+                for batch in walk(data):
+                    if batch.max_timestamp >= timestamp_ms and batch.next_offset > now.log_start:
+                        found = _in_batch(data, batch, timestamp_ms, now.log_start, markers=not committed)
+                        if found is not None:
+                            return found
+        return None  # that was the rest of the log, to its end
+    return None
+
+
+def _in_batch(data: memoryview, batch: Header, timestamp_ms: int, start: int, *, markers: bool) -> Found | None:
+    if batch.is_control:
+        return Found(batch.base_offset, batch.max_timestamp, batch.leader_epoch) if markers else None
+    for record in decode(data, form=RECORDS, from_offset=batch.base_offset, upto=batch.next_offset):
+        if record.timestamp >= timestamp_ms and record.offset >= start:
+            return Found(record.offset, record.timestamp, batch.leader_epoch)
+    return None

@@ -1,0 +1,225 @@
+"""The chime: whoever moves a head, in whatever process, an event loop is told, and told once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from klamm.disk import _os
+from klamm.log.head import Chime
+from tests.procs import Flag, children, readable, until
+from tests.rig import Rig, batch
+
+
+class Bell:
+    """A chime that runs, and what a loop would see of it."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.chime = Chime(rig.heads, self.fd)
+        self.thread = threading.Thread(target=self.chime.run, daemon=True)
+        self.thread.start()
+
+    def rang(self, seconds: float = 10.0) -> bool:
+        if not readable(self.fd, seconds):
+            return False
+        os.eventfd_read(self.fd)
+        return True
+
+    def close(self) -> None:
+        self.chime.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def bell(rig: Rig) -> Iterator[Bell]:
+    made = Bell(rig)
+    yield made
+    made.close()
+
+
+def test_it_is_told_of_an_append_once_until_it_is_armed_again(rig: Rig, bell: Bell) -> None:
+    partition = rig.partition(1)
+    place = bell.chime.watch(partition.log)
+    bell.chime.arm()
+    for number in range(20):
+        partition.append(batch(0, number))
+    assert bell.rang()
+    assert bell.chime.moved() == [place]
+    partition.append(batch(0, 20))
+    assert not bell.rang(0.05)
+    bell.chime.arm()
+    assert bell.rang()
+    assert bell.chime.moved() == [place]
+    assert bell.chime.moved() == []
+
+
+def test_what_came_between_watching_and_arming_is_told(rig: Rig, bell: Bell) -> None:
+    partition = rig.partition(1)
+    bell.chime.watch(partition.log)
+    partition.append(batch(0, 0))
+    bell.chime.arm()
+    assert bell.rang()
+
+
+def test_what_came_before_is_not(rig: Rig, bell: Bell) -> None:
+    partition = rig.partition(1)
+    partition.append(batch(0, 0))
+    bell.chime.watch(partition.log)
+    bell.chime.arm()
+    assert not bell.rang(0.05)
+
+
+def test_a_head_that_is_watched_while_it_is_armed_already(rig: Rig, bell: Bell) -> None:
+    """It sleeps for the bell of one topic, and must wake for that of another."""
+    bell.chime.watch(rig.partition(1).log)
+    bell.chime.arm()
+    for slot in range(2, 34):
+        partition = rig.partition(slot)
+        place = bell.chime.watch(partition.log)
+        partition.append(batch(0, 0))
+        started = time.monotonic()
+        assert bell.rang()
+        assert time.monotonic() - started < 0.4, "by the bell, not by its nap"
+        assert bell.chime.moved() == [place]
+        bell.chime.arm()
+
+
+def test_another_process_is_heard_within_milliseconds(rig: Rig, bell: Bell) -> None:
+    """The median of some: a machine has other things to do, and half a second would be the nap."""
+    partition = rig.partition(1)
+    place = bell.chime.watch(partition.log)
+    turn = [Flag(f"{rig.path}/turn-{n}") for n in range(15)]
+
+    def write() -> None:
+        mine = rig.child().partition(1)
+        for number, flag in enumerate(turn):
+            flag.wait()
+            mine.append(batch(1, number))
+
+    took = []
+    with children() as start:
+        child = start(write)
+        for flag in turn:
+            bell.chime.arm()
+            flag.up()
+            started = time.monotonic()
+            assert bell.rang()
+            took.append(time.monotonic() - started)
+            assert bell.chime.moved() == [place]
+            seen = partition.snapshot()
+        assert seen.next_offset == 15
+        assert sorted(took)[7] < 0.1, took
+        child.answer()
+
+
+def test_a_writer_killed_before_it_rings_is_noticed_after_a_nap(rig: Rig, bell: Bell) -> None:
+    partition = rig.partition(1)
+    partition.append(batch(0, 0))
+    bell.chime.watch(partition.log)
+    bell.chime.arm()
+
+    def write() -> None:
+        mine = rig.child().partition(1)
+        _os.trap(1, kinds=_os.WAKE, signal=signal.SIGKILL)
+        mine.append(batch(1, 0))
+
+    with children() as start:
+        start(write).ended()
+    assert bell.rang(2.0)
+
+
+def test_a_deleted_topic_is_told(rig: Rig, bell: Bell) -> None:
+    partition = rig.partition(1)
+    place = bell.chime.watch(partition.log)
+    bell.chime.arm()
+    partition.mark_deleted()
+    assert bell.rang(0.4)
+    assert bell.chime.moved() == [place]
+
+
+def test_what_the_loop_has_seen_is_not_told(rig: Rig, bell: Bell) -> None:
+    partition = rig.partition(1)
+    place = bell.chime.watch(partition.log)
+    partition.append(batch(0, 0))
+    bell.chime.seen(place)
+    bell.chime.arm()
+    assert not bell.rang(0.05)
+    partition.append(batch(0, 1))
+    assert bell.rang()
+
+
+def test_places_are_given_out_again_and_grow(rig: Rig, bell: Bell) -> None:
+    logs = [rig.partition(slot) for slot in range(1, 300)]
+    places = [bell.chime.watch(each.log) for each in logs]
+    assert places == list(range(299))
+    assert len(bell.chime) == 299
+    for place in places[::2]:
+        bell.chime.unwatch(place)
+    with pytest.raises(KeyError):
+        bell.chime.unwatch(0)
+    with pytest.raises(KeyError):
+        bell.chime.seen(0)
+    bell.chime.arm()
+    logs[0].append(batch(0, 0))
+    assert not bell.rang(0.05), "nobody watches it"
+    logs[1].append(batch(0, 0))
+    assert bell.rang()
+    assert bell.chime.moved() == [1]
+    again = {bell.chime.watch(each.log) for each in logs[::2]}
+    assert again == set(places[::2])
+    bell.chime.arm()
+    logs[0].append(batch(0, 1))
+    assert bell.rang()
+
+
+def test_no_move_is_lost_while_heads_come_and_go(rig: Rig, bell: Bell) -> None:
+    """A writer that waits until its last append was heard: it would wait for ever, or for naps."""
+    partition = rig.partition(1)
+    others = [rig.partition(slot) for slot in range(2, 40)]
+    heard, rounds = threading.Semaphore(0), 400
+
+    def write() -> None:
+        for number in range(rounds):
+            partition.append(batch(1, number))
+            assert heard.acquire(timeout=10)
+
+    place = bell.chime.watch(partition.log)
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    started, count = time.monotonic(), 0
+    watched: list[int] = []
+    while count < rounds:
+        bell.chime.arm()
+        watched.append(bell.chime.watch(others[count % len(others)].log))
+        if len(watched) > 5:
+            bell.chime.unwatch(watched.pop(0))
+        assert bell.rang()
+        if place in bell.chime.moved():
+            count += 1
+            heard.release()
+    writer.join(10)
+    assert time.monotonic() - started < 0.05 * rounds, "naps"
+
+
+def test_it_stops_whatever_it_does(rig: Rig) -> None:
+    for how in ("new", "watching", "armed", "rung"):
+        bell = Bell(rig)
+        if how != "new":
+            partition = rig.partition(1)
+            bell.chime.watch(partition.log)
+        if how in ("armed", "rung"):
+            bell.chime.arm()
+        if how == "rung":
+            partition.append(batch(0, 0))
+            until(lambda b=bell: readable(b.fd, 0), "it rings")  # type: ignore[misc]
+        started = time.monotonic()
+        bell.close()
+        assert time.monotonic() - started < 0.4, "no nap"
