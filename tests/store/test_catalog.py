@@ -85,6 +85,30 @@ def test_slots_of_a_deleted_topic_are_not_given_again(catalog: Catalog) -> None:
     assert second.id != first.id
 
 
+def test_a_topic_that_was_made_anew_is_not_deleted_in_the_place_of_the_old_one(catalog: Catalog) -> None:
+    first = catalog.create_topic("orders", 1, {}, nothing)
+    catalog.delete_topic("orders", first.id)
+    second = catalog.create_topic("orders", 1, {}, nothing)
+    with pytest.raises(UnknownTopic, match="orders: the topic was deleted and made anew"):
+        catalog.delete_topic("orders", first.id)
+    assert catalog.topics() == [second]
+
+
+def test_what_would_be_in_the_way_of_a_new_topic_is_told_without_making_it(catalog: Catalog) -> None:
+    catalog.create_topic("or.ders", 1, {}, nothing)
+    assert catalog.check_new("users", 3, {"retention.ms": 5}).retention_ms == 5
+    for name, partitions, overrides, error in (
+        ("or.ders", 1, {}, TopicExists),
+        ("or_ders", 1, {}, InvalidTopic),
+        ("a/b", 1, {}, InvalidTopic),
+        ("users", 0, {}, InvalidSetting),
+        ("users", 1, {"retention.ms": "soon"}, InvalidSetting),
+    ):
+        with pytest.raises(error):
+            catalog.check_new(name, partitions, overrides)
+    assert [topic.name for topic in catalog.topics()] == ["or.ders"]
+
+
 def test_partitions_can_only_become_more(catalog: Catalog) -> None:
     catalog.create_topic("orders", 2, {}, nothing)
     catalog.create_topic("users", 1, {}, nothing)
@@ -132,8 +156,8 @@ def test_names_that_differ_only_in_dots_and_underscores_collide(catalog: Catalog
 
 def test_reserved_names_are_for_klamm_itself(catalog: Catalog) -> None:
     with pytest.raises(InvalidTopic):
-        catalog.create_topic("__offsets", 1, {}, nothing)
-    assert catalog.create_topic("__offsets", 1, {}, nothing, internal=True).name == "__offsets"
+        catalog.create_topic("__klamm-offsets", 1, {}, nothing)
+    assert catalog.create_topic("__klamm-offsets", 1, {}, nothing, internal=True).name == "__klamm-offsets"
 
 
 def test_an_unknown_topic_is_an_error_that_names_the_nearest(catalog: Catalog) -> None:

@@ -158,6 +158,30 @@ def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing
         assert store.groups() == ["g"]
 
 
+def to_format_2(path: str) -> None:
+    """As the version before the Kafka server wrote it: no transactions over the wire."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches"):
+            connection.execute(f"DROP TABLE {name}")
+        connection.execute("PRAGMA user_version = 2")
+
+
+def test_a_store_of_format_2_keeps_its_groups_and_transactions(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "store") as store:
+        store.create_topic("orders", 2)
+        store.append_many("orders", [b"%d" % n for n in range(10)], partition=0)
+        with store.consumer("orders", group="g", wait_ms=0) as consumer, store.transaction("name") as tx:
+            tx.send("orders", b"one", partition=1)
+            tx.commit_offsets(consumer.poll())
+    to_format_2(f"{tmp_path}/store/klamm.db")
+    with pytest.raises(StoreError, match="open it for writing once"):
+        klamm.open(tmp_path / "store", read_only=True)
+    with klamm.open(tmp_path / "store") as store:
+        assert store.groups() == ["g"] and store.check().breaches == [] and store.transactions() == []
+        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+            assert [record.value for record in consumer.poll()] == [b"one"]
+
+
 def test_a_path_of_odd_characters_is_opened(tmp_path: Path) -> None:
     odd = tmp_path / "a?b#c%41 ü"
     odd.mkdir()

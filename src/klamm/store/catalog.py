@@ -5,7 +5,8 @@
     topics       id, name, settings, created_ms, crc    settings: JSON of what differs from the defaults
     partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes
 
-Other tables belong to the modules that name them in SCHEMA: groups.py, transactions.py.
+Other tables belong to the modules that name them in SCHEMA: groups.py, transactions.py, wire_transactions.py,
+wire_groups.py, spark_batches.py.
 
 Promises
   C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
@@ -28,7 +29,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
-from klamm.store import groups, transactions
+from klamm.store import groups, spark_batches, transactions, wire_groups, wire_transactions
 from klamm.store.database import FORMAT_VERSION, Database, Execute, Gate
 from klamm.store.names import collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
@@ -95,19 +96,20 @@ class Catalog:
             ("next_producer_id", 0),
             ("boots", 0),
         ]
-        Database.create(path, gate, _statements(_SCHEMA, first) + _since_format_2())
+        Database.create(path, gate, _statements(_SCHEMA, first) + _since_format(1))
         return cls(path, gate)
 
     def _upgrade(self) -> None:
-        """From format 1. Others may have been faster."""
+        """From an older format. Others may have been faster."""
         if self.database.read_only:
             raise StoreError(
                 f"{self.path}: has format {self.format_version}, which an older Klamm wrote",
                 hint="open it for writing once, which brings it up to date",
             )
         with self.database.gate(), self.database.transaction() as execute:
-            if execute("PRAGMA user_version").fetchone()[0] < FORMAT_VERSION:
-                for statement, values in _since_format_2():
+            version = int(execute("PRAGMA user_version").fetchone()[0])
+            if version < FORMAT_VERSION:
+                for statement, values in _since_format(version):
                     execute(statement, values)
                 execute(f"PRAGMA user_version={FORMAT_VERSION}")
 
@@ -154,6 +156,17 @@ class Catalog:
 
     # Writing.
 
+    def check_new(
+        self, name: str, partitions: int, settings: Mapping[str, Value] | Settings, *, internal: bool = False
+    ) -> Settings:
+        """The settings that a new topic would have; what is in its way is raised. Nothing is written."""
+        self.database.refuse_read_only()
+        validate(name, internal=internal)
+        _check_count(name, partitions)
+        with self.database.reading() as execute:
+            self._refuse_taken(execute, name)
+        return settings if isinstance(settings, Settings) else Settings.of(settings, where=name)
+
     def create_topic(
         self,
         name: str,
@@ -164,11 +177,7 @@ class Catalog:
         internal: bool = False,
     ) -> Topic:
         """A new topic. `prepare` gets the slots of its partitions, under the gate, and lays them out in `heads`."""
-        self.database.refuse_read_only()
-        validate(name, internal=internal)
-        _check_count(name, partitions)
-        if not isinstance(settings, Settings):
-            settings = Settings.of(settings, where=name)
+        settings = self.check_new(name, partitions, settings, internal=internal)
         topic_id = os.urandom(16).hex()
         with self.database.gate():
             with self.database.reading() as execute:
@@ -211,11 +220,16 @@ class Catalog:
                 self._update(execute, topic)
         return topic
 
-    def delete_topic(self, name: str) -> Topic:
-        """Forget the topic and say what it was: its heads and files are the caller's to remove."""
+    def delete_topic(self, name: str, topic_id: str | None = None) -> Topic:
+        """Forget the topic and say what it was: its heads and files are the caller's to remove.
+
+        With `topic_id`, one that was deleted and made anew meanwhile is left alone.
+        """
         self.database.refuse_read_only()
         with self.database.gate():
             topic = self.topic(name)
+            if topic_id is not None and topic.id != topic_id:
+                raise UnknownTopic(f"{name}: the topic was deleted and made anew")
             with self.database.transaction() as execute:
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
                 execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
@@ -391,8 +405,14 @@ def _statements(schema: str, meta: Iterable[tuple[str, str | int]]) -> list[tupl
     return [(each, ()) for each in schema.split(";")] + [("INSERT INTO meta VALUES (?, ?, ?)", row) for row in rows]
 
 
-def _since_format_2() -> list[tuple[str, tuple[object, ...]]]:
-    return _statements(groups.SCHEMA + transactions.SCHEMA, [("next_group", 0), ("settings", "{}")])
+def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
+    """What later formats have more."""
+    made: list[tuple[str, tuple[object, ...]]] = []
+    if version < 2:
+        made += _statements(groups.SCHEMA + transactions.SCHEMA, [("next_group", 0), ("settings", "{}")])
+    if version < 3:
+        made += _statements(wire_transactions.SCHEMA + wire_groups.SCHEMA + spark_batches.SCHEMA, [])
+    return made
 
 
 def _check_count(name: str, partitions: int) -> None:

@@ -17,7 +17,7 @@ from contextlib import closing
 from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, ReadOnly
-from klamm.store import directory
+from klamm.store import directory, spark_batches
 from klamm.store.catalog import Topic
 from klamm.store.deletion import DELETED
 from klamm.store.directory import Core
@@ -68,6 +68,10 @@ class _Check:
         report.breaches += [
             Breach(core.catalog.path, None, "G5: rows of groups are as they were written", each)
             for each in core.groups.check()
+        ]
+        report.breaches += [
+            Breach(core.catalog.path, None, "M3: rows of Spark's batches are as they were written", each)
+            for each in spark_batches.check(core.catalog.database)
         ]
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
         report.topics = len(topics)

@@ -37,7 +37,7 @@ from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly,
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "Database", "Execute", "Gate", "Unfinished"]
 
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
-FORMAT_VERSION = 2  # 1 had no groups and no transactions
+FORMAT_VERSION = 3  # 1 had no groups and no transactions, 2 none over the wire, and no batches of Spark
 CHECKPOINT_PAGES = 4000  # 16 MiB
 WAL_LIMIT = 32 * 1024 * 1024
 _MEASURE_EVERY = 16  # writes of one process
@@ -74,6 +74,7 @@ class Database:
         self._generation = (
             0  # of this object's own writes and re-opened connections; `PRAGMA data_version` tells of others'
         )
+        self._connections = 0  # that were opened so far: `PRAGMA data_version` begins anew with each
         self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
         fork.register(self)  # before there is a connection that a fork could surprise
         with self._mutex, _explained(self.path):
@@ -187,6 +188,12 @@ class Database:
             connection = self._connect()
             return self._generation, int(connection.execute("PRAGMA data_version").fetchone()[0])
 
+    def others_version(self) -> tuple[int, int]:
+        """Changes whenever anything was written by another process, or may have been; not with writes of this one."""
+        with self._mutex, _explained(self.path):
+            connection = self._connect()
+            return self._connections, int(connection.execute("PRAGMA data_version").fetchone()[0])
+
     def refuse_read_only(self) -> None:
         if self.read_only:
             raise ReadOnly(f"{self.path}: the store was opened for reading only")
@@ -264,6 +271,7 @@ class Database:
                 raise
             self._connection = connection
             self._generation += 1
+            self._connections += 1
         return self._connection
 
     def _disconnect(self) -> None:

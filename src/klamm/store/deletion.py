@@ -27,8 +27,8 @@ __all__ = ["DELETED", "delete_topic", "sweep"]
 DELETED = ".deleted"
 
 
-def delete_topic(core: Core, name: str) -> None:
-    """Away with the topic and everything in it."""
+def delete_topic(core: Core, name: str, topic_id: str | None = None) -> None:
+    """Away with the topic and everything in it; with `topic_id`, only if it is that one."""
     opened = core.topic(name)
     logs = []
     for number in range(opened.count):
@@ -36,7 +36,7 @@ def delete_topic(core: Core, name: str) -> None:
             logs.append(opened.partition(number))
         except KlammError:  # it cannot be opened, so nobody appends to it either
             continue
-    topic = core.catalog.delete_topic(name)
+    topic = core.catalog.delete_topic(name, topic_id)
     for log in logs:
         log.mark_deleted()
     core.changed()

@@ -4,7 +4,9 @@
     heads                    one slot a partition (log/head.py)
     lock  members            lock bytes (disk/locks.py)
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
+    server                   who the Kafka server is, while there is one (kafka/server.py)
     tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/rocks.py); can be made anew
+    staging/<store id>/      what tasks of Spark wrote and nobody has committed yet (store/staging.py)
 
 **Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
 inode) it says it is; a copied store is thus noticed. Otherwise the first opener, holding the presence byte alone, marks
@@ -20,9 +22,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import uuid
 import weakref
 import zlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from klamm.disk import _os, files, fork
@@ -33,13 +37,27 @@ from klamm.log.partition import Partition
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.database import Unfinished
 from klamm.store.groups import Groups
+from klamm.store.settings import Value
 from klamm.store.transactions import Transactions
 
 __all__ = ["Core", "OpenTopic", "acquire", "boot_id", "release"]
 
+_CLOSING_S = 5.0  # so long recovery points are written when a store is closed
 OPENING = 1  # byte of `lock`: openers one after the other
 _OURS = frozenset(
-    {"klamm.db", "klamm.db-wal", "klamm.db-shm", "klamm.db-journal", "heads", "lock", "members", "topics", "tables"}
+    {
+        "klamm.db",
+        "klamm.db-wal",
+        "klamm.db-shm",
+        "klamm.db-journal",
+        "heads",
+        "lock",
+        "members",
+        "server",
+        "staging",
+        "tables",
+        "topics",
+    }
 )
 _log = logging.getLogger("klamm")
 
@@ -77,6 +95,10 @@ class OpenTopic:
     def partitions(self) -> list[Partition]:
         return [self.partition(number) for number in range(self.count)]
 
+    def opened_one(self, number: int) -> Partition | None:
+        """It, if it was asked for before."""
+        return self._partitions.get(number)
+
     def opened(self) -> list[Partition]:
         """Those that were asked for so far."""
         return list(self._partitions.values())
@@ -93,6 +115,7 @@ class Core:
         self._topics: dict[str, OpenTopic] = {}
         self._handles: weakref.WeakSet[Partition] = weakref.WeakSet()  # those of deleted topics, too
         self._mutex = threading.RLock()
+        self._opening: dict[int, threading.Lock] = {}  # by slot
         self._with_files: dict[Partition, None] = {}
         self._max_open = max(16, min(1024, files.most_open() // 8))
         self._janitor: threading.Thread | None = None
@@ -242,6 +265,29 @@ class Core:
                 partition.configure(topic.settings, version)
             return known
 
+    def all_topics(self) -> tuple[int, list[OpenTopic]]:
+        """Every topic, by name, and the version of the catalog as of which that holds at least."""
+        self.check_open()
+        version = self.heads.catalog_version
+        topics = self.catalog.topics()
+        with self._mutex:
+            found = []
+            for topic in topics:
+                known = self._topics.get(topic.name)
+                if known is None or known.topic.id != topic.id:
+                    known = self._topics[topic.name] = OpenTopic(self, topic)
+                known.topic = topic
+                for partition in known.opened():
+                    partition.configure(topic.settings, version)
+                found.append(known)
+        return version, found
+
+    def create_topic(self, name: str, partitions: int, settings: Mapping[str, Value]) -> Topic:
+        """A new topic, and tell every process."""
+        topic = self.catalog.create_topic(name, partitions, settings, self.lay_out)
+        self.changed()
+        return topic
+
     def open_partition(self, opened: OpenTopic, number: int) -> Partition:
         if not isinstance(number, int) or not 0 <= number < opened.count:
             raise UnknownTopic(
@@ -250,32 +296,45 @@ class Core:
         with self._mutex:
             self.check_open()
             found = opened._partitions.get(number)
+            if found is not None:
+                return found
+            slot = opened.topic.partitions[number]
+            turn = self._opening.setdefault(slot, threading.Lock())
+        with turn:  # not under the mutex: it may be recovered, and wait for whoever appends there, stopped as he may be
+            found = opened._partitions.get(number)
             if found is None:
-                slot = opened.topic.partitions[number]
-                if self.heads.size() <= slot:
-                    raise NotAStore(
-                        f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it"
-                    )
-                heads = self.heads
-                if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
-                    heads = head.Heads(heads.path, writable=False, private=True)  # as it is now, recovered in memory
-                found = Partition(
-                    heads,
-                    self.lock,
-                    topic=opened.name,
-                    number=number,
-                    slot=slot,
-                    bell_bit=bell_bit(opened.topic.id),
-                    directory=f"{opened.directory}/{number}",
-                    settings=opened.topic.settings,
-                    catalog_version=self.heads.catalog_version,
-                    boots=self._boots,
-                    reload=lambda partition: self._reload(opened),
-                    on_event=self._on_event,
-                )
-                opened._partitions[number] = found
-                self._handles.add(found)
+                version = self.heads.catalog_version
+                made = self._made(opened, number, slot, version)
+                with self._mutex:
+                    if self.closed:
+                        made.log.abandon()
+                    self.check_open()
+                    made.configure(opened.topic.settings, version)
+                    found = opened._partitions[number] = made
+                    self._handles.add(made)
+                    self._opening.pop(slot, None)
         return found
+
+    def _made(self, opened: OpenTopic, number: int, slot: int, version: int) -> Partition:
+        if self.heads.size() <= slot:
+            raise NotAStore(f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it")
+        heads = self.heads
+        if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
+            heads = head.Heads(heads.path, writable=False, private=True)  # as it is now, recovered in memory
+        return Partition(
+            heads,
+            self.lock,
+            topic=opened.name,
+            number=number,
+            slot=slot,
+            bell_bit=bell_bit(opened.topic.id),
+            directory=f"{opened.directory}/{number}",
+            settings=opened.topic.settings,
+            catalog_version=version,
+            boots=self._boots,
+            reload=lambda partition: self._reload(opened),
+            on_event=self._on_event,
+        )
 
     def _reload(self, opened: OpenTopic) -> None:
         """The catalog changed: the topic may have other settings, or be gone."""
@@ -354,7 +413,11 @@ class Core:
             raise NotAStore(f"{self.path}: the store is closed", hint="open it anew")
 
     def close(self) -> None:
-        """Leave recovery points behind and let go of everything."""
+        """Leave recovery points behind and let go of everything.
+
+        With very many partitions, some of them only: a log without one is found whole all the same, and after a power
+        cut, by looking through more of it.
+        """
         with self._wake:
             if self.closed:
                 return
@@ -363,9 +426,10 @@ class Core:
         if self._janitor is not None and self._janitor is not threading.current_thread():
             self._janitor.join()
         failed: Exception | None = None
+        until = time.monotonic() + _CLOSING_S
         for partition in self.opened():
             try:
-                partition.close()
+                partition.close(checkpoint=time.monotonic() < until)
             except Exception as error:  # noqa: BLE001  # the others are closed, too; then it is raised
                 failed = failed or error
         self.catalog.close()
@@ -396,6 +460,7 @@ class Core:
         for partition in self._forking:
             partition.in_child()
         self._mutex = threading.RLock()
+        self._opening = {}
         self._wake = threading.Condition()
         self._janitor = None
         self.closed = True

@@ -6,7 +6,7 @@
     offsets      group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms, crc
 
     members file  the region of a group (disk/locks.py): byte m while the member in place m lives, byte OWNED + slot
-                  while a member owns that partition
+                  while a member owns that partition, byte DOOR while members sit at the Kafka server
 
 Promises
   G1  The number of a group is never given to another, so a lock byte means one group for ever (`next_group`).
@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.disk.locks import MAX_GROUPS, MAX_PLACES, OWNED, SERVER, LockFile, group_region, held_by_others
+from klamm.disk.locks import DOOR, MAX_GROUPS, MAX_PLACES, OWNED, LockFile, group_region, held_by_others
 from klamm.errors import (
     CommitGap,
     GroupBusy,
@@ -45,7 +45,21 @@ if TYPE_CHECKING:
     from klamm.store.database import Execute
     from klamm.store.directory import Core
 
-__all__ = ["DOORS", "SCHEMA", "Group", "Groups", "MemberRow", "OffsetRow", "Seat", "forget_topic", "put_offsets"]
+__all__ = [
+    "DOORS",
+    "SCHEMA",
+    "Group",
+    "Groups",
+    "MemberRow",
+    "OffsetRow",
+    "Seat",
+    "checked_metadata",
+    "checked_name",
+    "delete_group",
+    "forget_topic",
+    "put_offset",
+    "put_offsets",
+]
 
 DOORS = ("klamm", "kafka")
 _MAX_NAME = 249
@@ -147,9 +161,14 @@ def put_offsets(
                     expected=-1 if stored is None else stored,
                     begin=-1 if wanted is None else wanted,
                 )
-        values = _values(group_number, row, now_ms)
-        if not execute(_UPDATE, values).rowcount and not execute(_INSERT, values).rowcount:
+        if not put_offset(execute, group_number, row, now_ms):
             raise _deleted()
+
+
+def put_offset(execute: Execute, group_number: int, row: OffsetRow, now_ms: int) -> bool:
+    """Store one; False if its topic is deleted."""
+    values = _values(group_number, row, now_ms)
+    return bool(execute(_UPDATE, values).rowcount or execute(_INSERT, values).rowcount)
 
 
 def _values(group_number: int, row: OffsetRow, now_ms: int) -> tuple[object, ...]:
@@ -169,6 +188,13 @@ def _shown(offset: int | None) -> str:
 def forget_topic(execute: Execute, topic_id: str) -> None:
     """A topic is deleted: no group stands anywhere in it."""
     execute("DELETE FROM offsets WHERE topic_id = ?", (topic_id,))
+
+
+def delete_group(execute: Execute, group: Group) -> None:
+    execute("DELETE FROM wire_groups WHERE group_number = ?", (group.number,))
+    execute("DELETE FROM offsets WHERE group_number = ?", (group.number,))
+    execute("DELETE FROM members WHERE group_number = ?", (group.number,))
+    execute("DELETE FROM groups WHERE name = ?", (group.name,))
 
 
 def checked_metadata(metadata: object) -> str:
@@ -241,10 +267,22 @@ class Groups:
 
     def claim_door(self, name: str, door: str) -> Group:
         """Have the group's members at `door` from now on, making the group if need be; GroupBusy if they sit at the
-        other one. A server claims a group when its first member joins there.
+        other one. A server claims a group when its first member joins there, and leaves the door when the last one has
+        gone.
         """
         with self._database.gate(), self._database.transaction(durable=False) as execute:
-            return self.claim(execute, checked_name(name), door)
+            group = self.claim(execute, checked_name(name), door)
+            if door == "kafka":
+                self.hold_door(group)
+            return group
+
+    def hold_door(self, group: Group) -> None:
+        """The server, under the gate: members of the group sit here."""
+        self._locks().try_hold(group_region(group.number) + DOOR)  # or holds it already
+
+    def leave_door(self, group: Group) -> None:
+        """The server: no member of the group sits here any more."""
+        self._locks().release(group_region(group.number) + DOOR)
 
     def claim(self, execute: Execute, name: str, door: str = "klamm") -> Group:
         """The same inside of a transaction."""
@@ -254,16 +292,24 @@ class Groups:
             return self._create(execute, name, door)
         if group.door == door:
             return group
-        if door == "klamm" and self._locks().held(SERVER):
+        if door == "klamm" and self._sits_at_server(group):
             raise GroupBusy(
                 f"group {name!r}: its members sit at the Kafka server of this store",
-                hint="stop the server, or use another group here",
+                hint="stop those, or use another group here",
+            )
+        pending = "SELECT 1 FROM pending_offsets WHERE group_number = ?"
+        if door == "klamm" and execute(pending, (group.number,)).fetchone():
+            raise GroupBusy(
+                f"group {name!r}: a transaction over the wire has yet to commit offsets of it",
+                hint="it ends with its time-out at the latest; store.transactions() tells of it",
             )
         if door == "kafka" and self.live_places(group.number):
             raise GroupBusy(
                 f"group {name!r}: its members are processes that have the store open",
                 hint="stop those, or use another group over the wire",
             )
+        if door == "klamm":  # whoever was a member at the server, and waits for it, is none any more
+            execute("DELETE FROM wire_groups WHERE group_number = ?", (group.number,))
         group = group._replace(door=door)
         execute("UPDATE groups SET door = ?, crc = ? WHERE name = ?", (door, crc(*group), name))
         return group
@@ -286,22 +332,27 @@ class Groups:
             if group is None:
                 raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self._names(execute)))
             self.refuse_live(group)
-            execute("DELETE FROM offsets WHERE group_number = ?", (group.number,))
-            execute("DELETE FROM members WHERE group_number = ?", (group.number,))
-            execute("DELETE FROM groups WHERE name = ?", (name,))
+            delete_group(execute, group)
 
     def _names(self, execute: Execute) -> list[str]:
         return [name for (name,) in execute("SELECT name FROM groups")]
 
     def refuse_live(self, group: Group) -> None:
         """Under the gate: GroupBusy if the group has members, at whatever door."""
+        self.refuse_embedded(group)
+        if group.door == "kafka" and self._sits_at_server(group):
+            raise GroupBusy(
+                f"group {group.name!r}: has members at the Kafka server of this store", hint="stop them first"
+            )
+
+    def _sits_at_server(self, group: Group) -> bool:
+        return bool(self._locks().held(group_region(group.number) + DOOR))
+
+    def refuse_embedded(self, group: Group) -> None:
+        """Under the gate: GroupBusy if processes that have the store open are members."""
         live = self.live_places(group.number)
         if live:
             raise GroupBusy(f"group {group.name!r}: has {len(live)} members", hint="stop them first")
-        if group.door == "kafka" and self._locks().held(SERVER):
-            raise GroupBusy(
-                f"group {group.name!r}: belongs to the Kafka server of this store", hint="ask the server, or stop it"
-            )
 
     # ---- members
 
@@ -425,8 +476,14 @@ class Groups:
         with self._database.reading() as execute:
             return self.read_offsets(execute, number)
 
-    def read_offsets(self, execute: Execute, number: int) -> dict[tuple[str, int], OffsetRow]:
-        found = execute("SELECT * FROM offsets WHERE group_number = ?", (number,)).fetchall()
+    def read_offsets(
+        self, execute: Execute, number: int, topic_id: str | None = None
+    ) -> dict[tuple[str, int], OffsetRow]:
+        """Of one topic, or (None) of all."""
+        found = execute(
+            "SELECT * FROM offsets WHERE group_number = ?1" + ("" if topic_id is None else " AND topic_id = ?2"),
+            (number,) if topic_id is None else (number, topic_id),
+        ).fetchall()
         for row in found:
             if row[-1] != crc(*row[:-1]):
                 raise self._damaged(f"the offset of group number {number} in partition {row[2]} of topic {row[1]}")
@@ -465,9 +522,9 @@ class Groups:
                     problems.append(f"groups: the row of {row[0]!r} is damaged")
                 elif not 0 <= row[1] < next_group:
                     problems.append(f"groups: {row[0]!r} has number {row[1]}, but next_group is {next_group}")
-            for table in ("members", "offsets"):
+            for table, what in (("members", "place"), ("offsets", "topic"), ("wire_groups", "")):
                 for row in execute(f"SELECT * FROM {table}").fetchall():
-                    where = f"{table}: the row of {'place' if table == 'members' else 'topic'} {row[1]}"
+                    where = f"{table}: the row" + (f" of {what} {row[1]}" if what else "")
                     if row[-1] != crc(*row[:-1]):
                         problems.append(f"{where} in group number {row[0]} is damaged")
                     elif row[0] not in numbers:

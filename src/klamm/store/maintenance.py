@@ -15,8 +15,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
+from klamm.log import head
 from klamm.log.housekeeping import MEMORY_BYTES
 from klamm.log.partition import Partition
+from klamm.store import spark_batches, staging
 from klamm.store.deletion import sweep
 from klamm.store.directory import Core
 from klamm.types import CompactionReport
@@ -42,6 +44,8 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
 
     sweep(core, thorough=True)
     core.transactions.sweep_names()
+    spark_batches.sweep(core.catalog.database)
+    staging.sweep(core)
     partitions = _partitions(core, None)
     core.transactions.resolve(partitions)
     failed: KlammError | None = None
@@ -95,6 +99,7 @@ def compact(
 
 
 def _partitions(core: Core, topic: str | None) -> list[Partition]:
+    """Of a compacted topic; or all of the store, but for those that never had a record."""
     if topic is not None:
         found = core.topic(topic).partitions()
         if not found[0].is_compacted:
@@ -103,7 +108,14 @@ def _partitions(core: Core, topic: str | None) -> list[Partition]:
                 hint="alter_topic(…, {'cleanup.policy': 'compact'}) makes it so",
             )
         return found
-    return [partition for each in core.catalog.topics() for partition in core.topic(each.name).partitions()]
+    _, topics = core.all_topics()
+    blank = head.blank_slots(core.heads, [slot for each in topics for slot in each.topic.partitions])
+    return [
+        each.partition(number)
+        for each in topics
+        for number, slot in enumerate(each.topic.partitions)
+        if slot not in blank
+    ]
 
 
 def _compact(partition: Partition, progress: Progress | None, **options: Any) -> Any:

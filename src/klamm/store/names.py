@@ -2,7 +2,7 @@
 
 1 to 249 characters of A-Z a-z 0-9 . _ -        but neither "." nor ".."
 a.b and a_b exclude each other                  Kafka's metrics spell both a_b
-__ at the start                                 ours: topics that Klamm makes for itself
+__klamm at the start                            ours: topics that Klamm makes for itself
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from difflib import get_close_matches
 
 from klamm.errors import InvalidTopic
 
-__all__ = ["MAX_LENGTH", "collision_key", "directory_name", "nearest", "validate"]
+__all__ = ["MAX_LENGTH", "RESERVED", "collision_key", "directory_name", "nearest", "validate"]
 
 MAX_LENGTH = 249
-_RESERVED = "__"
+RESERVED = "__klamm"
 _LEGAL = re.compile(r"[A-Za-z0-9._-]+")
 _DIRECTORY_NAME_SIZE = 255  # the longest name ext4, xfs, btrfs and APFS take
 
@@ -36,8 +36,8 @@ def validate(name: str, *, internal: bool = False) -> str:
         raise InvalidTopic(
             f"{name!r}: {wrong!r} cannot be in the name of a topic", hint="letters, digits, '.', '_' and '-' can"
         )
-    if name.startswith(_RESERVED) and not internal:
-        raise InvalidTopic(f"{name!r}: names that start with {_RESERVED!r} are kept for Klamm's own topics")
+    if name.startswith(RESERVED) and not internal:
+        raise InvalidTopic(f"{name!r}: names that start with {RESERVED!r} are kept for Klamm's own topics")
     return name
 
 

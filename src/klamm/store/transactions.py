@@ -45,18 +45,29 @@ while the machine sleeps, and a jump of the wall clock ends nothing. After a boo
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.disk import _os
 from klamm.disk.locks import TRANSACTION
 from klamm.errors import Aborted, Fenced, KlammError, NotAStore, TransactionError, UnknownTopic
-from klamm.log import head
+from klamm.store.marking import (
+    ABORT,
+    COMMIT,
+    MAX_EPOCH,
+    ONGOING,
+    Place,
+    can_append,
+    is_deleted,
+    parse_places,
+    put_name,
+    spell_places,
+)
+from klamm.store.marking import holder as _holder
 from klamm.store.rows import crc
+from klamm.store.wire_transactions import WireTransactions
 from klamm.types import TransactionInfo
 
 if TYPE_CHECKING:
@@ -66,14 +77,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_EPOCH", "SCHEMA", "Identity", "Place", "Transactions", "fenced"]
 
-MAX_EPOCH = 32_000  # an int16 on disk; then the next producer id
-ONGOING, COMMIT, ABORT = "ongoing", "prepared_commit", "prepared_abort"
-
-_STOPPED_S = 0.05  # so long may an append byte be held, and the log stand still, before its holder counts as stopped
 _log = logging.getLogger("klamm")
-
-Place = tuple[str, int]
-"""A partition by its topic's id: names come again."""
 
 SCHEMA = """
 CREATE TABLE transactions (
@@ -126,7 +130,7 @@ class _Finished(NamedTuple):
     ends: list[tuple[Partition, int]]
 
     def is_on_disk(self) -> bool:
-        return all(partition.log.flushed_offset >= end or _is_deleted(partition) for partition, end in self.ends)
+        return all(partition.log.flushed_offset >= end or is_deleted(partition) for partition, end in self.ends)
 
 
 class Transactions:
@@ -135,6 +139,8 @@ class Transactions:
     def __init__(self, core: Core, boot_id: bytes) -> None:
         self._core = core
         self._boot_id = boot_id.hex()
+        self.wire = WireTransactions(core, self._boot_id)
+        """Those of producers that talk to a server."""
         self._mutex = threading.Lock()
         self._finished: list[_Finished] = []
 
@@ -160,6 +166,11 @@ class Transactions:
                 raise
         return made
 
+    def prepare_abort(self, execute: Execute, producer_id: int) -> bool:
+        """Inside of a transaction: what a program's producer id has open is aborted. Whether it had something open."""
+        mine = [row for row in self._rows(execute) if row.producer_id == producer_id]
+        return bool(_prepare_aborts(execute, mine))
+
     def _take_over(self, made: Identity, name: str, after: Identity | None) -> None:
         database = self._core.catalog.database
         with database.gate(), database.transaction() as execute:
@@ -167,9 +178,9 @@ class Transactions:
             if after is not None and before != after.producer_id:
                 raise fenced(name)
             if before is not None:
-                _prepare_aborts(execute, [row for row in self._rows(execute) if row.producer_id == before])
-            values = (name, made.producer_id)
-            execute("INSERT OR REPLACE INTO transaction_names VALUES (?, ?, ?)", (*values, crc(*values)))
+                self.prepare_abort(execute, before)
+                self.wire.lose_name(execute, before)
+            put_name(execute, name, made.producer_id)
         if before is not None:
             self.resolve(of=before)
 
@@ -250,7 +261,7 @@ class Transactions:
             done = list(self._finished)
         for each in done:
             for partition, end in each.ends:
-                if not _is_deleted(partition):
+                if not is_deleted(partition):
                     partition.sync(end)
         named = [(each.name, each.producer_id) for each in names if each.name is not None]
         if done or named:
@@ -307,6 +318,7 @@ class Transactions:
         with self._core.catalog.database.reading() as execute:
             rows = [row for row in self._rows(execute) if of in (None, row.producer_id)]
             known = set(execute("SELECT producer_id, epoch FROM transactions").fetchall()) if opened else set()
+            over_wire = self.wire.ids(execute) if opened else frozenset()
         gone = {producer_id for producer_id in {row.producer_id for row in rows} if not self._is_held(producer_id)}
         over = [row for row in rows if row.state == ONGOING and (row.producer_id in gone or self._timed_out(row))]
         if over:
@@ -316,8 +328,11 @@ class Transactions:
         prepared = [row for row in rows if row.state != ONGOING and (row.producer_id in gone or not only_abandoned)]
         self._finish_rows(sorted(over + prepared, key=lambda row: row.key))  # of a producer id, the older one first
         for partition, producer_id, epoch, _ in opened:
-            if (producer_id, epoch) not in known and self._can_append(partition):
+            if producer_id in over_wire:
+                continue  # its next transaction may have the same epoch, and have begun since we looked
+            if (producer_id, epoch) not in known and can_append(self._core, partition):
                 _mark(partition, producer_id, epoch, commit=False)
+        self.wire.resolve([each[0] for each in opened if each[1] in over_wire], of=of)
 
     def _finish_rows(self, rows: list[_Row]) -> None:
         """Steps 6 and 7, as far as possible."""
@@ -339,7 +354,7 @@ class Transactions:
         """Whether the marker is on disk, or the partition is gone."""
         try:
             partition = self._core.topic(topic).partition(number)
-            if not self._can_append(partition):
+            if not can_append(self._core, partition):
                 return False
             partition.sync(_mark(partition, row.producer_id, row.epoch, commit=row.state == COMMIT))
         except UnknownTopic:
@@ -351,7 +366,7 @@ class Transactions:
 
     def _open_in(self, partition: Partition) -> list[tuple[int, int, int]]:
         try:
-            return partition.open_transactions() if self._can_append(partition) else []
+            return partition.open_transactions() if can_append(self._core, partition) else []
         except KlammError:  # deleted, or damaged: its readers say so
             return []
 
@@ -362,19 +377,6 @@ class Transactions:
     def _timed_out(self, row: _Row) -> bool:
         return row.boot_id == self._boot_id and _os.boot_ms() - row.started_boot_ms > row.timeout_ms
 
-    def _can_append(self, partition: Partition) -> bool:
-        """False if somebody holds the append byte and does nothing: a stopped process."""
-        lock = self._core.lock
-        assert lock is not None
-        seq, until = partition.log.seq, time.monotonic() + _STOPPED_S
-        while lock.held(4 * partition.slot):
-            if partition.log.seq != seq:
-                return True
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.001)
-        return True
-
     # ---- for people, and for those who keep house
 
     def infos(self) -> list[TransactionInfo]:
@@ -383,7 +385,8 @@ class Transactions:
         now = _os.boot_ms()
         with self._core.catalog.database.reading() as execute:
             rows = self._rows(execute)
-        return [
+            others = self.wire.infos(execute, names)
+        mine = [
             TransactionInfo(
                 row.producer_id,
                 row.epoch,
@@ -395,18 +398,22 @@ class Transactions:
             )
             for row in rows
         ]
+        return sorted(mine + others, key=lambda info: (info.producer_id, info.epoch))
 
     def abort(self, producer_id: int) -> bool:
         """Abort what the producer id has open, whoever uses it. False if it has nothing open."""
         database = self._core.catalog.database
         with database.gate(), database.transaction() as execute:
-            rows = _prepare_aborts(execute, [row for row in self._rows(execute) if row.producer_id == producer_id])
+            found = self.prepare_abort(execute, producer_id) or self.wire.fence(execute, producer_id)
         self.resolve(of=producer_id)
-        return bool(rows)
+        return found
 
     def sweep_names(self) -> None:
-        """Forget names whose holders are gone: they protect from nobody."""
-        held = self._core.catalog.database.read("SELECT name, producer_id FROM transaction_names")
+        """Forget names whose holders are gone: they protect from nobody. Those of the wire are their server's."""
+        held = self._core.catalog.database.read(
+            "SELECT name, producer_id FROM transaction_names"
+            " WHERE producer_id NOT IN (SELECT producer_id FROM wire_producers)"
+        )
         gone = [(name, producer_id) for name, producer_id in held if not self._is_held(producer_id)]
         if gone:
             database = self._core.catalog.database
@@ -426,6 +433,7 @@ class Transactions:
             for name, producer_id, found in execute("SELECT name, producer_id, crc FROM transaction_names").fetchall():
                 if found != crc(name, producer_id):
                     problems.append(f"transaction_names: the row of {name!r}: the checksum does not fit")
+            problems += self.wire.check(execute)
         return problems
 
     def _rows(self, execute: Execute) -> list[_Row]:
@@ -443,10 +451,6 @@ def _mark(partition: Partition, producer_id: int, epoch: int, *, commit: bool) -
     """End the transaction in one log, unless that was done. The marker lies below the offset that is returned."""
     offset = partition.append_marker(producer_id, epoch + 1, commit=commit)
     return partition.snapshot().next_offset if offset is None else offset + 1
-
-
-def _is_deleted(partition: Partition) -> bool:
-    return bool(partition.log.flags & head.DELETED)
 
 
 # ---- rows; under the gate, where something is written
@@ -473,10 +477,7 @@ def _find(execute: Execute, mine: Identity) -> _Row:
 
 
 def _put(execute: Execute, row: _Row) -> None:
-    numbers: dict[str, list[int]] = {}
-    for topic_id, number in sorted(row.places):
-        numbers.setdefault(topic_id, []).append(number)
-    values = (*row[:-1], json.dumps(numbers))
+    values = (*row[:-1], spell_places(row.places))
     execute("INSERT OR REPLACE INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
 
 
@@ -498,16 +499,6 @@ def _prepare_aborts(execute: Execute, rows: list[_Row]) -> list[_Row]:
     return aborted
 
 
-def _holder(execute: Execute, name: str) -> int | None:
-    """The producer id that writes under a name."""
-    row = execute("SELECT producer_id, crc FROM transaction_names WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        return None
-    if row[1] != crc(name, row[0]):
-        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint="restore klamm.db from a backup")
-    return int(row[0])
-
-
 def fenced(name: str) -> Fenced:
     return Fenced(
         f"the transactional id {name!r} belongs to a newer producer",
@@ -521,6 +512,6 @@ def _parse(values: tuple[Any, ...]) -> _Row:
         raise ValueError("the checksum does not fit")
     if columns[2] not in (ONGOING, COMMIT, ABORT):
         raise ValueError(f"there is no state {columns[2]!r}")
-    places = frozenset((topic_id, number) for topic_id, numbers in json.loads(text).items() for number in numbers)
+    places = parse_places(text)
     producer_id, epoch, state, name, timeout_ms, boot_id, started_boot_ms = columns
     return _Row(producer_id, epoch, state, name, timeout_ms, boot_id, started_boot_ms, places)

@@ -1,0 +1,115 @@
+"""What tasks of Spark have written and nobody has committed yet.
+
+    staging/<store id>/<query>.<batch>.<task>.<attempt>-<random>.staged      of a stream; inside: spark/staging.py
+    staging/<store id>/<job>/<job>.0.<task>.<attempt>-<random>.staged        of a batch write
+
+The directory bears the store's id, so that a task which finds it knows that it sees the files of that store. A job's
+own directory is made before its tasks and goes with its end, so that a task which comes late can leave nothing.
+
+A file is of no use but to the driver that waits for it. It is removed when its batch is committed or given up; whatever
+is left by those who were killed goes with a later batch of the same query, or when it is a day old.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from klamm.disk import _os, files
+from klamm.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from klamm.store.directory import Core
+
+__all__ = ["OLD_MS", "SUFFIX", "StagedName", "directory_of", "prepare", "remove_job", "remove_of", "sweep"]
+
+OLD_MS = 24 * 3_600_000
+SUFFIX = ".staged"
+
+
+class StagedName:
+    """The name of a staged file, and what it says."""
+
+    __slots__ = ("attempt", "batch", "task", "writer")
+
+    def __init__(self, writer: str, batch: int, task: int, attempt: int) -> None:
+        if "." in writer or "/" in writer or not writer:
+            raise InvalidSetting(f"{writer!r} cannot be in the name of a staged file")
+        self.writer = writer
+        self.batch = batch
+        self.task = task
+        self.attempt = attempt
+
+    def new(self) -> str:
+        """One that nobody else has: attempts are numbered anew by every driver."""
+        return f"{self.writer}.{self.batch}.{self.task}.{self.attempt}-{os.urandom(8).hex()}{SUFFIX}"
+
+    @staticmethod
+    def parse(name: str) -> StagedName | None:
+        parts = name.removesuffix(SUFFIX).split(".")
+        if not name.endswith(SUFFIX) or len(parts) != 4:
+            return None
+        try:
+            return StagedName(parts[0], int(parts[1]), int(parts[2]), int(parts[3].partition("-")[0]))
+        except (ValueError, InvalidSetting):
+            return None
+
+
+def directory_of(path: str, store_id: str) -> str:
+    return f"{path}/staging/{store_id}"
+
+
+def prepare(path: str, store_id: str) -> str:
+    """Have the directory: on the driver, before there are tasks."""
+    made = directory_of(path, store_id)
+    if not os.path.isdir(made):
+        files.make_directory(f"{path}/staging")
+        files.make_directory(made)
+    return made
+
+
+def remove_job(directory: str) -> None:
+    """Away with a job's directory, whoever still writes into it."""
+    while os.path.isdir(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_of(directory: str, writer: str, upto: int) -> None:
+    """Away with what attempts of these batches have left, those that lost and those of killed drivers."""
+    for name in _names(directory):
+        found = StagedName.parse(name)
+        if found is not None and found.writer == writer and found.batch <= upto:
+            files.remove(f"{directory}/{name}")
+
+
+def sweep(core: Core, *, now_s: float | None = None) -> int:
+    """Remove what is a day old, and what a copied store has of the one it was copied from: how many."""
+    if core.read_only:
+        return 0
+    before_s = (time.time() if now_s is None else now_s) - OLD_MS / 1000
+    root = f"{core.path}/staging"
+    return sum(_sweep(f"{root}/{owner}", before_s) for owner in _names(root))
+
+
+def _sweep(directory: str, before_s: float) -> int:
+    removed = 0
+    for name in _names(directory):
+        path = f"{directory}/{name}"
+        if os.path.isdir(path):
+            removed += _sweep(path, before_s)
+        try:
+            if os.stat(path).st_mtime < before_s:
+                os.rmdir(path) if os.path.isdir(path) else _os.unlink(path)
+                removed += 1
+        except OSError:  # somebody else was faster, or there is something in it
+            continue
+    return removed
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,210 @@
+"""Groups as the Kafka server of the store uses them: many at a time, and each with an outcome of its own.
+
+    wire_groups    group_number, state, crc      state: the members of a stable generation, as the server spells them
+
+Promises
+  W1  What is asked for in one call is one write. What is wrong with one of it is told, and the others are done.
+  W2  Nothing is committed to a group while processes that have the store open are its members. Where the server has
+      members, that is so by itself (G4 in groups.py). Who is no member, a consumer that assigns itself or a person,
+      moves no door: else those processes could not come back as long as the server runs.
+  W3  A number that a server has given to a generation is not given by a later one (`next_generation`). Nothing depends
+      on it here, members have ids that nobody had before; but assignors of clients compare generations they remember.
+  W4  A row of wire_groups is there only while the door is "kafka": whoever takes the group over for processes removes
+      it (groups.py, `claim`), also when the server is not there to be asked. So members that come back after others
+      had the group are no members, and commit nothing over what those have.
+  W5  A row of wire_groups that is not what was written is dropped, and told: clients then join anew, nothing is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.errors import KlammError, UnknownGroup
+from klamm.store.groups import Group, MemberRow, OffsetRow, delete_group, put_offset
+from klamm.store.rows import crc
+
+if TYPE_CHECKING:
+    from klamm.store.database import Execute
+    from klamm.store.directory import Core
+
+__all__ = ["SCHEMA", "Embedded", "Offsets", "WireCommit", "WireGroups"]
+
+SCHEMA = """
+CREATE TABLE wire_groups (group_number INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
+"""
+
+_LAST_GENERATION = 1 << 30  # an int32 on the wire, and a server may count on from here
+
+_log = logging.getLogger("klamm.kafka")
+
+Offsets = Mapping[tuple[str, int], OffsetRow]
+"""By (topic id, partition)."""
+
+
+class WireCommit(NamedTuple):
+    """Offsets that came to the server."""
+
+    group: str
+    rows: Sequence[OffsetRow]
+
+
+class Embedded(NamedTuple):
+    """A group, and those of its members that are processes with the store open."""
+
+    group: Group
+    members: tuple[MemberRow, ...]
+
+
+class WireGroups:
+    """The groups of one store."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._groups = core.groups
+        self._database = core.catalog.database
+
+    # ---- groups
+
+    def find(self, names: Iterable[str]) -> dict[str, Embedded]:
+        """Those that are there."""
+        found = {name: group for name in names if (group := self._groups.find(name)) is not None}
+        return {name: self._embedded(group) for name, group in found.items()}
+
+    def _embedded(self, group: Group) -> Embedded:
+        live = self._groups.live_places(group.number)
+        rows = self._groups.rows(group.number) if live else []
+        return Embedded(group, tuple(row for row in rows if row.place in live))
+
+    def all(self) -> list[tuple[str, bool]]:
+        """The names of all, and whether they have members that are processes with the store open."""
+        with self._database.reading() as execute:
+            names = execute("SELECT name FROM groups ORDER BY name").fetchall()
+            groups = [self._existing(execute, name) for (name,) in names]
+        return [(each.name, bool(self._groups.live_places(each.number))) for each in groups]
+
+    def delete(self, names: Iterable[str]) -> list[KlammError | None]:
+        """Forget groups that have no members, and their offsets. The server lets nobody join meanwhile."""
+        outcomes: list[KlammError | None] = []
+        with self._database.gate(), self._database.transaction() as execute:
+            for name in names:
+                try:
+                    group = self._existing(execute, name)
+                    self._groups.refuse_embedded(group)
+                    delete_group(execute, group)
+                    outcomes.append(None)
+                except KlammError as error:
+                    outcomes.append(error)
+        return outcomes
+
+    def _existing(self, execute: Execute, name: str) -> Group:
+        group = self._groups._find(execute, name)
+        if group is None:
+            raise UnknownGroup(f"there is no group {name!r}")
+        return group
+
+    # ---- members that outlive the server
+
+    def keep(self, name: str, state: bytes | None) -> Group | None:
+        """Let `state` be what the next server gets for the group, or (None) nothing. The group, if it has a state: it
+        is at this door then. A power cut may undo it, a killed process does not: as with commits.
+        """
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            if state is None:
+                number = "SELECT number FROM groups WHERE name = ?"
+                execute(f"DELETE FROM wire_groups WHERE group_number = ({number})", (name,))
+                return None
+            group = self._groups.claim(execute, name, "kafka")
+            self._groups.hold_door(group)
+            row = (group.number, state)
+            execute("INSERT OR REPLACE INTO wire_groups VALUES (?, ?, ?)", (*row, crc(*row)))
+            return group
+
+    def resume(self) -> list[tuple[Group, bytes]]:
+        """The groups that have a state, each at this door from now on."""
+        found: list[tuple[Group, bytes]] = []
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            names = dict(execute("SELECT number, name FROM groups").fetchall())
+            for number, state, checksum in execute("SELECT * FROM wire_groups").fetchall():
+                group = self._existing(execute, names[number]) if number in names else None
+                if group is not None and group.door == "kafka" and checksum == crc(number, state):
+                    self._groups.hold_door(group)
+                    found.append((group, state))
+                else:
+                    _log.warning("group %r: its members are forgotten: the row is damaged", names.get(number, number))
+                    execute("DELETE FROM wire_groups WHERE group_number = ?", (number,))
+        return found
+
+    def reserve_generations(self, count: int) -> int:
+        """The first of `count` numbers that were not reserved before."""
+        catalog, key = self._core.catalog, "next_generation"
+        with self._database.gate(), self._database.transaction() as execute:
+            known = execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone()
+            first = int(catalog._meta(execute, key)) if known else 0
+            if not 0 <= first < _LAST_GENERATION:
+                first = 0
+            execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, first + count, crc(key, first + count)))
+        return first
+
+    # ---- offsets
+
+    def offsets(self, wanted: Iterable[tuple[str, Iterable[str] | None]]) -> list[Offsets | KlammError]:
+        """What is committed, by group: in these topics, or (None) in all. Nothing for a group that is not there."""
+        outcomes: list[Offsets | KlammError] = []
+        with self._database.reading() as execute:
+            for name, topic_ids in wanted:
+                try:
+                    outcomes.append(self._offsets(execute, name, topic_ids))
+                except KlammError as error:
+                    outcomes.append(error)
+        return outcomes
+
+    def _offsets(self, execute: Execute, name: str, topic_ids: Iterable[str] | None) -> Offsets:
+        group = self._groups._find(execute, name)
+        found: dict[tuple[str, int], OffsetRow] = {}
+        if group is not None:
+            for topic_id in [None] if topic_ids is None else topic_ids:
+                found.update(self._groups.read_offsets(execute, group.number, topic_id))
+        return found
+
+    def commit(self, commits: Iterable[WireCommit]) -> list[list[bool] | KlammError]:
+        """Store what many commit, in their order: of each, whether a row is stored (if not, its topic was deleted), or
+        why none is. A power cut may undo it, a killed process does not: as with members here.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        outcomes: list[list[bool] | KlammError] = []
+        groups: dict[str, Group | KlammError] = {}  # the gate is ours, so nobody joins meanwhile
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            for commit in commits:
+                group = groups.get(commit.group)
+                if group is None:
+                    group = groups[commit.group] = self._committing(execute, commit.group)
+                if isinstance(group, KlammError):
+                    outcomes.append(group)
+                else:
+                    outcomes.append([put_offset(execute, group.number, row, now_ms) for row in commit.rows])
+        return outcomes
+
+    def _committing(self, execute: Execute, name: str) -> Group | KlammError:
+        """The group, made if need be; or what stands against it."""
+        try:
+            group = self._groups._find(execute, name)
+            if group is None:
+                return self._groups._create(execute, name, "klamm")
+            self._groups.refuse_embedded(group)
+        except KlammError as error:
+            return error
+        return group
+
+    def forget(self, name: str, keys: Iterable[tuple[str, int]]) -> None:
+        """Let nothing be committed there. GroupBusy if processes that have the store open are members."""
+        with self._database.gate(), self._database.transaction() as execute:
+            group = self._existing(execute, name)
+            self._groups.refuse_embedded(group)
+            for key in keys:
+                execute(
+                    "DELETE FROM offsets WHERE group_number = ? AND topic_id = ? AND partition = ?",
+                    (group.number, *key),
+                )
