@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Generator
 
@@ -27,6 +28,7 @@ settings.register_profile("soak", settings.get_profile("klamm"), max_examples=20
 def pytest_configure(config: pytest.Config) -> None:
     soaking = config.option.markexpr == "soak"
     settings.load_profile("soak" if soaking else "klamm")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
 import time
@@ -25,6 +26,13 @@ def until(holds: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.0005)
     return answer
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Whether there is something to read, within that time. (select() knows the first 1,024 descriptors only.)"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 class Child:
@@ -142,4 +150,4 @@ class Flag:
         until(lambda: bool(self), self.path, seconds)
 
 
-__all__ = ["PATIENCE", "Child", "Flag", "asleep", "children", "until"]
+__all__ = ["PATIENCE", "Child", "Flag", "asleep", "children", "readable", "until"]

@@ -4,7 +4,7 @@
     store.create_topic("orders")
     store.append("orders", b"hello", key=b"user-1")
 
-`klamm.aio` has the same for asyncio.
+`klamm.aio` has the same for asyncio; `klamm.server` lets Kafka clients in.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from klamm.client.sql_offsets import SqlOffsets
     from klamm.client.table import Table
     from klamm.client.transaction import Transaction
+    from klamm.kafka.background import server
 
 __all__ = [
     "Aborted",
@@ -127,6 +128,7 @@ __all__ = [
     "aio",
     "check",
     "open",
+    "server",
 ]
 
 __version__ = "0.1.0"
@@ -138,6 +140,7 @@ _LATER = {
     "SqlOffsets": "klamm.client.sql_offsets",
     "Table": "klamm.client.table",
     "Transaction": "klamm.client.transaction",
+    "server": "klamm.kafka.background",
 }
 
 

@@ -182,12 +182,10 @@ class Store(GroupAdmin):
         """
         core = self._acquired()
         try:
-            core.catalog.create_topic(name, partitions, {} if settings is None else settings, core.lay_out)
+            core.create_topic(name, partitions, {} if settings is None else settings)
         except TopicExists:
             if not exist_ok:
                 raise
-        else:
-            core.changed()
         return self.topic(name)
 
     def topics(self) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.procs import PATIENCE, until
+from tests.procs import PATIENCE, readable, until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -45,8 +44,7 @@ class Spawned:
         pipe = self._process.stdout.fileno()
         line = b""
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([pipe], [], [], seconds)
-            assert ready, f"no answer within {seconds} s"
+            assert readable(pipe, seconds), f"no answer within {seconds} s"
             read = os.read(pipe, 1 << 20)
             assert read, f"the process ended with {self._process.wait()}"
             line += read

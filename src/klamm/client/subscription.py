@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.errors import InvalidSetting, UnknownTopic
+from klamm.store.names import RESERVED
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -60,9 +61,8 @@ class Subscription:
         """As the catalog has them now."""
         if self._pattern is not None:
             matching = self._pattern.fullmatch
-            names = [
-                each.name for each in core.catalog.topics() if matching(each.name) and not each.name.startswith("__")
-            ]
+            known = [each.name for each in core.catalog.topics()]
+            names = [name for name in known if matching(name) and not name.startswith(RESERVED)]
             return _all_of([core.topic(name) for name in names])
         found: dict[tuple[str, int], Partition] = {}
         for name, numbers in self._named.items():
@@ -80,7 +80,7 @@ def wanted_of(spelled: Any, topics: Iterable[str]) -> dict[str, list[int] | None
     """Which of `topics` a subscription wants, as `spelled` gave it: all partitions (None), or those named."""
     if "pattern" in spelled:
         matching = re.compile(spelled["pattern"], spelled["flags"]).fullmatch
-        return {name: None for name in topics if matching(name) and not name.startswith("__")}
+        return {name: None for name in topics if matching(name) and not name.startswith(RESERVED)}
     named = spelled["topics"]
     return {name: named[name] for name in topics if name in named}
 

@@ -1,0 +1,226 @@
+"""Rows of Arrow record batches -> sealed batches, one after the other for each partition. Who gets them decides where
+they go: into a log (append_table.py), or into a file until somebody says so (spark/staging.py).
+
+Bytes go from Arrow's buffers into batches without becoming Python objects. Rows of a partition keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klamm.arrow.schema import pyarrow
+from klamm.batch import (
+    BinaryColumn,
+    Builder,
+    HeadersColumn,
+    NumberColumn,
+    encode_columns,
+    partition_rows,
+    too_large,
+)
+from klamm.errors import InvalidRecord, RecordTooLarge
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Encoder", "Rows", "Shape"]
+
+_CHUNK_ROWS = 16_384  # rows that are sorted by partition at a time: they stay in the CPU's cache
+_OPEN_BYTES = 64 << 20  # of batches that are filled at the same time
+_SMALLEST_LIMIT = 128
+
+Emit = Callable[[int, memoryview, int], None]
+"""Takes a sealed batch: its partition, its bytes (good until it returns), its number of records."""
+
+
+class Shape(NamedTuple):
+    """What an encoder has to know of a topic."""
+
+    name: str
+    partitions: int
+    max_message_bytes: int
+    keyed: bool
+    """Whether it is compacted, so that every record needs a key."""
+
+
+class Rows(NamedTuple):
+    """The columns of one record batch, as the kernel reads them: value, and if it has them key and so on."""
+
+    rows: int
+    value: BinaryColumn
+    key: BinaryColumn | None
+    timestamps: NumberColumn | None
+    headers: HeadersColumn | None
+    partitions: NumberColumn | None
+    keyless: int  # the first row without a key; -1: none is
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Rows:
+        has = {name: batch.column(name) for name in batch.schema.names}
+        return cls(
+            batch.num_rows,
+            _binary(has["value"], "value"),
+            _binary(has["key"], "key") if "key" in has else None,
+            _timestamps(has["timestamp"]) if "timestamp" in has else None,
+            _headers(has["headers"]) if "headers" in has else None,
+            _numbers(has["partition"], "partition") if "partition" in has else None,
+            _first_null(has["key"]) if "key" in has else 0 if batch.num_rows else -1,
+        )
+
+
+def _first_null(array: Any) -> int:
+    if not array.null_count:
+        return -1
+    import pyarrow.compute as pc
+
+    return int(pc.index(array.is_null(), True).as_py())
+
+
+def _binary(array: Any, what: str) -> BinaryColumn:
+    """Plain binary and strings as they lie; other kinds of them made so."""
+    pa = pyarrow()
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array, kind = array.dictionary_decode(), kind.value_type
+    if kind not in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()):
+        views = (getattr(pa, name)() for name in ("binary_view", "string_view") if hasattr(pa, name))
+        if not (pa.types.is_fixed_size_binary(kind) or pa.types.is_null(kind) or kind in tuple(views)):
+            raise TypeError(f"column {what!r} is {kind}, want binary or string")
+        array = array.cast(pa.large_string() if str(kind) == "string_view" else pa.large_binary())
+        kind = array.type
+    validity, offsets, data = array.buffers()
+    large = kind in (pa.large_binary(), pa.large_string())
+    return BinaryColumn(len(array), validity, offsets or b"", data, start=array.offset, large=large)
+
+
+def _numbers(array: Any, what: str) -> NumberColumn:
+    pa = pyarrow()
+    if not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
+        raise TypeError(f"column {what!r} is {array.type}, want whole numbers")
+    return _int64(array.cast(pa.int64()), what)
+
+
+def _timestamps(array: Any) -> NumberColumn:
+    pa = pyarrow()
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("ms", array.type.tz), safe=False).view(pa.int64())  # without a zone: UTC
+    return _numbers(array, "timestamp")
+
+
+def _int64(array: Any, what: str) -> NumberColumn:
+    validity, values = array.buffers()
+    try:
+        return NumberColumn(len(array), validity, values or b"", start=array.offset)
+    except ValueError as error:
+        raise ValueError(f"column {what!r}: {error}") from None
+
+
+def _headers(array: Any) -> HeadersColumn:
+    pa = pyarrow()
+    wanted = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    try:
+        array = array.cast(wanted)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
+        raise TypeError(f"column 'headers' is {array.type}, want {wanted}") from None
+    validity, starts = array.buffers()[:2]
+    pairs = array.values
+    if pairs.null_count:
+        raise ValueError("column 'headers': a header is null")
+    names, values = _binary(pairs.field(0), "headers"), _binary(pairs.field(1), "headers")
+    return HeadersColumn(len(array), validity, starts or b"", names, values, start=array.offset)
+
+
+class Encoder:
+    """The batches that the rows of one topic are being put into."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        emit: Emit,
+        *,
+        codec: int = 0,
+        level: int | None = None,
+        partition: int | None = None,
+        sticky: int = 0,
+    ) -> None:
+        """`partition` is for rows that say nothing themselves; `sticky`: where those without a key begin."""
+        self._shape = shape
+        self._emit = emit
+        self._codec = codec
+        self._level = level
+        self._fixed = partition
+        self._limit = max(shape.max_message_bytes, _SMALLEST_LIMIT)
+        self._builders: dict[int, Builder] = {}
+        self._sticky = sticky % shape.partitions
+        self._rows = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes in batches that are not full yet."""
+        return sum(builder.size for builder in self._builders.values() if builder.count)
+
+    def take(self, rows: Rows, timestamp: int = -1) -> None:
+        """Encode all rows of one record batch, and give away the batches that are full."""
+        large = too_large(rows.value, rows.key, rows.headers, limit=self._limit)
+        end = rows.rows if large < 0 else large
+        keyless = self._shape.keyed and 0 <= rows.keyless < end
+        if keyless:
+            end = rows.keyless
+        together = self._fixed is not None or self._shape.partitions == 1 or rows.key is None
+        if together and rows.partitions is None:
+            self._fill(rows, 0, end, None, timestamp, self._fixed)
+        else:
+            for start in range(0, end, _CHUNK_ROWS):
+                self._fill_by_partition(rows, start, min(start + _CHUNK_ROWS, end), timestamp)
+                if self.size > _OPEN_BYTES:
+                    self.give_all()
+        self._rows += end
+        if keyless:
+            raise InvalidRecord(
+                f"{self._shape.name}: row {self._rows} has no key, and the topic is compacted",
+                hint="give it a key: compaction keeps the latest record of each",
+            )
+        if large >= 0:
+            raise RecordTooLarge(
+                f"{self._shape.name}: row {self._rows} does not fit a batch of at most {self._limit} bytes",
+                hint="send smaller records, or raise the topic's max.message.bytes",
+            )
+
+    def _fill_by_partition(self, rows: Rows, start: int, stop: int, timestamp: int) -> None:
+        count = self._shape.partitions
+        key, rest = (rows.key, self._sticky) if self._fixed is None else (None, self._fixed)
+        selection, starts = partition_rows(start, stop, key, rows.partitions, count, rest)
+        for number in range(count):
+            if starts[number] < starts[number + 1]:
+                self._fill(rows, starts[number], starts[number + 1], selection, timestamp, number)
+
+    def _fill(
+        self, rows: Rows, start: int, stop: int, selection: memoryview | None, timestamp: int, number: int | None
+    ) -> None:
+        """Rows, or selected rows, into batches of partition `number`; None: of the sticky one."""
+        while start < stop:
+            target = self._sticky if number is None else number
+            builder = self._builders.get(target)
+            if builder is None:
+                builder = self._builders[target] = Builder(self._limit)
+            start = encode_columns(
+                builder, start, stop, rows.value, rows.key, rows.timestamps, rows.headers, selection, timestamp
+            )
+            if start < stop:
+                self._give(target, builder)
+
+    def _give(self, number: int, builder: Builder) -> None:
+        batch = builder.seal(self._codec, self._level)
+        if self._codec and len(batch) > builder.size:
+            batch = builder.seal()  # compression made it larger, and it might not fit any more
+        self._emit(number, batch, builder.count)
+        builder.clear()
+        if number == self._sticky:
+            self._sticky = (number + 1) % self._shape.partitions
+
+    def give_all(self) -> None:
+        """Give away what is in open batches."""
+        for number, builder in self._builders.items():
+            if builder.count:
+                self._give(number, builder)
