@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from klamm.kafka.coordinator import Coordinator
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_image import GroupImage, decoded, encoded
 from klamm.kafka.group_values import (
     GroupConfig,
     JoinAnswer,
@@ -50,13 +51,38 @@ class Asked(Generic[A]):
 
 
 class Desk:
-    """By default, a group does not wait for a second member."""
+    """By default, a group does not wait for a second member, and nothing is kept. `keeping`: images wait for `kept`."""
 
-    def __init__(self, **config: int) -> None:
-        ids = iter(range(1_000_000))
+    def __init__(self, *, keeping: bool = False, **config: int) -> None:
         defaults = {"min_session_timeout_ms": 1_000, "initial_rebalance_delay_ms": 0}
-        self.coordinator = Coordinator(GroupConfig(**(defaults | config)), new_id=lambda: str(next(ids)))
+        self._ids = iter(range(1_000_000))
+        self._config = GroupConfig(**(defaults | config))
+        self._keeping = keeping
+        self.to_keep: list[tuple[GroupImage, int]] = []
+        self.image: GroupImage | None = None
+        """What is kept of the group; the last one of its images, also one without members."""
         self.now_ms = 1_000_000
+        self.coordinator = self._begin()
+
+    def _begin(self) -> Coordinator:
+        keep = (lambda *asked: self.to_keep.append(asked)) if self._keeping else None
+        return Coordinator(self._config, new_id=lambda: str(next(self._ids)), keep=keep)
+
+    def kept(self, *, ok: bool = True, told: bool = True) -> None:
+        """The oldest image is kept, and the coordinator told; or it is not, or the server dies before that."""
+        image, number = self.to_keep.pop(0)
+        if ok:
+            self.image = image
+        if told:
+            self.coordinator.kept(image.group_id, number, ok=ok, now_ms=self.now_ms)
+
+    def restart(self, above: int) -> None:
+        """A new server, that has what is kept. `above`: no generation up to this is given again."""
+        self.to_keep.clear()
+        self.coordinator = self._begin()
+        self.coordinator.begin_above(above)
+        if self.image is not None and self.image.members:
+            self.coordinator.restore(decoded(self.image.group_id, encoded(self.image)), now_ms=self.now_ms)
 
     def wait(self, ms: int) -> None:
         """Let time pass, as a server does: ticking whenever something is due."""

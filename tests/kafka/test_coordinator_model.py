@@ -1,5 +1,6 @@
 """The group coordinator with several clients, whatever they do: consumers that behave, restart, hang and lose their
-connection, zombies that go on under ids that are not theirs any more, people who remove members and delete the group.
+connection, zombies that go on under ids that are not theirs any more, people who remove members and delete the group;
+and a store that keeps generations late or not at all, and a server that dies and finds what was kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PROTOCOLS = [
     (("sticky", b"x"), ("range", b"x")),
     (("range", b"x"), ("sticky", b"z")),
 ]
-RETRY = {E.REBALANCE_IN_PROGRESS}
+RETRY = {E.REBALANCE_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE}
 RESET = {E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION}
 
 
@@ -76,14 +77,15 @@ class Client:
         if self.answer.leader == self.member_id and not self.answer.skip_assignment:
             told = [member.member_id for member in self.answer.members]
             plan = {member_id: f"{self.generation} {member_id}".encode() for member_id in told[: self.model.generosity]}
-        before = self.desk.state
+        before, images = self.desk.state, len(self.desk.to_keep)
         asked = self.desk.sync(
             self.member_id, self.generation, plan, connection=self.connection, instance_id=self.instance
         )
-        if (before, self.desk.state) == ("CompletingRebalance", "Stable"):
+        if (before, self.desk.state) == ("CompletingRebalance", "Stable") or len(self.desk.to_keep) > images:
             assert self.generation not in self.model.plans
             self.model.plans[self.generation] = plan
         self._park(asked)
+        self.model.keep_in_time()
         self._look()
 
     def heartbeat(self) -> None:
@@ -138,15 +140,21 @@ class Client:
 
 
 class Coordination(RuleBasedStateMachine):
-    @initialize(delay_ms=st.sampled_from(DELAYS_MS), max_size=st.sampled_from([2, 100, 100]))
-    def begin(self, delay_ms: int, max_size: int) -> None:
-        self.desk = Desk(initial_rebalance_delay_ms=delay_ms, max_size=max_size)
+    @initialize(
+        delay_ms=st.sampled_from(DELAYS_MS),
+        max_size=st.sampled_from([2, 100, 100]),
+        keeping=st.sampled_from(["nothing", "at once", "late", "late"]),
+    )
+    def begin(self, delay_ms: int, max_size: int, keeping: str) -> None:
+        self.desk = Desk(initial_rebalance_delay_ms=delay_ms, max_size=max_size, keeping=keeping != "nothing")
+        self.keeping = keeping
         self.clients: list[Client] = []
         self.names = 0
         self.generosity = 100
         self.abandoned: list[tuple[object, Asked[Any]]] = []  # nobody looks for the answer, but there must be one
         self.dead_ids: set[tuple[str, str | None]] = set()
         self.generation = 0
+        self.floor = 0  # of generations that servers before this one have given out
         self.plans: dict[int, dict[str, bytes]] = {}  # by generation: what its leader said
         self.leaders: dict[int, str] = {}
         self.assignments: dict[tuple[int, str], bytes] = {}
@@ -158,6 +166,8 @@ class Coordination(RuleBasedStateMachine):
         assert (answer.member_id, client.instance) not in self.dead_ids
         if client.instance is not None:
             self.heirs.setdefault(client.instance, set()).add(answer.member_id)
+        if client.instance is not None and self.keeping != "nothing" and self.desk.state == "Stable":
+            self.assert_kept(answer.generation, answer.member_id)
         if answer.members and not answer.skip_assignment:
             assert self.leaders.setdefault(answer.generation, client.name) == client.name
 
@@ -165,7 +175,21 @@ class Coordination(RuleBasedStateMachine):
         plan = self.plans[client.generation]
         ids = {client.member_id} | self.heirs.get(client.instance or "", set())
         assert assignment in {plan.get(member_id, b"") for member_id in ids}
+        if self.keeping != "nothing":
+            self.assert_kept(client.generation, client.member_id, assignment)
         assert self.assignments.setdefault((client.generation, client.member_id), assignment) == assignment
+
+    def assert_kept(self, generation: int, member_id: str, assignment: bytes | None = None) -> None:
+        """Were the server to die now, the next one would know what this member was told; or that it is over."""
+        image = self.desk.image
+        assert image is not None and image.generation >= generation
+        if image.generation == generation:
+            (found,) = [each.assignment for each in image.members if each.member_id == member_id]
+            assert assignment is None or found == assignment
+
+    def keep_in_time(self, *, all_of_it: bool = False) -> None:
+        while self.desk.to_keep and (all_of_it or self.keeping == "at once"):
+            self.desk.kept()
 
     def fence(self, instance: str | None, but: Client) -> None:
         for other in self.clients:
@@ -230,13 +254,39 @@ class Coordination(RuleBasedStateMachine):
         if dies:
             self.clients.remove(client)
 
+    @precondition(lambda self: self.desk.to_keep)
+    @rule(ok=st.sampled_from([True, True, False]))
+    def something_is_kept(self, ok: bool) -> None:
+        self.desk.kept(ok=ok)
+
+    @precondition(lambda self: self.keeping != "nothing")
+    @rule(data=st.data())
+    def the_server_dies_and_comes_again(self, data: st.DataObject) -> None:
+        """With what was kept so far, whether the old one heard of it or not. Requests are lost."""
+        for _ in range(data.draw(st.integers(0, len(self.desk.to_keep)))):
+            self.desk.kept(told=False)
+        self.floor = max(self.floor, self.generation)
+        self.desk.restart(self.floor)
+        self.abandoned.clear()
+        for client in self.clients:
+            client.connection = object()
+            if client.waiting is not None:
+                client.waiting = None
+                client.step = "joined" if client.step == "syncing" else "out"
+        self.generation = 0
+        if self.desk.coordinator.knows(GROUP):  # who was removed or fenced, and nobody wrote it down, is there again
+            self.dead_ids -= {(member.id, member.instance_id) for member in self.group.members.values()}
+            assert self.desk.state == "Stable"
+
     @rule(ms=st.sampled_from([1, 1_000, 4_000, 6_000, 20_000]))
     def wait(self, ms: int) -> None:
+        self.keep_in_time(all_of_it=ms > 1)
         self.desk.wait(ms)
 
     @rule(ms=st.sampled_from([1_000, 30_000]))
     def sleep(self, ms: int) -> None:
         """The server's process was stopped: it comes to everything at once, and late."""
+        self.keep_in_time(all_of_it=True)
         self.desk.now_ms += ms
         self.desk.coordinator.tick(self.desk.now_ms)
         for asked in self.waiting():
@@ -288,6 +338,8 @@ class Coordination(RuleBasedStateMachine):
             for client in self.clients:
                 client.act()
                 self.look()
+            self.keep_in_time(all_of_it=True)
+            self.look()
             self.desk.wait(1_000)
             self.look()
         there = [client for client in self.clients if client.step != "failed"]
@@ -313,6 +365,7 @@ class Coordination(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
+        self.keep_in_time()
         self.look()
         assert all(self.desk.now_ms - each.at_ms <= BOUND_MS for each in self.waiting())
         if not self.desk.coordinator.knows(GROUP):
@@ -333,6 +386,8 @@ class Coordination(RuleBasedStateMachine):
         assert group._joining == len(joining)
         assert not joining or group.state is State.PREPARING
         assert not syncing or group.state is State.COMPLETING
+        assert group.keeping is None or group.state is State.COMPLETING
+        assert group.state is State.STABLE or not any(member.held for member in group.members.values())
         assert not group.owing.intersection(syncing)
         assert (group.timer.deadline_ms is not None) == (group.state is State.PREPARING or bool(group.owing))
         for member in group.members.values():
@@ -348,7 +403,9 @@ class Coordination(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "desk"):
             return
+        self.keep_in_time(all_of_it=True)
         self.desk.wait(BOUND_MS)
+        self.keep_in_time(all_of_it=True)
         assert self.waiting() == []
         self.desk.wait(10 * BOUND_MS)  # nobody is heard of any more
         assert not self.desk.coordinator.knows(GROUP) or self.group.state is State.EMPTY

@@ -1,6 +1,10 @@
-"""The Kafka door, for any client that speaks Kafka's protocol. So far: its messages, and its groups; no server yet.
+"""Door 2: Kafka's protocol, for any Kafka client, on the files that embedded processes use at the same time.
 
-wire/          bytes <-> messages, by version
-error_codes    Kafka's
-coordinator    groups, as Kafka's clients form them: a state machine without a socket or a clock
+server, listener, connection    sockets: frames in, answers out
+call, broker, apis              requests, what their handlers share, the handlers
+parking, syncing, pools         what the loop does not wait for
+coordinator, group_store        groups: a state machine, and what of it is in the store
+transaction_desk                transactional producers
+service, background             a server and what watches it: for `klamm serve`, for `klamm.server`
+wire                            bytes
 """

@@ -6,25 +6,30 @@
     leave        members go, also several, also others than who asks
 
 Every method is told the time, in milliseconds that never go back. Whoever drives the machine calls `tick` when
-`next_deadline` has come. It lives in memory: after a restart members are unknown (UNKNOWN_MEMBER_ID), and join anew.
-Offsets are the store's (store/groups.py); here is only said who may commit them.
+`next_deadline` has come. Offsets are the store's (store/groups.py); here is only said who may commit them.
+
+What outlives a restart: `keep`, if there is one, is called with the image of each generation that is about to be
+stable, and with one without members when the group is empty. Whoever keeps it says so (`kept`), and the next server
+gets it (`restore`): members go on as if nothing had been. A rebalance that had begun is forgotten, and begins anew.
 
 Who answers whom: join and sync answer by the callback that came with them, at once or later, once. Callbacks run when
 the machine has done its work, just before the method returns that made the answers, so they may call it again. They
-must not raise. One thread at a time.
+must not raise. One thread at a time. So is `keep` called.
 
 With whom it shares a group: the store lets the members of a group sit at one door at a time. Before a join to a group
 that the machine does not know (`knows`), the server claims the group for "kafka" there.
 
 Promises
   C1  Every parked request is answered, unless its connection goes (`disconnected`): a join within the longest rebalance
-      timeout of the group (or the initial delay, if that is longer), a sync as well.
+      timeout of the group (or the initial delay, if that is longer), a sync as well; but for what `kept` takes.
   C2  In a stable generation every member has one assignment, of this generation; the empty one if the leader gave none.
   C3  Generations of a group only grow, even when it is deleted and comes again.
   C4  Whoever is fenced, or is no member, changes nothing.
   C5  A member that is not heard of for its session timeout is removed. What it has parked is being heard of, as long as
       its connection stays.
   C6  What clients can make it keep is bounded: by `max_size` members a group, _MAX_PENDING ids given out and not used.
+  C7  Nobody is told an assignment, or in a stable group a new id, before it is kept. If that fails, the answer is
+      COORDINATOR_NOT_AVAILABLE, and a generation is followed by a rebalance.
 
 Where it differs from Apache Kafka: a parked request is always answered, also one that is overtaken by a later request
 of the same member (REBALANCE_IN_PROGRESS), or whose member is removed by another (UNKNOWN_MEMBER_ID); a static member
@@ -40,7 +45,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_state import Group, Member, Parked, State
+from klamm.kafka.group_image import GroupImage, Keep
+from klamm.kafka.group_state import Group, Held, Member, Parked, State
 from klamm.kafka.group_values import (
     GroupConfig,
     GroupDescription,
@@ -70,10 +76,16 @@ class Coordinator:
     """All groups of a server. `config` may be replaced at any time."""
 
     def __init__(
-        self, config: GroupConfig | None = None, *, new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+        self,
+        config: GroupConfig | None = None,
+        *,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        keep: Keep | None = None,
     ) -> None:
         self.config = config if config is not None else GroupConfig()
         self._new_id = new_id
+        self._keep = keep
+        self._keeps = 0  # how often it was called
         self._groups: dict[str, Group] = {}
         self._timers = Timers()
         self._mail = Mailbox()
@@ -94,15 +106,24 @@ class Coordinator:
 
     # ---- joining
 
+    def begin_above(self, generation: int) -> None:
+        """Groups that are new here have higher generations than this."""
+        self._floor = max(self._floor, generation)
+
     def knows(self, group_id: str) -> bool:
         """Whether the group is here; if not, it is to be claimed in the store before somebody joins."""
         return group_id in self._groups
+
+    def is_deserted(self, group_id: str) -> bool:
+        """Whether nobody is a member of the group, nor about to be."""
+        group = self._groups.get(group_id)
+        return group is None or (not group.members and not group.pending)
 
     def join(self, request: JoinRequest, reply: JoinReply, *, now_ms: int, connection: object = None) -> None:
         """JoinGroup. `connection`, whatever it is, is what `disconnected` will be called with."""
         parked = Parked(reply, connection)
         error = self._refused(request.group_id)
-        if not error and not self._session_allowed(request.session_timeout_ms):
+        if not error and not self.config.allows_session(request.session_timeout_ms):
             error = ErrorCode.INVALID_SESSION_TIMEOUT
         group = self._groups.get(request.group_id)
         if not error and group is None:
@@ -117,9 +138,6 @@ class Coordinator:
             self._try_complete(group, now_ms)
             self._forget_blank(group)
         self._mail.deliver()
-
-    def _session_allowed(self, timeout_ms: int) -> bool:
-        return self.config.min_session_timeout_ms <= timeout_ms <= self.config.max_session_timeout_ms
 
     def _join(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
         member_id = request.member_id
@@ -192,6 +210,7 @@ class Coordinator:
         old_id = member.id
         self._mail.answer_join(member, JoinAnswer(ErrorCode.FENCED_INSTANCE_ID, old_id))
         self._mail.answer_sync(member, SyncAnswer(ErrorCode.FENCED_INSTANCE_ID))
+        self._mail.answer_held(member, ErrorCode.FENCED_INSTANCE_ID)
         group.rename(member, member_id)
         group.update(member, request)
         member.client_id, member.client_host = request.client_id, request.client_host
@@ -205,7 +224,11 @@ class Coordinator:
                 answer = answer._replace(skip_assignment=True)
             elif is_leader:
                 answer = answer._replace(leader=old_id)
-            self._mail.answer(parked, answer)
+            number = self._begin_to_keep(group)
+            if number is None:
+                self._mail.answer(parked, answer)
+            else:
+                self._mail.hold(member, Held(parked, answer, number))
             self._heard_of(member, now_ms)
         else:
             self._mail.park_join(member, parked)
@@ -214,15 +237,20 @@ class Coordinator:
 
     # ---- rebalancing
 
-    def _rebalance(self, group: Group, now_ms: int, why: str) -> None:
+    def _rebalance(
+        self, group: Group, now_ms: int, why: str, *, to_syncs: ErrorCode = ErrorCode.REBALANCE_IN_PROGRESS
+    ) -> None:
         """Begin a rebalance, unless one has begun."""
         if group.state in (State.PREPARING, State.DEAD):
             return
         _log.info("group %r: rebalances after generation %d: %s", group.id, group.generation, why)
         if group.state is State.COMPLETING:
             for member in group.members.values():
-                if self._mail.answer_sync(member, SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)):
+                if self._mail.answer_sync(member, SyncAnswer(to_syncs)):
                     self._heard_of(member, now_ms)
+        for member in group.members.values():
+            self._mail.answer_held(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        group.keeping = None
         group.owing.clear()
         was_empty = group.state is State.EMPTY
         group.state = State.PREPARING
@@ -263,6 +291,8 @@ class Coordinator:
             self._heard_of(member, now_ms)
         if group.members:
             self._timers.arm(group.timer, now_ms + group.rebalance_timeout_ms)
+        elif group.is_kept:
+            self._begin_to_keep(group)
 
     def _on_group_timer(self, group: Group, now_ms: int) -> None:
         if group.state is State.PREPARING:
@@ -285,45 +315,78 @@ class Coordinator:
         """SyncGroup."""
         parked = Parked(reply, connection)
         group = self._groups.get(request.group_id)
-        error = self._refused(request.group_id) or self._check_sync(group, request)
+        error = self._refused(request.group_id)
+        if not error:
+            error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request)
         if error or group is None:
             self._mail.answer(parked, SyncAnswer(error))
         else:
             self._sync(group, group.members[request.member_id], request, parked, now_ms)
         self._mail.deliver()
 
-    def _check_sync(self, group: Group | None, request: SyncRequest) -> ErrorCode:
-        if group is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if error := group.identify(request.member_id, request.instance_id):
-            return error
-        if request.generation != group.generation:
-            return ErrorCode.ILLEGAL_GENERATION
-        if request.protocol_type is not None and request.protocol_type != group.protocol_type:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if request.protocol is not None and request.protocol != group.protocol:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING else ErrorCode.NONE
-
     def _sync(self, group: Group, member: Member, request: SyncRequest, parked: Parked[SyncReply], now_ms: int) -> None:
         group.owing.discard(member)
         self._mail.park_sync(member, parked)
         self._heard_of(member, now_ms)
-        served: Iterable[Member] = ()
         if group.state is State.STABLE:
-            served = (member,)
-        elif member is group.leader:
-            served = group.members.values()
-            for each in served:
+            self._tell_assignments((member,), now_ms)
+        elif member is group.leader and group.keeping is None:
+            for each in group.members.values():
                 each.assignment = bytes(request.assignments.get(each.id, b""))
-            group.state = State.STABLE
-        for each in served:
-            if self._mail.answer_sync(
-                each, SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
-            ):
-                self._heard_of(each, now_ms)
+            group.keeping = self._begin_to_keep(group)
+            if group.keeping is None:
+                self._settle(group, now_ms)
         if not group.owing:
             self._timers.cancel(group.timer)
+
+    def _settle(self, group: Group, now_ms: int) -> None:
+        group.state = State.STABLE
+        self._tell_assignments(group.members.values(), now_ms)
+
+    def _tell_assignments(self, members: Iterable[Member], now_ms: int) -> None:
+        """To those who wait for it."""
+        for each in members:
+            group = each.group
+            answer = SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
+            if self._mail.answer_sync(each, answer):
+                self._heard_of(each, now_ms)
+
+    # ---- keeping
+
+    def _begin_to_keep(self, group: Group) -> int | None:
+        """The number that `kept` will come with; None: nobody keeps anything."""
+        if self._keep is None:
+            return None
+        self._keeps += 1
+        group.is_kept = bool(group.members)
+        self._mail.post(partial(self._keep, group.image(), self._keeps))
+        return self._keeps
+
+    def kept(self, group_id: str, number: int, *, ok: bool, now_ms: int) -> None:
+        """What `keep` was called with is kept, or (not `ok`) cannot be."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return
+        error = ErrorCode.NONE if ok else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        for member in group.members.values():
+            if member.held is not None and member.held.number == number:
+                self._mail.answer_held(member, error)
+                self._heard_of(member, now_ms)
+        if group.keeping == number:  # else the group has gone on since
+            group.keeping = None
+            if ok:
+                self._settle(group, now_ms)
+            else:
+                self._rebalance(group, now_ms, "what its leader assigned could not be kept", to_syncs=error)
+        self._mail.deliver()
+
+    def restore(self, image: GroupImage, *, now_ms: int) -> None:
+        """A group that an earlier server kept: before anybody joins it, after `begin_above`. Sessions begin anew."""
+        assert image.group_id not in self._groups
+        group = Group.restored(image, self._floor, self._on_group_timer, self._expire_member)
+        self._groups[group.id] = group
+        for member in group.members.values():
+            self._heard_of(member, now_ms)
 
     # ---- living and leaving
 
@@ -414,6 +477,7 @@ class Coordinator:
         group = member.group
         self._mail.answer_join(member, JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, ""))
         self._mail.answer_sync(member, SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID))
+        self._mail.answer_held(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._timers.cancel(member.session)
         group.remove(member)
 
@@ -458,12 +522,7 @@ class Coordinator:
         if error := self._refused(group_id):
             return error, frozenset()
         group = self._groups.get(group_id)
-        if group is None or group.state is State.EMPTY:
-            return ErrorCode.NONE, frozenset()
-        if group.protocol_type != "consumer":
-            return ErrorCode.NON_EMPTY_GROUP, frozenset()
-        subscribed = group.subscribed()
-        return ErrorCode.NONE, frozenset(topics) if subscribed is None else subscribed.intersection(topics)
+        return (ErrorCode.NONE, frozenset()) if group is None else group.check_offset_delete(topics)
 
     # ---- groups, for people
 
@@ -511,6 +570,7 @@ class Coordinator:
             for member in group.members.values():
                 self._mail.answer_join(member, JoinAnswer(ErrorCode.NOT_COORDINATOR, member.id))
                 self._mail.answer_sync(member, SyncAnswer(ErrorCode.NOT_COORDINATOR))
+                self._mail.answer_held(member, ErrorCode.NOT_COORDINATOR)
         self._groups.clear()
         self._timers = Timers()
         self._mail.deliver()

@@ -4,26 +4,29 @@
       ▲                    │        ▲                                              │                              │
       └── nobody is left ──┘        └── somebody comes, goes, changes or is late ──┴──────────────────────────────┘
     Dead: being deleted; nothing is possible until it is gone
+    Stable comes when what the leader said is kept (group_image.py), if somebody keeps it; until then, nobody hears it
 
 The group keeps its books; when to do what is the coordinator's (coordinator.py).
 
 Promises
-  S1  The generation grows by one each time a rebalance ends, and never shrinks.
+  S1  The generation grows each time a rebalance ends, by one unless a server began since, and never shrinks.
   S2  The members of a group have a protocol in common: whoever shares none is not let in.
   S3  While there are members, one of them is the leader.
   S4  An instance id belongs to one member, the last that came with it.
-  S5  A JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance.
+  S5  A JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; the answer to a JoinGroup
+      is held back in Stable, until the id in it is kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_image import GroupImage, MemberImage
 from klamm.kafka.group_values import (
     GroupDescription,
     GroupListing,
@@ -33,10 +36,11 @@ from klamm.kafka.group_values import (
     JoinRequest,
     MemberDescription,
     SyncReply,
+    SyncRequest,
 )
 from klamm.kafka.timers import Timer
 
-__all__ = ["Group", "Member", "Parked", "State", "subscribed_topics"]
+__all__ = ["Group", "Held", "Member", "Parked", "State", "subscribed_topics"]
 
 Reply = TypeVar("Reply")
 
@@ -58,6 +62,14 @@ class Parked(NamedTuple, Generic[Reply]):
     connection: object = None
 
 
+class Held(NamedTuple):
+    """The answer to a JoinGroup, which is given when what it says is kept."""
+
+    parked: Parked[JoinReply]
+    answer: JoinAnswer
+    number: int  # of the request to keep it
+
+
 class Member:
     """One member. Its identity is the object: a static member changes its id when it comes back."""
 
@@ -66,6 +78,7 @@ class Member:
         "client_host",
         "client_id",
         "group",
+        "held",
         "id",
         "id_known",
         "instance_id",
@@ -94,6 +107,7 @@ class Member:
         self.assignment = b""
         self.join: Parked[JoinReply] | None = None
         self.sync: Parked[SyncReply] | None = None
+        self.held: Held | None = None
         self.is_new = True
         """It was in no generation yet."""
         self.id_known = bool(request.member_id)
@@ -108,6 +122,18 @@ class Member:
 
     def says_the_same(self, request: JoinRequest) -> bool:
         return self.protocols == _copied(request.protocols)
+
+    def image(self) -> MemberImage:
+        return MemberImage(
+            self.id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.session_timeout_ms,
+            self.rebalance_timeout_ms,
+            self.protocols,
+            self.assignment,
+        )
 
     def metadata(self, protocol: str | None) -> bytes:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
@@ -142,8 +168,44 @@ class Group:
         """While the first rebalance of an empty group is delayed: by how much more it may be, if `grown`."""
         self.grown = False
         """Somebody came since the delay began."""
+        self.keeping: int | None = None
+        """The number of the request to keep this generation, which everybody waits for."""
+        self.is_kept = False
+        """There may be an image of it that is to be removed when the group is empty."""
+        self.above = 0
+        """Its next generations are higher than this, too."""
         self._joining = 0
         self._supporters: Counter[str] = Counter()
+
+    @classmethod
+    def restored(
+        cls,
+        image: GroupImage,
+        above: int,
+        time_is_up: Callable[[Group, int], None],
+        expire: Callable[[Member, int], None],
+    ) -> Group:
+        """As it was in the image: stable. Generations up to `above` may have been given out since."""
+        group = cls(image.group_id, image.generation, time_is_up)
+        group.state, group.is_kept, group.above = State.STABLE, True, above
+        group.protocol_type, group.protocol = image.protocol_type, image.protocol
+        for each in image.members:
+            request = JoinRequest(
+                image.group_id,
+                each.member_id,
+                image.protocol_type,
+                each.protocols,
+                each.session_timeout_ms,
+                each.rebalance_timeout_ms,
+                each.instance_id,
+                each.client_id,
+                each.client_host,
+            )
+            member = Member(group, each.member_id, request, expire)
+            member.assignment, member.is_new = each.assignment, False
+            group.add(member)
+        group.leader = group.members[image.leader]
+        return group
 
     # ---- members
 
@@ -163,6 +225,7 @@ class Group:
         """The caller has answered its requests."""
         assert member.join is None
         assert member.sync is None
+        assert member.held is None
         del self.members[member.id]
         if member.instance_id is not None:
             del self.static[member.instance_id]
@@ -240,6 +303,27 @@ class Group:
                 return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
+    def check_sync(self, request: SyncRequest) -> ErrorCode:
+        """Whether this SyncGroup is one of the generation that there is."""
+        if error := self.identify(request.member_id, request.instance_id):
+            return error
+        if request.generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if request.protocol_type is not None and request.protocol_type != self.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.protocol is not None and request.protocol != self.protocol:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
+
+    def check_offset_delete(self, topics: Collection[str]) -> tuple[ErrorCode, frozenset[str]]:
+        """An error, or those of the topics that members consume."""
+        if self.state is State.EMPTY:
+            return ErrorCode.NONE, frozenset()
+        if self.protocol_type != "consumer":
+            return ErrorCode.NON_EMPTY_GROUP, frozenset()
+        subscribed = self.subscribed()
+        return ErrorCode.NONE, frozenset(topics) if subscribed is None else subscribed.intersection(topics)
+
     def chosen_protocol(self) -> str:
         """Of the protocols that all speak, the one that most like best; of several, the leader's favourite."""
         assert self.leader is not None
@@ -262,7 +346,7 @@ class Group:
         return True
 
     def begin_generation(self) -> None:
-        self.generation += 1
+        self.generation = max(self.generation, self.above) + 1
         self.extension_ms = None
         if self.members:
             self.protocol = self.chosen_protocol()
@@ -290,6 +374,11 @@ class Group:
             self.leader.id,
             members=members,
         )
+
+    def image(self) -> GroupImage:
+        leader = "" if self.leader is None else self.leader.id
+        members = tuple(member.image() for member in self.members.values())
+        return GroupImage(self.id, self.generation, self.protocol_type, self.protocol or "", leader, members)
 
     def listing(self) -> GroupListing:
         return GroupListing(self.id, self.protocol_type, self.state.value)

@@ -33,6 +33,9 @@ class GroupConfig(NamedTuple):
     initial_rebalance_delay_ms: int = 3_000  # group.initial.rebalance.delay.ms
     max_size: int = 1_000  # group.max.size
 
+    def allows_session(self, timeout_ms: int) -> bool:
+        return self.min_session_timeout_ms <= timeout_ms <= self.max_session_timeout_ms
+
 
 class JoinRequest(NamedTuple):
     group_id: str

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_state import Member, Parked
+from klamm.kafka.group_state import Held, Member, Parked
 from klamm.kafka.group_values import JoinAnswer, JoinReply, SyncAnswer, SyncReply
 
 __all__ = ["Mailbox"]
@@ -30,6 +30,10 @@ class Mailbox:
     def answer(self, parked: Parked[Callable[[Answer], None]] | None, answer: Answer) -> None:
         if parked is not None and parked.reply is not None:
             self._answers.append(partial(parked.reply, answer))
+
+    def post(self, letter: Callable[[], None]) -> None:
+        """Something else to be called by `deliver`, in the order of all."""
+        self._answers.append(letter)
 
     def deliver(self) -> None:
         while self._answers:
@@ -62,6 +66,19 @@ class Mailbox:
         self.answer(parked, answer)
         return parked is not None
 
+    def hold(self, member: Member, held: Held) -> None:
+        assert member.held is None
+        member.held = held
+        self._note(member, held.parked)
+
+    def answer_held(self, member: Member, error: ErrorCode = ErrorCode.NONE) -> bool:
+        """If something is held back for it, let it go, or say an error in its place; whether there was something."""
+        held, member.held = member.held, None
+        if held is not None:
+            self._forget(member, held.parked)
+            self.answer(held.parked, JoinAnswer(error, "") if error else held.answer)
+        return held is not None
+
     def disconnect(self, connection: object) -> list[Member]:
         """Answer nothing more there; say whose requests were parked there. A join still counts, a sync is done with."""
         members = list(self._members.pop(connection, ()))
@@ -70,6 +87,8 @@ class Mailbox:
                 member.join = Parked(None)
             if member.sync is not None and member.sync.connection is connection:
                 member.sync = None
+            if member.held is not None and member.held.parked.connection is connection:
+                member.held = None
         return members
 
     def _note(self, member: Member, parked: Parked[Any]) -> None:
@@ -79,8 +98,9 @@ class Mailbox:
     def _forget(self, member: Member, parked: Parked[Any] | None) -> None:
         if parked is None or parked.connection is None:
             return
-        still = (each for each in (member.join, member.sync) if each is not None)
-        if all(each.connection is not parked.connection for each in still):
+        held = None if member.held is None else member.held.parked
+        still = [each.connection for each in (member.join, member.sync, held) if each is not None]
+        if all(each is not parked.connection for each in still):
             members = self._members[parked.connection]
             members.discard(member)
             if not members:

@@ -1,6 +1,6 @@
 """Generates the function that decodes one version of a message.
 
-    decode(data, position) -> message, which ends where the data ends
+    decode(data, position) -> message; what follows it is not looked at
 
 Fields of fixed size that follow each other, with the length or count behind them, are one `unpack_from`. Strings and
 bytes are copied, for they are short and outlive the buffer; records are views into it.
@@ -113,7 +113,6 @@ class _Reader:
         put("e = len(b); k = 0")
         self.struct(shape, "o")
         self.flush()
-        put("if p != e: raise bad(p, 'it ends before its frame does')")
         put("return o")
         put.dedent()
         put(f"except (IndexError, struct_error): raise Malformed('{self.label}: ends too early') from None")

@@ -1,0 +1,33 @@
+"""Where a server listens: how a host and a port are written, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+__all__ = ["CANNOT_LISTEN", "refused", "spelled"]
+
+# What binding to an address may fail with.
+CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT, socket.EAI_NONAME})
+
+
+def spelled(host: str, port: int) -> str:
+    """127.0.0.1:9092, [::1]:9092."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def refused(error: OSError, setting: str, host: str, port: int) -> OSError:
+    """The same error, saying where, and which setting to change."""
+    number = error.errno or 0
+    if isinstance(error, socket.gaierror):
+        what, hint = "there is no such host", "choose another with host"
+    elif number == errno.EADDRINUSE:
+        what, hint = "somebody else listens there", f"choose another port with {setting}; 0 takes any that is free"
+    elif number == errno.EADDRNOTAVAIL:
+        what, hint = "this machine has no such address", "choose another with host; 0.0.0.0 means all of them"
+    elif number == errno.EACCES:
+        what, hint = "not allowed", f"choose a port above 1023 with {setting}"
+    else:
+        what, hint = os.strerror(number) if number > 0 else str(error), f"see host and {setting}"
+    return OSError(number, f"{spelled(host, port)}: cannot listen: {what} ({hint})")

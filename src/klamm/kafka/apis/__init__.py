@@ -1,0 +1,26 @@
+"""The dispatch table: which APIs are honoured, in which versions, and by whom. Nothing else is advertised."""
+
+from __future__ import annotations
+
+from klamm.kafka.apis import (
+    cluster,
+    configs,
+    fetch,
+    group_offsets,
+    groups,
+    list_offsets,
+    produce,
+    topics,
+    transactions,
+)
+from klamm.kafka.call import Honoured
+
+__all__ = ["TABLE"]
+
+_MODULES = (produce, fetch, list_offsets, cluster, group_offsets, groups, transactions, topics, configs)
+
+TABLE: dict[int, Honoured] = {
+    each.api.key: each
+    for each in sorted((row for module in _MODULES for row in module.HANDLERS), key=lambda row: row.api.key)
+}
+"""By API key."""

@@ -1,0 +1,317 @@
+"""What there is: ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs.
+
+The cluster is one broker, which leads every partition and is the only replica of it. Nothing here opens a partition:
+leader epochs are read from heads, and a log that must be recovered first has the epoch -1, "unknown", until then.
+
+ApiVersions    The finalized feature `transaction.version` 2 tells clients that a transaction's epoch rises with its end
+               (KIP-890). Features that begin with level 0 are left out of `supported_features` before version 4, as
+               older clients stumble over them. `group.version` is not offered: groups are those of JoinGroup.
+Metadata       A topic that is not there and may be created is there in the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from klamm.errors import KlammError, TopicExists
+from klamm.kafka.call import Honoured
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.refusal import told, unknown_topic
+from klamm.kafka.wire.messages import (
+    API_VERSIONS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_LOG_DIRS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    METADATA,
+)
+from klamm.log import head, segment
+from klamm.store.names import RESERVED
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.kafka.call import Answer, Call
+    from klamm.kafka.wire.structs import Struct
+    from klamm.store.directory import OpenTopic
+
+__all__ = ["HANDLERS", "api_versions_unsupported"]
+
+NO_ID = bytes(16)
+MAX_PARTITIONS = 2000  # in one answer to DescribeTopicPartitions
+
+# Who may do what: everybody everything, as bits, when a client asks for it. Kafka's numbers of operations: read 3,
+# write 4, create 5, delete 6, alter 7, describe 8, cluster action 9, describe configs 10, alter configs 11, idempotent
+# write 12.
+_NOT_ASKED = -(2**31)
+_MAY_WITH_TOPICS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+_MAY_WITH_CLUSTER = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_FEATURES = {"transaction.version": (0, 2)}  # lowest and highest level; the highest is the one that counts
+_FEATURES_EPOCH = 1
+
+
+# ---- ApiVersions
+
+
+def api_versions(broker: Broker, call: Call) -> Struct:
+    request = call.request
+    if call.version >= 3 and not (
+        _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
+    ):
+        return API_VERSIONS.response(error_code=ErrorCode.INVALID_REQUEST)
+    response = API_VERSIONS.response
+    return response(
+        api_keys=_honoured(),
+        supported_features=[
+            response.SupportedFeature(name=name, min_version=low, max_version=high)
+            for name, (low, high) in _FEATURES.items()
+            if low > 0 or call.version >= 4
+        ],
+        finalized_features_epoch=_FEATURES_EPOCH,
+        finalized_features=[
+            response.FinalizedFeature(name=name, max_version_level=high, min_version_level=high)
+            for name, (_, high) in _FEATURES.items()
+        ],
+    )
+
+
+def api_versions_unsupported(broker: Broker) -> Struct:
+    """For a version that we do not know: the list all the same, and the client asks again."""
+    return API_VERSIONS.response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_honoured())
+
+
+def _honoured() -> list[Struct]:
+    from klamm.kafka.apis import TABLE  # which names us
+
+    return [
+        API_VERSIONS.response.ApiVersion(api_key=key, min_version=row.min_version, max_version=row.max_version)
+        for key, row in TABLE.items()
+    ]
+
+
+# ---- Metadata
+
+
+def metadata(broker: Broker, call: Call) -> Answer:
+    request = call.request
+    if request.topics is None or (call.version == 0 and not request.topics):
+        return _metadata(broker, call, [_topic(broker, call, each) for each in broker.topics.all()])
+    if call.version < 12 and any(topic.topic_id != NO_ID or topic.name is None for topic in request.topics):
+        return _metadata_refused(call)
+    wanted = list(dict.fromkeys((topic.topic_id, topic.name) for topic in request.topics))
+    may_create = request.allow_auto_topic_creation and broker.settings.auto_create_topics_enable
+    if may_create and any(uuid == NO_ID and broker.topics.find(name or "") is None for uuid, name in wanted):
+        return _metadata_with_new(broker, call, wanted)
+    return _metadata(broker, call, [_wanted(broker, call, uuid, name) for uuid, name in wanted])
+
+
+async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[bytes, str | None]]) -> Struct:
+    topics = []
+    for uuid, name in wanted:
+        if uuid == NO_ID and broker.topics.find(name or "") is None:
+            try:
+                await broker.topics.create(name or "")
+            except TopicExists:
+                await broker.topics.refresh()  # somebody else was faster
+            except KlammError as error:
+                topics.append(METADATA.response.Topic(error_code=told(error)[0], name=name))
+                continue
+        topics.append(_wanted(broker, call, uuid, name))
+    return _metadata(broker, call, topics)
+
+
+def _wanted(broker: Broker, call: Call, uuid: bytes, name: str | None) -> Struct:
+    if uuid != NO_ID:
+        found = broker.topics.by_id(uuid)
+        if found is None:
+            return METADATA.response.Topic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=uuid)
+    else:
+        found = broker.topics.find(name or "")
+        if found is None:
+            return METADATA.response.Topic(error_code=unknown_topic(name or "").code, name=name)
+    return _topic(broker, call, found)
+
+
+def _topic(broker: Broker, call: Call, opened: OpenTopic) -> Struct:
+    asked = call.version >= 8 and call.request.include_topic_authorized_operations
+    return METADATA.response.Topic(
+        name=opened.name,
+        topic_id=broker.topics.uuid(opened),
+        is_internal=opened.name.startswith(RESERVED),
+        partitions=_partitions(broker, opened),
+        topic_authorized_operations=_MAY_WITH_TOPICS if asked else _NOT_ASKED,
+    )
+
+
+_known: WeakKeyDictionary[OpenTopic, tuple[int, list[int], list[Struct]]] = WeakKeyDictionary()
+
+
+def _partitions(broker: Broker, opened: OpenTopic) -> list[Struct]:
+    """Made once: with 10,000 partitions that costs more than all the rest."""
+    epochs = head.leader_epochs(broker.core.heads, opened.topic.partitions)
+    known = _known.get(opened)
+    if known is not None and known[0] == broker.node_id and known[1] == epochs:
+        return known[2]
+    nodes = [broker.node_id]
+    partition = METADATA.response.Partition
+    made = [
+        partition(partition_index=number, leader_id=nodes[0], leader_epoch=epoch, replica_nodes=nodes, isr_nodes=nodes)
+        for number, epoch in enumerate(epochs)
+    ]
+    _known[opened] = nodes[0], epochs, made
+    return made
+
+
+def _metadata(broker: Broker, call: Call, topics: list[Struct]) -> Struct:
+    host, port = broker.address(call)
+    asked = 8 <= call.version <= 10 and call.request.include_cluster_authorized_operations
+    return METADATA.response(
+        brokers=[METADATA.response.Broker(node_id=broker.node_id, host=host, port=port)],
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        topics=topics,
+        cluster_authorized_operations=_MAY_WITH_CLUSTER if asked else _NOT_ASKED,
+    )
+
+
+def _metadata_refused(call: Call) -> Struct:
+    """Before version 12, a request names topics by name, though 10 and 11 have room for an id."""
+    code = ErrorCode.INVALID_REQUEST
+    topics = [METADATA.response.Topic(error_code=code, name=topic.name or "") for topic in call.request.topics]
+    return METADATA.response(topics=topics)
+
+
+# ---- DescribeCluster
+
+_BROKERS, _CONTROLLERS = 1, 2  # types of endpoints
+
+
+def describe_cluster(broker: Broker, call: Call) -> Struct:
+    request = call.request
+    if request.endpoint_type != _BROKERS:
+        known = request.endpoint_type == _CONTROLLERS
+        return DESCRIBE_CLUSTER.response(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message=f"endpoint type {request.endpoint_type}: there are brokers here, which is type {_BROKERS}",
+        )
+    host, port = broker.address(call)
+    asked = request.include_cluster_authorized_operations
+    return DESCRIBE_CLUSTER.response(
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        brokers=[DESCRIBE_CLUSTER.response.Broker(broker_id=broker.node_id, host=host, port=port)],
+        cluster_authorized_operations=_MAY_WITH_CLUSTER if asked else _NOT_ASKED,
+    )
+
+
+# ---- DescribeTopicPartitions
+
+
+def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
+    """By name, from the cursor on, until the limit is reached; the next cursor says where to go on."""
+    request, response = call.request, DESCRIBE_TOPIC_PARTITIONS.response
+    cursor = request.cursor
+    all_topics = not request.topics
+    if all_topics:
+        names = [each.name for each in broker.topics.all()]
+    else:
+        names = sorted({topic.name for topic in request.topics})
+    if cursor is not None:
+        if cursor.partition_index < 0 or (not all_topics and cursor.topic_name not in names):
+            refused = ErrorCode.INVALID_REQUEST
+            return response(topics=[response.Topic(error_code=refused, name=each.name) for each in request.topics])
+        names = [name for name in names if name >= cursor.topic_name]
+    left = max(1, min(request.response_partition_limit, MAX_PARTITIONS))
+    answer = response()
+    for name in names:
+        if left == 0:
+            answer.next_cursor = response.Cursor(topic_name=name, partition_index=0)
+            break
+        found = broker.topics.find(name)
+        if found is None:
+            code = unknown_topic(name).code
+            answer.topics.append(
+                response.Topic(error_code=code, name=name, topic_authorized_operations=_MAY_WITH_TOPICS)
+            )
+            continue
+        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
+        shown = _partitions(broker, found)[first : first + left]
+        left -= len(shown)
+        answer.topics.append(_described(broker, found, shown))
+        if first + len(shown) < found.count:
+            answer.next_cursor = response.Cursor(topic_name=name, partition_index=first + len(shown))
+            break
+    return answer
+
+
+def _described(broker: Broker, opened: OpenTopic, shown: Iterable[Struct]) -> Struct:
+    response = DESCRIBE_TOPIC_PARTITIONS.response
+    return response.Topic(
+        name=opened.name,
+        topic_id=broker.topics.uuid(opened),
+        is_internal=opened.name.startswith(RESERVED),
+        partitions=[
+            response.Partition(
+                partition_index=each.partition_index,
+                leader_id=each.leader_id,
+                leader_epoch=each.leader_epoch,
+                replica_nodes=each.replica_nodes,
+                isr_nodes=each.isr_nodes,
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+            )
+            for each in shown
+        ],
+        topic_authorized_operations=_MAY_WITH_TOPICS,
+    )
+
+
+# ---- DescribeLogDirs
+
+
+async def describe_log_dirs(broker: Broker, call: Call) -> Struct:
+    """One directory: the store's."""
+    wanted = call.request.topics
+    chosen: dict[str, tuple[OpenTopic, Iterable[int]]] = {}
+    if wanted is None:
+        chosen = {each.name: (each, range(each.count)) for each in broker.topics.all()}
+    else:
+        for topic in wanted:
+            found = broker.topics.find(topic.topic)
+            if found is not None:
+                numbers = set(topic.partitions).intersection(range(found.count))
+                chosen[found.name] = found, sorted(numbers.union(chosen.get(found.name, (found, ()))[1]))
+    return await broker.read(_sized, broker.core.path, list(chosen.values()))
+
+
+def _sized(path: str, chosen: list[tuple[OpenTopic, Iterable[int]]]) -> Struct:
+    response = DESCRIBE_LOG_DIRS.response
+    topics = [
+        response.Topic(
+            name=opened.name,
+            partitions=[
+                response.Partition(
+                    partition_index=number, partition_size=segment.bytes_in(f"{opened.directory}/{number}")
+                )
+                for number in numbers
+            ],
+        )
+        for opened, numbers in chosen
+    ]
+    disk = shutil.disk_usage(path)
+    return response(
+        results=[response.LogDir(log_dir=path, topics=topics, total_bytes=disk.total, usable_bytes=disk.free)]
+    )
+
+
+HANDLERS: tuple[Honoured, ...] = (
+    Honoured(API_VERSIONS, 0, 4, api_versions),
+    Honoured(METADATA, 0, 13, metadata),
+    Honoured(DESCRIBE_CLUSTER, 0, 2, describe_cluster),
+    Honoured(DESCRIBE_TOPIC_PARTITIONS, 0, 0, describe_topic_partitions),
+    Honoured(DESCRIBE_LOG_DIRS, 1, 5, describe_log_dirs),
+)

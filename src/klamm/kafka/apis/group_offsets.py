@@ -1,0 +1,298 @@
+"""Offsets of groups: OffsetCommit, OffsetFetch, OffsetDelete. The same rows that members with the store open use.
+
+OffsetCommit      The coordinator checks who commits, the store writes it, in that order and in batches: how that holds
+                  when a group rebalances in between is in group_store.py. There is no step of the loop between check
+                  and hand-over. What is wrong with one partition (no such topic, too long a text, an offset below 0)
+                  keeps no other from being stored.
+                  Who is no member may not commit to a group whose members are processes with the store open
+                  (UNKNOWN_MEMBER_ID, as if they were members here).
+OffsetFetch       What is stored, also where the log has lost its end since: the leader epoch beside it lets the client
+                  find out (OffsetForLeaderEpoch). With `require_stable`, a partition in which a transaction is about to
+                  move the group has no offset yet; that is asked before the store is read, for a transaction that ends
+                  in between must not hide behind what was read.
+OffsetDelete      Not where members consume; not at all while processes with the store open are members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.errors import GroupBusy, KlammError
+from klamm.kafka.call import Call, Honoured
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.error_map import code_of
+from klamm.kafka.group_store import is_group_id
+from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
+from klamm.kafka.wire.structs import Struct
+from klamm.store.groups import OffsetRow
+from klamm.store.wire_groups import Offsets, WireCommit
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.store.directory import OpenTopic
+
+__all__ = ["HANDLERS"]
+
+
+# ---- committing
+
+
+async def offset_commit(broker: Broker, call: Call) -> Struct:
+    request = call.request
+    error = ErrorCode.INVALID_GROUP_ID
+    if is_group_id(request.group_id):
+        error = broker.coordinator.check_commit(
+            request.group_id,
+            request.member_id,
+            request.generation_id_or_member_epoch,
+            request.group_instance_id,
+            now_ms=broker.now_ms(),
+        )
+    response = OFFSET_COMMIT.response
+    rows: list[OffsetRow] = []
+    answers: list[Struct] = []  # to the rows
+    topics = []
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    for topic in request.topics:
+        opened = broker.topics.by_id(topic.topic_id) if call.version >= 10 else broker.topics.find(topic.name)
+        partitions = []
+        for asked in topic.partitions:
+            answer = response.Partition(partition_index=asked.partition_index, error_code=error)
+            partitions.append(answer)
+            if error:
+                continue
+            answer.error_code = unknown if opened is None else _refused(broker, opened, asked)
+            if opened is not None and not answer.error_code:
+                answers.append(answer)
+                rows.append(_row(opened, asked))
+        topics.append(response.Topic(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
+    if rows:
+        errors = await _store(broker, WireCommit(request.group_id, rows), unknown)
+        for answer, code in zip(answers, errors, strict=True):
+            answer.error_code = code
+    return response(topics=topics)
+
+
+def _refused(broker: Broker, opened: OpenTopic, asked: Struct) -> ErrorCode:
+    if not 0 <= asked.partition_index < opened.count:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    metadata = asked.committed_metadata
+    if metadata and len(metadata.encode()) > broker.settings.offset_metadata_max_bytes:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return ErrorCode.INVALID_REQUEST if asked.committed_offset < 0 else ErrorCode.NONE
+
+
+def _row(opened: OpenTopic, asked: Struct) -> OffsetRow:
+    epoch = max(asked.committed_leader_epoch, -1)
+    return OffsetRow(
+        opened.topic.id, asked.partition_index, asked.committed_offset, epoch, asked.committed_metadata or ""
+    )
+
+
+async def _store(broker: Broker, commit: WireCommit, deleted: ErrorCode) -> list[ErrorCode]:
+    """Of each row; `deleted`: its topic is gone since we looked."""
+    outcome = await broker.group_store.commit(commit)
+    if isinstance(outcome, KlammError):
+        error = ErrorCode.UNKNOWN_MEMBER_ID if isinstance(outcome, GroupBusy) else code_of(outcome)
+        return [error] * len(commit.rows)
+    return [ErrorCode.NONE if stored else deleted for stored in outcome]
+
+
+# ---- fetching
+
+
+class _Topic(NamedTuple):
+    """That somebody asks for, by name or (since version 10) by id."""
+
+    name: str
+    uuid: bytes
+    id: str | None  # in the store; None: there is no such topic
+    numbers: list[int]
+
+
+class _Wanted(NamedTuple):
+    group_id: str
+    topics: list[_Topic] | None  # None: all in which the group has offsets
+
+    @property
+    def topic_ids(self) -> list[str] | None:
+        return None if self.topics is None else [each.id for each in self.topics if each.id is not None]
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        return [(each.id, number) for each in self.topics or () if each.id is not None for number in each.numbers]
+
+
+class _Standing(NamedTuple):
+    """Of a group in a partition, as it is answered."""
+
+    number: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = ErrorCode.NONE
+
+
+_Standings = list[tuple[_Topic, list[_Standing]]]
+_NOTHING: frozenset[tuple[str, int]] = frozenset()
+
+
+async def offset_fetch(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, OFFSET_FETCH.response
+    asked = request.groups if call.version >= 8 else [request]
+    wanted = [_Wanted(each.group_id, _topics(broker, call, each.topics)) for each in asked]
+    unstable = await _unstable(broker, wanted) if request.require_stable else [_NOTHING] * len(wanted)
+    answers: list[tuple[_Wanted, ErrorCode, _Standings]] = []
+    for each, offsets, moving in zip(wanted, await _offsets(broker, wanted), unstable, strict=True):
+        if isinstance(offsets, ErrorCode):
+            answers.append((each, offsets, []))
+        else:
+            answers.append((each, ErrorCode.NONE, _standings(broker, call, each, offsets, moving)))
+    if call.version >= 8:
+        return response(
+            groups=[
+                response.Group(group_id=each.group_id, error_code=error, topics=_spelled(call, topics))
+                for each, error, topics in answers
+            ]
+        )
+    each, error, topics = answers[0]
+    if error and call.version < 2:  # errors were said of partitions alone
+        topics = [(topic, [_Standing(number, error=error) for number in topic.numbers]) for topic in each.topics or ()]
+    return response(error_code=error, topics=_spelled(call, topics))
+
+
+def _topics(broker: Broker, call: Call, asked: list[Struct] | None) -> list[_Topic] | None:
+    if asked is None:
+        return None
+    found = []
+    for topic in asked:
+        name, uuid = ("", topic.topic_id) if call.version >= 10 else (topic.name, b"")
+        opened = broker.topics.by_id(uuid) if call.version >= 10 else broker.topics.find(name)
+        found.append(_Topic(name, uuid, None if opened is None else opened.topic.id, topic.partition_indexes))
+    return found
+
+
+async def _unstable(broker: Broker, wanted: list[_Wanted]) -> list[frozenset[tuple[str, int]]]:
+    """Where transactions are about to move the groups; if all topics are wanted, of where the groups stand."""
+    keys = [each.keys for each in wanted]
+    if any(each.topics is None for each in wanted):
+        for place, offsets in enumerate(await _offsets(broker, wanted)):
+            if wanted[place].topics is None and not isinstance(offsets, ErrorCode):
+                keys[place] = list(offsets)
+    return [
+        frozenset(key for key in known if broker.desk.has_pending(each.group_id, *key))
+        for each, known in zip(wanted, keys, strict=True)
+    ]
+
+
+async def _offsets(broker: Broker, wanted: list[_Wanted]) -> list[Offsets | ErrorCode]:
+    """What is committed, or why that cannot be told."""
+    named = [each for each in wanted if is_group_id(each.group_id)]
+    try:
+        found = iter(await broker.group_store.offsets((each.group_id, each.topic_ids) for each in named))
+    except KlammError as failure:
+        return [code_of(failure)] * len(wanted)
+    outcomes: list[Offsets | ErrorCode] = []
+    for each in wanted:
+        outcome = next(found) if is_group_id(each.group_id) else ErrorCode.INVALID_GROUP_ID
+        outcomes.append(code_of(outcome) if isinstance(outcome, KlammError) else outcome)
+    return outcomes
+
+
+def _standings(
+    broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[tuple[str, int]]
+) -> _Standings:
+    topics = _stored(broker, offsets) if wanted.topics is None else wanted.topics
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE
+    answers: _Standings = []
+    for topic in topics:
+        standings = []
+        for number in topic.numbers:
+            row = None if topic.id is None else offsets.get((topic.id, number))
+            if topic.id is None:
+                standings.append(_Standing(number, error=unknown))
+            elif (topic.id, number) in unstable:
+                standings.append(_Standing(number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+            elif row is None:
+                standings.append(_Standing(number))
+            else:
+                standings.append(_Standing(number, row.offset, row.leader_epoch, row.metadata))
+        answers.append((topic, standings))
+    return answers
+
+
+def _stored(broker: Broker, offsets: Offsets) -> list[_Topic]:
+    """The topics of those offsets, as far as they are still there."""
+    numbers: dict[str, list[int]] = {}
+    for topic_id, number in sorted(offsets):
+        numbers.setdefault(topic_id, []).append(number)
+    found = []
+    for topic_id, each in numbers.items():
+        opened = broker.topics.by_id(bytes.fromhex(topic_id))
+        if opened is not None:
+            found.append(_Topic(opened.name, broker.topics.uuid(opened), topic_id, each))
+    return sorted(found)
+
+
+def _spelled(call: Call, topics: _Standings) -> list[Struct]:
+    response = OFFSET_FETCH.response
+    batched = call.version >= 8
+    make_topic = response.GroupTopic if batched else response.Topic
+    make_partition = response.GroupPartition if batched else response.Partition
+    spelled = []
+    for topic, standings in topics:
+        partitions = [
+            make_partition(
+                partition_index=each.number,
+                committed_offset=each.offset,
+                committed_leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                error_code=each.error,
+            )
+            for each in standings
+        ]
+        answer = make_topic(name=topic.name, partitions=partitions)
+        if batched:
+            answer.topic_id = topic.uuid
+        spelled.append(answer)
+    return spelled
+
+
+# ---- deleting
+
+
+async def offset_delete(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, OFFSET_DELETE.response
+    if not is_group_id(request.group_id):
+        return response(error_code=ErrorCode.INVALID_GROUP_ID)
+    error, consumed = broker.coordinator.check_offset_delete(request.group_id, [each.name for each in request.topics])
+    if error:
+        return response(error_code=error)
+    keys: list[tuple[str, int]] = []
+    topics = []
+    for topic in request.topics:
+        opened = broker.topics.find(topic.name)
+        partitions = []
+        for asked in topic.partitions:
+            number, code = asked.partition_index, ErrorCode.NONE
+            if opened is None or not 0 <= number < opened.count:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif topic.name in consumed:
+                code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            else:
+                keys.append((opened.topic.id, number))
+            partitions.append(response.Partition(partition_index=number, error_code=code))
+        topics.append(response.Topic(name=topic.name, partitions=partitions))
+    try:
+        await broker.group_store.write(broker.group_store.groups.forget, request.group_id, keys)
+    except KlammError as failure:
+        return response(error_code=code_of(failure))
+    return response(topics=topics)
+
+
+HANDLERS: tuple[Honoured, ...] = (
+    Honoured(OFFSET_COMMIT, 2, 10, offset_commit, "offsets do not expire, whatever the retention time asked for"),
+    Honoured(OFFSET_FETCH, 1, 10, offset_fetch),
+    Honoured(OFFSET_DELETE, 0, 0, offset_delete),
+)

@@ -1,0 +1,346 @@
+"""Groups: who coordinates them, membership, and what people see of them and do with them.
+
+FindCoordinator   this server, for groups and for transactions; there is no other
+JoinGroup SyncGroup Heartbeat LeaveGroup   the coordinator's (coordinator.py)
+DescribeGroups ListGroups DeleteGroups     the coordinator's groups, and those of the store that it does not know: such
+                  a group is Empty. If processes that have the store open are its members, it is Stable: they are shown
+                  with the partitions they have, as consumers without an address
+
+**A group whose members sit at the other door** cannot be joined here. Its client is told INCONSISTENT_GROUP_PROTOCOL,
+which clients explain with "incompatible with those of existing members": that is what it is. Consumers raise it, or
+report it and try again, so a person sees it, and a program that polls on gets in once the others have gone. A code that
+is retried without a word would look like a server that hangs; one that speaks of rights, like missing rights. The log
+of the server says which group it is, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from klamm.errors import GroupBusy, KlammError
+from klamm.kafka.call import LATER, Answer, Call, Honoured
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.error_map import code_of
+from klamm.kafka.group_store import Admission, is_group_id
+from klamm.kafka.group_values import (
+    GroupDescription,
+    GroupListing,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    MemberDescription,
+    SyncAnswer,
+    SyncRequest,
+)
+from klamm.kafka.wire.messages import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_GROUPS,
+    SYNC_GROUP,
+)
+from klamm.kafka.wire.structs import Struct
+from klamm.store.wire_groups import Embedded
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+
+__all__ = ["HANDLERS"]
+
+_GROUP, _TRANSACTION = 0, 1  # types of keys; 2 are share groups, which there are none of here
+_CONSUMER = "consumer"
+
+
+# ---- who coordinates
+
+
+def find_coordinator(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, FIND_COORDINATOR.response
+    if request.key_type in (_GROUP, _TRANSACTION):
+        error, message = ErrorCode.NONE, None
+        node_id, (host, port) = broker.node_id, broker.address(call)
+    else:
+        error, message = ErrorCode.INVALID_REQUEST, f"there are no coordinators of type {request.key_type} here"
+        node_id, host, port = -1, "", -1
+    node = {"error_code": error, "error_message": message, "node_id": node_id, "host": host, "port": port}
+    if call.version < 4:
+        return response(**node)
+    return response(coordinators=[response.Coordinator(key=key, **node) for key in request.coordinator_keys])
+
+
+# ---- membership
+
+
+def join_group(broker: Broker, call: Call) -> Answer:
+    request = call.request
+    if not is_group_id(request.group_id):
+        return _joined(call, JoinAnswer(ErrorCode.INVALID_GROUP_ID, request.member_id))
+    if request.member_id:  # not new: it was let in before, or nobody knows it
+        _join(broker, call)
+    else:
+        broker.group_store.admit(request.group_id).add_done_callback(partial(_join_admitted, broker, call))
+    return LATER
+
+
+def _join_admitted(broker: Broker, call: Call, looked: asyncio.Future[Admission]) -> None:
+    if call.is_gone or looked.cancelled():
+        return
+    group_id, error = call.request.group_id, looked.exception()
+    if error is None:
+        broker.group_store.admitted(group_id, looked.result())
+        _join(broker, call)
+        return
+    code = code_of(error)
+    if isinstance(error, GroupBusy):
+        broker.group_store.refused(group_id, error)
+        code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    call.reply(_joined(call, JoinAnswer(code, "")))
+
+
+def _join(broker: Broker, call: Call) -> None:
+    request = call.request
+    asked = JoinRequest(
+        request.group_id,
+        request.member_id,
+        request.protocol_type,
+        tuple((each.name, each.metadata) for each in request.protocols),
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        request.group_instance_id,
+        call.client_id or "",
+        f"/{call.host}",
+        member_id_required=call.version >= 4,
+        can_skip_assignment=call.version >= 9,
+    )
+
+    def reply(answer: JoinAnswer) -> None:
+        if answer.generation > 0:
+            broker.group_store.has_begun(answer.generation)
+        call.reply(_joined(call, answer))
+
+    broker.coordinator.join(asked, reply, now_ms=broker.now_ms(), connection=call.connection)
+
+
+def _joined(call: Call, answer: JoinAnswer) -> Struct:
+    response = JOIN_GROUP.response
+    protocol = answer.protocol
+    return response(
+        error_code=answer.error,
+        generation_id=answer.generation,
+        protocol_type=answer.protocol_type,
+        protocol_name="" if protocol is None and call.version < 7 else protocol,
+        leader=answer.leader,
+        skip_assignment=answer.skip_assignment,
+        member_id=answer.member_id,
+        members=[
+            response.Member(member_id=each.member_id, group_instance_id=each.instance_id, metadata=each.metadata)
+            for each in answer.members
+        ],
+    )
+
+
+def sync_group(broker: Broker, call: Call) -> Answer:
+    request = call.request
+
+    def reply(answer: SyncAnswer) -> None:
+        call.reply(_synced(answer))
+
+    if not is_group_id(request.group_id):
+        return _synced(SyncAnswer(ErrorCode.INVALID_GROUP_ID))
+    if call.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
+        return _synced(SyncAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+    asked = SyncRequest(
+        request.group_id,
+        request.member_id,
+        request.generation_id,
+        {each.member_id: each.assignment for each in request.assignments},
+        request.group_instance_id,
+        request.protocol_type,
+        request.protocol_name,
+    )
+    broker.coordinator.sync(asked, reply, now_ms=broker.now_ms(), connection=call.connection)
+    return LATER
+
+
+def _synced(answer: SyncAnswer) -> Struct:
+    return SYNC_GROUP.response(
+        error_code=answer.error,
+        protocol_type=answer.protocol_type,
+        protocol_name=answer.protocol,
+        assignment=answer.assignment,
+    )
+
+
+def heartbeat(broker: Broker, call: Call) -> Struct:
+    request = call.request
+    if not is_group_id(request.group_id):
+        return HEARTBEAT.response(error_code=ErrorCode.INVALID_GROUP_ID)
+    error = broker.coordinator.heartbeat(
+        request.group_id,
+        request.member_id,
+        request.generation_id,
+        request.group_instance_id,
+        now_ms=broker.now_ms(),
+    )
+    return HEARTBEAT.response(error_code=error)
+
+
+def leave_group(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, LEAVE_GROUP.response
+    if not is_group_id(request.group_id):
+        return response(error_code=ErrorCode.INVALID_GROUP_ID)
+    if call.version < 3:
+        leaving = [LeavingMember(request.member_id)]
+    else:
+        leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
+    answer = broker.coordinator.leave(request.group_id, leaving, now_ms=broker.now_ms())
+    error = answer.error
+    if call.version < 3 and answer.members:
+        error = answer.members[0].error
+    members = [
+        response.Member(member_id=each.member_id, group_instance_id=each.instance_id, error_code=each.error)
+        for each in answer.members
+    ]
+    return response(error_code=error, members=members)
+
+
+# ---- for people
+
+
+async def describe_groups(broker: Broker, call: Call) -> Struct:
+    described = {name: broker.coordinator.describe(name) for name in call.request.groups}
+    others = [name for name, description in described.items() if description is None and is_group_id(name)]
+    error = ErrorCode.NONE
+    stored: dict[str, Embedded] = {}
+    if others:
+        try:
+            stored = await broker.read(broker.group_store.groups.find, others)
+        except KlammError as failure:
+            error = code_of(failure)
+    groups = []
+    for name in call.request.groups:
+        description = described[name]
+        if description is None and name in stored:
+            description = _of_embedded(stored[name])
+        groups.append(_described(call, name, description, error))
+    return DESCRIBE_GROUPS.response(groups=groups)
+
+
+def _described(call: Call, name: str, description: GroupDescription | None, error: ErrorCode) -> Struct:
+    response = DESCRIBE_GROUPS.response
+    if description is not None:
+        return response.Group(
+            group_id=name,
+            group_state=description.state,
+            protocol_type=description.protocol_type,
+            protocol_data=description.protocol,
+            members=[_described_member(member) for member in description.members],
+        )
+    message = None
+    if not is_group_id(name):
+        error = ErrorCode.INVALID_GROUP_ID
+    elif not error and call.version >= 6:  # to older clients, a group that is not there is Dead
+        error, message = ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {name!r}"
+    return response.Group(group_id=name, group_state="Dead", error_code=error, error_message=message)
+
+
+def _described_member(member: MemberDescription) -> Struct:
+    return DESCRIBE_GROUPS.response.Member(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=member.metadata,
+        member_assignment=member.assignment,
+    )
+
+
+def _of_embedded(embedded: Embedded) -> GroupDescription:
+    members = tuple(
+        MemberDescription(row.id, row.name, "klamm", "embedded", b"", _assignment(row.owned))
+        for row in embedded.members
+    )
+    if not members:
+        return GroupDescription(embedded.group.name, "Empty", "", "", ())
+    return GroupDescription(embedded.group.name, "Stable", _CONSUMER, "klamm", members)
+
+
+def _assignment(owned: Iterable[tuple[str, int]]) -> bytes:
+    """What a member has, as leaders of consumers spell it: version, topics with their partitions, no data."""
+    numbers: dict[bytes, list[int]] = {}
+    for topic, number in owned:
+        numbers.setdefault(topic.encode(), []).append(number)
+    parts = [struct.pack(">hi", 0, len(numbers))]
+    for name, each in sorted(numbers.items()):
+        parts.append(struct.pack(f">h{len(name)}si{len(each)}i", len(name), name, len(each), *sorted(each)))
+    return b"".join(parts) + struct.pack(">i", -1)
+
+
+async def list_groups(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, LIST_GROUPS.response
+    states = {state.lower() for state in request.states_filter}
+    types = {each.lower() for each in request.types_filter}
+    found = {each.group_id: each for each in broker.coordinator.list_groups()}
+    try:
+        stored = await broker.read(broker.group_store.groups.all)
+    except KlammError as failure:
+        return response(error_code=code_of(failure))
+    for name, embedded in stored:
+        found.setdefault(name, GroupListing(name, *((_CONSUMER, "Stable") if embedded else ("", "Empty"))))
+    groups = [
+        response.Group(
+            group_id=each.group_id, protocol_type=each.protocol_type, group_state=each.state, group_type=each.type
+        )
+        for each in sorted(found.values())
+        if (not states or each.state.lower() in states) and (not types or each.type in types)
+    ]
+    return response(groups=groups)
+
+
+async def delete_groups(broker: Broker, call: Call) -> Struct:
+    """From the coordinator's first: nobody can join or commit until the store has done it, or has not."""
+    coordinator, names = broker.coordinator, call.request.groups_names
+    errors: list[ErrorCode] = []
+    doomed: dict[int, str] = {}
+    for place, name in enumerate(names):
+        error = coordinator.delete(name) if is_group_id(name) else ErrorCode.INVALID_GROUP_ID
+        errors.append(error)
+        if not error:
+            doomed[place] = name
+    if doomed:
+        deleted = broker.group_store.write(broker.group_store.groups.delete, list(doomed.values()))
+        deleted.add_done_callback(partial(_forget_deleted, broker, list(doomed.values())))
+        try:
+            outcomes: list[KlammError | None] = await asyncio.shield(deleted)
+        except KlammError as failure:
+            outcomes = [failure] * len(doomed)
+        for place, outcome in zip(doomed, outcomes, strict=True):
+            errors[place] = ErrorCode.NONE if outcome is None else code_of(outcome)
+    response = DELETE_GROUPS.response
+    return response(
+        results=[response.Group(group_id=name, error_code=error) for name, error in zip(names, errors, strict=True)]
+    )
+
+
+def _forget_deleted(broker: Broker, names: list[str], _: object) -> None:
+    for name in names:
+        broker.coordinator.deleted(name)
+
+
+HANDLERS: tuple[Honoured, ...] = (
+    Honoured(FIND_COORDINATOR, 0, 6, find_coordinator, "groups and transactions; there are no share groups"),
+    Honoured(JOIN_GROUP, 0, 9, join_group),
+    Honoured(HEARTBEAT, 0, 4, heartbeat),
+    Honoured(LEAVE_GROUP, 0, 5, leave_group),
+    Honoured(SYNC_GROUP, 0, 5, sync_group),
+    Honoured(DESCRIBE_GROUPS, 0, 6, describe_groups),
+    Honoured(LIST_GROUPS, 0, 5, list_groups, "groups are classic ones"),
+    Honoured(DELETE_GROUPS, 0, 2, delete_groups),
+)

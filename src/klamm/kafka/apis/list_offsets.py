@@ -1,0 +1,184 @@
+"""Where a log begins, ends, or was at some time: ListOffsets, OffsetForLeaderEpoch.
+
+    -1 latest            where the log ends; for read_committed, where the oldest open transaction begins
+    -2 earliest          where it begins
+    -3 max timestamp     the first record with the largest timestamp                                  since version 7
+    -4 earliest local    as earliest: all is local                                                    since version 8
+    -5 latest tiered     none                                                                         since version 9
+    -6 pending upload    none                                                                         since version 11
+    a time               the first record that is at least as young
+
+A look-up by time sees the log as it lies, markers and aborted records included, but nothing at or beyond "latest". What
+is not found is offset -1. The time-out of version 10 is for logs in remote storage, of which there are none.
+
+Beginning and end of an open partition are answered on the loop. For the rest a thread reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from klamm.errors import KlammError
+from klamm.kafka.broker import NotOpened
+from klamm.kafka.call import Honoured
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.refusal import Refusal, told
+from klamm.kafka.wire.messages import LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
+from klamm.log import lookup
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.kafka.call import Answer, Call
+    from klamm.kafka.wire.structs import Struct
+    from klamm.log.lookup import Found
+    from klamm.log.partition import Partition
+    from klamm.store.directory import OpenTopic
+
+__all__ = ["HANDLERS"]
+
+_LATEST, _EARLIEST, _YOUNGEST, _EARLIEST_LOCAL, _LATEST_TIERED, _PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_SINCE = {_LATEST: 1, _EARLIEST: 1, _YOUNGEST: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _PENDING_UPLOAD: 11}
+_COMMITTED = 1  # the isolation level
+
+
+class _Slow(Exception):
+    """Not for the loop."""
+
+
+def _partition(broker: Broker, name: str, number: int) -> Partition:
+    """On the loop; _Slow if it has to be opened first."""
+    found = broker.topics.find(name)
+    try:
+        partition = None if found is None else broker.partition(found, number)
+    except NotOpened:
+        raise _Slow from None
+    if partition is None:
+        raise _unknown(name, number)
+    return partition
+
+
+def _unknown(name: str, number: int) -> Refusal:
+    return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}/{number}")
+
+
+def _check_epoch(partition: Partition, epoch: int) -> None:
+    """Whether the client knows the leader, if it says whom it takes for it."""
+    current = partition.ends().leader_epoch
+    if 0 <= epoch < current:
+        raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {epoch} is over; it is {current} now")
+    if epoch > current:
+        raise Refusal(ErrorCode.UNKNOWN_LEADER_EPOCH, f"epoch {epoch} is not known; it is {current} now")
+
+
+# ---- ListOffsets
+
+
+def list_offsets(broker: Broker, call: Call) -> Answer:
+    request, response = call.request, LIST_OFFSETS.response
+    committed = request.isolation_level == _COMMITTED
+    slow: list[tuple[str, Struct, Struct]] = []
+    answer = response()
+    for topic in request.topics:
+        times = Counter(each.partition_index for each in topic.partitions)
+        partitions = []
+        for wanted in topic.partitions:
+            place = response.Partition(partition_index=wanted.partition_index)
+            partitions.append(place)
+            try:
+                if times[wanted.partition_index] > 1:
+                    raise Refusal(ErrorCode.INVALID_REQUEST, f"{wanted.partition_index}: is there more than once")
+                if wanted.timestamp < 0 and call.version < _SINCE.get(wanted.timestamp, call.version + 1):
+                    raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"time {wanted.timestamp} is unknown")
+                _fill_at_once(_partition(broker, topic.name, wanted.partition_index), wanted, place, committed)
+            except (Refusal, KlammError) as error:
+                place.error_code, _ = told(error)
+            except _Slow:
+                slow.append((topic.name, wanted, place))
+        answer.topics.append(response.Topic(name=topic.name, partitions=partitions))
+    return _finish(broker, answer, slow, committed) if slow else answer
+
+
+def _fill_at_once(partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
+    _check_epoch(partition, wanted.current_leader_epoch)
+    if wanted.timestamp == _LATEST:
+        ends = partition.ends()
+        place.offset, place.leader_epoch = ends.stable if committed else ends.end, ends.leader_epoch
+    elif wanted.timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        if not partition.knows_epochs:
+            raise _Slow
+        start = partition.ends().start
+        place.offset, place.leader_epoch = start, partition.epoch_at(start)
+    elif wanted.timestamp not in (_LATEST_TIERED, _PENDING_UPLOAD):
+        raise _Slow
+
+
+async def _finish(broker: Broker, answer: Struct, slow: list[tuple[str, Struct, Struct]], committed: bool) -> Struct:
+    for name, wanted, place in slow:
+        found = broker.topics.find(name)
+        try:
+            if found is None:
+                raise _unknown(name, wanted.partition_index)
+            await broker.read(_fill, found, wanted, place, committed)
+        except (Refusal, KlammError) as error:
+            place.error_code, _ = told(error)
+    return answer
+
+
+def _fill(opened: OpenTopic, wanted: Struct, place: Struct, committed: bool) -> None:
+    """In a thread."""
+    partition = opened.partition(wanted.partition_index)
+    partition.epochs()  # from now on they are known
+    try:
+        _fill_at_once(partition, wanted, place, committed)
+    except _Slow:
+        ends = partition.ends()
+        found = _look_up(partition, wanted.timestamp)
+        if found is not None and found.offset < (ends.stable if committed else ends.end):
+            place.offset, place.timestamp, place.leader_epoch = found
+
+
+def _look_up(partition: Partition, timestamp: int) -> Found | None:
+    if timestamp == _YOUNGEST:
+        return lookup.youngest(partition)
+    return lookup.first_since(partition, timestamp)
+
+
+# ---- OffsetForLeaderEpoch
+
+
+async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
+    response = OFFSET_FOR_LEADER_EPOCH.response
+    answer = response()
+    for topic in call.request.topics:
+        partitions = []
+        for wanted in topic.partitions:
+            place = response.Partition(partition=wanted.partition)
+            partitions.append(place)
+            found = broker.topics.find(topic.topic)
+            if found is None:
+                place.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            try:
+                place.leader_epoch, place.end_offset = await broker.read(_end_of_epoch, found, wanted)
+            except (Refusal, KlammError) as error:
+                place.error_code, _ = told(error)
+        answer.topics.append(response.Topic(topic=topic.topic, partitions=partitions))
+    return answer
+
+
+def _end_of_epoch(opened: OpenTopic, wanted: Struct) -> tuple[int, int]:
+    """In a thread: the largest epoch up to the one that is asked for, and where it ended; -1 and -1 if unknown."""
+    partition = opened.partition(wanted.partition)
+    _check_epoch(partition, wanted.current_leader_epoch)
+    ends = partition.ends()
+    if not 0 <= wanted.leader_epoch <= ends.leader_epoch:
+        return -1, -1
+    known = [epoch for epoch, _ in partition.epochs() if epoch <= wanted.leader_epoch]
+    return max(known, default=wanted.leader_epoch), partition.end_of_epoch(wanted.leader_epoch)
+
+
+HANDLERS: tuple[Honoured, ...] = (
+    Honoured(LIST_OFFSETS, 1, 11, list_offsets),
+    Honoured(OFFSET_FOR_LEADER_EPOCH, 2, 4, offset_for_leader_epoch),
+)

@@ -1,0 +1,331 @@
+"""Produce: batches are checked and appended as they came.
+
+acks means here what it means at every door: 0 no answer, 1 committed, -1 (all) on disk. The loop only tries: a batch
+whose partition somebody else is appending to just now, or needs something first, goes to that partition's lane.
+
+What is checked, in this order: one batch of magic 2, whole, its CRC, its attribute bits, no control batch, as many
+records as it says, readable (a compressed one is decompressed for that, within bounds), keys where the topic is
+compacted, its size; for a transactional batch, that its transaction has this partition; then producer and sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from klamm.batch import all_keyed, verify
+from klamm.batch.header import CODEC_MASK, CONTROL, HEADER_SIZE, MAGIC, TRANSACTIONAL, Header, parse
+from klamm.errors import CorruptBatch, KlammError
+from klamm.kafka.broker import NotOpened
+from klamm.kafka.call import LATER, Answer, Call, Honoured
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.error_map import code_of
+from klamm.kafka.transaction_desk import NEEDS_REGISTRATION
+from klamm.kafka.wire.messages import PRODUCE
+from klamm.kafka.wire.structs import Struct
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.log.partition import Partition
+    from klamm.store.directory import OpenTopic
+
+__all__ = ["HANDLERS"]
+
+_response = PRODUCE.response
+_Topic = _response.Topic
+_Partition = _response.Partition
+
+_MAGIC_AT = 16
+_KNOWN_BITS = CODEC_MASK | TRANSACTIONAL
+_HIGHEST_CODEC = 4
+_ZSTD = 4
+_ZSTD_SINCE = 7
+_IMPLICIT_SINCE = 12  # KIP-890: a partition is added to its transaction by the first batch
+_QUICK_BYTES = 64 * 1024  # a compressed batch of more is looked into by a thread
+_QUICK_DECODED = 1024 * 1024  # and so is one that turns out to be longer
+
+_log = logging.getLogger("klamm.kafka")
+
+
+class Slow(Exception):
+    """A batch that takes too long to look into, on the loop."""
+
+
+class Refused(Exception):
+    """A batch that is not taken."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def check(records: Any, version: int, *, quick: bool = False) -> Header:
+    """The header of a batch that may be appended; else Refused. Slow: if it is to be `quick`, and cannot."""
+    # Clients send again what is CORRUPT_MESSAGE: that is for what may have been damaged on its way.
+    if records is None or len(records) <= _MAGIC_AT:
+        raise Refused(ErrorCode.INVALID_RECORD, "no whole batch")
+    if (magic := records[_MAGIC_AT]) != MAGIC:
+        code = ErrorCode.INVALID_RECORD if magic < MAGIC else ErrorCode.CORRUPT_MESSAGE
+        raise Refused(
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if version < 3 else code,
+            f"magic is {magic}; only batches of magic {MAGIC} are taken",
+        )
+    if len(records) < HEADER_SIZE:
+        raise Refused(ErrorCode.INVALID_RECORD, "no whole batch")
+    try:
+        header = parse(records)
+        if header.size < len(records):
+            raise Refused(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
+        if header.size > len(records):
+            raise Refused(ErrorCode.INVALID_RECORD, f"{len(records)} of {header.size} bytes of a batch")
+        done, _ = verify(records, header.base_offset, True)
+    except CorruptBatch as error:
+        raise Refused(ErrorCode.CORRUPT_MESSAGE, error.message) from None
+    if done != len(records):
+        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {header.size} bytes, of which {len(records)} came")
+    attributes = header.attributes
+    if attributes & CONTROL:
+        raise Refused(ErrorCode.INVALID_RECORD, "clients may not write control batches")
+    if attributes & ~_KNOWN_BITS:
+        raise Refused(ErrorCode.INVALID_RECORD, f"attributes are {attributes:#x}")
+    if header.codec > _HIGHEST_CODEC or (header.codec == _ZSTD and version < _ZSTD_SINCE):
+        raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} in version {version}")
+    if header.record_count != header.last_offset_delta + 1 or header.record_count < 1:
+        raise Refused(
+            ErrorCode.INVALID_RECORD,
+            f"{header.record_count} records with a last offset delta of {header.last_offset_delta}",
+        )
+    if header.producer_id >= 0:
+        if header.producer_epoch < 0 or header.base_sequence < 0:
+            raise Refused(ErrorCode.INVALID_RECORD, "a producer id without an epoch and a sequence")
+    elif attributes & TRANSACTIONAL:
+        raise Refused(ErrorCode.INVALID_RECORD, "a transactional batch without a producer id")
+    quick = quick and header.codec != 0
+    if quick and len(records) > _QUICK_BYTES:
+        raise Slow
+    try:  # whether its records can be read; whether each needs a key, the topic knows
+        all_keyed(records, _QUICK_DECODED if quick else -1)
+    except CorruptBatch as error:
+        if quick:
+            raise Slow from None
+        raise Refused(ErrorCode.INVALID_RECORD, error.message) from None
+    return header
+
+
+class _Producing:
+    """A request on its way: one answer for each partition, then one for all."""
+
+    __slots__ = ("acks", "broker", "call", "is_answered", "left", "response", "touched", "wrong")
+
+    def __init__(self, broker: Broker, call: Call) -> None:
+        self.broker = broker
+        self.call = call
+        self.acks: int = call.request.acks
+        self.left = 1
+        self.is_answered = False
+        self.touched: list[Partition] = []
+        self.wrong = False
+        self.response = _response()
+
+    def run(self) -> Answer:
+        broker, version = self.broker, self.call.version
+        by_id = version >= 13
+        request = self.call.request
+        for topic in request.topic_data:
+            opened = broker.topics.by_id(topic.topic_id) if by_id else broker.topics.find(topic.name)
+            partitions: list[Any] = []
+            self.response.responses.append(
+                _Topic(name=topic.name, topic_id=topic.topic_id, partition_responses=partitions)
+            )
+            for each in topic.partition_data:
+                answered = _Partition(index=each.index, base_offset=-1)
+                partitions.append(answered)
+                if self.acks not in (-1, 0, 1):
+                    self._refuse(answered, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {self.acks}")
+                elif opened is None:
+                    unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    self._refuse(answered, unknown, None)
+                else:
+                    self._take(answered, opened, each)
+        self.left -= 1
+        if self.left:
+            return LATER
+        self.is_answered = True
+        self._wake_soon()
+        return self._result()
+
+    def _take(self, answered: Any, opened: OpenTopic, asked: Any) -> None:
+        """On the loop: append at once if nothing is in the way."""
+        broker = self.broker
+        try:
+            header = check(asked.records, self.call.version, quick=True)
+            partition = broker.partition(opened, asked.index)
+            if partition is None:
+                raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
+            if header.is_transactional:
+                code = broker.desk.check_produce(
+                    header.producer_id, header.producer_epoch, (opened.topic.id, asked.index)
+                )
+                if code is NEEDS_REGISTRATION:
+                    work = self._register_first(answered, opened, asked.index, header, self._kept(asked))
+                    self._put_off(answered, work)
+                    return
+                if code:
+                    raise Refused(ErrorCode(code), "the partition is in no transaction of this producer")
+            offset = partition.append_now(asked.records)
+        except Slow:
+            self._put_off(answered, self._check_first(answered, opened, asked.index, self._kept(asked)))
+        except NotOpened:
+            self._put_off(answered, self._open_first(answered, opened, asked.index, header, self._kept(asked)))
+        except Refused as error:
+            self._refuse(answered, error.code, error.message or None)
+        except KlammError as error:
+            self._refuse_error(answered, error)
+        else:
+            if offset is None:
+                self._put_off(answered, self._append_in_lane(answered, partition, header, self._kept(asked)))
+            else:
+                self._appended(answered, partition, header, offset)
+
+    def _kept(self, asked: Any) -> memoryview:
+        return self.call.keep(asked.records)
+
+    def _put_off(self, answered: Any, work: Any) -> None:
+        self.left += 1
+        self.broker.spawn(self._finish(answered, work))
+
+    async def _finish(self, answered: Any, work: Any) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  # logged, and told to the client: else it would take it for done
+            _log.exception("%r: a batch could not be appended", self.call.connection)
+            self._refuse(answered, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+        finally:
+            self._one_less()
+
+    async def _check_first(self, answered: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
+        """A batch that takes a while to look into."""
+        try:
+            header = await self.broker.read(check, records, self.call.version)
+        except Refused as error:
+            self._refuse(answered, error.code, error.message)
+        else:
+            await self._open_first(answered, opened, number, header, records)
+
+    async def _open_first(
+        self, answered: Any, opened: OpenTopic, number: int, header: Header, records: memoryview
+    ) -> None:
+        try:
+            partition = await self.broker.opened(opened, number)
+            if header.is_transactional:
+                await self._register_first(answered, opened, number, header, records)
+            else:
+                await self._append_in_lane(answered, partition, header, records)
+        except KlammError as error:
+            self._refuse_error(answered, error)
+
+    async def _register_first(
+        self, answered: Any, opened: OpenTopic, number: int, header: Header, records: memoryview
+    ) -> None:
+        """A transactional batch whose partition is not known to be in its transaction."""
+        broker, place = self.broker, (opened.topic.id, number)
+        try:
+            partition = await broker.opened(opened, number)
+            code = broker.desk.check_produce(header.producer_id, header.producer_epoch, place)
+            if code is NEEDS_REGISTRATION:
+                if self.call.version < _IMPLICIT_SINCE:
+                    code = ErrorCode.INVALID_TXN_STATE
+                else:
+                    code = await broker.desk.register_produce(
+                        broker, header.producer_id, header.producer_epoch, self.call.request.transactional_id, [place]
+                    )
+            if code:
+                self._refuse(answered, ErrorCode(code), "the partition is in no transaction of this producer")
+                return
+        except KlammError as error:
+            self._refuse_error(answered, error)
+            return
+        await self._append_in_lane(answered, partition, header, records)
+
+    async def _append_in_lane(self, answered: Any, partition: Partition, header: Header, records: memoryview) -> None:
+        try:
+            offset = None if self.broker.lanes.is_busy(partition) else partition.append_now(records)
+            if offset is None:
+                offset = await self.broker.lanes.run(partition, partial(partition.append, records))
+        except KlammError as error:
+            self._refuse_error(answered, error)
+        else:
+            self._appended(answered, partition, header, offset)
+
+    def _appended(self, answered: Any, partition: Partition, header: Header, offset: int) -> None:
+        metrics = self.broker.metrics
+        metrics.batches_in += 1
+        metrics.records_in += header.record_count
+        answered.base_offset = offset
+        answered.log_start_offset = partition.snapshot().log_start
+        if partition.stamps:
+            answered.log_append_time_ms = partition.snapshot().max_timestamp
+        self.touched.append(partition)
+        if self.is_answered:
+            self._wake_soon()
+        if self.acks == -1:
+            end = offset + header.record_count
+            if partition.log.flushed_offset < end:
+                self.left += 1
+                self.broker.syncing.wait(partition, end, partial(self._synced, answered))
+
+    def _synced(self, answered: Any, error: BaseException | None) -> None:
+        if isinstance(error, KlammError):
+            answered.base_offset = -1
+            self._refuse_error(answered, error)
+        elif error is not None:
+            answered.base_offset = -1
+            self._refuse(answered, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+        self._one_less()
+
+    def _refuse_error(self, answered: Any, error: KlammError) -> None:
+        self._refuse(answered, code_of(error), error.message)
+
+    def _refuse(self, answered: Any, code: ErrorCode, message: str | None) -> None:
+        self.wrong = True
+        self.broker.metrics.error(self.call.api.name, code)
+        answered.error_code = code
+        answered.error_message = message
+
+    def _one_less(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.is_answered = True
+            self.call.reply(self._result())
+            self._wake_soon()
+
+    def _result(self) -> Struct | None:
+        if self.acks == 0:
+            if self.wrong:  # there is no other way to tell
+                self.call.connection.close("closed, for what it sent without acks was refused")
+            return None
+        return self.response
+
+    def _wake_soon(self) -> None:
+        """Those who wait for records, after whoever waits for the answer."""
+        touched, self.touched = self.touched, []
+        for partition in touched:
+            self.broker.parking.wake_soon(partition)
+
+
+def _produce(broker: Broker, call: Call) -> Answer:
+    return _Producing(broker, call).run()
+
+
+HANDLERS = (
+    Honoured(
+        PRODUCE,
+        PRODUCE.min_version,
+        PRODUCE.max_version,
+        _produce,
+        "acks=all: on disk. Versions 0 to 2 are offered because old clients compress only then; the formats that"
+        " they carry (magic 0 and 1) are refused.",
+    ),
+)

@@ -1,0 +1,287 @@
+"""Topics come, grow, shrink and go: CreateTopics, CreatePartitions, DeleteRecords, DeleteTopics.
+
+What is answered is done, and every process sees it. Topics of a request are done one after the other; those that are
+not begun when its time-out has passed are not begun at all, and are answered REQUEST_TIMED_OUT. (Clients that send 0 do
+not want to wait for other brokers. There are none.)
+
+Replicas       There is one. A replication factor above 1 is taken, since programs written for clusters ask for it, and
+               reported back as 1. An assignment by hand may name this broker alone.
+Settings       See config_entries.py for those of Kafka's that Klamm does not have.
+DeleteRecords  The time-out bounds nothing: there are no followers to wait for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from klamm.errors import InvalidSetting, KlammError, TopicExists
+from klamm.kafka.call import Honoured
+from klamm.kafka.config_entries import honoured, of_topic
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.refusal import Refusal, told
+from klamm.kafka.wire.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
+from klamm.store.catalog import MAX_PARTITIONS
+from klamm.store.deletion import delete_topic
+from klamm.store.names import validate
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.kafka.call import Call
+    from klamm.kafka.wire.structs import Struct
+    from klamm.store.directory import Core, OpenTopic
+    from klamm.store.settings import Settings
+
+__all__ = ["HANDLERS"]
+
+_NO_ID = bytes(16)
+_DEFAULT = -1  # of a number in a request: "you choose"
+_END = -1  # of an offset in a request: "all there is"
+
+
+def _check_time(broker: Broker, call: Call) -> None:
+    timeout_ms = call.request.timeout_ms
+    if 0 < timeout_ms < (broker.loop.time() - call.started) * 1000:
+        raise Refusal(ErrorCode.REQUEST_TIMED_OUT, "not begun: the request's time is over")
+
+
+def _unknown(name: str) -> Refusal:
+    """Of whatever name: here Kafka does not look whether there could be such a topic."""
+    return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+
+
+# ---- CreateTopics
+
+
+async def create_topics(broker: Broker, call: Call) -> Struct:
+    response = CREATE_TOPICS.response
+    names = Counter(topic.name for topic in call.request.topics)
+    answer = response()
+    for topic in call.request.topics:
+        times = names.pop(topic.name, 0)
+        if not times:
+            continue  # answered already
+        try:
+            if times > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{topic.name}: is in the request {times} times")
+            _check_time(broker, call)
+            answer.topics.append(await _create_topic(broker, topic, call.request.validate_only))
+        except (Refusal, KlammError) as error:
+            code, message = told(error)
+            answer.topics.append(response.Topic(name=topic.name, error_code=code, error_message=message))
+    return answer
+
+
+async def _create_topic(broker: Broker, topic: Struct, validate_only: bool) -> Struct:
+    validate(topic.name)
+    if broker.topics.find(topic.name) is not None:  # before anything that may be wrong with it
+        raise TopicExists(f"there is a topic {topic.name!r} already")
+    count = _count_of(broker, topic)
+    wanted = honoured(_values(topic.name, ((each.name, each.value) for each in topic.configs)))
+    topic_id = _NO_ID
+    if validate_only:
+        settings: Settings = await broker.read(broker.core.catalog.check_new, topic.name, count, wanted)
+    else:
+        made = await broker.topics.create(topic.name, count, wanted)
+        topic_id, settings = broker.topics.uuid(made), made.topic.settings
+    response = CREATE_TOPICS.response
+    return response.Topic(
+        name=topic.name,
+        topic_id=topic_id,
+        error_message=None,
+        num_partitions=count,
+        replication_factor=1,
+        configs=[
+            response.Config(name=each.name, value=each.value, read_only=each.read_only, config_source=each.source)
+            for each in of_topic(settings)
+        ],
+    )
+
+
+def _values(where: str, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if value is None:
+            raise InvalidSetting(f"{where}: {name}: has no value")
+        if name in values:
+            raise InvalidSetting(f"{where}: {name}: is set twice")
+        values[name] = value
+    return values
+
+
+def _count_of(broker: Broker, topic: Struct) -> int:
+    """How many partitions it is to have."""
+    if not topic.assignments:
+        if topic.replication_factor < 1 and topic.replication_factor != _DEFAULT:
+            raise Refusal(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"{topic.name}: a replication factor of {topic.replication_factor}; want 1, or -1 for the default",
+            )
+        if topic.num_partitions == _DEFAULT:
+            return broker.settings.default_partitions
+        _check_count(topic.name, topic.num_partitions)
+        return int(topic.num_partitions)
+    for what in ("num_partitions", "replication_factor"):
+        if getattr(topic, what) != _DEFAULT:
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST, f"{topic.name}: {what} is said by the assignments, so it has to be -1"
+            )
+    numbers = sorted(each.partition_index for each in topic.assignments)
+    if numbers != list(range(len(numbers))):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{topic.name}: partitions are assigned once each, and numbered from 0; not {numbers[:10]}",
+        )
+    for each in topic.assignments:
+        _check_brokers(broker, topic.name, each.broker_ids)
+    _check_count(topic.name, len(numbers))
+    return len(numbers)
+
+
+def _check_count(name: str, count: int) -> None:
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"{name}: {count} partitions; want 1 to {MAX_PARTITIONS}")
+
+
+def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
+    if brokers != [broker.node_id]:
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{name}: a partition assigned to {brokers}; there is one broker, {broker.node_id}",
+        )
+
+
+# ---- CreatePartitions
+
+
+async def create_partitions(broker: Broker, call: Call) -> Struct:
+    response = CREATE_PARTITIONS.response
+    names = Counter(topic.name for topic in call.request.topics)
+    answer = response()
+    for topic in call.request.topics:
+        times = names.pop(topic.name, 0)
+        if not times:
+            continue  # answered already
+        code, message = ErrorCode.NONE, None
+        try:
+            if times > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{topic.name}: is in the request {times} times")
+            _check_time(broker, call)
+            _check_growth(broker, topic)
+            if not call.request.validate_only:
+                await broker.administer(_add_partitions, broker.core, topic.name, topic.count)
+        except InvalidSetting as error:  # somebody else was faster, or the store is full
+            code, message = ErrorCode.INVALID_PARTITIONS, str(error)
+        except (Refusal, KlammError) as error:
+            code, message = told(error)
+        answer.results.append(response.Topic(name=topic.name, error_code=code, error_message=message))
+    await broker.topics.refresh()
+    return answer
+
+
+def _check_growth(broker: Broker, topic: Struct) -> None:
+    found = broker.topics.find(topic.name)
+    if found is None:
+        raise _unknown(topic.name)
+    _check_count(topic.name, topic.count)
+    if topic.count <= found.count:
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS, f"{topic.name}: has {found.count} partitions; {topic.count} would not be more"
+        )
+    if topic.assignments is not None:
+        if len(topic.assignments) != topic.count - found.count:
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{topic.name}: {topic.count - found.count} new partitions, but {len(topic.assignments)} assignments",
+            )
+        for each in topic.assignments:
+            _check_brokers(broker, topic.name, each.broker_ids)
+
+
+def _add_partitions(core: Core, name: str, total: int) -> None:
+    core.catalog.add_partitions(name, total, core.lay_out)
+    core.changed()
+
+
+# ---- DeleteTopics
+
+
+async def delete_topics(broker: Broker, call: Call) -> Struct:
+    """By name, or since version 6 by id."""
+    request, response = call.request, DELETE_TOPICS.response
+    if call.version >= 6:
+        wanted = [(topic.name, topic.topic_id) for topic in request.topics]
+    else:
+        wanted = [(name, _NO_ID) for name in request.topic_names]
+    times = Counter(wanted)
+    answer = response()
+    for name, uuid in dict.fromkeys(wanted):
+        code, message = ErrorCode.NONE, None
+        try:
+            if times[name, uuid] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name or uuid.hex()}: is in the request more than once")
+            found = _to_delete(broker, name, uuid)
+            name, uuid = found.name, broker.topics.uuid(found)
+            _check_time(broker, call)
+            await broker.administer(delete_topic, broker.core, name, found.topic.id)
+        except (Refusal, KlammError) as error:
+            code, message = told(error)
+        answer.responses.append(response.Topic(name=name, topic_id=uuid, error_code=code, error_message=message))
+    await broker.topics.refresh()
+    return answer
+
+
+def _to_delete(broker: Broker, name: str | None, uuid: bytes) -> OpenTopic:
+    if (name is None) == (uuid == _NO_ID):
+        raise Refusal(ErrorCode.INVALID_REQUEST, "a topic is deleted by its name or by its id: want one of them")
+    if name is not None:
+        found = broker.topics.find(name)
+        if found is None:
+            raise _unknown(name)
+        return found
+    found = broker.topics.by_id(uuid)
+    if found is None:
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with the id {uuid.hex()}")
+    return found
+
+
+# ---- DeleteRecords
+
+
+async def delete_records(broker: Broker, call: Call) -> Struct:
+    response = DELETE_RECORDS.response
+    answer = response()
+    for topic in call.request.topics:
+        partitions = []
+        for wanted in topic.partitions:
+            code, low = ErrorCode.NONE, -1
+            try:
+                low = await _delete_records(broker, topic.name, wanted.partition_index, wanted.offset)
+            except (Refusal, KlammError) as error:
+                code, _ = told(error)
+            partitions.append(
+                response.Partition(partition_index=wanted.partition_index, low_watermark=low, error_code=code)
+            )
+        answer.topics.append(response.Topic(name=topic.name, partitions=partitions))
+    return answer
+
+
+async def _delete_records(broker: Broker, name: str, number: int, offset: int) -> int:
+    found = broker.topics.find(name)
+    if found is None:
+        raise _unknown(name)
+    partition = await broker.opened(found, number)
+    if "delete" not in found.topic.settings.cleanup_policy:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"{name}: its cleanup.policy does not let records be deleted")
+    if offset == _END:
+        offset = partition.ends().end
+    return await broker.administer(partition.delete_before, offset)
+
+
+HANDLERS: tuple[Honoured, ...] = (
+    Honoured(CREATE_TOPICS, 2, 7, create_topics, "one replica, whatever is asked for"),
+    Honoured(DELETE_TOPICS, 1, 6, delete_topics),
+    Honoured(CREATE_PARTITIONS, 0, 3, create_partitions),
+    Honoured(DELETE_RECORDS, 0, 2, delete_records),
+)

@@ -1,0 +1,395 @@
+"""Transactional and idempotent producers: who they are, what is part of a transaction, how it ends, who has one open.
+
+The desk (transaction_desk.py) knows the rules, and works in the thread that writes. Here is what the loop does: topics
+by name, the coordinator's word on who may commit offsets, and the codes that older versions know. Whatever writes
+offsets goes through the same queue as other commits of groups (group_store.py), so that none overtakes another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klamm.errors import KlammError
+from klamm.kafka.call import Call, Honoured
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.error_map import code_of
+from klamm.kafka.group_store import is_group_id
+from klamm.kafka.transaction_desk import STATES, Identified
+from klamm.kafka.wire.messages import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    LIST_TRANSACTIONS,
+    TXN_OFFSET_COMMIT,
+)
+from klamm.kafka.wire.structs import Struct
+from klamm.store.groups import OffsetRow
+from klamm.store.marking import can_append
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.log.partition import Partition
+    from klamm.store.directory import Core, OpenTopic
+    from klamm.store.marking import Place
+    from klamm.store.wire_transactions import WireRow
+
+__all__ = ["HANDLERS"]
+
+_FENCED_SINCE = {INIT_PRODUCER_ID: 4, ADD_PARTITIONS_TO_TXN: 2, ADD_OFFSETS_TO_TXN: 2, END_TXN: 2}
+"""The first versions that know PRODUCER_FENCED."""
+
+_ABORTABLE_SINCE = 5  # of AddPartitionsToTxn
+_BUMPS_SINCE = 5  # of EndTxn and TxnOffsetCommit: KIP-890
+_KAFKAS_STATES = {*STATES.values(), "Dead", "PrepareEpochFence"}
+
+
+def _spelled(call: Call, code: ErrorCode) -> ErrorCode:
+    """As this version of the request knows it."""
+    if code is ErrorCode.PRODUCER_FENCED and call.version < _FENCED_SINCE[call.api]:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+# ---- who they are
+
+
+async def init_producer_id(broker: Broker, call: Call) -> Struct:
+    request = call.request
+    try:
+        found = await broker.write(
+            broker.desk.init_producer_id,
+            request.transactional_id,
+            request.transaction_timeout_ms,
+            request.producer_id,
+            request.producer_epoch,
+        )
+    except KlammError as error:
+        found = Identified(code_of(error))
+    return INIT_PRODUCER_ID.response(
+        error_code=_spelled(call, found.error), producer_id=found.producer_id, producer_epoch=found.epoch
+    )
+
+
+# ---- what is part of a transaction
+
+
+class _Asked(NamedTuple):
+    """Topics of one transaction: (name, number) in the order of the request, and where that is; None: nowhere."""
+
+    numbers: list[tuple[str, int]]
+    places: dict[tuple[str, int], Place | None]
+
+
+def _asked(broker: Broker, topics: Iterable[Any]) -> _Asked:
+    asked = _Asked([], {})
+    for topic in topics:
+        opened = broker.topics.find(topic.name)
+        for number in topic.partitions:
+            asked.numbers.append((topic.name, number))
+            there = opened is not None and 0 <= number < opened.count
+            asked.places[topic.name, number] = (opened.topic.id, number) if opened is not None and there else None
+    return asked
+
+
+async def _add_partitions(
+    broker: Broker, call: Call, name: str, producer_id: int, epoch: int, topics: Iterable[Any], *, verify_only: bool
+) -> list[Struct]:
+    """What is answered for each topic of one transaction."""
+    asked = _asked(broker, topics)
+    known = [place for place in asked.places.values() if place is not None]
+    codes: dict[tuple[str, int], ErrorCode]
+    if len(known) < len(asked.places):
+        codes = {
+            key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if place is None else ErrorCode.OPERATION_NOT_ATTEMPTED
+            for key, place in asked.places.items()
+        }
+    elif not name:
+        codes = dict.fromkeys(asked.places, ErrorCode.INVALID_REQUEST)
+    elif verify_only:
+        found = broker.desk.verify(name, producer_id, epoch, known)
+        missing = ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
+        codes = {
+            key: found if isinstance(found, ErrorCode) else ErrorCode.NONE if place in found else missing
+            for key, place in asked.places.items()
+        }
+    else:
+        try:
+            code = await broker.write(broker.desk.add_partitions, name, producer_id, epoch, known)
+        except KlammError as error:
+            code = code_of(error)
+        codes = dict.fromkeys(asked.places, _spelled(call, code))
+    answered: dict[str, Struct] = {}
+    response = ADD_PARTITIONS_TO_TXN.response
+    for topic, number in asked.numbers:
+        if topic not in answered:
+            answered[topic] = response.Topic(name=topic, results_by_partition=[])
+        answered[topic].results_by_partition.append(
+            response.Partition(partition_index=number, partition_error_code=codes[topic, number])
+        )
+    return list(answered.values())
+
+
+async def add_partitions_to_txn(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, ADD_PARTITIONS_TO_TXN.response
+    if call.version < 4:
+        topics = await _add_partitions(
+            broker,
+            call,
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            request.v3_and_below_topics,
+            verify_only=False,
+        )
+        return response(results_by_topic_v3_and_below=topics)
+    results = []
+    for each in request.transactions:
+        topics = await _add_partitions(
+            broker,
+            call,
+            each.transactional_id,
+            each.producer_id,
+            each.producer_epoch,
+            each.topics,
+            verify_only=each.verify_only,
+        )
+        results.append(response.Transaction(transactional_id=each.transactional_id, topic_results=topics))
+    return response(results_by_transaction=results)
+
+
+async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
+    request = call.request
+    if not request.transactional_id:
+        code = ErrorCode.INVALID_REQUEST
+    elif not is_group_id(request.group_id):
+        code = ErrorCode.INVALID_GROUP_ID
+    else:
+        try:
+            code = await broker.write(
+                broker.desk.add_group,
+                request.transactional_id,
+                request.producer_id,
+                request.producer_epoch,
+                request.group_id,
+            )
+        except KlammError as error:
+            code = code_of(error)
+    return ADD_OFFSETS_TO_TXN.response(error_code=_spelled(call, code))
+
+
+async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, TXN_OFFSET_COMMIT.response
+    error = ErrorCode.INVALID_GROUP_ID
+    if is_group_id(request.group_id):
+        error = broker.coordinator.check_commit(
+            request.group_id,
+            request.member_id,
+            request.generation_id,
+            request.group_instance_id,
+            now_ms=broker.now_ms(),
+            transactional=True,
+        )
+    rows: list[OffsetRow] = []
+    answers: list[Struct] = []  # to the rows
+    topics = []
+    for topic in request.topics:
+        opened = broker.topics.find(topic.name)
+        partitions = []
+        for asked in topic.partitions:
+            code = error or _refused(broker, opened, asked)
+            partitions.append(response.Partition(partition_index=asked.partition_index, error_code=code))
+            if opened is not None and not code:
+                answers.append(partitions[-1])
+                rows.append(_row(opened, asked))
+        topics.append(response.Topic(name=topic.name, partitions=partitions))
+    if rows:  # no `await` since the check
+        code = await _commit_offsets(broker, call, rows)
+        for answer in answers:
+            answer.error_code = code
+    return response(topics=topics)
+
+
+async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> ErrorCode:
+    request = call.request
+
+    def commit() -> ErrorCode:
+        return broker.desk.commit_offsets(
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            request.group_id,
+            rows,
+            implicit=call.version >= _BUMPS_SINCE,
+        )
+
+    try:
+        return await broker.group_store.write(commit)
+    except KlammError as failed:
+        return code_of(failed)
+
+
+def _refused(broker: Broker, opened: OpenTopic | None, asked: Struct) -> ErrorCode:
+    if opened is None or not 0 <= asked.partition_index < opened.count:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    metadata = asked.committed_metadata
+    if metadata and len(metadata.encode()) > broker.settings.offset_metadata_max_bytes:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return ErrorCode.INVALID_REQUEST if asked.committed_offset < 0 else ErrorCode.NONE
+
+
+def _row(opened: OpenTopic, asked: Struct) -> OffsetRow:
+    epoch = max(asked.committed_leader_epoch, -1)
+    return OffsetRow(
+        opened.topic.id, asked.partition_index, asked.committed_offset, epoch, asked.committed_metadata or ""
+    )
+
+
+# ---- how it ends
+
+
+async def end_txn(broker: Broker, call: Call) -> Struct:
+    request = call.request
+
+    def end() -> Identified:
+        return broker.desk.end(
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            commit=request.committed,
+            bump=call.version >= _BUMPS_SINCE,
+        )
+
+    if not request.transactional_id:
+        return END_TXN.response(error_code=ErrorCode.INVALID_REQUEST)
+    try:
+        found = await broker.group_store.write(end)
+    except KlammError as error:
+        found = Identified(code_of(error))
+    if found.error:
+        return END_TXN.response(error_code=_spelled(call, found.error))
+    return END_TXN.response(producer_id=found.producer_id, producer_epoch=found.epoch)
+
+
+# ---- for people
+
+
+def describe_transactions(broker: Broker, call: Call) -> Struct:
+    response = DESCRIBE_TRANSACTIONS.response
+    states = []
+    for name in call.request.transactional_ids:
+        row = broker.desk.row(name) if name else None
+        if row is not None:
+            states.append(_described(broker, row))
+        else:
+            code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if name else ErrorCode.INVALID_REQUEST
+            states.append(response.Transaction(error_code=code, transactional_id=name))
+    return response(transaction_states=states)
+
+
+def _described(broker: Broker, row: WireRow) -> Struct:
+    response = DESCRIBE_TRANSACTIONS.response
+    numbers: dict[str, list[int]] = {}
+    for topic_id, number in sorted(row.places):
+        opened = broker.topics.by_id(bytes.fromhex(topic_id))
+        if opened is not None:
+            numbers.setdefault(opened.name, []).append(number)
+    return response.Transaction(
+        transactional_id=row.name,
+        transaction_state=STATES[row.state],
+        transaction_timeout_ms=row.timeout_ms,
+        transaction_start_time_ms=row.started_ms,
+        producer_id=row.producer_id,
+        producer_epoch=row.epoch,
+        topics=[response.Topic(topic=name, partitions=found) for name, found in sorted(numbers.items())],
+    )
+
+
+def list_transactions(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, LIST_TRANSACTIONS.response
+    now_ms = broker.core.heads.wall_ms()
+    found = []
+    for row in broker.desk.rows():
+        state = STATES[row.state]
+        if request.state_filters and state not in request.state_filters:
+            continue
+        if request.producer_id_filters and row.producer_id not in request.producer_id_filters:
+            continue
+        if request.duration_filter >= 0 and (row.is_over or now_ms - row.started_ms <= request.duration_filter):
+            continue
+        found.append(
+            response.Transaction(transactional_id=row.name, producer_id=row.producer_id, transaction_state=state)
+        )
+    unknown = [state for state in request.state_filters if state not in _KAFKAS_STATES]
+    return response(unknown_state_filters=unknown, transaction_states=found)
+
+
+async def describe_producers(broker: Broker, call: Call) -> Struct:
+    response = DESCRIBE_PRODUCERS.response
+    topics = []
+    for topic in call.request.topics:
+        opened = broker.topics.find(topic.name)
+        partitions = []
+        for number in topic.partition_indexes:
+            answer = response.Partition(partition_index=number)
+            partitions.append(answer)
+            if opened is None or not 0 <= number < opened.count:
+                answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            try:
+                partition = await broker.opened(opened, number)
+                answer.active_producers = await broker.read(_producers, broker.core, partition)
+            except KlammError as error:
+                answer.error_code = code_of(error)
+                answer.error_message = error.message
+        topics.append(response.Topic(name=topic.name, partitions=partitions))
+    return response(topics=topics)
+
+
+def _producers(core: Core, partition: Partition) -> list[Struct]:
+    """In a thread."""
+    if not can_append(core, partition):
+        return []  # a stopped process holds the log; nobody can know
+    found = []
+    for producer_id, first_open, seen_ms, batches in partition.producers():
+        _, first, last, epoch = batches[-1]
+        found.append(
+            DESCRIBE_PRODUCERS.response.Producer(
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                last_sequence=-1 if first < 0 and last == _NO_SEQUENCE else last,
+                last_timestamp=seen_ms,
+                coordinator_epoch=0,
+                current_txn_start_offset=first_open,
+            )
+        )
+    return found
+
+
+_NO_SEQUENCE = 2**31 - 1  # of a marker that begins a new epoch: the next sequence is 0
+
+HANDLERS = (
+    Honoured(INIT_PRODUCER_ID, 0, 5, init_producer_id),
+    Honoured(ADD_PARTITIONS_TO_TXN, 0, 5, add_partitions_to_txn),
+    Honoured(ADD_OFFSETS_TO_TXN, 0, 4, add_offsets_to_txn),
+    Honoured(
+        END_TXN,
+        0,
+        5,
+        end_txn,
+        "Answers when the end is on disk in every partition; from version 5 on with the next epoch.",
+    ),
+    Honoured(TXN_OFFSET_COMMIT, 0, 5, txn_offset_commit),
+    Honoured(DESCRIBE_PRODUCERS, 0, 0, describe_producers),
+    Honoured(DESCRIBE_TRANSACTIONS, 0, 0, describe_transactions, "Of clients of this server, not of programs."),
+    Honoured(
+        LIST_TRANSACTIONS,
+        0,
+        1,
+        list_transactions,
+        "No patterns (version 2): matching what a stranger sends could take for ever.",
+    ),
+)

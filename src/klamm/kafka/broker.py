@@ -1,0 +1,130 @@
+"""What the handlers of a server share: the store, its topics, the coordinator, threads, and who we say we are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from klamm.disk import files
+from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.group_store import GroupStore
+from klamm.kafka.group_values import GroupConfig
+from klamm.kafka.parking import Parking
+from klamm.kafka.pools import Lanes, Pools
+from klamm.kafka.syncing import Syncing
+from klamm.kafka.topic_cache import Topics
+from klamm.kafka.transaction_desk import TransactionDesk
+from klamm.log.ranges import Ranges, SegmentFiles
+
+if TYPE_CHECKING:
+    from klamm.kafka.call import Call
+    from klamm.kafka.metrics import Metrics
+    from klamm.kafka.settings import ServerSettings
+    from klamm.log.partition import Partition
+    from klamm.store.directory import Core, OpenTopic
+
+__all__ = ["Broker", "NotOpened"]
+
+Result = TypeVar("Result")
+
+
+class NotOpened(Exception):
+    """A partition that nobody has used yet: opening it may take a recovery, which is not for the loop."""
+
+
+class Broker:
+    """Of one server, for its loop; what runs in threads is said so."""
+
+    def __init__(self, core: Core, settings: ServerSettings, metrics: Metrics, *, new_id: Callable[[], str]) -> None:
+        self.core = core
+        self.settings = settings
+        self.metrics = metrics
+        self.node_id = settings.node_id
+        self.cluster_id = core.catalog.store_id
+        self.loop = asyncio.get_running_loop()
+        self.pools = Pools(self.loop)
+        self.lanes = Lanes(self.loop)
+        self.topics = Topics(core, self.pools, settings)
+        self.parking = Parking(core.heads, self.loop)
+        self.syncing = Syncing(self.pools)
+        self.desk = TransactionDesk(core, settings)
+        config = GroupConfig(
+            min_session_timeout_ms=settings.group_min_session_timeout_ms,
+            max_session_timeout_ms=settings.group_max_session_timeout_ms,
+            initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+            max_size=core.catalog.settings().group_max_size,
+        )
+        self.group_store = GroupStore(self)
+        self.coordinator = Coordinator(config, new_id=new_id, keep=self.group_store.keep)
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself only knows them weakly
+        self._advertised = settings.advertised()
+        self._files = SegmentFiles(max(16, min(512, files.most_open() // 16)))
+        self._ranges: weakref.WeakKeyDictionary[Partition, Ranges] = weakref.WeakKeyDictionary()
+
+    # ---- threads
+
+    def read(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In a thread: reads of SQLite, cold files."""
+        return self.pools.read(function, *args)
+
+    def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In the one thread for short writes of SQLite, in order."""
+        return self.pools.write(function, *args)
+
+    def administer(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In a thread: what takes long."""
+        return self.pools.administer(function, *args)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task of its own."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- what is where
+
+    @staticmethod
+    def now_ms() -> int:
+        """For the coordinator: grows, whatever the wall clock does."""
+        return time.monotonic_ns() // 1_000_000
+
+    def address(self, call: Call) -> tuple[str, int]:
+        """What this client is told to dial."""
+        return self._advertised or call.connection.dialled
+
+    @staticmethod
+    def partition(opened: OpenTopic, number: int) -> Partition | None:
+        """None if there is no such partition; NotOpened if it was not used yet: see `opened`."""
+        found = opened.opened_one(number)
+        if found is None:
+            if not 0 <= number < opened.count:
+                return None
+            raise NotOpened(f"{opened.name}/{number}")
+        return found
+
+    def ranges(self, partition: Partition) -> Ranges:
+        """Where its records lie in its files."""
+        found = self._ranges.get(partition)
+        if found is None:
+            found = self._ranges[partition] = Ranges(partition, self._files)
+        return found
+
+    def close_unlinked(self) -> None:
+        """Let go of files that are deleted."""
+        self._files.forget_unlinked()
+
+    async def opened(self, opened: OpenTopic, number: int) -> Partition:
+        """A partition that is there, opened in a thread if need be. UnknownTopic, or the error of its recovery."""
+        found = opened.opened_one(number)
+        if found is None:  # it may have to be recovered, and for that wait for whoever appends there
+            found = await self.lanes.run((opened.topic.id, number), partial(opened.partition, number))
+        return found
+
+    def close(self) -> None:
+        self.coordinator.close()
+        self.parking.close()
+        self.pools.close()

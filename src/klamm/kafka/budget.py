@@ -1,0 +1,61 @@
+"""How many bytes of half-read requests there may be, of all connections together.
+
+A connection asks before it makes room for more of a large request. If there is none it stops reading, and is told when
+to go on. One connection at a time may take more than there is, and only while no more than the limit is used: else
+connections that hold half a request each could wait for each other for ever. So it never is more than the limit and one
+request, but for what is charged: small requests that came whole, and have to stay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """Bytes, shared by the connections of a server."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._overdrawn: object | None = None
+        self._waiting: deque[tuple[object, Callable[[], None]]] = deque()
+        self.used = 0
+        self.most = 0
+        """The most that was ever used at a time."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def take(self, holder: object, size: int, told: Callable[[], None]) -> bool:
+        """Whether `holder` has `size` bytes more now. If not, `told` is called once it is worth another try."""
+        if self.used + size > self._limit and self._overdrawn is not holder:
+            if self._overdrawn is not None or self.used > self._limit:
+                self._waiting.append((holder, told))
+                return False
+            self._overdrawn = holder
+        self.used += size
+        self.most = max(self.most, self.used)
+        return True
+
+    def charge(self, size: int) -> None:
+        """Bytes that are here already, and have to stay for a while."""
+        self.used += size
+        self.most = max(self.most, self.used)
+
+    def give_back(self, holder: object | None, size: int) -> None:
+        """All that `holder` has, or what was charged to nobody."""
+        self.used -= size
+        if holder is not None and self._overdrawn is holder:
+            self._overdrawn = None
+        for _ in range(len(self._waiting)):
+            if self.used > self._limit or (self._overdrawn is not None and self.used == self._limit):
+                break
+            self._waiting.popleft()[1]()
+
+    def forget(self, holder: object) -> None:
+        """It waits no more."""
+        if self._waiting:
+            self._waiting = deque(each for each in self._waiting if each[0] is not holder)

@@ -1,0 +1,263 @@
+"""What Prometheus scrapes: the server's counters, and how topics and groups stand, read from the store.
+
+Everything here runs in the thread of whoever scrapes. The loop is asked for one thing, its groups. The store is read as
+any process reads it: heads without a lock, offsets out of SQLite.
+
+Promises
+  C1  A scrape gives at most MAX_PARTITIONS partitions and MAX_OFFSETS offsets of groups, the first by name. How many it
+      left out is a metric itself.
+  C2  A scrape opens no partition that waits for its recovery, for that reads its log: it comes once somebody used it.
+  C3  A store that cannot be read, or a loop that does not answer, costs the part that needs it, not the scrape;
+      `klamm_scrape_complete` is 0 then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+import klamm
+from klamm.errors import KlammError
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.metrics import BOUNDS, Metrics
+from klamm.log import head
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.log.partition import Partition
+    from klamm.store.catalog import Topic
+
+__all__ = ["MAX_OFFSETS", "MAX_PARTITIONS", "METRICS", "ServerCollector", "registry"]
+
+MAX_PARTITIONS = 2_000
+MAX_OFFSETS = 5_000
+_LOOP_PATIENCE_S = 2.0
+_log = logging.getLogger("klamm")
+
+
+class Row(NamedTuple):
+    """One line of the table of metrics. Counters get `_total` behind their name when they are scraped."""
+
+    name: str
+    kind: str  # "counter", "gauge", "histogram" or "info"
+    labels: tuple[str, ...]
+    doc: str
+
+
+_TOPIC = ("topic", "partition")
+
+# fmt: off
+_ROWS = [
+    Row("klamm", "info", (), "Version, store and address."),
+    Row("klamm_connections", "gauge", (), "Connections there are now."),
+    Row("klamm_connections_opened", "counter", (), "Connections that were taken."),
+    Row("klamm_connections_refused", "counter", (), "Connections beyond max.connections, closed at once."),
+    Row("klamm_connections_closed_idle", "counter", (), "Connections closed after connections.max.idle.ms."),
+    Row("klamm_malformed_frames", "counter", (), "What was no request: too large, cut, or not to be parsed."),
+    Row("klamm_failed_requests", "counter", (), "Requests that failed by a fault of Klamm's own; see the log."),
+    Row("klamm_received_bytes", "counter", (), "Bytes of requests."),
+    Row("klamm_sent_bytes", "counter", (), "Bytes of answers."),
+    Row("klamm_appended_batches", "counter", (), "Batches that producers had appended."),
+    Row("klamm_appended_records", "counter", (), "Records in those batches."),
+    Row("klamm_request_seconds", "histogram", ("api",), "How long requests took, from the last byte read to the answer;"
+        " a fetch that waits for records takes as long as it waits."),
+    Row("klamm_request_errors", "counter", ("api", "error"), "Errors in answers, by Kafka's name of the error."),
+    Row("klamm_fetch_waits", "counter", (), "Fetches that had to wait for records."),
+    Row("klamm_parked_requests", "gauge", (), "Fetches that wait for records now."),
+    Row("klamm_queued_bytes", "gauge", (), "Memory for large requests that are being read now; bounded by"
+        " queued.max.request.bytes."),
+    Row("klamm_groups", "gauge", ("state",), "Groups whose members are clients of this server, by Kafka's name of their"
+        " state."),
+    Row("klamm_group_members", "gauge", (), "Members of all these groups."),
+    Row("klamm_partition_start_offset", "gauge", _TOPIC, "The first offset that is still there."),
+    Row("klamm_partition_end_offset", "gauge", _TOPIC, "One past the last offset."),
+    Row("klamm_partition_bytes", "gauge", _TOPIC, "The size of the log."),
+    Row("klamm_group_offset", "gauge", ("group", *_TOPIC), "What a group has committed, at whatever door."),
+    Row("klamm_group_lag", "gauge", ("group", *_TOPIC), "How many offsets lie between that and the end."),
+    Row("klamm_left_out", "gauge", ("what",), "Partitions and offsets beyond what one scrape gives, or that wait for"
+        " their recovery."),
+    Row("klamm_scrape_complete", "gauge", (), "0 if the store could not be read or the server did not answer."),
+]
+# fmt: on
+METRICS: dict[str, Row] = {row.name: row for row in _ROWS}
+
+
+def registry(broker: Broker, address: str) -> CollectorRegistry:
+    """The server's metrics, and those of its process."""
+    made = CollectorRegistry()
+    made.register(ServerCollector(broker, address))
+    ProcessCollector(registry=made)
+    return made
+
+
+class ServerCollector(Collector):
+    """Reads when it is scraped, keeps nothing."""
+
+    def __init__(self, broker: Broker, address: str) -> None:
+        self._broker = broker
+        self._core = broker.core
+        self._address = address
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: else registering this would scrape it."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        info = {"version": klamm.__version__, "store_id": self._broker.cluster_id, "address": self._address}
+        yield InfoMetricFamily("klamm", METRICS["klamm"].doc, value=info)
+        yield from _counters(self._broker.metrics)
+        complete = True
+        for part in (self._groups, self._store):
+            try:
+                yield from part()
+            except (KlammError, OSError, sqlite3.Error, TimeoutError, RuntimeError) as error:
+                complete = False
+                _log.warning("metrics: %s", str(error) or type(error).__name__)
+        yield _gauge("klamm_scrape_complete", int(complete))
+
+    # ---- of the loop
+
+    def _groups(self) -> list[Metric]:
+        async def count() -> tuple[dict[str, int], int]:
+            states: dict[str, int] = {}
+            members = 0
+            for listing in self._broker.coordinator.list_groups():
+                states[listing.state] = states.get(listing.state, 0) + 1
+                described = self._broker.coordinator.describe(listing.group_id)
+                members += len(described.members) if described is not None else 0
+            return states, members
+
+        counting = count()
+        try:
+            asked = asyncio.run_coroutine_threadsafe(counting, self._broker.loop)
+        except RuntimeError:  # the loop is closed
+            counting.close()
+            raise
+        states, members = asked.result(_LOOP_PATIENCE_S)
+        groups = _family("klamm_groups")
+        for state, number in sorted(states.items()):
+            groups.add_metric([state], number)
+        return [groups, _gauge("klamm_group_members", members)]
+
+    # ---- of the store
+
+    def _store(self) -> Iterator[Metric]:
+        topics = {topic.id: topic for topic in self._core.catalog.topics()}
+        starts, ends, sizes = (_family(f"klamm_partition_{what}") for what in ("start_offset", "end_offset", "bytes"))
+        given = left_out = 0
+        for topic in sorted(topics.values()):
+            for number in range(len(topic.partitions)):
+                partition = self._partition(topic, number) if given < MAX_PARTITIONS else None
+                if partition is None:
+                    left_out += 1
+                    continue
+                try:
+                    start, end, *_ = partition.ends()
+                    size = partition.log_size()
+                except (KlammError, FileNotFoundError):  # deleted meanwhile, or damaged: whoever uses it is told
+                    left_out += 1
+                    continue
+                given += 1
+                labels = [topic.name, str(number)]
+                starts.add_metric(labels, start)
+                ends.add_metric(labels, end)
+                sizes.add_metric(labels, size)
+        yield from (starts, ends, sizes)
+        offsets, lags, hidden = self._offsets(topics)
+        yield from (offsets, lags)
+        not_given = _family("klamm_left_out")
+        not_given.add_metric(["partitions"], left_out)
+        not_given.add_metric(["group_offsets"], hidden)
+        yield not_given
+
+    def _offsets(self, topics: dict[str, Topic]) -> tuple[GaugeMetricFamily, GaugeMetricFamily, int]:
+        offsets, lags = _family("klamm_group_offset"), _family("klamm_group_lag")
+        given = left_out = 0
+        for name in self._core.groups.names():
+            group = self._core.groups.find(name)
+            rows = {} if group is None else self._core.groups.offsets(group.number)
+            for (topic_id, number), row in sorted(rows.items()):
+                topic = topics.get(topic_id)
+                if topic is None:
+                    continue
+                partition = self._partition(topic, number) if given < MAX_OFFSETS else None
+                if partition is None:
+                    left_out += 1
+                    continue
+                try:
+                    start, end, *_ = partition.ends()
+                except KlammError:
+                    continue
+                given += 1
+                labels = [name, topic.name, str(number)]
+                offsets.add_metric(labels, row.offset)
+                lags.add_metric(labels, max(0, end - max(start, row.offset)))
+        return offsets, lags, left_out
+
+    def _partition(self, topic: Topic, number: int) -> Partition | None:
+        """None if it is gone, or waits for its recovery."""
+        if number >= len(topic.partitions) or self._core.heads.flags_of(topic.partitions[number]) & head.NEEDS_RECOVERY:
+            return None
+        try:
+            return self._core.topic(topic.name).partition(number)
+        except KlammError:
+            return None
+
+
+def _counters(metrics: Metrics) -> Iterator[Metric]:
+    yield _gauge("klamm_connections", metrics.connections)
+    yield _counter("klamm_connections_opened", metrics.connections_total)
+    yield _counter("klamm_connections_refused", metrics.refused)
+    yield _counter("klamm_connections_closed_idle", metrics.closed_idle)
+    yield _counter("klamm_malformed_frames", metrics.malformed)
+    yield _counter("klamm_failed_requests", metrics.failed)
+    yield _counter("klamm_received_bytes", metrics.bytes_in)
+    yield _counter("klamm_sent_bytes", metrics.bytes_out)
+    yield _counter("klamm_appended_batches", metrics.batches_in)
+    yield _counter("klamm_appended_records", metrics.records_in)
+    yield _counter("klamm_fetch_waits", metrics.fetch_waits)
+    yield _gauge("klamm_parked_requests", metrics.parked)
+    yield _gauge("klamm_queued_bytes", metrics.queued_bytes)
+    row = METRICS["klamm_request_seconds"]
+    histogram = HistogramMetricFamily(row.name, row.doc, labels=row.labels)
+    for api, timings in list(metrics.requests.items()):
+        buckets: list[tuple[str, float]] = []
+        seen = 0
+        for bound, count in zip([*map(str, BOUNDS), "+Inf"], list(timings.buckets), strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        histogram.add_metric([api], buckets, timings.seconds)
+    yield histogram
+    row = METRICS["klamm_request_errors"]
+    errors = CounterMetricFamily(row.name, row.doc, labels=row.labels)
+    for (api, code), count in list(metrics.errors.items()):
+        errors.add_metric([api, _name_of(code)], count)
+    yield errors
+
+
+def _name_of(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def _counter(name: str, value: float) -> Metric:
+    return CounterMetricFamily(name, METRICS[name].doc, value=value)
+
+
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, METRICS[name].doc, value=value)
+
+
+def _family(name: str) -> GaugeMetricFamily:
+    row = METRICS[name]
+    return GaugeMetricFamily(row.name, row.doc, labels=row.labels)

@@ -1,0 +1,82 @@
+"""What of a group outlives the server: a stable generation, with its members and what each was assigned, as bytes.
+
+JSON, for it is small, seldom written, and read by people who look for a mistake; what clients sent as bytes is base64.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["GroupImage", "Keep", "MemberImage", "decoded", "encoded"]
+
+_FORMAT = 1
+
+
+class MemberImage(NamedTuple):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes
+
+
+class GroupImage(NamedTuple):
+    group_id: str
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    members: tuple[MemberImage, ...]  # none: the group is empty, and nothing is to be kept of it
+
+    @property
+    def size(self) -> int:
+        """About how many bytes clients make us keep."""
+        return sum(
+            len(member.assignment) + sum(len(name) + len(metadata) for name, metadata in member.protocols) + 200
+            for member in self.members
+        )
+
+
+Keep = Callable[[GroupImage, int], None]
+"""Called with an image to be kept and the number of this request, which the answer has to name."""
+
+
+def encoded(image: GroupImage) -> bytes:
+    members = [
+        {
+            **member._asdict(),
+            "protocols": [[name, b64encode(metadata).decode()] for name, metadata in member.protocols],
+            "assignment": b64encode(member.assignment).decode(),
+        }
+        for member in image.members
+    ]
+    told: dict[str, Any] = {"format": _FORMAT, **image._asdict(), "members": members}
+    del told["group_id"]  # the row knows, and a name is said once
+    return json.dumps(told).encode()
+
+
+def decoded(group_id: str, state: bytes) -> GroupImage:
+    """ValueError if these are not bytes that `encoded` made."""
+    try:
+        told = json.loads(state)
+        if told.pop("format") != _FORMAT:
+            raise ValueError("a newer Klamm wrote it")
+        members = tuple(_member(each) for each in told.pop("members"))
+        image = GroupImage(group_id=group_id, members=members, **told)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not the state of a group: {error!r}") from None
+    ids = {member.member_id for member in members}
+    if len(ids) != len(members) or image.leader not in ids:
+        raise ValueError("its members contradict each other")
+    return image
+
+
+def _member(told: dict[str, Any]) -> MemberImage:
+    protocols = tuple((str(name), b64decode(metadata)) for name, metadata in told.pop("protocols"))
+    return MemberImage(protocols=protocols, assignment=b64decode(told.pop("assignment")), **told)

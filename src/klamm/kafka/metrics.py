@@ -1,0 +1,80 @@
+"""What a server counts: plain numbers that the loop bumps, at the cost of an addition.
+
+Only the loop writes here. Who scrapes reads from a thread of its own, without a lock: each number is right, two of them
+may be a moment apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+__all__ = ["BOUNDS", "Metrics", "Timings"]
+
+# Upper bounds of the buckets, in seconds: from an answer out of memory to a fetch that waits as long as clients do.
+BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Timings:
+    """How long the requests of one API took, waiting included."""
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BOUNDS) + 1)  # each counts what is not in one before it
+        self.seconds = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+
+class Metrics:
+    """The counters of one server. They only grow, but for those that say "now"."""
+
+    __slots__ = (
+        "batches_in",
+        "bytes_in",
+        "bytes_out",
+        "closed_idle",
+        "connections",
+        "connections_total",
+        "errors",
+        "failed",
+        "fetch_waits",
+        "malformed",
+        "parked",
+        "queued_bytes",
+        "records_in",
+        "refused",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        self.connections = 0  # now
+        self.connections_total = 0
+        self.refused = 0  # beyond max.connections
+        self.closed_idle = 0  # after connections.max.idle.ms
+        self.malformed = 0  # what was no request
+        self.failed = 0  # requests whose handler raised
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.batches_in = 0  # appended
+        self.records_in = 0
+        self.fetch_waits = 0  # fetches that had to wait for records
+        self.parked = 0  # fetches that wait for records, now
+        self.queued_bytes = 0  # of large requests that are being read, now
+        self.requests: dict[str, Timings] = {}  # by the name of the API
+        self.errors: dict[tuple[str, int], int] = {}  # by the name of the API and Kafka's code
+
+    def observe(self, api: str, seconds: float) -> None:
+        """A request was answered, or needed no answer, after so many seconds."""
+        timings = self.requests.get(api)
+        if timings is None:
+            timings = self.requests[api] = Timings()
+        timings.seconds += seconds
+        timings.buckets[bisect_left(BOUNDS, seconds)] += 1
+
+    def error(self, api: str, code: int) -> None:
+        """An answer bore an error: of the whole request, or of a part of it."""
+        key = api, code
+        self.errors[key] = self.errors.get(key, 0) + 1

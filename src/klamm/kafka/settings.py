@@ -1,0 +1,131 @@
+"""Settings of a server: the table. Names are Kafka's where Kafka has the setting; the others are Klamm's own.
+
+The command line, the TOML file and `klamm.server(...)` take these names; in Python, `_` stands for `.` and `-`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from klamm.errors import InvalidSetting
+from klamm.store.names import nearest
+from klamm.store.settings import Setting, Value
+
+__all__ = ["SERVER_SETTINGS", "ServerSettings"]
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+_MIB = 1024 * 1024
+
+
+def _number(name: str, default: int, low: int, high: int = _INT32, *, doc: str) -> Any:
+    kind = "int" if high <= _INT32 else "long"
+    return field(default=default, metadata={"setting": Setting(name, kind, default, doc, low, high)})
+
+
+def _text(name: str, default: str, *, doc: str) -> Any:
+    return field(default=default, metadata={"setting": Setting(name, "string", default, doc)})
+
+
+def _switch(name: str, default: str, *, doc: str) -> Any:
+    row = Setting(name, "boolean", default, doc, choices=("true", "false"))
+    return field(default=default == "true", metadata={"setting": row})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The settings of one server, typed: `settings.max_connections` is `max.connections`."""
+
+    # fmt: off
+    kafka: int = _number("kafka", 9092, 0, 65535,
+        doc="The port that Kafka clients dial; 0: any that is free.")
+    host: str = _text("host", "127.0.0.1",
+        doc="The address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all.")
+    advertise: str = _text("advertise", "",
+        doc="The host:port that clients are told to dial. Empty: the address that each client dialled itself.")
+    node_id: int = _number("node-id", 1, 0,
+        doc="The number of this broker, as clients see it.")
+    default_partitions: int = _number("default-partitions", 1, 1, 10_000,
+        doc="How many partitions a topic gets when its creator does not say. (Kafka: num.partitions.)")
+    auto_create_topics_enable: bool = _switch("auto.create.topics.enable", "true",
+        doc="Whether a topic that a client asks for, and that is not there, is created.")
+    metrics: int = _number("metrics", -1, -1, 65535,
+        doc="The port of /metrics, /healthz and /status; 0: any that is free, -1: none.")
+    max_connections: int = _number("max.connections", 10_000, 1,
+        doc="How many connections there may be at a time; further ones are closed at once.")
+    connections_max_idle_ms: int = _number("connections.max.idle.ms", 600_000, 1, _INT64,
+        doc="A connection on which nothing came, and for which nothing is under way, is closed after this time.")
+    socket_request_max_bytes: int = _number("socket.request.max.bytes", 100 * _MIB, 1024,
+        doc="The largest request that is read; a connection with a larger one is closed.")
+    queued_max_request_bytes: int = _number("queued.max.request.bytes", 256 * _MIB, _MIB, _INT64,
+        doc="How many bytes of requests may be in memory, of all connections together; beyond it, nothing is read.")
+    group_initial_rebalance_delay_ms: int = _number("group.initial.rebalance.delay.ms", 0, 0,
+        doc="How long an empty group waits for more members before its first assignment. (Kafka: 3000.)")
+    group_min_session_timeout_ms: int = _number("group.min.session.timeout.ms", 6_000, 1,
+        doc="The shortest session time-out that a member may ask for.")
+    group_max_session_timeout_ms: int = _number("group.max.session.timeout.ms", 1_800_000, 1,
+        doc="The longest session time-out that a member may ask for.")
+    offset_metadata_max_bytes: int = _number("offset.metadata.max.bytes", 4096, 0, 4096,
+        doc="How long the text beside a committed offset may be.")
+    transaction_max_timeout_ms: int = _number("transaction.max.timeout.ms", 900_000, 1,
+        doc="The longest time-out that a transactional producer may ask for.")
+    transactional_id_expiration_ms: int = _number("transactional.id.expiration.ms", 604_800_000, 1,
+        doc="How long after its last use a transactional id is remembered.")
+    log_cleaner_backoff_ms: int = _number("log.cleaner.backoff.ms", 15_000, 100, _INT64,
+        doc="How often the server looks for logs to compact, records to expire and transactions to end.")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.advertise:
+            self.advertised()
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            raise InvalidSetting("group.min.session.timeout.ms: is more than group.max.session.timeout.ms")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value | bool]) -> ServerSettings:
+        """Defaults, with `values` by name; `_`, `.` and `-` count as the same."""
+        known = {_key(name): name for name in SERVER_SETTINGS}
+        typed: dict[str, Any] = {}
+        for name, value in values.items():
+            found = known.get(_key(name))
+            if found is None:
+                raise InvalidSetting(f"{name}: a server has no such setting", hint=nearest(name, SERVER_SETTINGS))
+            typed[_key(name)] = _parse(SERVER_SETTINGS[found], value)
+        return cls(**typed)
+
+    def advertised(self) -> tuple[str, int] | None:
+        """Host and port of `advertise`; None if it is not set."""
+        if not self.advertise:
+            return None
+        host, _, port = self.advertise.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
+            raise InvalidSetting(f"advertise: {self.advertise!r} does not fit", hint="want host:port")
+        return host, int(port)
+
+    def __getitem__(self, name: str) -> str:
+        """The value of `name` as a string."""
+        value = getattr(self, _key(name))
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "_").replace("-", "_")
+
+
+def _parse(setting: Setting, value: Value | bool) -> Value | bool:
+    if setting.type == "boolean":
+        return setting.parse(str(value).lower() if isinstance(value, bool) else value) == "true"
+    if setting.type == "string":
+        if not isinstance(value, str):
+            raise InvalidSetting(f"{setting.name}: {value!r} does not fit", hint="want a text")
+        return value
+    return setting.parse(value)
+
+
+SERVER_SETTINGS: dict[str, Setting] = {
+    f.metadata["setting"].name: f.metadata["setting"] for f in fields(ServerSettings) if f.metadata
+}
+assert all(_key(name) == f.name for name, f in zip(SERVER_SETTINGS, fields(ServerSettings), strict=True))

@@ -1,0 +1,85 @@
+"""The topics of the store as the loop sees them: plain look-ups. Before a request is handled, the catalog's version is
+compared with the one that is known, and if it is another, all is read again, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from klamm.store.settings import Value
+
+if TYPE_CHECKING:
+    from klamm.kafka.pools import Pools
+    from klamm.kafka.settings import ServerSettings
+    from klamm.store.directory import Core, OpenTopic
+
+__all__ = ["Topics"]
+
+
+class Topics:
+    """Those of one store."""
+
+    def __init__(self, core: Core, pools: Pools, settings: ServerSettings) -> None:
+        self._core = core
+        self._pools = pools
+        self._settings = settings
+        self._heads = core.heads
+        self._version = -1
+        self._by_name: dict[str, OpenTopic] = {}
+        self._by_id: dict[bytes, OpenTopic] = {}
+        self._sorted: list[OpenTopic] = []
+        self._refreshing: asyncio.Future[None] | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._heads.catalog_version == self._version
+
+    @property
+    def version(self) -> int:
+        """Of the catalog, as it is known here."""
+        return self._version
+
+    def find(self, name: str) -> OpenTopic | None:
+        return self._by_name.get(name)
+
+    def by_id(self, uuid: bytes) -> OpenTopic | None:
+        return self._by_id.get(uuid)
+
+    def all(self) -> list[OpenTopic]:
+        """By name."""
+        return self._sorted
+
+    @staticmethod
+    def uuid(opened: OpenTopic) -> bytes:
+        return bytes.fromhex(opened.topic.id)
+
+    async def refresh(self) -> None:
+        """Read what changed. Whoever comes while that is done waits for the same."""
+        while not self.is_fresh:
+            if self._refreshing is None or self._refreshing.done():  # to await one that is done gives nobody a turn
+                self._refreshing = asyncio.ensure_future(self._read())
+                self._refreshing.add_done_callback(self._refreshed)
+            await asyncio.shield(self._refreshing)
+
+    def _refreshed(self, done: object) -> None:
+        if self._refreshing is done:
+            self._refreshing = None
+
+    async def _read(self) -> None:
+        version, topics = await self._pools.read(self._core.all_topics)
+        self._by_name = {each.name: each for each in topics}
+        self._by_id = {self.uuid(each): each for each in topics}
+        self._sorted = topics
+        self._version = version
+
+    async def create(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, Value] | None = None
+    ) -> OpenTopic:
+        """A new topic; TopicExists, InvalidTopic or InvalidSetting if it cannot be."""
+        count = self._settings.default_partitions if partitions is None else partitions
+        await self._pools.administer(self._core.create_topic, name, count, settings or {})
+        await self.refresh()
+        found = self.find(name)
+        return found if found is not None else await self._pools.read(self._core.topic, name)

@@ -1,0 +1,175 @@
+"""A store with a desk for transactional producers, and clients of both kinds, without sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import klamm
+from klamm.batch import Builder, walk
+from klamm.batch.header import TRANSACTIONAL
+from klamm.disk.locks import SERVER
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, Identified, TransactionDesk
+from klamm.log.partition import Partition
+from klamm.store.directory import Core
+from klamm.store.groups import OffsetRow
+from klamm.store.marking import Place
+from klamm.store.wire_transactions import hold_server
+
+
+@dataclass(frozen=True)
+class Settings:
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000
+
+
+def core_of(store: klamm.Store) -> Core:
+    return store._acquired()
+
+
+def place_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Place:
+    return core_of(store).topic(topic).topic.id, number
+
+
+def log_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Partition:
+    return core_of(store).topic(topic).partition(number)
+
+
+@contextmanager
+def serving(store: klamm.Store, settings: Settings | None = None) -> Iterator[TransactionDesk]:
+    """Be the server of a store."""
+    core = core_of(store)
+    assert hold_server(core)
+    try:
+        desk = TransactionDesk(core, settings or Settings())
+        desk.load()
+        yield desk
+    finally:
+        if core.members is not None:
+            core.members.release(SERVER)
+
+
+class Client:
+    """One producer of a transactional id. `bumps`: it knows KIP-890."""
+
+    def __init__(self, store: klamm.Store, desk: TransactionDesk, name: str = "billing", *, bumps: bool) -> None:
+        self.store, self.desk, self.name, self.bumps = store, desk, name, bumps
+        self.producer_id = self.epoch = -1
+        self.sequences: dict[Place, int] = {}
+
+    def init(self, timeout_ms: int = 60_000, *, again: bool = False) -> ErrorCode:
+        """`again`: it says who it was."""
+        before = (self.producer_id, self.epoch) if again else (-1, -1)
+        found = self.desk.init_producer_id(self.name, timeout_ms, *before)
+        if not found.error:
+            self._become(found)
+        return found.error
+
+    def _become(self, found: Identified) -> None:
+        if (found.producer_id, found.epoch) != (self.producer_id, self.epoch):
+            self.sequences = {}
+        self.producer_id, self.epoch = found.producer_id, found.epoch
+
+    def add(self, *numbers: int) -> ErrorCode:
+        places = [place_of(self.store, number) for number in numbers]
+        return self.desk.add_partitions(self.name, self.producer_id, self.epoch, places)
+
+    def send(self, *numbers: int, value: bytes = b"x") -> ErrorCode:
+        """A record to each; the older kind adds the partitions first, the other lets the batch do it."""
+        if not self.bumps and (error := self.add(*numbers)):
+            return error
+        for number in numbers:
+            place = place_of(self.store, number)
+            code = self.desk.check_produce(self.producer_id, self.epoch, place)
+            if code is NEEDS_REGISTRATION:
+                assert self.bumps
+                code = self.add(number)
+            if code is not ErrorCode.NONE:
+                return ErrorCode(code)
+            self.append(number, value)
+        return ErrorCode.NONE
+
+    def append(self, number: int, value: bytes = b"x") -> int:
+        """Without asking."""
+        place = place_of(self.store, number)
+        builder = Builder(1 << 20)
+        builder.add(None, value, None, time.time_ns() // 1_000_000)
+        sequence = self.sequences.get(place, 0)
+        batch = builder.seal(0, None, self.producer_id, self.epoch, sequence, TRANSACTIONAL)
+        offset = log_of(self.store, number).append(bytearray(batch))
+        self.sequences[place] = sequence + 1
+        return offset
+
+    def commit_offsets(self, group: str, offset: int, number: int = 0) -> ErrorCode:
+        if not self.bumps and (error := self.desk.add_group(self.name, self.producer_id, self.epoch, group)):
+            return error
+        return self.desk.commit_offsets(
+            self.name,
+            self.producer_id,
+            self.epoch,
+            group,
+            [offset_row(self.store, offset, number)],
+            implicit=self.bumps,
+        )
+
+    def end(self, *, commit: bool) -> ErrorCode:
+        found = self.ask_end(commit=commit)
+        if not found.error and self.bumps:
+            self._become(found)
+        return found.error
+
+    def ask_end(self, *, commit: bool) -> Identified:
+        return self.desk.end(self.name, self.producer_id, self.epoch, commit=commit, bump=self.bumps)
+
+
+def offset_row(store: klamm.Store, offset: int, number: int = 0) -> OffsetRow:
+    return OffsetRow(*place_of(store, number), offset)
+
+
+def seen(store: klamm.Store, *numbers: int, topic: str = "t") -> list[list[bytes]]:
+    """What readers of committed records see, by partition."""
+    found = []
+    for number in numbers:
+        with store.consumer(topic, partitions=[number], wait_ms=0, form="values") as consumer:
+            found.append(list(consumer))
+    return found
+
+
+def stands_open(partition: Partition) -> bool:
+    ends = partition.ends()
+    return ends.stable < ends.end
+
+
+def markers(partition: Partition) -> list[int]:
+    """The epochs of all markers in a log."""
+    found = []
+    with partition.reader(0, committed=False) as reader:
+        while data := reader.read():
+            found += [header.producer_epoch for header in walk(data) if header.is_control]
+    return found
+
+
+def offset_of(store: klamm.Store, group: str, number: int = 0) -> int | None:
+    """Where a group stands."""
+    core = core_of(store)
+    found = core.groups.find(group)
+    row = None if found is None else core.groups.offsets(found.number).get(place_of(store, number))
+    return None if row is None else row.offset
+
+
+__all__ = [
+    "Client",
+    "Settings",
+    "core_of",
+    "log_of",
+    "markers",
+    "offset_of",
+    "offset_row",
+    "place_of",
+    "seen",
+    "serving",
+    "stands_open",
+]

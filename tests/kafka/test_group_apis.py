@@ -1,0 +1,391 @@
+"""Groups over a real socket: coordinators, membership in every version, doors, and what people see and delete."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+from klamm.kafka.apis import TABLE, group_offsets, groups
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_store import _GENERATIONS
+from klamm.kafka.wire.codec import Api
+from klamm.kafka.wire.messages import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_GROUPS,
+    SYNC_GROUP,
+)
+from klamm.store import wire_groups
+from tests.kafka.dial import Served, served
+from tests.kafka.member import GROUP, Client, address_in, hold_writes, serve_for_ever
+from tests.procs import children, until
+
+E = ErrorCode
+TOO_LONG = "x" * 250
+ROW_OF_HANDLERS = groups.HANDLERS + group_offsets.HANDLERS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[klamm.Store]:
+    with klamm.open(tmp_path / "events") as opened:
+        opened.create_topic("orders", partitions=4)
+        yield opened
+
+
+@pytest.fixture
+def server(store: klamm.Store) -> Iterator[Served]:
+    with served(Path(store.path)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[Client]:
+    with Client(server.address) as dialled:
+        yield dialled
+
+
+def every(api: Api) -> Any:
+    return pytest.mark.parametrize("version", range(api.min_version, api.max_version + 1))
+
+
+def test_every_version_in_the_tables_is_honoured() -> None:
+    assert all(
+        (row.min_version, row.max_version) == (row.api.min_version, row.api.max_version) for row in ROW_OF_HANDLERS
+    )
+    assert all(TABLE[row.api.key] is row for row in ROW_OF_HANDLERS)
+
+
+# ---- coordinators
+
+
+@every(FIND_COORDINATOR)
+@pytest.mark.parametrize("key_type", [0, 1])
+def test_this_server_coordinates_everything(server: Served, client: Client, version: int, key_type: int) -> None:
+    here = (1, "127.0.0.1", server.server.port, E.NONE)
+    answer = client.ask(FIND_COORDINATOR, version, key="g", key_type=key_type, coordinator_keys=["g", "h"])
+    found = answer.coordinators if version >= 4 else [answer]
+    assert [(each.node_id, each.host, each.port, each.error_code) for each in found] == [here] * len(found)
+    assert version < 4 or [each.key for each in found] == ["g", "h"]
+
+
+@pytest.mark.parametrize("version", [1, 3, 4, 6])
+def test_there_are_no_coordinators_of_share_groups(client: Client, version: int) -> None:
+    answer = client.ask(FIND_COORDINATOR, version, key="g:x:0", key_type=2, coordinator_keys=["g:x:0"])
+    found = answer.coordinators[0] if version >= 4 else answer
+    assert (found.error_code, found.node_id, found.host, found.port) == (E.INVALID_REQUEST, -1, "", -1)
+
+
+# ---- membership
+
+
+@every(JOIN_GROUP)
+def test_joining(client: Client, version: int) -> None:
+    client.begin_join(version=version)
+    answer = client.answer()
+    if version >= 4:
+        assert (answer.error_code, answer.generation_id) == (E.MEMBER_ID_REQUIRED, -1)
+        assert answer.member_id.startswith("tests-")
+        assert answer.protocol_name == (None if version >= 7 else "")
+        answer = client.join(answer.member_id, version=version)
+    assert answer.error_code == 0 and answer.generation_id == 1 and answer.leader == answer.member_id
+    assert answer.protocol_name == "range" and answer.protocol_type == ("consumer" if version >= 7 else None)
+    assert [(each.member_id, each.metadata) for each in answer.members] == [(answer.member_id, b"topics")]
+
+
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_static_leader_that_comes_back_is_told_not_to_assign_if_it_understands(client: Client, version: int) -> None:
+    member = client.become_member(version=version, group_instance_id="i")
+    answer = client.join(version=version, group_instance_id="i")
+    assert (answer.error_code, answer.generation_id) == (0, member.generation)
+    assert answer.member_id != member.member_id
+    assert answer.skip_assignment == (version == 9)
+    assert client.heartbeat(member) == E.UNKNOWN_MEMBER_ID
+
+
+@every(SYNC_GROUP)
+def test_syncing(server: Served, client: Client, version: int) -> None:
+    first = client.become_member()
+    with Client(server.address) as second:
+        second.begin_join()
+        second_id = second.answer().member_id
+        second.begin_join(second_id)
+        until(lambda: client.heartbeat(first) == E.REBALANCE_IN_PROGRESS, "the group rebalances")
+        generation = client.join(first.member_id).generation_id
+        assert second.answer().generation_id == generation == first.generation + 1
+        same = {"group_id": GROUP, "generation_id": generation, "protocol_type": "consumer", "protocol_name": "range"}
+        second.begin(SYNC_GROUP, version, member_id=second_id, **same)
+        make = SYNC_GROUP.request.Assignment
+        plan = [make(member_id=first.member_id, assignment=b"a"), make(member_id=second_id, assignment=b"b")]
+        answers = [
+            client.ask(SYNC_GROUP, version, member_id=first.member_id, assignments=plan, **same),
+            second.answer(),
+        ]
+    assert [(each.error_code, each.assignment) for each in answers] == [(0, b"a"), (0, b"b")]
+    if version >= 5:
+        assert (answers[1].protocol_type, answers[1].protocol_name) == ("consumer", "range")
+        nothing = client.ask(SYNC_GROUP, 5, group_id=GROUP, generation_id=generation, member_id=first.member_id)
+        assert nothing.error_code == E.INCONSISTENT_GROUP_PROTOCOL
+
+
+@every(HEARTBEAT)
+def test_heartbeats(client: Client, version: int) -> None:
+    member = client.become_member()
+    asked = {"group_id": GROUP, "generation_id": member.generation, "member_id": member.member_id}
+    assert client.ask(HEARTBEAT, version, **asked).error_code == 0
+    assert client.ask(HEARTBEAT, version, **asked | {"generation_id": 7}).error_code == E.ILLEGAL_GENERATION
+    assert client.ask(HEARTBEAT, version, **asked | {"member_id": "m"}).error_code == E.UNKNOWN_MEMBER_ID
+
+
+@every(LEAVE_GROUP)
+def test_leaving(client: Client, version: int) -> None:
+    member = client.become_member()
+    make = LEAVE_GROUP.request.Member
+    for expected in (E.NONE, E.UNKNOWN_MEMBER_ID):
+        answer = client.ask(
+            LEAVE_GROUP, version, group_id=GROUP, member_id=member.member_id, members=[make(member_id=member.member_id)]
+        )
+        if version < 3:
+            assert answer.error_code == expected
+        else:
+            assert (answer.error_code, answer.members[0].error_code) == (0, expected)
+            assert answer.members[0].member_id == member.member_id
+
+
+def test_a_session_that_is_not_heard_of_ends(store: klamm.Store) -> None:
+    with served(Path(store.path), group_min_session_timeout_ms=1) as running, Client(running.address) as client:
+        member = client.become_member(session_timeout_ms=50)
+        until(lambda: states(client) == {GROUP: "Empty"}, "the member is gone")
+        assert client.heartbeat(member) == E.UNKNOWN_MEMBER_ID
+
+
+def test_a_client_that_goes_while_the_door_is_claimed_is_no_member(server: Served, client: Client) -> None:
+    go_on = hold_writes(server)
+    gone = Client(server.address)
+    gone.begin_join(version=3)
+    store_of = server.broker.group_store
+    until(lambda: server.call(lambda: store_of._last is not None), "the door is being claimed")
+    gone.close()
+    until(lambda: len(server.server.listener.connections) == 1, "the connection is closed")
+    go_on.set()
+    until(lambda: server.call(lambda: store_of._last is not None and store_of._last.done()), "the door is claimed")
+    assert states(client) == {GROUP: "Empty"}
+
+
+@pytest.mark.parametrize("name", ["", TOO_LONG, "a\nb"])
+def test_names_that_no_group_can_have(client: Client, name: str) -> None:
+    asked = {"group_id": name, "member_id": "m", "generation_id": 1}
+    assert client.join(group=name).error_code == E.INVALID_GROUP_ID
+    assert client.ask(SYNC_GROUP, 4, **asked).error_code == E.INVALID_GROUP_ID
+    assert client.ask(HEARTBEAT, 4, **asked).error_code == E.INVALID_GROUP_ID
+    assert client.ask(LEAVE_GROUP, 5, group_id=name).error_code == E.INVALID_GROUP_ID
+    (described,) = client.ask(DESCRIBE_GROUPS, 6, groups=[name]).groups
+    assert (described.error_code, described.group_state) == (E.INVALID_GROUP_ID, "Dead")
+    assert delete(client, name) == [E.INVALID_GROUP_ID]
+    assert states(client) == {}
+
+
+def test_the_stores_group_max_size_counts_and_may_change(store: klamm.Store, server: Served, client: Client) -> None:
+    store.alter({"group.max.size": 1})
+    client.become_member()
+    with Client(server.address) as other:
+        assert other.join(version=3).error_code == E.GROUP_MAX_SIZE_REACHED
+        store.alter({"group.max.size": 2})
+        other.begin_join(version=3)
+        until(lambda: states(client)[GROUP] == "PreparingRebalance", "the other is let in")
+
+
+# ---- doors
+
+
+def test_a_group_with_embedded_members_is_not_joined_over_the_wire_until_they_have_gone(
+    store: klamm.Store, server: Served, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), store.consumer("orders", group=GROUP):
+        for version in (0, 3, 5, 9):
+            assert client.join(version=version).error_code == E.INCONSISTENT_GROUP_PROTOCOL
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(lines) == 1 and GROUP in lines[0] and "have the store open" in lines[0]
+    assert client.become_member().generation > 0
+    with pytest.raises(klamm.GroupBusy, match="Kafka server"):
+        store.consumer("orders", group=GROUP)
+
+
+def test_the_same_between_processes(tmp_path: Path) -> None:
+    path, told = tmp_path / "events", tmp_path / "address"
+    with klamm.open(path) as opened:
+        opened.create_topic("orders")
+    with children() as start:
+        process = start(lambda: serve_for_ever(path, told))
+        with klamm.open(path) as store, Client(address_in(told)) as client:
+            with store.consumer("orders", group=GROUP):
+                assert client.join().error_code == E.INCONSISTENT_GROUP_PROTOCOL
+            client.become_member()
+            with pytest.raises(klamm.GroupBusy):
+                store.consumer("orders", group=GROUP)
+            with pytest.raises(klamm.GroupBusy):
+                store.delete_group(GROUP)
+            process.kill()
+            store.consumer("orders", group=GROUP).close()
+
+
+# ---- generations
+
+
+def test_generations_go_on_after_a_restart_and_after_a_kill(tmp_path: Path) -> None:
+    path, told = tmp_path / "events", tmp_path / "address"
+    with klamm.open(path) as opened:
+        opened.create_topic("orders")
+    seen = []
+    with children() as start:
+        for _ in range(3):
+            process = start(lambda: serve_for_ever(path, told))
+            with Client(address_in(told)) as client:
+                member = client.become_member()
+                for _ in range(5):  # a leader that joins again wants a rebalance
+                    seen.append(client.join(member.member_id).generation_id)
+                    assert (
+                        client.ask(
+                            SYNC_GROUP, 4, group_id=GROUP, generation_id=seen[-1], member_id=member.member_id
+                        ).error_code
+                        == 0
+                    )
+            process.kill()
+    assert seen == sorted(set(seen))
+
+
+def test_generations_are_reserved_before_they_are_used_up(store: klamm.Store, server: Served, client: Client) -> None:
+    client.become_member()
+    store_of = server.broker.group_store
+    used = 3 * _GENERATIONS
+    server.call(lambda: store_of.has_begun(used))
+    until(lambda: store_of._reserved > used, "more are reserved")
+    assert store_of.groups.reserve_generations(1) == store_of._reserved >= used + _GENERATIONS
+
+
+def test_numbers_of_generations_begin_anew_before_they_do_not_fit(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = wire_groups.WireGroups(store._acquired())
+    monkeypatch.setattr(wire_groups, "_LAST_GENERATION", 20)
+    assert [wire.reserve_generations(10) for _ in range(4)] == [0, 10, 0, 10]
+    assert store.check().breaches == []
+
+
+# ---- for people
+
+
+def states(client: Client, **filters: Any) -> dict[str, str]:
+    answer = client.ask(LIST_GROUPS, 5, **filters)
+    assert answer.error_code == 0
+    return {each.group_id: each.group_state for each in answer.groups}
+
+
+def delete(client: Client, *names: str, version: int = 2) -> list[int]:
+    answer = client.ask(DELETE_GROUPS, version, groups_names=list(names))
+    assert [each.group_id for each in answer.results] == list(names)
+    return [each.error_code for each in answer.results]
+
+
+@every(LIST_GROUPS)
+def test_listing(store: klamm.Store, client: Client, version: int) -> None:
+    client.become_member("joined")
+    client.commit({("orders", 0): 1}, group="simple")
+    with store.consumer("orders", group="embedded"):
+        found = client.ask(LIST_GROUPS, version)
+        all_states = states(client)
+        stable = states(client, states_filter=["stable"])
+        assert states(client, types_filter=["Classic"]) == all_states
+        assert states(client, types_filter=["share"]) == {}
+    kinds = [("embedded", "consumer"), ("joined", "consumer"), ("simple", "")]
+    assert [(each.group_id, each.protocol_type) for each in found.groups] == kinds
+    assert all_states == {"embedded": "Stable", "joined": "Stable", "simple": "Empty"}
+    assert set(stable) == {"embedded", "joined"}
+    if version >= 4:
+        assert {each.group_id: each.group_state for each in found.groups} == all_states
+    if version >= 5:
+        assert {each.group_type for each in found.groups} == {"classic"}
+
+
+@every(DESCRIBE_GROUPS)
+def test_describing(store: klamm.Store, client: Client, version: int) -> None:
+    member = client.become_member("joined")
+    client.commit({("orders", 0): 1}, group="simple")
+    with store.consumer("orders", group="embedded", member="m") as consumer:
+        until(lambda: consumer.poll(timeout_ms=10) or len(consumer.assignment()) == 4, "all is assigned")
+        names = ["joined", "simple", "embedded", "none"]
+        answer = client.ask(DESCRIBE_GROUPS, version, groups=names, include_authorized_operations=True)
+    joined, simple, embedded, none = answer.groups
+    assert [each.group_id for each in answer.groups] == names
+    assert all(each.authorized_operations == -(2**31) for each in answer.groups)
+    assert (joined.group_state, joined.protocol_type, joined.protocol_data) == ("Stable", "consumer", "range")
+    (seen,) = joined.members
+    assert (seen.member_id, seen.client_id, seen.client_host) == (member.member_id, "tests", "/127.0.0.1")
+    assert (seen.member_metadata, seen.member_assignment) == (b"topics", b"mine")
+    assert (simple.group_state, simple.members, simple.error_code) == ("Empty", [], 0)
+    assert (embedded.group_state, embedded.protocol_type) == ("Stable", "consumer")
+    (seen,) = embedded.members
+    assert seen.member_id and seen.group_instance_id == ("m" if version >= 4 else None)
+    assert seen.member_assignment == struct.pack(">hih6si4ii", 0, 1, 6, b"orders", 4, 0, 1, 2, 3, -1)
+    assert (none.group_state, none.members) == ("Dead", [])
+    assert none.error_code == (E.GROUP_ID_NOT_FOUND if version >= 6 else 0)
+    assert bool(none.error_message) == (version >= 6)
+
+
+@every(DELETE_GROUPS)
+def test_deleting(store: klamm.Store, client: Client, version: int) -> None:
+    member = client.become_member("joined")
+    client.commit({("orders", 0): 1}, member, group="joined")
+    client.commit({("orders", 0): 1}, group="simple")
+    with store.consumer("orders", group="embedded"):
+        asked = ["joined", "simple", "embedded", "none", "simple"]
+        expected = [E.NON_EMPTY_GROUP, E.NONE, E.NON_EMPTY_GROUP, E.GROUP_ID_NOT_FOUND, E.GROUP_ID_NOT_FOUND]
+        assert delete(client, *asked, version=version) == expected
+    assert set(states(client)) == {"joined", "embedded"}
+    assert client.offsets("simple") == {} and client.offsets("joined") == {("orders", 0): 1}
+    client.ask(LEAVE_GROUP, 0, group_id="joined", member_id=member.member_id)
+    assert delete(client, "joined", "embedded", version=version) == [E.NONE, E.NONE]
+    assert states(client) == {} and store.groups() == []
+    again = client.become_member("joined")
+    assert again.generation > member.generation and client.offsets("joined") == {}
+
+
+def test_a_group_can_be_joined_after_the_store_has_refused_to_delete_it(
+    server: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.commit({("orders", 0): 1})
+
+    def fail(_: object) -> None:
+        raise klamm.DiskFull("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.broker.group_store.groups, "delete", fail)
+        assert delete(client, GROUP) == [E.KAFKA_STORAGE_ERROR]
+    assert client.offsets() == {("orders", 0): 1}
+    assert client.become_member().generation == 1
+
+
+def test_nobody_joins_or_commits_while_a_group_is_being_deleted(server: Served, client: Client) -> None:
+    client.commit({("orders", 0): 1})
+    go_on = hold_writes(server)
+    with Client(server.address) as other:
+        client.begin(DELETE_GROUPS, 2, groups_names=[GROUP])
+        coordinator = server.broker.coordinator
+        until(lambda: server.call(lambda: coordinator.knows(GROUP)), "the group is dead")
+        other.begin_commit({("orders", 0): 2})
+        assert other.committed() == [E.COORDINATOR_NOT_AVAILABLE]
+        other.begin_join("somebody")
+        assert other.answer().error_code == E.COORDINATOR_NOT_AVAILABLE
+        go_on.set()
+        assert client.answer().results[0].error_code == 0
+        assert other.offsets() == {}
+        assert other.become_member().generation == 1

@@ -1,0 +1,361 @@
+"""Produce: what is taken, what is refused and with which code, and what then lies in the log."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klamm
+from klamm.batch import codecs, crc32c, parse
+from klamm.batch.header import CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, TRANSACTIONAL
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.wire.messages import API_VERSIONS, INIT_PRODUCER_ID, PRODUCE
+from tests.kafka.asking import altered, batches_of, fetch, produce, produce_many, producing, sealed, values
+from tests.kafka.dial import ConnectionEnded, Raw, Served, served
+from tests.procs import until
+
+LENGTH, EPOCH, CRC, ATTRIBUTES, LAST_DELTA, PRODUCER, SEQUENCE, COUNT = 8, 12, 17, 21, 23, 43, 53, 57
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("produce") / "events") as running:
+        with running.dial() as raw:
+            raw.create("orders", 4)
+            raw.create("compacted", 1, cleanup_policy="compact")
+            raw.create("small", 1, max_message_bytes="1000")
+            raw.create("stamped", 1, message_timestamp_type="LogAppendTime")
+        yield running
+
+
+@pytest.fixture
+def raw(server: Served) -> Iterator[Raw]:
+    with server.dial() as connection:
+        yield connection
+
+
+def end_of(raw: Raw, topic: str, partition: int = 0) -> int:
+    return int(fetch(raw, topic, 0, partition).high_watermark)
+
+
+def body_replaced(batch: bytes | bytearray, body: bytes, codec: int) -> bytearray:
+    """Other records behind the same header."""
+    made = bytearray(batch[:HEADER_SIZE]) + body
+    struct.pack_into(">i", made, LENGTH, len(made) - 12)
+    attributes = struct.unpack_from(">h", made, ATTRIBUTES)[0]
+    return altered(made, ATTRIBUTES, ">h", attributes & ~7 | codec)
+
+
+GOOD = sealed(3)
+REFUSED = {
+    "null": (None, ErrorCode.INVALID_RECORD),
+    "nothing": (b"", ErrorCode.INVALID_RECORD),
+    "half a header": (GOOD[:40], ErrorCode.INVALID_RECORD),
+    "cut": (GOOD[:-1], ErrorCode.INVALID_RECORD),
+    "only a header": (GOOD[:HEADER_SIZE], ErrorCode.INVALID_RECORD),
+    "magic 0": (altered(GOOD, 16, ">b", 0), ErrorCode.INVALID_RECORD),
+    "magic 1": (altered(GOOD, 16, ">b", 1), ErrorCode.INVALID_RECORD),
+    "magic 3": (altered(GOOD, 16, ">b", 3), ErrorCode.CORRUPT_MESSAGE),
+    "wrong CRC": (altered(GOOD, CRC, ">I", 4711, crc=False), ErrorCode.CORRUPT_MESSAGE),
+    "a flipped bit": (altered(GOOD, len(GOOD) - 1, ">B", 77, crc=False), ErrorCode.CORRUPT_MESSAGE),
+    "too short a length": (altered(GOOD, LENGTH, ">i", len(GOOD) - 13), ErrorCode.INVALID_RECORD),
+    "a length of nothing": (altered(GOOD, LENGTH, ">i", 0), ErrorCode.CORRUPT_MESSAGE),
+    "a negative length": (altered(GOOD, LENGTH, ">i", -1), ErrorCode.CORRUPT_MESSAGE),
+    "too long a length": (altered(GOOD, LENGTH, ">i", len(GOOD)), ErrorCode.INVALID_RECORD),
+    "two batches": (GOOD + GOOD, ErrorCode.INVALID_RECORD),
+    "a batch and a byte": (GOOD + b"\0", ErrorCode.INVALID_RECORD),
+    "fewer records than offsets": (altered(GOOD, LAST_DELTA, ">i", 7), ErrorCode.INVALID_RECORD),
+    "more records than offsets": (altered(GOOD, LAST_DELTA, ">i", 1), ErrorCode.CORRUPT_MESSAGE),
+    "a record more than said": (
+        altered(altered(GOOD, LAST_DELTA, ">i", 1), COUNT, ">i", 2),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "a record less than said": (
+        altered(altered(GOOD, LAST_DELTA, ">i", 3), COUNT, ">i", 4),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "no record": (altered(altered(GOOD, LAST_DELTA, ">i", 0), COUNT, ">i", 0), ErrorCode.INVALID_RECORD),
+    "a negative count": (altered(GOOD, COUNT, ">i", -1), ErrorCode.CORRUPT_MESSAGE),
+    "a negative offset": (altered(GOOD, 0, ">q", -1), ErrorCode.CORRUPT_MESSAGE),
+    "control": (altered(GOOD, ATTRIBUTES, ">h", CONTROL), ErrorCode.INVALID_RECORD),
+    "control in a transaction": (
+        altered(sealed(1, producer_id=5, producer_epoch=0, base_sequence=0), ATTRIBUTES, ">h", CONTROL | TRANSACTIONAL),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "log append time": (altered(GOOD, ATTRIBUTES, ">h", LOG_APPEND_TIME), ErrorCode.INVALID_RECORD),
+    "delete horizon": (altered(GOOD, ATTRIBUTES, ">h", DELETE_HORIZON), ErrorCode.INVALID_RECORD),
+    "an unknown bit": (altered(GOOD, ATTRIBUTES, ">h", 0x80), ErrorCode.INVALID_RECORD),
+    "the sign bit": (altered(GOOD, ATTRIBUTES, ">h", -0x8000), ErrorCode.INVALID_RECORD),
+    "codec 5": (altered(GOOD, ATTRIBUTES, ">h", 5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+    "codec 7": (altered(GOOD, ATTRIBUTES, ">h", 7), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+    "a transaction of nobody": (altered(GOOD, ATTRIBUTES, ">h", TRANSACTIONAL), ErrorCode.INVALID_RECORD),
+    "no transaction": (
+        sealed(1, producer_id=77, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL),
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ),
+    "a producer without a sequence": (altered(GOOD, PRODUCER, ">q", 5), ErrorCode.INVALID_RECORD),
+    "garbage for records": (body_replaced(GOOD, b"\xff" * 40, 0), ErrorCode.INVALID_RECORD),
+    **{
+        f"garbage for {codecs.NAMES[codec]}": (body_replaced(GOOD, b"\xff" * 40, codec), ErrorCode.INVALID_RECORD)
+        for codec in range(1, 5)
+    },
+    **{
+        f"nothing for {codecs.NAMES[codec]}": (body_replaced(GOOD, b"", codec), ErrorCode.INVALID_RECORD)
+        for codec in range(1, 5)
+    },
+    **{
+        f"{codecs.NAMES[codec]} around garbage": (
+            body_replaced(GOOD, codecs.compress(codec, memoryview(b"\xff" * 40)), codec),
+            ErrorCode.INVALID_RECORD,
+        )
+        for codec in range(1, 5)
+    },
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_batch_is_refused_with_its_code_and_nothing_is_appended(raw: Raw, what: str) -> None:
+    batch, code = REFUSED[what]
+    before = end_of(raw, "orders")
+    answered = produce(raw, "orders", batch)
+    assert (ErrorCode(answered.error_code), answered.base_offset) == (code, -1)
+    assert answered.error_message
+    assert end_of(raw, "orders") == before
+    assert produce(raw, "orders", GOOD).base_offset == before, "the connection goes on"
+
+
+def test_old_clients_are_told_that_their_format_is_not_taken(raw: Raw) -> None:
+    answered = produce(raw, "orders", altered(GOOD, 16, ">b", 1), version=2)
+    assert answered.error_code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+def test_zstd_is_for_those_who_know_it(raw: Raw) -> None:
+    batch = sealed(3, codec=4)
+    assert produce(raw, "orders", batch, version=6).error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert produce(raw, "orders", batch, version=7).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", range(3, PRODUCE.max_version))
+def test_every_version_appends(raw: Raw, version: int) -> None:
+    answered = produce(raw, "orders", sealed([b"version %d" % version]), 1, version=version)
+    assert answered.error_code == 0
+    assert values(fetch(raw, "orders", answered.base_offset, 1)) == [b"version %d" % version]
+
+
+def test_by_topic_id(server: Served, raw: Raw) -> None:
+    uuid = server.call(lambda: server.broker.topics.uuid(server.broker.topics.find("orders")))  # type: ignore[arg-type]
+    fields = producing({("orders", 0): GOOD, ("other", 0): GOOD}, ids={"orders": uuid, "other": b"?" * 16})
+    found, unknown = raw.ask(PRODUCE, 13, **fields).responses
+    assert (found.topic_id, found.partition_responses[0].error_code) == (uuid, 0)
+    assert unknown.partition_responses[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_what_is_stored_is_what_was_sent_but_for_offset_and_epoch(raw: Raw, codec: int) -> None:
+    batch = altered(sealed(50, codec=codec, padding=30), 0, ">q", 123456)  # clients may write any offset there
+    base = produce(raw, "orders", batch, 2).base_offset
+    (stored,) = batches_of(fetch(raw, "orders", base, 2).records)
+    assert stored[16:] == batch[16:]
+    assert stored[8:12] == batch[8:12]
+    assert (parse(stored).base_offset, parse(stored).leader_epoch) == (base, 0)
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_bomb_is_refused_soon_and_without_its_memory(raw: Raw, codec: int) -> None:
+    """Some kilobytes that claim to be more than is ever decoded."""
+    zeros = memoryview(bytes(4 << 20))
+    if codec == 1:
+        packed = codecs.compress(1, zeros) * 70
+    elif codec == 2:
+        packed = codecs.compress(2, zeros[: 32 << 10])
+        packed = packed[:16] + packed[16:] * ((300 << 20) // (32 << 10) // 16)
+    elif codec == 3:
+        one = codecs.compress(3, zeros[: 64 << 10])
+        packed = one[:7] + one[7:-4] * ((300 << 20) // (64 << 10)) + one[-4:]
+    else:
+        header = b"\x28\xb5\x2f\xfd\x00\x58"  # a window of 2 MB, no content size
+        blocks = [struct.pack("<I", 1 << 1 | (128 << 10) << 3)[:3] + b"\0"] * 2500
+        blocks[-1] = struct.pack("<I", 1 | 1 << 1 | (128 << 10) << 3)[:3] + b"\0"
+        packed = header + b"".join(blocks)
+    batch = body_replaced(GOOD, packed, codec)
+    if len(batch) > 1 << 20:
+        batch = batch[: 1 << 20]
+    answered = produce(raw, "orders", batch)
+    assert answered.error_code in (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE)
+
+
+def test_a_compacted_topic_wants_keys(raw: Raw) -> None:
+    assert produce(raw, "compacted", sealed([(b"key", b"value")])).error_code == 0
+    for codec in range(5):
+        keyless = sealed([(b"key", b"value"), (None, b"value")], codec=codec)
+        assert produce(raw, "compacted", keyless).error_code == ErrorCode.INVALID_RECORD
+
+
+def test_a_batch_may_be_as_large_as_the_topic_allows(raw: Raw) -> None:
+    padding = 1000 - len(sealed(1))
+    largest = sealed(1, padding=padding - 2)
+    while len(largest) < 1000:
+        padding += 1
+        largest = sealed(1, padding=padding - 2)
+    assert len(largest) == 1000
+    assert produce(raw, "small", largest).error_code == 0
+    assert produce(raw, "small", sealed(1, padding=padding - 1)).error_code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_append_time_is_told_and_stored(raw: Raw) -> None:
+    before = time.time_ns() // 1_000_000
+    answered = produce(raw, "stamped", sealed(3))
+    after = time.time_ns() // 1_000_000
+    assert before - 1 <= answered.log_append_time_ms <= after + 1
+    (stored,) = batches_of(fetch(raw, "stamped", answered.base_offset).records)
+    header = parse(stored)
+    assert (header.max_timestamp, header.log_append_time) == (answered.log_append_time_ms, True)
+    assert header.crc == crc32c(stored[21:])
+
+
+def test_create_time_is_not_told(raw: Raw) -> None:
+    assert produce(raw, "orders", GOOD).log_append_time_ms == -1
+
+
+# ---- acks
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_acks(server: Served, raw: Raw, acks: int) -> None:
+    base = produce(raw, "orders", GOOD, 3, acks=acks).base_offset
+    found = server.broker.core.topic("orders").partition(3).ends()
+    assert found.end == base + 3
+    if acks == -1:
+        assert found.flushed == found.end
+
+
+def test_no_other_acks(raw: Raw) -> None:
+    before = end_of(raw, "orders")
+    for acks in (2, -2, 100):
+        assert produce(raw, "orders", GOOD, acks=acks).error_code == ErrorCode.INVALID_REQUIRED_ACKS
+    assert end_of(raw, "orders") == before
+
+
+def test_without_acks_there_is_no_answer_and_the_next_request_is_answered(raw: Raw) -> None:
+    before = end_of(raw, "orders")
+    for _ in range(3):
+        raw.send(PRODUCE, 9, **producing({("orders", 0): GOOD}, acks=0))
+    assert raw.ask(API_VERSIONS, 0).error_code == 0
+    assert end_of(raw, "orders") == before + 9
+
+
+@pytest.mark.parametrize("place", [("orders", 0), ("orders", 99), ("nowhere", 0)])
+def test_what_is_refused_without_acks_closes_the_connection(server: Served, place: tuple[str, int]) -> None:
+    batch = GOOD if place != ("orders", 0) else GOOD[:-1]
+    with server.dial() as raw:
+        raw.send(PRODUCE, 9, **producing({place: batch}, acks=0))
+        with pytest.raises(ConnectionEnded):
+            raw.receive()
+
+
+# ---- idempotent producers
+
+
+def test_a_batch_sent_twice_is_there_once_and_a_gap_is_refused(raw: Raw) -> None:
+    topic = raw.create("idempotent")
+    producer = raw.ask(INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=60_000)
+
+    def send(sequence: int, epoch: int = 0) -> tuple[int, int]:
+        made = sealed(
+            [b"%d" % sequence] * 2,
+            producer_id=producer.producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+        answered = produce(raw, topic, made, acks=-1)
+        return answered.error_code, answered.base_offset
+
+    assert [send(sequence) for sequence in (0, 2, 4)] == [(0, 0), (0, 2), (0, 4)]
+    assert [send(sequence) for sequence in (4, 2, 0)] == [(0, 4), (0, 2), (0, 0)], "where they are already"
+    assert send(8) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+    assert send(6) == (0, 6)
+    assert send(0, epoch=1) == (0, 8)
+    assert send(8, epoch=0) == (ErrorCode.INVALID_PRODUCER_EPOCH, -1)
+    assert values(fetch(raw, topic, 0)) == [b"0", b"0", b"2", b"2", b"4", b"4", b"6", b"6", b"0", b"0"]
+
+
+# ---- several partitions
+
+
+def test_each_partition_of_a_request_has_its_own_answer(raw: Raw) -> None:
+    raw.create("mixed", 3)
+    batches = {
+        ("mixed", 0): sealed([b"zero"]),
+        ("mixed", 1): GOOD[:-1],
+        ("mixed", 2): sealed([b"two"]),
+        ("mixed", 3): GOOD,
+        ("mixed", -1): GOOD,
+        ("nowhere", 0): GOOD,
+        ("small", 0): sealed(1, padding=5000),
+        ("compacted", 0): GOOD,
+    }
+    for acks, offset in ((1, 0), (-1, 1)):
+        codes = {place: ErrorCode(each.error_code) for place, each in produce_many(raw, batches, acks=acks).items()}
+        assert codes == {
+            ("mixed", 0): ErrorCode.NONE,
+            ("mixed", 1): ErrorCode.INVALID_RECORD,
+            ("mixed", 2): ErrorCode.NONE,
+            ("mixed", 3): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("mixed", -1): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("nowhere", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("small", 0): ErrorCode.MESSAGE_TOO_LARGE,
+            ("compacted", 0): ErrorCode.INVALID_RECORD,
+        }
+        assert values(fetch(raw, "mixed", offset)) == [b"zero"]
+        assert values(fetch(raw, "mixed", offset, 2)) == [b"two"]
+
+
+def test_a_hundred_new_partitions_at_once(raw: Raw) -> None:
+    raw.create("wide", 100)
+    batches = {("wide", number): sealed([b"%d" % number]) for number in range(100)}
+    answered = produce_many(raw, batches, acks=-1)
+    assert {(each.error_code, each.base_offset) for each in answered.values()} == {(0, 0)}
+    assert list(answered) == list(batches)
+    for number in (0, 50, 99):
+        assert values(fetch(raw, "wide", 0, number)) == [b"%d" % number]
+
+
+def test_settings_that_another_process_changes_hold_for_the_next_batch(server: Served, raw: Raw) -> None:
+    raw.create("changing")
+    assert produce(raw, "changing", GOOD).error_code == 0
+    with klamm.open(server.broker.core.path) as store:
+        store.alter_topic("changing", {"max.message.bytes": 100})
+        until(lambda: produce(raw, "changing", sealed(50)).error_code == ErrorCode.MESSAGE_TOO_LARGE, "it holds")
+        store.delete_topic("changing")
+        assert produce(raw, "changing", GOOD).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_random_batches_come_back_as_they_were(raw: Raw) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    topic, sent = raw.create("random"), []
+    for _ in range(150):
+        batch = sealed(chance.randrange(1, 40), codec=chance.randrange(5), padding=chance.choice([0, 10, 3000]))
+        sent.append(batch[16:])
+        assert produce(raw, topic, batch, acks=chance.choice([1, -1])).error_code == 0
+    found: list[bytes] = []
+    offset = 0
+    while data := fetch(raw, topic, offset, partition_max_bytes=chance.randrange(1, 200_000)).records:
+        found += [batch[16:] for batch in batches_of(data)]
+        offset = parse(batches_of(data)[-1]).next_offset
+    assert found == sent
+
+
+def test_a_store_that_this_process_has_open_as_well(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "events") as store:
+        store.create_topic("orders")
+        store.append("orders", b"embedded")
+        with served(tmp_path / "events") as server, server.dial() as raw:
+            assert produce(raw, "orders", sealed([b"wire"])).base_offset == 1
+            assert values(fetch(raw, "orders", 0)) == [b"embedded", b"wire"]

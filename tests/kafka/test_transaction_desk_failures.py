@@ -1,0 +1,301 @@
+"""The desk of transactional producers when servers are killed, writers stopped, batches late, rows damaged."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+from klamm.disk.locks import SERVER
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.transaction_desk import Identified, TransactionDesk
+from klamm.store import marking
+from klamm.store.wire_transactions import hold_server
+from tests.kafka.producing import (
+    Client,
+    core_of,
+    log_of,
+    markers,
+    offset_of,
+    place_of,
+    seen,
+    serving,
+    stands_open,
+)
+from tests.procs import Flag, children
+
+NONE = ErrorCode.NONE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "events")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[klamm.Store]:
+    with klamm.open(path) as opened:
+        opened.create_topic("t", 3)
+        yield opened
+
+
+@pytest.fixture
+def desk(store: klamm.Store) -> Iterator[TransactionDesk]:
+    with serving(store) as made:
+        yield made
+
+
+@pytest.fixture(params=[False, True], ids=["older", "kip-890"])
+def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionDesk) -> Client:
+    made = Client(store, desk, bumps=request.param)
+    assert made.init() is NONE
+    return made
+
+
+@pytest.fixture
+def older(store: klamm.Store, desk: TransactionDesk) -> Client:
+    made = Client(store, desk, bumps=False)
+    assert made.init() is NONE
+    return made
+
+
+@pytest.fixture
+def newer(store: klamm.Store, desk: TransactionDesk) -> Client:
+    made = Client(store, desk, bumps=True)
+    assert made.init() is NONE
+    return made
+
+
+def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> None:
+    """Let its time be over."""
+    database = core_of(store).catalog.database
+    row = desk.row(name)
+    assert row is not None
+    with database.gate(), database.transaction() as execute:
+        desk._wire._put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
+    desk._reload()
+
+
+# ---- without a server
+
+
+@pytest.mark.parametrize("bumps", [False, True])
+def test_without_a_server_programs_end_what_is_decided_and_what_is_late(store: klamm.Store, bumps: bool) -> None:
+    resolve = core_of(store).transactions.resolve
+    with serving(store) as desk:
+        client = Client(store, desk, bumps=bumps)
+        assert client.init() is NONE and client.send(0) is NONE
+        hasty = Client(store, desk, "hasty", bumps=bumps)
+        assert hasty.init() is NONE and hasty.send(1) is NONE
+        hasten(store, desk, "hasty")
+        resolve([log_of(store), log_of(store, 1)])
+        assert stands_open(log_of(store, 1)), "there is a server"
+    resolve([log_of(store), log_of(store, 1)])
+    assert [stands_open(log_of(store, number)) for number in (0, 1)] == [True, False]
+    members = core_of(store).members
+    assert members is not None and not members.held(SERVER)
+    with serving(store) as desk:
+        client.desk = desk
+        assert client.end(commit=True) is NONE
+    assert seen(store, 0, 1) == [[b"x"], []]
+
+
+def test_a_resolver_leaves_a_client_with_one_epoch_alone(store: klamm.Store, older: Client) -> None:
+    resolve = core_of(store).transactions.resolve
+    assert older.send(0) is NONE
+    resolve([log_of(store)])
+    store.maintain()
+    assert older.end(commit=True) is NONE
+    resolve([log_of(store)])
+    assert older.send(0) is NONE and older.end(commit=True) is NONE
+    assert markers(log_of(store)) == [0, 0]
+
+
+def test_what_comes_after_the_marker_in_the_same_epoch_is_aborted(store: klamm.Store, older: Client) -> None:
+    assert older.send(0) is NONE and older.end(commit=True) is NONE
+    older.append(0, b"late")
+    assert stands_open(log_of(store))
+    core_of(store).transactions.resolve([log_of(store)])  # as whoever keeps house does
+    older.desk.tick()
+    assert not stands_open(log_of(store)) and seen(store, 0) == [[b"x"]]
+    assert older.send(0, value=b"y") is NONE and older.end(commit=True) is NONE
+    assert seen(store, 0) == [[b"x", b"y"]]
+
+
+def test_what_comes_late_does_not_keep_a_later_epoch_from_ending(store: klamm.Store, older: Client) -> None:
+    assert older.send(0) is NONE and older.end(commit=True) is NONE
+    older.append(0, b"late")
+    assert older.init() is NONE and older.add(0) is NONE
+    assert older.init() is NONE, "which aborts, though something older is open there"
+    assert older.send(0, value=b"y") is NONE and older.end(commit=True) is NONE
+    assert seen(store, 0) == [[b"x", b"y"]]
+
+
+# ---- a server that is killed
+
+
+STEPS = ["init", "add", "send", "offsets", "decide", "mark", "end"]
+
+
+@pytest.mark.parametrize("bumps", [False, True], ids=["older", "kip-890"])
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_server_killed_at_any_step_forgets_nothing(
+    store: klamm.Store, path: str, step: str, commit: bool, bumps: bool
+) -> None:
+    def die(*_: object) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def serve() -> None:
+        with klamm.open(path) as mine, serving(mine) as desk:
+            client = Client(mine, desk, bumps=bumps)
+            assert client.init() is NONE
+            actions: dict[str, Callable[[], ErrorCode]] = {
+                "init": lambda: NONE,
+                "add": lambda: client.add(0),
+                "send": lambda: client.send(0, 1),
+                "offsets": lambda: client.commit_offsets("g", 3),
+            }
+            for each, action in actions.items():
+                assert action() is NONE
+                if each == step:
+                    die()
+            if step == "decide":
+                desk._wire.finish = die  # type: ignore[assignment, method-assign]
+            if step == "mark":
+                mark = desk._wire._finish_place
+                desk._wire._finish_place = lambda *of: mark(*of) and die()  # type: ignore[method-assign]
+            assert client.end(commit=commit) is NONE
+            die()
+
+    with children() as start:
+        assert os.WIFSIGNALED(start(serve).ended())
+    with serving(store) as desk:
+        client = Client(store, desk, bumps=bumps)
+        row = desk.row("billing")
+        assert row is not None
+        client.producer_id, client.epoch = row.producer_id, 0
+        done = STEPS.index(step)
+        assert row.is_ongoing == (0 < done < 4)
+        assert desk.has_pending("g", *place_of(store)) == (done == 3)
+        if done == 0:
+            assert row.epoch == 0 and client.add(0) is NONE
+        if 0 <= done < 2:
+            assert client.send(0, 1) is NONE
+        if 0 <= done < 3:
+            assert client.commit_offsets("g", 3) is NONE
+        assert client.end(commit=commit) is NONE, "once more, where it was done"
+        assert [stands_open(log_of(store, number)) for number in (0, 1)] == [False, False]
+        assert seen(store, 0, 1) == ([[b"x"], [b"x"]] if commit else [[], []])
+        assert offset_of(store, "g") == (3 if commit else None)
+        if not bumps:
+            client.sequences = {place_of(store, number): 1 for number in (0, 1)}
+        assert client.send(0, value=b"next") is NONE and client.end(commit=True) is NONE
+        assert seen(store, 0)[0][-1:] == [b"next"]
+        assert client.init() is NONE
+        assert store.check().breaches == []
+
+
+def test_a_starting_server_waits_for_whoever_resolves(store: klamm.Store, path: str, tmp_path: Path) -> None:
+    held, go = Flag(tmp_path / "held"), Flag(tmp_path / "go")
+
+    def resolver() -> None:
+        with klamm.open(path) as mine:
+            assert hold_server(core_of(mine))
+            held.up()
+            go.wait()
+
+    with children() as start:
+        child = start(resolver)
+        held.wait()
+        assert not hold_server(core_of(store), 0.02)
+        go.up()
+        with serving(store):
+            pass
+        child.answer()
+
+
+# ---- a log that cannot be written
+
+
+def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: str, tmp_path: Path, client: Client) -> None:
+    ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
+
+    def hold() -> None:
+        with klamm.open(path) as mine:
+            log = log_of(mine, 1).log
+            ready.up()
+            go.wait()
+            log.lock()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            log.unlock()
+
+    with children() as start:
+        stopped = start(hold)
+        ready.wait()
+        assert client.send(0, 1) is NONE
+        for number in (0, 1):
+            log_of(store, number).sync(log_of(store, number).ends().end)
+        go.up()
+        assert stopped.stopped()
+        assert client.end(commit=True) is NONE, "it is committed"
+        assert [stands_open(log_of(store, number)) for number in (0, 1)] == [False, True]
+        assert client.add(0) is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert client.commit_offsets("g", 1) is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert client.desk.check_produce(client.producer_id, client.epoch, place_of(store)) in (
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+        )
+        assert client.init() is ErrorCode.CONCURRENT_TRANSACTIONS
+        client.desk.tick()
+        assert [info.state for info in store.transactions()] == ["prepared_commit"]
+        stopped.go_on()
+        stopped.answer()
+        client.desk.tick()
+    assert store.transactions() == [] and seen(store, 0, 1) == [[b"x"], [b"x"]]
+    assert client.send(0, 1) is NONE and client.end(commit=True) is NONE
+
+
+def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
+    store: klamm.Store, path: str, tmp_path: Path, newer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marking, "_STUCK_S", 0.01)
+    ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
+
+    def hold() -> None:
+        with klamm.open(path) as mine:
+            assert log_of(mine).log.try_lock_flush()
+            ready.up()
+            go.wait()
+            log_of(mine).log.unlock_flush()
+
+    with children() as start:
+        assert newer.send(0) is NONE
+        child = start(hold)
+        ready.wait()
+        assert newer.ask_end(commit=True) == Identified(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        assert [info.state for info in store.transactions()] == ["ongoing"]
+        go.up()
+        child.answer()
+    assert newer.end(commit=True) is NONE and seen(store, 0) == [[b"x"]]
+
+
+# ---- damage
+
+
+def test_rows_that_are_not_as_they_were_written_are_told(store: klamm.Store, newer: Client) -> None:
+    assert newer.commit_offsets("g", 3) is NONE
+    database = core_of(store).catalog.database
+    with database.gate(), database.transaction() as execute:
+        execute("UPDATE pending_offsets SET offset = 4")
+    (breach,) = store.check().breaches
+    assert "pending_offsets: producer id" in breach.message
+    with database.gate(), database.transaction() as execute:
+        execute("UPDATE wire_producers SET epoch = 5")
+    assert "wire_producers: the row of producer id" in store.check().breaches[0].message
+    with pytest.raises(klamm.NotAStore, match="damaged"):
+        newer.end(commit=True)
