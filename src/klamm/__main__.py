@@ -1,0 +1,5 @@
+"""`python -m klamm` is `klamm`."""
+
+from klamm.cli.main import main
+
+main()

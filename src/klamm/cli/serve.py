@@ -1,0 +1,277 @@
+"""`klamm serve`: the Kafka door of a store, until a signal comes.
+
+    stdout   one line, once clients can come: klamm: serving events/ at 127.0.0.1:9092 (store 6f0c…)
+    stderr   the log, one line an event; if it cannot start, one line that says why
+    signals  SIGTERM, SIGINT: take nobody new, finish what is under way, exit 0. A second one: exit at once.
+
+Settings come from the table of klamm/kafka/settings.py. The command line wins over the TOML file, that over defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from klamm.errors import InvalidSetting
+from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
+from klamm.store.names import nearest
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import FrameType
+
+__all__ = ["serve"]
+
+_OWN = {"log-format": ("text", "json"), "log-level": ("info", "debug", "warning", "error")}  # the first is the default
+
+
+def _option(name: str, metavar: str) -> Any:
+    row = SERVER_SETTINGS[name]
+    default = f" [default: {row.default}]" if row.default not in ("", -1) else ""
+    return typer.Option(f"--{name}", metavar=metavar, help=row.doc + default, show_default=False)
+
+
+# Texts, all of them: the table parses, whether they come from here or from a file.
+def serve(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The store's directory; made if it is not there.")],
+    kafka: Annotated[str | None, _option("kafka", "PORT")] = None,
+    host: Annotated[str | None, _option("host", "ADDRESS")] = None,
+    advertise: Annotated[str | None, _option("advertise", "HOST:PORT")] = None,
+    node_id: Annotated[str | None, _option("node-id", "N")] = None,
+    default_partitions: Annotated[str | None, _option("default-partitions", "N")] = None,
+    metrics: Annotated[str | None, _option("metrics", "PORT")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="KLAMM_CONFIG", help="A TOML file with settings in a table [serve]."),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="How the log is written: text or json. [default: text]")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any setting of a server by its name; may be repeated."),
+    ] = None,
+) -> None:
+    """Serve a store to Kafka clients, until SIGTERM or SIGINT."""
+    said: dict[str, Said] = {}
+    if config is not None:
+        said |= _from_file(config)
+    said |= _from_sets(settings or [])
+    options = {
+        "kafka": kafka,
+        "host": host,
+        "advertise": advertise,
+        "node-id": node_id,
+        "default-partitions": default_partitions,
+        "metrics": metrics,
+        "log-format": log_format,
+        "log-level": log_level,
+    }
+    for name, value in options.items():
+        if value is not None:
+            said[_key(name)] = Said(name, value, f"--{name}")
+    log_as, log_from = (_own(said, name) for name in _OWN)
+    chosen = _settings(said)
+
+    from klamm.kafka.logs import to_stderr
+
+    to_stderr(log_as, log_from)
+    _raise_open_files()
+    _serve(path, chosen)
+
+
+# ---- settings
+
+
+class Said(NamedTuple):
+    """A setting, and where it was said: for the message when it does not fit."""
+
+    name: str
+    value: Any
+    where: str
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "_").replace("-", "_")
+
+
+def _from_sets(pairs: list[str]) -> dict[str, Said]:
+    said = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidSetting(f"--set {pair}: does not fit", hint="want --set name=value")
+        said[_key(name.strip())] = Said(name.strip(), value.strip(), f"--set {pair}")
+    return said
+
+
+def _from_file(path: Path) -> dict[str, Said]:
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise InvalidSetting(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise InvalidSetting(f"{path}: is not TOML: {error}") from None
+    for name, value in content.items():
+        if not isinstance(value, dict):
+            raise InvalidSetting(f"{path}: {name}: stands in no table", hint="settings of a server go below [serve]")
+        if name != "serve":
+            raise InvalidSetting(f"{path}: [{name}]: there is no such table", hint=nearest(name, ["serve"]))
+    return {_key(name): Said(name, value, f"{path}") for name, value in _flat(content.get("serve", {}))}
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """TOML reads a name with dots as tables within tables."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _own(said: dict[str, Said], name: str) -> str:
+    """A setting of this command alone, taken out."""
+    choices = _OWN[name]
+    found = said.pop(_key(name), None)
+    if found is None:
+        return choices[0]
+    if found.value not in choices:
+        hint = f"want {' or '.join(choices)}"
+        raise InvalidSetting(f"{found.where}: {name}: {found.value!r} does not fit", hint=hint)
+    return str(found.value)
+
+
+def _settings(said: Mapping[str, Said]) -> ServerSettings:
+    try:
+        return ServerSettings.of({each.name: each.value for each in said.values()})
+    except InvalidSetting as error:
+        culprit = said.get(_key(error.message.partition(":")[0]))
+        if culprit is None:
+            raise
+        if _key(culprit.name) not in map(_key, SERVER_SETTINGS):
+            error.hint = nearest(culprit.name, [*SERVER_SETTINGS, *_OWN]) or "docs/reference/server-settings.md has all"
+        what = error.message
+        if culprit.where == f"--{culprit.name}":
+            what = what.removeprefix(f"{culprit.name}: ")
+        raise InvalidSetting(f"{culprit.where}: {what}", hint=error.hint) from None
+
+
+# ---- running
+
+
+def _raise_open_files() -> None:
+    """A connection is an open file, and shells allow few."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # macOS has a limit beside the limit
+            pass
+
+
+class _Signals:
+    """The first asks us to stop. The second means it. Taken by Python, not by the loop, which may be what hangs."""
+
+    def __init__(self) -> None:
+        import signal
+
+        self._asked = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        import signal
+
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = signal.Signals(number).name
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._came.set)
+
+    async def wait(self) -> str:
+        """The name of the signal that came, maybe before this was called."""
+        import asyncio
+
+        self._came = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if not self._asked:
+            await self._came.wait()
+        return self._asked
+
+
+def _serve(path: Path, settings: ServerSettings) -> None:
+    import asyncio
+
+    from klamm.cli.notify import notify
+    from klamm.kafka.logs import event
+    from klamm.kafka.service import Service
+
+    signals = _Signals()
+
+    async def run() -> None:
+        service = Service(path, settings)
+        await service.start()
+        _tune_collector()
+        _say(path, service.address, service.store_id, service.metrics)
+        notify("READY=1", f"STATUS=serving {path} at {service.address}")
+        try:
+            event("stopping", signal=await signals.wait())
+        finally:
+            notify("STOPPING=1")
+            await service.stop()
+
+    asyncio.run(run())
+    _leave_stuck_threads()
+
+
+def _tune_collector() -> None:
+    """What is here now stays. Waiting clients are many objects and no garbage: look for some less often."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def _leave_stuck_threads() -> None:
+    """A thread may wait for a lock that a stopped process holds. Nothing that was answered depends on it."""
+    import threading
+    import time
+
+    from klamm.kafka.logs import event
+
+    until = time.monotonic() + 1.0
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                event("leaving", thread=thread.name, why="it waits for a lock, or for the disk")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+
+
+def _say(path: Path, address: str, store_id: str, metrics: str) -> None:
+    beside = f"store {store_id}" + (f", metrics at {metrics}" if metrics else "")
+    shown = f"{path}{os.sep}" if not str(path).endswith(os.sep) else str(path)
+    try:
+        sys.stdout.write(f"klamm: serving {shown} at {address} ({beside})\n")
+        sys.stdout.flush()
+    except OSError:  # nobody reads it
+        pass
