@@ -1,0 +1,108 @@
+"""A real Apache Kafka: one node that is broker and controller (KRaft), with ports and a directory of its own.
+
+Starting takes seconds, most of them in two JVMs. So `start` only begins it, and `wait` sees it through.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+
+from tests.interop.java_tools import java
+from tests.procs import until
+
+__all__ = ["KafkaBroker"]
+
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+controller.quorum.bootstrap.servers=127.0.0.1:{controller}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={directory}/logs
+num.network.threads=2
+num.io.threads=4
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def _free_port() -> int:
+    """One below those that the kernel gives to whoever dials: it takes seconds until Kafka listens there."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
+class KafkaBroker:
+    """Started when made; `wait` until it answers, `stop` when done. `settings` are lines of server.properties."""
+
+    def __init__(self, heap: str = "384m", **settings: str) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True)
+        directory = Path(self._directory.name)
+        self.port = _free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        file = directory / "server.properties"
+        lines = PROPERTIES.format(port=self.port, controller=_free_port(), directory=directory)
+        file.write_text(lines + "".join(f"{name.replace('_', '.')}={value}\n" for name, value in settings.items()))
+        name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
+        made = java("kafka.tools.StorageTool", "format", "--standalone", "-t", name, "-c", str(file))
+        run = java("kafka.Kafka", str(file), heap=heap, level="INFO")
+        self._log_path = directory / "log"
+        self._log = self._log_path.open("wb")
+        # One process to begin both with: the shell becomes the broker. It does not outlive whoever started it.
+        bound = ["setpriv", "--pdeathsig=KILL"] if shutil.which("setpriv") else []
+        self._process = subprocess.Popen(
+            [*bound, "sh", "-c", f"{shlex.join(made)} && exec {shlex.join(run)}"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, self.log[-8000:]
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def wait(self, seconds: float = 60) -> None:
+        """Until it listens, which is the last thing a broker does when it starts."""
+        until(self._answers, "Apache Kafka answers", seconds)
+
+    def stop(self) -> None:
+        # Killed: nobody wants its files, and a clean end takes seconds.
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+        self._log.close()
+        self._directory.cleanup()

@@ -1,0 +1,108 @@
+"""The same, through clients: what reaches a program after its library has made its own of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from tests.interop import confluents, kafka_pythons
+from tests.interop.kafka_pythons import kafka
+from tests.interop.records import ODD, plain
+from tests.interop.scripts import Desk, script
+
+
+def name_of(action: Any) -> str:
+    """How it fails, by name; or "well"."""
+    try:
+        action()
+    except KafkaException as error:
+        return str(error.args[0].name())
+    except kafka.errors.KafkaError as error:
+        return type(error).__name__
+    return "well"
+
+
+@script
+def records_through_librdkafka(desk: Desk) -> None:
+    topic = desk.topic(retention_ms="-1")
+    sent = confluents.produce(confluents.producer(desk.address), topic, ODD)
+    desk.note("written", [message.offset() for message in sent])
+    for isolation in ("read_committed", "read_uncommitted"):
+        found = confluents.all_of(desk.address, topic, len(ODD), isolation_level=isolation)
+        desk.note(isolation, [(message.offset(), *confluents.record(message)) for message in found])
+
+
+@script
+def errors_through_librdkafka(desk: Desk) -> None:
+    topic = desk.topic(max_message_bytes="1000")
+    made = confluents.producer(desk.address, message_timeout_ms=5000)
+    large = [plain(1)[0]._replace(value=b"x" * 2000)]
+    desk.note("too large", name_of(lambda: confluents.produce(made, topic, large)))
+    with confluents.consumer(desk.address, auto_offset_reset="error") as reader:
+        reader.assign([TopicPartition(topic, 0, 55)])
+        desk.note("out of range", name_of(lambda: confluents.read(reader, 1)))
+    with confluents.consumer(desk.address, allow_auto_create_topics=False) as reader:
+        reader.subscribe([desk.name("missing")])
+        desk.note("not there", name_of(lambda: confluents.read(reader, 1)))
+    with confluents.consumer(desk.address) as reader:
+        there = TopicPartition(topic, 0)
+        desk.note("watermarks", list(reader.get_watermark_offsets(there, timeout=20)))
+        lost = TopicPartition(desk.name("missing2"), 0)
+        failed = name_of(lambda: reader.get_watermark_offsets(lost, timeout=20))
+        desk.note("watermarks of nothing", failed)
+        desk.note(
+            "times", [each.offset for each in reader.offsets_for_times([TopicPartition(topic, 0, 5)], timeout=20)]
+        )
+
+
+@script
+def fenced_through_librdkafka(desk: Desk) -> None:
+    topic, name = desk.topic(), desk.name("txn")
+    first, second = (confluents.producer(desk.address, transactional_id=name) for _ in range(2))
+    first.init_transactions(20)
+    first.begin_transaction()
+    confluents.produce(first, topic, plain(2))
+    second.init_transactions(20)
+    desk.note("the first", name_of(lambda: first.commit_transaction(20)))
+    second.begin_transaction()
+    desk.note("the second", name_of(lambda: second.commit_transaction(20)))
+
+
+@script
+def administration_through_librdkafka(desk: Desk) -> None:
+    admin = AdminClient({"bootstrap.servers": desk.address})
+
+    def ends(futures: dict[Any, Any]) -> str:
+        (future,) = futures.values()
+        return name_of(lambda: future.result(20))
+
+    topic = desk.topic(2)
+    desk.note("again", ends(admin.create_topics([NewTopic(topic, 1, 1)])))
+    desk.note("fewer partitions", ends(admin.create_partitions([NewPartitions(topic, 1)])))
+    desk.note("unknown setting", ends(admin.create_topics([NewTopic(desk.name("t"), 1, 1, config={"odd": "1"})])))
+    desk.note("delete what is not there", ends(admin.delete_topics([desk.name("missing")])))
+    desk.note("delete no group", ends(admin.delete_consumer_groups([desk.name("nobody")])))
+    desk.note("delete too much", ends(admin.delete_records([TopicPartition(topic, 0, 99)])))
+    assert KafkaError.OFFSET_OUT_OF_RANGE
+
+
+@script
+def errors_through_kafka_python(desk: Desk) -> None:
+    topic = desk.topic(max_message_bytes="1000")
+    here = kafka.TopicPartition(topic, 0)
+    with kafka_pythons.producer(desk.address) as made:
+        large = [plain(1)[0]._replace(value=b"x" * 2000)]
+        desk.note("too large", name_of(lambda: kafka_pythons.produce(made, topic, large)))
+    with kafka_pythons.consumer(desk.address, auto_offset_reset="none") as reader:
+        reader.assign([here])
+        desk.note("no offset", name_of(lambda: reader.poll(timeout_ms=5000)))
+        reader.seek(here, 55)
+        desk.note("out of range", name_of(lambda: kafka_pythons.read(reader, 1)))
+        desk.note("partitions", sorted(reader.partitions_for_topic(topic)))
+        desk.note("no topic", reader.partitions_for_topic("no good"))
+    with kafka_pythons.admin(desk.address) as admin:
+        desk.note("again", name_of(lambda: admin.create_topics({topic: {"num_partitions": 1}})))
+        desk.note("bad name", name_of(lambda: admin.create_topics({"no good": {"num_partitions": 1}})))
+        desk.note("not there", name_of(lambda: admin.delete_topics([desk.name("missing")])))

@@ -1,0 +1,252 @@
+"""Topics, partitions and their settings: made, changed, deleted, and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from klamm.kafka.wire.messages import (
+    ALTER_CONFIGS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    METADATA,
+    PRODUCE,
+)
+from tests.interop.scripts import RECORDS, Desk, batch_of, script
+from tests.procs import until
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def values(desk: Desk, topic: str, *names: str) -> dict[str, Any]:
+    """What a topic's settings are, and where they come from."""
+    resource = DESCRIBE_CONFIGS.request.Resource(resource_type=TOPIC, resource_name=topic, configuration_keys=names)
+    (found,) = desk.raw.ask(DESCRIBE_CONFIGS, 4, resources=[resource]).results
+    assert found.error_code == 0
+    return {each.name: (each.value, each.config_source, each.config_type) for each in found.configs}
+
+
+@script
+def topics_that_cannot_be(desk: Desk) -> None:
+    existing = desk.topic()
+    desk.create("exists", desk.new(existing))
+    for what, name in {
+        "no name": "",
+        "a dot": ".",
+        "two dots": "..",
+        "a space": "no space",
+        "a slash": "a/b",
+        "umlaut": "größe",
+        "too long": "x" * 250,
+    }.items():
+        desk.create(what, desk.new(name))
+    desk.create("no partitions", desk.new(desk.name("t0"), 0))
+    desk.create("negative partitions", desk.new(desk.name("t1"), -2))
+    desk.create("no copies", desk.new(desk.name("t2"), 1, 0))
+    desk.create("negative copies", desk.new(desk.name("t3"), 1, -2))
+    desk.create("unknown setting", desk.new(desk.name("t4"), configs=[("no.such.setting", "1")]))
+    desk.create("odd value", desk.new(desk.name("t5"), configs=[("retention.ms", "soon")]))
+    desk.create("out of range", desk.new(desk.name("t6"), configs=[("segment.bytes", "-7")]))
+    desk.create("odd word", desk.new(desk.name("t7"), configs=[("cleanup.policy", "keep")]))
+    desk.create("null value", desk.new(desk.name("t8"), configs=[("retention.ms", None)]))
+    name = desk.name("t9")
+    desk.create("twice in one request", desk.new(name), desk.new(name))
+
+
+@script
+def topics_whose_names_collide(desk: Desk) -> None:
+    dotted = desk.topic(word="a.b")
+    desk.create("with a line for the dot", desk.new(desk.call(dotted.replace(".", "_"), "a_b")))
+
+
+@script
+def topics_are_made(desk: Desk) -> None:
+    for version in range(2, 8):
+        name = desk.name(f"v{version}")
+        desk.create(f"v{version}", desk.new(name, 2), version=version)
+    desk.create("default partitions", desk.new(desk.name("default"), -1, -1))
+    name = desk.name("dry")
+    desk.create("only tried", desk.new(name, 3), validate_only=True)
+    desk.ask("is not there", METADATA, 9, topics=[METADATA.request.Topic(name=name)], allow_auto_topic_creation=False)
+    placed = [CREATE_TOPICS.request.Assignment(partition_index=n, broker_ids=[1]) for n in range(3)]
+    desk.create("placed", desk.new(desk.name("placed"), -1, -1, assignments=placed))
+    wrong = [CREATE_TOPICS.request.Assignment(partition_index=n, broker_ids=[1]) for n in (0, 2)]
+    desk.create("placed with a gap", desk.new(desk.name("gap"), -1, -1, assignments=wrong))
+    desk.create("placed and counted", desk.new(desk.name("both"), 3, 1, assignments=placed))
+    longest = desk.name("x") + "x" * 236
+    desk.create("a long name", desk.new(longest[:249]), validate_only=True)
+    mixed = [desk.new(desk.name("good")), desk.new("not good")]
+    desk.create("one of two", *mixed, version=4)
+
+
+@script
+def topics_are_deleted(desk: Desk) -> None:
+    topic, other = desk.topic(), desk.topic(word="other")
+    number = desk.topic_id(other)
+    desk.ask("by name", DELETE_TOPICS, 5, topic_names=[topic], timeout_ms=20_000)
+    desk.until(METADATA, 9, lambda seen: seen.topics[0].error_code, topics=[METADATA.request.Topic(name=topic)], allow_auto_topic_creation=False)  # fmt: skip  # noqa: E501
+    desk.ask("again", DELETE_TOPICS, 5, topic_names=[topic], timeout_ms=20_000)
+    named = DELETE_TOPICS.request.Topic
+    desk.ask("by id", DELETE_TOPICS, 6, topics=[named(topic_id=number)], timeout_ms=20_000)
+    desk.ask("an id that is not there", DELETE_TOPICS, 6, topics=[named(topic_id=bytes(15) + b"\7")], timeout_ms=20_000)
+    desk.ask("a bad name", DELETE_TOPICS, 6, topics=[named(name="not good")], timeout_ms=20_000)
+    desk.ask("nothing", DELETE_TOPICS, 6, topics=[], timeout_ms=20_000)
+    desk.produce("write to it", topic, batch_of(RECORDS))
+    desk.fetch("read from it", topic, 0)
+    desk.create("make it again", desk.new(topic), version=4)
+    until(lambda: desk.raw.leads(topic, 1), "it is there")
+    desk.produce("it is empty", topic, batch_of(RECORDS))
+
+
+@script
+def partitions_are_added(desk: Desk) -> None:
+    topic = desk.topic(2)
+    kind = CREATE_PARTITIONS.request.Topic
+
+    def add(what: str, *topics: Any, validate_only: bool = False) -> None:
+        fields = {"timeout_ms": 20_000, "validate_only": validate_only}
+        desk.ask(what, CREATE_PARTITIONS, 3, topics=list(topics), **fields)
+
+    add("as many", kind(name=topic, count=2, assignments=None))
+    add("fewer", kind(name=topic, count=1, assignments=None))
+    add("none", kind(name=topic, count=0, assignments=None))
+    add("negative", kind(name=topic, count=-1, assignments=None))
+    add("a topic that is not there", kind(name=desk.name("missing"), count=3, assignments=None))
+    add("only tried", kind(name=topic, count=9, assignments=None), validate_only=True)
+    placed = CREATE_PARTITIONS.request.Assignment
+    add("placed", kind(name=topic, count=3, assignments=[placed(broker_ids=[1])]))
+    add("placed too few", kind(name=topic, count=6, assignments=[placed(broker_ids=[1])]))
+    add("more", kind(name=topic, count=5, assignments=None))
+    add("twice in one request", *[kind(name=topic, count=7, assignments=None)] * 2)
+    seen = desk.until(METADATA, 9, lambda seen: len(seen.topics[0].partitions) == 5, topics=[METADATA.request.Topic(name=topic)])  # fmt: skip  # noqa: E501
+    desk.note("five", [each.partition_index for each in seen.topics[0].partitions])
+    until(lambda: desk.raw.leads(topic, 5), "all are served")
+    desk.produce("write to the last", topic, batch_of(RECORDS), 4)
+
+
+DESCRIBED = [
+    "cleanup.policy",
+    "delete.retention.ms",
+    "index.interval.bytes",
+    "max.compaction.lag.ms",
+    "max.message.bytes",
+    "message.timestamp.type",
+    "min.cleanable.dirty.ratio",
+    "min.compaction.lag.ms",
+    "retention.bytes",
+    "retention.ms",
+    "segment.bytes",
+    "segment.ms",
+]
+
+
+@script
+def settings_are_described(desk: Desk) -> None:
+    topic = desk.topic(retention_ms="123456789", cleanup_policy="compact,delete")
+    for name, told in values(desk, topic, *DESCRIBED).items():
+        desk.note(name, told)
+    desk.note("what is not there", values(desk, topic, "no.such.setting"))
+
+    def describe(what: str, kind: int, name: str, version: int = 4) -> None:
+        resource = DESCRIBE_CONFIGS.request.Resource(
+            resource_type=kind, resource_name=name, configuration_keys=["cleanup.policy"]
+        )
+        answer = desk.raw.ask(DESCRIBE_CONFIGS, version, resources=[resource], include_synonyms=True)
+        for each in answer.results:
+            for config in each.configs:
+                config.synonyms = [(synonym.value, synonym.source) for synonym in config.synonyms]
+        desk.note(what, answer)
+
+    for version in range(1, 5):
+        describe(f"v{version}", TOPIC, topic, version)
+    describe("a topic that is not there", TOPIC, desk.name("missing"))
+    describe("a bad name", TOPIC, "not good")
+    describe("a broker that is not there", BROKER, "77")
+    describe("a broker that is no number", BROKER, "one")
+    describe("an odd kind", 99, topic)
+
+
+@script
+def settings_are_changed(desk: Desk) -> None:
+    topic = desk.topic()
+
+    def change(
+        what: str, *entries: tuple[str, int, str | None], name: str = topic, kind: int = TOPIC, dry: bool = False
+    ) -> None:
+        configs = [
+            INCREMENTAL_ALTER_CONFIGS.request.Config(name=each, config_operation=how, value=value)
+            for each, how, value in entries
+        ]
+        resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=kind, resource_name=name, configs=configs)
+        answer = desk.ask(what, INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=dry)
+        if answer and not answer.responses[0].error_code and not dry and kind == TOPIC:
+            # What a broker says it has changed, it may see a moment later.
+            wanted = {each: value for each, how, value in entries if how == SET}
+            until(lambda: all(values(desk, topic, n)[n][0] == v for n, v in wanted.items()), f"{wanted} is seen")
+
+    change("set", ("retention.ms", SET, "5000"), ("segment.bytes", SET, "2000000"))
+    change("tried", ("retention.ms", SET, "7000"), dry=True)
+    desk.note("is set", values(desk, topic, "retention.ms", "segment.bytes"))
+    change("append", ("cleanup.policy", APPEND, "compact"))
+    until(lambda: "compact" in values(desk, topic, "cleanup.policy")["cleanup.policy"][0], "appended")
+    desk.note("is appended", values(desk, topic, "cleanup.policy"))
+    change("append again", ("cleanup.policy", APPEND, "compact"))
+    change("subtract", ("cleanup.policy", SUBTRACT, "delete"))
+    until(lambda: "delete" not in values(desk, topic, "cleanup.policy")["cleanup.policy"][0], "subtracted")
+    desk.note("is subtracted", values(desk, topic, "cleanup.policy"))
+    change("append to a number", ("retention.ms", APPEND, "1"))
+    change("delete", ("retention.ms", DELETE, None))
+    until(lambda: values(desk, topic, "retention.ms")["retention.ms"][1] == 5, "deleted")
+    change("delete again", ("retention.ms", DELETE, None))
+    change("set to null", ("retention.ms", SET, None))
+    change("odd value", ("retention.ms", SET, "soon"), ("segment.bytes", SET, "3000000"))
+    desk.note("nothing of it is set", values(desk, topic, "segment.bytes"))
+    change("unknown setting", ("no.such.setting", SET, "1"))
+    change("out of range", ("segment.bytes", SET, "1"))
+    change("an odd operation", ("retention.ms", 9, "1"))
+    change("twice", ("retention.ms", SET, "1"), ("retention.ms", SET, "2"))
+    change("nothing")
+    change("a topic that is not there", ("retention.ms", SET, "1"), name=desk.name("missing"))
+    change("an odd kind", ("retention.ms", SET, "1"), kind=99)
+
+
+@script
+def settings_are_replaced(desk: Desk) -> None:
+    topic = desk.topic(segment_bytes="2000000")
+
+    def replace(what: str, name: str, *entries: tuple[str, str | None], dry: bool = False) -> None:
+        configs = [ALTER_CONFIGS.request.Config(name=each, value=value) for each, value in entries]
+        resource = ALTER_CONFIGS.request.Resource(resource_type=TOPIC, resource_name=name, configs=configs)
+        desk.ask(what, ALTER_CONFIGS, 2, resources=[resource], validate_only=dry)
+
+    replace("tried", topic, ("retention.ms", "1"), dry=True)
+    replace("replaced", topic, ("retention.ms", "5000"))
+    until(lambda: values(desk, topic, "retention.ms")["retention.ms"][0] == "5000", "replaced")
+    desk.note("the other is gone", values(desk, topic, "retention.ms", "segment.bytes"))
+    replace("odd value", topic, ("retention.ms", "soon"))
+    replace("unknown setting", topic, ("no.such.setting", "1"))
+    replace("null", topic, ("retention.ms", None))
+    replace("a topic that is not there", desk.name("missing"), ("retention.ms", "1"))
+
+
+@script
+def a_limit_that_changes_counts(desk: Desk) -> None:
+    topic = desk.topic()
+    desk.produce("before", topic, batch_of([(None, b"x" * 2000, (), 1_700_000_000_000)]))
+    config = INCREMENTAL_ALTER_CONFIGS.request.Config(name="max.message.bytes", config_operation=SET, value="1000")
+    resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=TOPIC, resource_name=topic, configs=[config])
+    desk.ask("changed", INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False)
+    until(lambda: values(desk, topic, "max.message.bytes")["max.message.bytes"][0] == "1000", "seen")
+    large = batch_of([(None, b"x" * 2000, (), 1_700_000_000_000)])
+
+    def refused() -> int:
+        """Kafka's log hears of it a moment later."""
+        part = PRODUCE.request.Partition(index=0, records=large)
+        data = [PRODUCE.request.Topic(name=topic, partition_data=[part])]
+        answer = desk.raw.ask(PRODUCE, 9, acks=-1, timeout_ms=20_000, topic_data=data)
+        return int(answer.responses[0].partition_responses[0].error_code)
+
+    desk.note("after", until(refused, "it is refused"))
