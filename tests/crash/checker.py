@@ -119,7 +119,7 @@ class Facts:
                     transaction.records.append(name)
         elif kind == "sent":
             for name, (partition, offset) in zip(event["ids"], event["places"], strict=True):
-                self.sent[name] = (event["topic"], partition), offset
+                self.sent[name] = None if offset is None else ((event["topic"], partition), offset)
         elif kind == "committing":
             self._transaction(event["tx"]).committing = event.time
         elif kind == "committed":
@@ -400,10 +400,15 @@ def _holdings(facts: Facts) -> dict[tuple[str, Place], list[Holding]]:
 
     One that lost a partition without being asked owned it when its last poll there was called. One that died owned it
     until SIGKILL was sent, one that closed until then; but not for longer after its last poll than a member may.
+    Members at a server: see _holdings_by_commits.
     """
     killing = {event["process"]: event.time for event in facts.history.of("killing")}
     found: dict[tuple[str, Place], list[Holding]] = defaultdict(list)
     for process, group, events in facts.members():
+        if _sits_at_a_server(facts, process):
+            for place, holding in _holdings_by_commits(process, events):
+                found[group, place].append(holding)
+            continue
         patience = facts.history.start_of(process)["patience_ms"] * 1_000_000
         held: dict[Place, int] = {}
         sure: dict[Place, int] = {}
@@ -437,6 +442,47 @@ def _holdings(facts: Facts) -> dict[tuple[str, Place], list[Holding]]:
     return found
 
 
+def _sits_at_a_server(facts: Facts, process: str) -> bool:
+    return facts.history.start_of(process).get("door") == "kafka"
+
+
+def _holdings_by_commits(process: str, events: list[Event]) -> Iterator[tuple[Place, Holding]]:
+    """Of a member at a server, which may have given its partitions to others without its knowing, and given it records
+    before that. It is asked at each commit: between two that it was allowed it owned the partition. What is part of a
+    transaction was allowed when the commit of that is begun.
+    """
+    calls: dict[tuple[Place, int], int] = {}
+    parts: dict[str, list[tuple[Place, int]]] = defaultdict(list)
+    sure: dict[Place, tuple[int, int]] = {}  # when the first was allowed at the latest, and the last begun
+
+    def allow(place: Place, begun: int, done: int) -> None:
+        first, last = sure.get(place, (done, begun))
+        sure[place] = min(first, done), max(last, begun)
+
+    def end(places: list[Place]) -> Iterator[tuple[Place, Holding]]:
+        for place in places:
+            first, last = sure.pop(place, (0, 0))
+            if first < last:
+                yield place, Holding(first, last, process)
+
+    for event in events:
+        if event.kind == "storing" and event["tx"] is not None:
+            parts[event["tx"]].append((event.place, event.time))
+        elif event.kind == "committing":
+            for place, begun in parts.pop(event["tx"], ()):
+                allow(place, begun, event.time)
+        elif event.kind == "storing":
+            calls[event.place, event["end"]] = event.time
+        elif event.kind == "stored":
+            begun_at = calls.get((event.place, event["end"]))
+            if begun_at is not None:
+                allow(event.place, begun_at, event.time)
+        elif event.kind in ("assigned", "revoked", "lost"):
+            yield from end(event.places)
+            calls = {key: begun for key, begun in calls.items() if key[0] not in event.places}
+    yield from end(list(sure))
+
+
 def two_owners(facts: Facts) -> Iterator[str]:
     holdings = _holdings(facts)
     for (group, place), intervals in holdings.items():
@@ -451,7 +497,7 @@ def two_owners(facts: Facts) -> Iterator[str]:
             longest = max(longest, interval, key=lambda each: each.end)
     for poll in facts.polls:
         its_group = facts.history.start_of(poll.process).get("group")
-        if its_group is not None:
+        if its_group is not None and not _sits_at_a_server(facts, poll.process):
             intervals = holdings.get((its_group, poll.place), [])
             at = bisect_left(intervals, (poll["since"], 0, ""))
             for other in intervals[max(0, at - 2) : at]:

@@ -8,9 +8,11 @@ Names in -ing are written before a call, the others after it has returned: what 
 or not if the process was killed there, and certainly had not happened before the first.
 
     started     role                                      the first line; of a reader: isolation; of a member: group,
-                                                          topic, output (None: at least once), patience_ms
+                                                          topic, output (None: at least once), patience_ms; door, which
+                                                          is "kafka" at a server
     sending     topic, ids, tx                            records, by their unique names; tx: None, or a transaction
-    sent        topic, ids, places                        [partition, offset] of each, acknowledged
+    sent        topic, ids, places                        [partition, offset] of each, acknowledged; offset: None, if
+                                                          that was not told
     committing  tx  ·  committed  tx  ·  aborting  tx  ·  aborted  tx, why
     polled      since, topic, partition, begin, end, records       [offset, value] of each; since: when poll was called
     moved       topic, partition                          rewound: the next poll begins at what the group has committed

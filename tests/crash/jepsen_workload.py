@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,12 +44,19 @@ class Life:
         self.name = f"{slot}-{life}"
         self.dice = random.Random(f"{seed} {self.name}")
         self.record = Recorder(directory, self.name)
-        self.store = klamm.open(store)
-        self.partitions = len(self.store.topic(IN).partitions)
+        self.path = store
         self.left: Counter[Place] = Counter()  # how often a partition was given back
         self._numbers = itertools.count()
         self._written = Flag(directory / "written")  # producers end
         self._drained = Flag(directory / "drained")  # everybody ends
+
+    @cached_property
+    def store(self) -> klamm.Store:
+        return klamm.open(self.path)
+
+    @cached_property
+    def partitions(self) -> int:
+        return len(self.store.topic(IN).partitions)
 
     def names(self, count: int) -> list[str]:
         return [f"{self.name}.{next(self._numbers)}" for _ in range(count)]

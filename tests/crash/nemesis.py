@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 Role = Callable[[Life], None]
 Roles = Sequence[tuple[Role, int]]  # how many of each
-ALONE = ("retrying", "forgetful")  # roles that share their producer id with their successor: nobody fences them
+ALONE = ("retrying", "forgetful", "server")  # roles that have no successor while they live: nobody fences them
 
 
 @dataclass(eq=False)
@@ -54,17 +54,21 @@ class Nemesis:
         readers: Roles,
         *,
         patience_ms: int = 300,
+        pause_s: float = 0.1,
+        topics: Sequence[str] = (IN, OUT),
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """`patience_ms`: how long half of the members may go without a poll; less than a stop can take.
 
-        `prepare` is called in each process before its role.
+        `pause_s`: the longest time from strike to strike. `prepare` is called in each process before its role.
         """
         self.directory = directory
         self.store = str(store)
         self.seed = seed
         self.kills = 0
         self._patience_ms = patience_ms
+        self._pause_s = pause_s
+        self._topics = topics
         self._prepare = prepare
         self._written = self._drained = False
         self._dice = random.Random(seed)
@@ -80,35 +84,46 @@ class Nemesis:
         """What happened."""
         self._record("started", role="nemesis")
         with klamm.open(self.store) as store:
-            for topic in IN, OUT:
+            for topic in self._topics:
                 store.create_topic(topic, partitions, SMALL)
         with children() as self._fork:
+            self._begin()
             for slot in self._slots:
                 self._start(slot)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
-                time.sleep(self._dice.random() * 0.1)
+                time.sleep(self._dice.random() * self._pause_s)
                 self._look_after()
                 self._strike(self._dice.choice(self._slots))
             self._come_to_rest()
         self._record.close()
         return History.load(self.directory)
 
+    def _begin(self) -> None:
+        """Before the first role starts."""
+
     # ---- processes
 
     def _start(self, slot: Slot) -> None:
         life, slot.lives = slot.lives, slot.lives + 1
         slot.process = f"{slot.name}-{life}"
-        dice = self._dice
-        step = dice.choice([0, 0, dice.randrange(1, 300), dice.randrange(1, 3000)])
+        step = self._step()
 
         def run() -> None:
             self._prepare()
             _os.trap(step, signal=signal.SIGKILL)
-            slot.role(Life(self.directory, self.store, slot.name, life, self.seed, self._patience_ms))
+            slot.role(self._life(slot.name, life))
             _os.trap(0)
 
         slot.child = self._fork(run)
+
+    def _step(self) -> int:
+        """At which step of its own a process is killed; 0: at none."""
+        dice = self._dice
+        return dice.choice([0, 0, dice.randrange(1, 300), dice.randrange(1, 3000)])
+
+    def _life(self, slot: str, life: int) -> Life:
+        return Life(self.directory, self.store, slot, life, self.seed, self._patience_ms)
 
     def _strike(self, slot: Slot) -> None:
         child = slot.child
@@ -132,22 +147,33 @@ class Nemesis:
     def _look_after(self) -> None:
         """See who has ended, start their next lives, and let go on who was stopped long enough."""
         for slot in list(self._slots):
-            if slot.wakes and time.monotonic() > slot.wakes:
-                self._wake(slot)
+            self._wake_if_due(slot)
             if slot.child is None or slot.child.running:
                 continue
-            status = slot.child.ended()
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            assert killed or status == 0, f"{slot.process} ended with {status:#x}; see its traceback"
-            if killed:
-                self.kills += 1
-                self._record("killed", process=slot.process)
-            slot.child.close()
-            slot.child, slot.wakes = None, 0.0
+            self._see_off(slot)
             if not slot.again:
                 self._slots.remove(slot)
             elif not (self._written if slot.writes else self._drained):
                 self._start(slot)
+
+    def _wake_if_due(self, slot: Slot) -> None:
+        if slot.wakes and time.monotonic() > slot.wakes:
+            self._wake(slot)
+
+    def _see_off(self, slot: Slot) -> None:
+        """Of a process that has ended: by SIGKILL, or well."""
+        assert slot.child is not None
+        status = slot.child.ended()
+        killed = os.WIFSIGNALED(status) and self._may_die_by(slot, os.WTERMSIG(status))
+        assert killed or status == 0, f"{slot.process} ended with {status:#x}; see its traceback"
+        if killed:
+            self.kills += 1
+            self._record("killed", process=slot.process)
+        slot.child.close()
+        slot.child, slot.wakes = None, 0.0
+
+    def _may_die_by(self, slot: Slot, number: int) -> bool:
+        return number == signal.SIGKILL
 
     def _wake(self, slot: Slot) -> None:
         slot.wakes = 0.0
@@ -169,7 +195,11 @@ class Nemesis:
         Flag(self.directory / "drained").up()
         self._drained = True
         self._wait(lambda: not any(slot.child for slot in self._slots), "everybody ends")
+        self._end()
         read_everything(self.directory, self.store)
+
+    def _end(self) -> None:
+        """After the last role has ended."""
 
     def _wait(self, holds: Callable[[], bool], what: str) -> None:
         def look() -> bool:
@@ -213,4 +243,4 @@ def read_everything(directory: Path, path: str) -> None:
             record.close()
 
 
-__all__ = ["Nemesis", "Role", "Roles"]
+__all__ = ["Nemesis", "Role", "Roles", "Slot"]

@@ -348,6 +348,14 @@ def a_member_polls_what_another_owns(tale: Tale) -> None:
     poll(tale, "n", IN, 0, "p.0", before=("m", "stored", 0))
 
 
+@plants("two owners")
+def two_members_at_a_server_may_commit_in_turns(tale: Tale) -> None:
+    for name in "mn":
+        change(tale, name, "started", 0, door="kafka")
+    for name in "nm":
+        tale.store(name, "g", IN, 7)
+
+
 @plants("lost progress")
 def progress_is_forgotten(tale: Tale) -> None:
     poll(tale, "n", IN, 0, "p.0", "p.1", before=("n", "polled", 1))
@@ -438,6 +446,18 @@ def a_member_that_was_silent_for_too_long_gave_up_before_it_closed(tale: Tale) -
     drop(tale, "x", "lost")
     change(tale, "x", "started", 0, patience_ms=2)
     tale.tell("x", "closing")
+
+
+@FORGIVEN.append
+def a_member_at_a_server_is_told_late_that_it_is_none_any_more(tale: Tale) -> None:
+    for name in "mn":
+        change(tale, name, "started", 0, door="kafka")
+    a_member_takes_a_partition_of_one_that_lives(tale)
+
+
+@FORGIVEN.append
+def a_producer_is_told_that_its_records_are_there_but_not_where(tale: Tale) -> None:
+    change(tale, "p", "sent", 0, places=[[0, None], [0, None]])
 
 
 @pytest.mark.parametrize("bend", FORGIVEN, ids=lambda bend: bend.__name__)

@@ -75,7 +75,19 @@ MUTANTS = [
     Mutant(
         "a late marker ends a later transaction",
         PRODUCERS,
-        (("    return R_ENDED\n", "    return R_IN_ORDER\n"),),
+        (("    if epoch <= last:\n        return R_ENDED\n", "    if epoch <= last:\n        return R_IN_ORDER\n"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "a marker of the same epoch is written though nothing is open",
+        PRODUCERS,
+        (("if epoch == last and entry.first_open_offset >= 0 else R_ENDED", "if epoch == last else R_ENDED"),),
+        TRANSACTIONS,
+    ),
+    Mutant(
+        "after a marker of the same epoch the sequence begins anew",
+        PRODUCERS,
+        (("            place.last_sequence = last.last_sequence\n", "            pass\n"),),
         TRANSACTIONS,
     ),
     Mutant(

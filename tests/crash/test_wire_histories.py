@@ -1,0 +1,159 @@
+"""Clients of a server and processes with its store open, on the same topics, all killed and stopped at random, the
+server too: their histories show no anomaly. See checker.py, wire_workload.py, wire_nemesis.py.
+
+A short run here; in `make soak` round after round, for KLAMM_SOAK_SECONDS. KLAMM_SEED repeats the dice, though not the
+moments. Roles that do it wrong, and servers that are broken, show that the checker would notice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from klamm.kafka.apis import produce
+from klamm.kafka.broker import NotOpened
+from tests.crash.cases import memory_directory, seed_of
+from tests.crash.checker import Anomaly, check
+from tests.crash.jepsen_workload import IN, Life, plain, reader, transactional, transformer, worker
+from tests.crash.nemesis import Roles
+from tests.crash.wire_nemesis import WireNemesis
+from tests.crash.wire_workload import (
+    PATIENCE_S,
+    WireLife,
+    dirty_wire_reader,
+    wire_idempotent,
+    wire_plain,
+    wire_reader,
+    wire_transactional,
+    wire_transformer,
+    wire_worker,
+)
+
+SOAK_SECONDS = float(os.environ.get("KLAMM_SOAK_SECONDS", "1800"))
+ROUND_SECONDS = 40.0
+
+WRITERS: Roles = [(wire_plain, 1), (wire_idempotent, 1), (wire_transactional, 2), (plain, 1), (transactional, 1)]
+READERS: Roles = [(wire_reader, 1), (dirty_wire_reader, 1), (wire_worker, 2), (wire_transformer, 2), (reader, 1)]
+MORE_READERS: Roles = [
+    *READERS[:2],
+    (wire_worker, 3),
+    (wire_transformer, 3),
+    (reader, 1),
+    (worker, 2),
+    (transformer, 2),
+]
+
+
+def judged(nemesis: WireNemesis, seconds: float) -> list[Anomaly]:
+    history = nemesis.run(seconds)
+    anomalies = check(history)
+    for anomaly in anomalies[:20]:
+        print(anomaly)
+    committed = sum(1 for event in history.of("committed") if event.process.startswith("wire"))
+    stored = sum(1 for event in history.of("stored") if event.process.startswith("wire"))
+    print(f"{nemesis.kills} kills, {nemesis.server_kills} of servers; {committed} transactions, {stored} commits")
+    assert committed and stored
+    return anomalies
+
+
+def test_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Path) -> None:
+    with memory_directory(tmp_path) as memory:
+        nemesis = WireNemesis(tmp_path, memory / "store", seed_of(), WRITERS, READERS)
+        assert judged(nemesis, 7) == []
+        assert nemesis.kills > 5 and nemesis.server_kills
+
+
+@pytest.mark.soak
+def test_hundreds_of_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Path) -> None:
+    """Every other round on a disk, where a sync takes its time."""
+    seed, kills, deadline = seed_of(), 0, time.monotonic() + SOAK_SECONDS
+    with memory_directory(tmp_path) as memory:
+        for number in itertools.count():
+            if time.monotonic() > deadline:
+                break
+            directory = tmp_path / f"round-{number}"
+            directory.mkdir()
+            store = (directory if number % 2 else memory) / f"store-{number}"
+            nemesis = WireNemesis(directory, store, seed + number, WRITERS, MORE_READERS)
+            anomalies = judged(nemesis, ROUND_SECONDS)
+            assert anomalies == [], f"KLAMM_SEED={seed + number}, histories in {directory}"
+            kills += nemesis.kills
+            print(f"round {number}: KLAMM_SEED={seed + number}, {kills} kills", flush=True)
+            shutil.rmtree(store)
+            shutil.rmtree(directory)
+
+
+# ---- roles that do it wrong, and a server that does
+
+
+def careless(life: Life) -> None:
+    """Takes for acknowledged what it has sent without acks."""
+    assert isinstance(life, WireLife)
+    life.record("started", role="producer")
+    partitions, producer = life.wire_partitions(), life.producer(acks=0, enable_idempotence=False, retries=0)
+
+    def report(_: KafkaError | None, message: Message) -> None:
+        life.record("sent", topic=IN, ids=[message.value().decode()], places=[[message.partition(), None]])
+
+    while life.writes_on():
+        for name in life.names(3):
+            life.record("sending", topic=IN, ids=[name], tx=None)
+            producer.produce(IN, name.encode(), partition=life.dice.randrange(partitions), on_delivery=report)
+        producer.flush(PATIENCE_S)
+
+
+def hasty(life: Life) -> None:
+    """Commits what it has not processed."""
+    wire_worker(life, hasty=True)
+
+
+def produce_answers_before_it_appends() -> None:
+    """In a server: the records are there a little later."""
+    take = produce._Producing._take
+
+    def promise(self: Any, answered: Any, opened: Any, asked: Any) -> None:
+        try:
+            partition = self.broker.partition(opened, asked.index)
+        except NotOpened:
+            take(self, answered, opened, asked)
+            return
+        answered.base_offset = partition.ends().end
+        self.broker.loop.call_later(0.02, partition.append_now, bytearray(asked.records))
+
+    produce._Producing._take = promise  # type: ignore[method-assign]
+
+
+def found_out(directory: Path, kinds: set[str], writers: Roles, readers: Roles, **options: Any) -> None:
+    """Somebody has to be killed at the right moment, so it may need a few short runs."""
+    seed, found = seed_of(), set()
+    for number in range(8):
+        run = directory / f"run-{number}"
+        run.mkdir()
+        with memory_directory(run) as memory:
+            often: dict[str, Any] = {"pause_s": 0.2, "server_share": 0.5, **options}
+            nemesis = WireNemesis(run, memory / "store", seed + number, writers, readers, **often)
+            found |= {anomaly.kind for anomaly in check(nemesis.run(1))}
+        if found & kinds:
+            return
+    raise AssertionError(f"not found out; found {found or 'nothing'}")
+
+
+def test_a_client_that_does_not_wait_for_answers_is_found_out(tmp_path: Path) -> None:
+    found_out(tmp_path, {"lost"}, [(careless, 3)], [])
+
+
+def test_a_member_that_commits_before_it_processes_is_found_out(tmp_path: Path) -> None:
+    found_out(tmp_path, {"unprocessed"}, [(wire_plain, 1)], [(hasty, 2)], server_share=0.1)
+
+
+def test_a_server_that_answers_before_it_appends_is_found_out(tmp_path: Path) -> None:
+    """What it promises to one, it promises to others as well; and if it is killed in between, to nobody."""
+    writers: Roles = [(wire_plain, 2), (plain, 1)]
+    found_out(tmp_path, {"lost", "two values"}, writers, [], break_server=produce_answers_before_it_appends)

@@ -1,0 +1,102 @@
+"""Break the server in known ways: the checker must find out. In `make soak`; a first one is in test_wire_histories.py.
+
+Each mutant replaces a function or two in every life of the server. A run is repeated until its anomaly shows: some need
+the server, or a client, to be killed between two steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.kafka.apis import fetch
+from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.transaction_desk import Identified, TransactionDesk
+from klamm.store.wire_groups import WireGroups
+from tests.crash.cases import memory_directory, seed_of
+from tests.crash.checker import check
+from tests.crash.test_wire_histories import READERS, WRITERS
+from tests.crash.wire_nemesis import WireNemesis
+
+ROUNDS, ROUND_SECONDS = 10, 8.0
+
+MUTANTS: list[tuple[Callable[[], None], set[str]]] = []
+
+
+def shows(*kinds: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """What the mutant is found out by: any of these."""
+
+    def note(mutant: Callable[[], None]) -> Callable[[], None]:
+        MUTANTS.append((mutant, set(kinds)))
+        return mutant
+
+    return note
+
+
+@shows("lost", "torn", "not once", "aborted read")
+def the_end_of_a_transaction_is_answered_and_forgotten() -> None:
+    """Every third or so: it is aborted when its time is over."""
+    end = TransactionDesk.end
+
+    def forget(self: Any, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
+        if commit and random.random() < 0.3:
+            return Identified(ErrorCode.NONE, producer_id, epoch)
+        return end(self, name, producer_id, epoch, commit=commit, bump=bump)
+
+    TransactionDesk.end = forget  # type: ignore[method-assign]
+
+
+@shows("lost progress")
+def offsets_are_answered_and_forgotten() -> None:
+    commit = WireGroups.commit
+
+    def forget(self: Any, commits: Any) -> Any:
+        commits = list(commits)
+        if random.random() < 0.3:
+            return [[True] * len(each.rows) for each in commits]
+        return commit(self, commits)
+
+    WireGroups.commit = forget  # type: ignore[method-assign]
+
+
+@shows("lost progress", "two owners", "unprocessed", "not once")
+def whoever_was_a_member_may_commit() -> None:
+    Coordinator.check_commit = lambda self, *given, **named: ErrorCode.NONE  # type: ignore[method-assign]
+
+
+@shows("aborted read", "early read")
+def everybody_reads_what_is_open() -> None:
+    begin = fetch._Fetching.__init__
+
+    def begin_dirty(self: Any, *given: Any) -> None:
+        begin(self, *given)
+        self.committed = False
+
+    fetch._Fetching.__init__ = begin_dirty  # type: ignore[assignment, method-assign]
+
+
+@shows("not once", "lost progress", "disordered")
+def nobody_waits_for_offsets_that_a_transaction_may_move() -> None:
+    TransactionDesk.has_pending = lambda self, *given: False  # type: ignore[method-assign]
+    TransactionDesk.pending_offsets = lambda self, group: set()  # type: ignore[method-assign]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("mutant", "kinds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
+def test_a_broken_server_is_found_out(mutant: Callable[[], None], kinds: set[str], tmp_path: Path) -> None:
+    seed = seed_of()
+    found: set[str] = set()
+    for number in range(ROUNDS):
+        directory = tmp_path / f"round-{number}"
+        directory.mkdir()
+        with memory_directory(directory) as memory:
+            nemesis = WireNemesis(directory, memory / "store", seed + number, WRITERS, READERS, break_server=mutant)
+            found |= {anomaly.kind for anomaly in check(nemesis.run(ROUND_SECONDS))}
+        if found & kinds:
+            return
+    raise AssertionError(f"not found out; found {found or 'nothing'}")
