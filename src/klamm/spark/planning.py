@@ -1,0 +1,370 @@
+"""On the driver: from a store and the options to the ranges that tasks read.
+
+Spark keeps plain offsets, without a leader epoch, and for ever. So that none outruns the log after a power cut:
+
+  P1  No offset is handed to Spark, and no range planned, beyond what is stable (unless uncommitted records are wanted)
+      and on disk. Where the log is ahead of the disk it is synced first; a store that cannot be written is planned up
+      to what is on disk already.
+  P2  A range names the store and the topic by id, so that a task never reads another log of the same name.
+  P3  Ranges of a partition follow one upon the other: the end of a micro-batch is the start of the next, whoever dies.
+  P4  Records that were asked for and are gone (expired, deleted, the topic made anew) are told: by an error, or with
+      failOnDataLoss=false by a warning, and the query goes on with what is there.
+
+Nothing here knows Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.batch import walk
+from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
+from klamm.log import lookup
+from klamm.spark.offsets import EARLIEST, LATEST, Bound, Place, StreamOffsets
+from klamm.spark.pushdown import EVERYTHING, Wanted
+from klamm.store.directory import Core, acquire, release
+
+if TYPE_CHECKING:
+    from klamm.log.partition import Ends, Partition
+    from klamm.spark.options import ReadOptions
+
+__all__ = ["Planner", "Range", "beyond", "gone", "shares", "split"]
+
+_log = logging.getLogger("klamm.spark")
+
+
+class Range(NamedTuple):
+    """Offsets [start, end) of a partition."""
+
+    place: Place
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.place} [{self.start}, {self.end})"
+
+
+class Planner:
+    """Holds the store open, for writing where it can be. Not for several threads at a time."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._told: set[str] = set()
+        self.core = _opened(options.path)
+
+    def close(self) -> None:
+        release(self.core)
+
+    @property
+    def store_id(self) -> str:
+        return self.core.catalog.store_id
+
+    # ---- what there is
+
+    def places(self, *, strict: bool) -> dict[Place, Partition]:
+        """The partitions that are subscribed to. `strict`: those that were named have to be there."""
+        subscription = self._options.subscription
+        if subscription.pattern is not None:
+            _, topics = self.core.all_topics()
+            opened = [each for each in topics if subscription.wants(each.name)]
+        else:
+            opened = []
+            for name in subscription.names:
+                try:
+                    opened.append(self.core.topic(name))
+                except UnknownTopic:
+                    if strict:
+                        raise
+        found: dict[Place, Partition] = {}
+        for each in opened:
+            for number in subscription.partitions(each.name, each.count):
+                if strict or number < each.count:
+                    found[Place(each.name, each.topic.id, number)] = each.partition(number)
+        return found
+
+    def _readable(self, ends: Ends) -> int:
+        upto = ends.stable if self._options.committed else ends.end
+        return min(upto, ends.flushed) if self.core.read_only else upto
+
+    def _secured(self, partition: Partition, upto: int) -> int:
+        """The offset, when everything below it is on disk (P1)."""
+        if not self.core.read_only and partition.ends().flushed < upto:
+            partition.sync(upto)
+        return upto
+
+    def _since(self, partition: Partition, timestamp_ms: int) -> int | None:
+        """The first offset whose record is as young."""
+        if self._options.committed:
+            return partition.offset_at(timestamp_ms)
+        found = lookup.first_since(partition, timestamp_ms)
+        return None if found is None else found.offset
+
+    def _resolve(self, bound: Bound, place: Place, partition: Partition, ends: Ends) -> int:
+        readable = self._readable(ends)
+        if bound.timestamp_ms is not None:
+            found = self._since(partition, bound.timestamp_ms)
+            return readable if found is None else min(found, readable)
+        offset = bound.at(place)
+        return ends.start if offset == EARLIEST else readable if offset == LATEST else offset
+
+    # ---- what is gone
+
+    def lose(self, error: KlammError) -> None:
+        """Raise it, or with failOnDataLoss=false tell it once."""
+        if self._options.fail_on_data_loss:
+            raise error
+        if error.message not in self._told:
+            self._told.add(error.message)
+            _log.warning("%s; going on, as failOnDataLoss is false", error.message)
+
+    def _first_left(self, place: Place, start: int, ends: Ends) -> int:
+        """`start`, or where the log starts by now."""
+        if start < ends.start:
+            self.lose(gone(place, start, ends))
+            return ends.start
+        return start
+
+    # ---- a batch
+
+    def batch(self, wanted: Wanted = EVERYTHING) -> list[Range]:
+        """What a batch query reads, as of now."""
+        options = self._options
+        here = self.places(strict=True)
+        for bound in (options.starting, options.ending):
+            bound.check((place.topic, place.partition) for place in here)
+        ranges = []
+        for place, partition in here.items():
+            if wanted.has(place.topic, place.partition):
+                ends = partition.ends()
+                start = self._resolve(options.starting, place, partition, ends)
+                end = self._resolve(options.ending, place, partition, ends)
+                if start > end or end > self._readable(ends):
+                    self.lose(self._out_of_range(place, start, end, ends))
+                    end = min(end, self._readable(ends))
+                start, end = wanted.within(self._first_left(place, start, ends), end)
+                if start < end and wanted.since_ms is not None:
+                    found = self._since(partition, wanted.since_ms)
+                    start = end if found is None else max(start, found)
+                if start < end:
+                    ranges.append(Range(place, start, self._secured(partition, end)))
+        return self._split(ranges, here)
+
+    def _out_of_range(self, place: Place, start: int, end: int, ends: Ends) -> OffsetOutOfRange:
+        readable = self._readable(ends)
+        why = f", for a transaction is open from there on to {ends.end}" if readable < min(ends.end, end) else ""
+        return OffsetOutOfRange(
+            f"{place}: offsets {start} to {end} are not there; it can be read from {ends.start} to {readable}{why}",
+            offset=start if start > readable else end,
+            start=ends.start,
+            end=readable,
+            hint="give offsets of that range, or -2 and -1 for its ends",
+        )
+
+    # ---- a stream
+
+    def initial(self) -> StreamOffsets:
+        """Where a new query starts."""
+        here = self.places(strict=True)
+        self._options.starting.check((place.topic, place.partition) for place in here)
+        offsets = {}
+        for place, partition in here.items():
+            ends = partition.ends()
+            start = self._resolve(self._options.starting, place, partition, ends)
+            if start > self._readable(ends):
+                raise self._out_of_range(place, start, self._readable(ends), ends)
+            offsets[place] = self._secured(partition, self._first_left(place, start, ends))
+        return StreamOffsets(self.store_id, offsets)
+
+    def newest(self) -> dict[Place, int]:
+        """Up to where records can be read now."""
+        found = {}
+        for place, partition in self.places(strict=False).items():
+            try:
+                found[place] = self._readable(partition.ends())
+            except UnknownTopic:
+                continue  # deleted just now
+        return found
+
+    def latest(
+        self, start: StreamOffsets, limit: int | None = None, target: Mapping[Place, int] | None = None
+    ) -> StreamOffsets:
+        """Where the next micro-batch ends: at most `limit` offsets further, and not beyond `target`."""
+        self._refuse_other_store(start)
+        here = self.places(strict=False)
+        self._look_for_gone(start, here)
+        begins: dict[Place, int] = {}
+        sizes: dict[Place, int] = {}
+        for place, partition in here.items():
+            known = start.get(place)
+            if target is not None and place not in target and known is None:
+                continue  # it came after the moment that is to be read up to
+            try:
+                ends = partition.ends()
+            except UnknownTopic:  # deleted since we looked which there are
+                self.lose(_deleted(f"{place.topic}: the topic was deleted"))
+                continue
+            readable = self._readable(ends)
+            if target is not None:
+                readable = min(readable, target.get(place, readable))
+            begin = self._first_left(place, known or 0, ends)
+            if begin > ends.end:
+                self.lose(beyond(place, begin, ends))
+                begin = readable
+            begins[place] = begin
+            sizes[place] = max(0, readable - begin)
+        if limit is not None:
+            sizes = shares(sizes, limit)
+        return StreamOffsets(
+            self.store_id,
+            {place: self._secured(here[place], begin + sizes[place]) for place, begin in begins.items()},
+        )
+
+    def between(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
+        """What a micro-batch reads."""
+        self._refuse_other_store(end)
+        here = self.places(strict=False)
+        ranges = []
+        for place, upto in end:
+            begin = start.get(place) or 0
+            if begin >= upto:
+                continue
+            partition = here.get(place)
+            try:
+                if partition is None:
+                    raise UnknownTopic(str(place))
+                ends = partition.ends()
+            except UnknownTopic:
+                self.lose(_deleted(f"{place}: offsets {begin} to {upto - 1}: the topic was deleted"))
+                continue
+            if upto > ends.end:
+                self.lose(beyond(place, upto, ends))
+                upto = ends.end
+            begin = self._first_left(place, begin, ends)
+            if begin < upto:
+                ranges.append(Range(place, begin, upto))
+        return self._split(ranges, here)
+
+    def _refuse_other_store(self, offsets: StreamOffsets) -> None:
+        if offsets.store_id != self.store_id:
+            raise NotAStore(
+                f"{self._options.path}: is another store than the one that the checkpoint is of",
+                hint="give the path of that one, or the query a new checkpointLocation",
+            )
+
+    def _look_for_gone(self, start: StreamOffsets, here: Mapping[Place, Partition]) -> None:
+        """Topics that were read and are not there any more, or are others by now (P4)."""
+        ids = {place.topic: place.topic_id for place in here}
+        for topic, topic_id in start.topics().items():
+            if ids.get(topic) == topic_id:
+                continue
+            if topic in ids:
+                what = f"{topic}: the topic was deleted and made anew"
+            elif self._options.subscription.wants(topic):
+                what = f"{topic}: the topic was deleted"
+            else:
+                continue  # the query does not subscribe to it any more
+            self.lose(_deleted(what))
+
+    # ---- more tasks than partitions
+
+    def _split(self, ranges: list[Range], here: Mapping[Place, Partition]) -> list[Range]:
+        return split(ranges, self._options.min_partitions, lambda each, offset: _batch_at(here[each.place], offset))
+
+
+def _opened(path: str) -> Core:
+    try:
+        core = acquire(path, read_only=False, create=False, force_filesystem=False)
+    except ReadOnly:
+        return acquire(path, read_only=True, create=False, force_filesystem=False)
+    except NotAStore as error:
+        raise NotAStore(error.message, hint="path is the directory of a store, made by klamm.open") from None
+    if core.users == 1:
+        core.transactions.resolve(only_abandoned=True)
+    return core
+
+
+def gone(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
+    """The error for records that are not in the log any more."""
+    return OffsetOutOfRange(
+        f"data loss: {place}: offsets {offset} to {ends.start - 1} are gone; the log starts at {ends.start}",
+        offset=offset,
+        start=ends.start,
+        end=ends.end,
+        hint="retention was faster than the query; failOnDataLoss=false goes on at the earliest",
+    )
+
+
+def beyond(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
+    """The error for an offset that the log has not reached, though it once had."""
+    return OffsetOutOfRange(
+        f"data loss: {place}: the query has come to offset {offset}, but the log ends at {ends.end}",
+        offset=offset,
+        start=ends.start,
+        end=ends.end,
+        hint="was an older copy of the store put back? failOnDataLoss=false goes on at its end",
+    )
+
+
+def _deleted(what: str) -> UnknownTopic:
+    return UnknownTopic(
+        f"data loss: {what}; what the query had not read of it is gone",
+        hint="failOnDataLoss=false goes on with what is there",
+    )
+
+
+def _batch_at(partition: Partition, offset: int) -> int:
+    """The first offset of the batch that holds `offset`."""
+    try:
+        with partition.reader(offset, committed=False) as reader:
+            data = reader.read(1)
+        return next(iter(walk(data))).base_offset if data else offset
+    except OffsetOutOfRange:
+        return offset  # expired just now; whoever reads it will say so
+
+
+def split(ranges: list[Range], at_least: int, boundary: Callable[[Range, int], int]) -> list[Range]:
+    """So many ranges, if there are enough batches: each is cut in parts of about the same number of offsets.
+
+    `boundary` gives the start of the batch that an offset is in, so that no batch is decoded twice.
+    """
+    total = sum(each.end - each.start for each in ranges)
+    if len(ranges) >= at_least or not total:
+        return ranges
+    found = []
+    for each in ranges:
+        size = each.end - each.start
+        parts = -(-size * at_least // total)
+        cuts = sorted({boundary(each, each.start + size * n // parts) for n in range(1, parts)})
+        cuts = [each.start, *(cut for cut in cuts if each.start < cut < each.end), each.end]
+        found += [Range(each.place, *pair) for pair in pairwise(cuts)]
+    return found
+
+
+def shares(sizes: Mapping[Place, int], limit: int) -> dict[Place, int]:
+    """How many offsets each partition gives to a micro-batch of at most `limit`: by how many it has; none starves."""
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(sizes)
+    found = dict.fromkeys(sizes, 0)
+    waiting = sorted((place for place, size in sizes.items() if size), key=lambda place: (-sizes[place], place))
+    for place in waiting[:limit]:
+        found[place] = 1
+    rest = limit - min(limit, len(waiting))
+    more = {place: sizes[place] - found[place] for place in waiting}
+    left = sum(more.values())
+    for place in waiting:
+        found[place] += rest * more[place] // left if rest else 0
+    _hand_out(found, sizes, waiting, limit)
+    return found
+
+
+def _hand_out(found: dict[Place, int], sizes: Mapping[Place, int], places: Iterable[Place], limit: int) -> None:
+    """What rounding left over, one each: less than there are partitions."""
+    left = limit - sum(found.values())
+    for place in places:
+        if left > 0 and found[place] < sizes[place]:
+            found[place] += 1
+            left -= 1

@@ -1,0 +1,172 @@
+"""On the driver: what tasks have staged becomes records of the log, in one transaction, with the mark of its batch.
+
+  1  look      the mark says that the batch is in the log: nothing to do
+  2  register  every partition that something was staged for (store/transactions.py)
+  3  append    the files in the order of the tasks, batch by batch: no more than one is in memory
+  4  sync      (acks=1: not)
+  5  decide    the mark and the commit, in one SQLite transaction: here it becomes visible, or, killed before, never
+  6  markers   tell the logs; if one cannot be written now, others will
+
+Promises
+  U1  All that was staged for a batch is in the log once, or not at all, wherever this is killed and however often and
+      by however many it is done.
+  U2  After step 5 nothing undoes it: whoever cleans up, or aborts, removes staged files only.
+
+Spark keeps the processes that commit for a while and uses them again. So the store stays open in them, and a producer
+id serves many transactions; whoever is killed leaves neither a lock nor anything that others wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.api import Store
+from klamm.batch import patch
+from klamm.errors import Fenced, KlammError, UnknownTopic
+from klamm.spark.staging import Staged, frames
+from klamm.store import spark_batches
+from klamm.store.transactions import MAX_EPOCH, Identity, Place
+
+if TYPE_CHECKING:
+    from klamm.log.partition import Partition
+    from klamm.store.database import Execute
+    from klamm.store.directory import Core, OpenTopic
+
+__all__ = ["Mark", "core_of", "is_published", "publish"]
+
+_TIMEOUT_MS = 60_000  # of a transaction, and one more for each KiB: that is done by any disk
+_log = logging.getLogger("klamm.spark")
+
+
+class Mark(NamedTuple):
+    """A batch: whose, and its number."""
+
+    writer: str
+    batch: int
+
+
+def publish(core: Core, staged: Sequence[Staged], directory: str, mark: Mark | None, *, durable: bool) -> bool:
+    """One transaction with everything that was staged. False if it is in the log already."""
+    if mark is not None and is_published(core, mark):
+        return False
+    identity = _take(core)
+    error: BaseException | None = None
+    try:
+        _fill(core, identity, staged, directory, durable=durable)
+        core.transactions.decide(identity, commit=True, also=None if mark is None else _Noting(mark))
+    except spark_batches.AlreadyCommitted as already:
+        error = already
+    except BaseException as failed:
+        error = failed
+        raise
+    finally:
+        if error is not None:
+            _give_up(core, identity, error)
+    if error is None:
+        _finish(core, identity, commit=True)
+    return error is None
+
+
+def is_published(core: Core, mark: Mark) -> bool:
+    last = spark_batches.last(core.catalog.database, mark.writer)
+    return last is not None and mark.batch <= last
+
+
+class _Noting:
+    def __init__(self, mark: Mark) -> None:
+        self._mark = mark
+
+    def __call__(self, execute: Execute) -> None:
+        spark_batches.put(execute, *self._mark)
+
+
+def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: str, *, durable: bool) -> None:
+    """Steps 2 to 4."""
+    topics: dict[str, OpenTopic] = {}
+    places: dict[Place, Partition] = {}
+    for each in staged:
+        for topic in each.topics:
+            opened = topics.get(topic.name) or core.topic(topic.name)
+            if opened.topic.id != topic.id:
+                raise UnknownTopic(f"{topic.name}: the topic was deleted and made anew while it was being written to")
+            topics[topic.name] = opened
+            places.update({(topic.id, number): opened.partition(number) for number in topic.partitions})
+    core.transactions.register(identity, places, _TIMEOUT_MS + sum(each.size for each in staged) // 1024)
+    sequences = dict.fromkeys(places.values(), 0)
+    ends: dict[Partition, int] = {}
+    for each in sorted(staged, key=lambda each: each.task):
+        logs = [(topic.id, topics[topic.name]) for topic in each.topics]
+        for frame in frames(f"{directory}/{each.file}", each.size):
+            topic_id, opened = logs[frame.topic]
+            log = places[topic_id, frame.partition]
+            patch.enrol(frame.batch, identity.producer_id, identity.epoch, sequences[log])
+            try:
+                offset = log.append(frame.batch)
+            except Fenced:
+                raise core.transactions.why_refused(identity) from None
+            sequences[log] = (sequences[log] + frame.count) & 0x7FFFFFFF
+            ends[log] = offset + frame.count
+    if durable:
+        for log, end in ends.items():
+            log.sync(end)
+
+
+def _give_up(core: Core, identity: Identity, error: BaseException) -> None:
+    """Whatever went wrong: it is aborted, unless it was decided, and that somebody else was told is what went wrong."""
+    try:
+        decided = core.transactions.decide(identity, commit=False) if identity.partitions else None
+        if decided is not None:
+            _finish(core, identity, commit=decided)
+            return
+    except KlammError as failure:
+        error.add_note(f"and the transaction could not be aborted, which others will see to: {failure}")
+    core.transactions.let_go(identity)
+
+
+def _finish(core: Core, identity: Identity, *, commit: bool) -> None:
+    try:
+        core.transactions.finish(identity, commit=commit)
+    except KlammError as error:
+        how = "committed" if commit else "aborted"
+        _log.warning("a batch is %s, but not every log could be told, which others will do: %s", how, error)
+        core.transactions.let_go(identity)
+        return
+    if identity.epoch < MAX_EPOCH:
+        _idle.setdefault(core, []).append(identity)
+    else:
+        core.transactions.let_go(identity)
+
+
+# ---- what a process keeps between two commits
+
+_stores: dict[str, Store] = {}
+_idle: weakref.WeakKeyDictionary[Core, list[Identity]] = weakref.WeakKeyDictionary()
+
+
+def _take(core: Core) -> Identity:
+    idle = _idle.get(core)
+    return idle.pop() if idle else core.transactions.identity()
+
+
+def core_of(path: str) -> Core:
+    """The store, opened for writing, and kept open as long as it is the one that lies there."""
+    store = _stores.get(path)
+    if store is not None and (store.closed or not _is_still_there(store)):
+        del _stores[path]
+        store = None
+    if store is None:
+        store = _stores[path] = Store(path, create=False)
+    return store._acquired()
+
+
+def _is_still_there(store: Store) -> bool:
+    lock = store._acquired().lock
+    assert lock is not None
+    try:
+        return os.path.samestat(os.stat(lock.path), os.fstat(lock.fd))
+    except OSError:
+        return False

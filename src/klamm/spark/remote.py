@@ -1,0 +1,175 @@
+"""The same DataFrame from a directory and from a cluster.
+
+    read(spark, "events/", subscribe="orders")              format("klamm"): the files, no server
+    read(spark, "kafka://host:9092", subscribe="orders")    format("kafka"): klamm serve, or Apache Kafka, by Spark's
+                                                            own connector, which session(kafka=True) brings
+
+Options, schema and contents are the same either way; an option that one of the two cannot have is refused there. What
+differs is what writing promises: a directory takes each micro-batch once, all or nothing; Spark's Kafka sink may repeat
+records after a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from klamm.errors import InvalidSetting, KlammError
+from klamm.spark.session import PATH
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["read", "read_stream", "write", "write_stream"]
+
+_CLUSTER = re.compile(r"kafka://(?P<hosts>[^/]+)/?")
+_LEVELS = {"gzip": "kafka.compression.gzip.level", "lz4": "kafka.compression.lz4.level"}
+_LEVELS["zstd"] = "kafka.compression.zstd.level"
+
+Path = str | os.PathLike[str] | None
+
+
+def read(spark: SparkSession, store: Path = None, **options: Any) -> DataFrame:
+    """The records of topics, as they are now. Options: docs/reference/spark.md, such as subscribe="orders"."""
+    return _read(spark, spark.read, store, options, streaming=False)
+
+
+def read_stream(spark: SparkSession, store: Path = None, **options: Any) -> DataFrame:
+    """The records of topics, and those to come."""
+    return _read(spark, spark.readStream, store, options, streaming=True)
+
+
+def write(df: DataFrame, store: Path = None, **options: Any) -> None:
+    """Append the rows: to a directory all of them or none."""
+    wanted, plan = _writing(df, store, options, streaming=False)
+    with _explained(plan):
+        df.select(*wanted).write.format(plan.format).options(**plan.options).mode("append").save()
+
+
+def write_stream(df: DataFrame, store: Path = None, **options: Any) -> DataStreamWriter:
+    """A query that appends the rows; `.start()` starts it. It needs checkpointLocation="…"."""
+    wanted, plan = _writing(df, store, options, streaming=True)
+    return df.select(*wanted).writeStream.format(plan.format).options(**plan.options)
+
+
+class _Plan:
+    def __init__(self, spark: Any, store: Path, options: Mapping[str, Any]) -> None:
+        found = spark.conf.get(PATH, None) if store is None else os.fspath(store)
+        if found is None:
+            raise InvalidSetting(
+                "nothing says which store", hint="name it, as in read(spark, 'events/', …), or session('events/')"
+            )
+        self.store: str = found
+        self.given = {name: _text(value) for name, value in options.items()}
+        cluster = _CLUSTER.fullmatch(found)
+        if cluster is None and found.startswith("kafka:"):
+            raise InvalidSetting(f"{found}: is no address", hint="want kafka://host:9092, or several with commas")
+        self.hosts = cluster and cluster["hosts"]
+        self.format = "kafka" if self.hosts else "klamm"
+        self.options: dict[str, str] = {}
+
+    def for_directory(self) -> None:
+        self.options = {"path": self.store, **self.given}
+
+    def for_cluster(self, known: tuple[str, ...], renamed: Mapping[str, str], refused: Mapping[str, str]) -> None:
+        """The options as Spark's Kafka connector has them."""
+        from klamm.spark.options import check_names
+
+        assert self.hosts is not None
+        of_clients = {name: value for name, value in self.given.items() if name.lower().startswith("kafka.")}
+        ours = check_names({name: self.given[name] for name in self.given.keys() - of_clients.keys()}, known)
+        for name in ours:
+            if name in refused:
+                raise InvalidSetting(f"{name}: {self.store} cannot do that", hint=refused[name])
+        self.options = {renamed.get(name, name): value for name, value in ours.items()}
+        self.options |= {"kafka.bootstrap.servers": self.hosts, **of_clients}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+
+
+class _explained:  # noqa: N801  # used as a function
+    """Turns Spark's word for a missing connector into one that says what to do."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._plan.hosts and error is not None and re.search(r"data source:? .?kafka\b", str(error), re.IGNORECASE):
+            raise KlammError(
+                "this session has not got Spark's Kafka connector", hint="make it with klamm.spark.session(kafka=True)"
+            ) from None
+
+
+def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> DataFrame:
+    from klamm.spark.options import SOURCE_OPTIONS, ReadOptions
+
+    plan = _Plan(spark, store, options)
+    columns: tuple[str, ...] = ()
+    if plan.hosts is None:
+        plan.for_directory()
+    else:
+        plan.for_cluster(
+            SOURCE_OPTIONS,
+            {"isolation": "kafka.isolation.level"},
+            {
+                "path": "leave it out: the address says where",
+                "groupId": "a query's progress is in its checkpoint; kafka.group.id is another thing",
+            },
+        )
+        # What does not fit is told here as it is for a directory.
+        ours = {name: value for name, value in plan.given.items() if not name.lower().startswith("kafka.")}
+        parsed = ReadOptions.parse({"path": "/", **ours}, streaming=streaming)
+        columns = parsed.columns
+        plan.options.pop("columns", None)
+        plan.options.setdefault("kafka.isolation.level", parsed.isolation)
+        plan.options.setdefault("includeHeaders", _text("headers" in columns))
+        if parsed.starting.timestamp_ms is not None or parsed.ending.timestamp_ms is not None:
+            plan.options.setdefault("startingOffsetsByTimestampStrategy", "latest")
+    with _explained(plan):
+        found: DataFrame = reader.format(plan.format).options(**plan.options).load()
+    return found.select(*columns) if columns else found
+
+
+def _writing(df: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> tuple[list[Any], _Plan]:
+    from klamm.spark.sink import check_columns
+    from klamm.spark.sink_options import SINK_OPTIONS, WriteOptions
+
+    plan = _Plan(df.sparkSession, store, options)
+    if plan.hosts is None:
+        plan.for_directory()
+        check_columns(df.schema, WriteOptions.parse(plan.options, streaming=streaming))
+        return ["*"], plan
+    only = "it is for a directory: Spark's Kafka sink knows neither transactions nor times"
+    plan.for_cluster(
+        (*SINK_OPTIONS, "checkpointLocation"),
+        {"acks": "kafka.acks", "compression": "kafka.compression.type"},
+        {
+            "path": "leave it out: the address says where",
+            "keepTimestamps": only,
+            "txnAppId": only,
+            "txnVersion": only,
+        },
+    )
+    ours = {name: value for name, value in plan.given.items() if not name.lower().startswith("kafka.")}
+    parsed = WriteOptions.parse({"path": "/", **ours}, streaming=streaming)
+    plan.options.pop("columns", None)
+    level, codec = plan.options.pop("compressionLevel", None), plan.options.get("kafka.compression.type", "none")
+    if level is not None and codec.lower() in _LEVELS:
+        plan.options.setdefault(_LEVELS[codec.lower()], level)
+    columns = check_columns(df.schema, parsed)
+    wanted = [
+        df[theirs].cast("int").alias(ours) if ours == "partition" else df[theirs].alias(ours)
+        for ours, theirs in columns.items()
+    ]
+    return wanted, plan

@@ -1,0 +1,319 @@
+"""How format("klamm") writes: tasks stage, the driver publishes (publishing.py).
+
+    key        string or binary                 null, or no such column: no key
+    value      string or binary                 needed; null is a tombstone
+    topic      string                           needed, unless the option topic names one for all rows
+    partition  whole numbers                    null, or no such column: by key as every Kafka client does, else sticky
+    headers    array<struct<key: string, value: binary>>
+    timestamp  timestamp                        with keepTimestamps only
+
+`offset` and `timestampType`, which a source has as well, mean nothing here, nor does `timestamp` without that option;
+any other column is an error, for it may be one of the above with a slip in its name.
+
+Spark makes a writer on the driver before each job (each micro-batch), and hands a copy to every task. For a stream it
+makes another one to commit with. Options, schema and topics are looked at when one is made: what can be known then is
+told before a job starts. A task needs nothing of the store but the directory for staged files.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.types import StructType
+
+from klamm.arrow.encoding import Encoder, Rows, Shape
+from klamm.arrow.schema import no_column, pyarrow
+from klamm.disk import files
+from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
+from klamm.spark.publishing import Mark, core_of, publish
+from klamm.spark.sink_options import WriteOptions
+from klamm.spark.source import clearly
+from klamm.spark.staging import Staged, StagedTopic, StagingFile
+from klamm.store import staging
+from klamm.store.names import nearest
+from klamm.store.staging import StagedName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import WriterCommitMessage
+
+__all__ = ["BatchWriter", "Plan", "StreamWriter", "check_columns"]
+
+_KNOWN = ("value", "key", "topic", "partition", "headers", "timestamp")
+_IGNORED = frozenset({"offset", "timestamptype"})
+_HEADERS = "array<struct<key:string,value:binary>>"
+_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+_OPEN_BYTES = 64 << 20  # in batches of a task that are not full yet
+
+
+# ---- what can be known before there is a job
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> dict[str, str]:
+    """What is written, and the DataFrame's name for it; InvalidSetting for what does not fit."""
+    found: dict[str, str] = {}
+    names = [field.name.lower() for field in schema.fields]
+    for name in options.columns or ():
+        if name not in names:
+            raise InvalidSetting(f"columns: the DataFrame has no column {name!r}", hint=nearest(name, names))
+    for field, name in zip(schema.fields, names, strict=True):
+        if options.columns is not None and name not in options.columns:
+            continue
+        if name in found:
+            raise InvalidSetting(f"there are two columns {name!r}", hint="drop one")
+        if name in _IGNORED or (name == "timestamp" and not options.keep_timestamps):
+            continue
+        if name not in _KNOWN:
+            wrong = no_column(field.name, _KNOWN)
+            raise InvalidSetting(wrong.message, hint=f"{wrong.hint}; or say with the option columns which to write")
+        _check_type(name, field.dataType.simpleString())
+        found[name] = field.name
+    if "value" not in found:
+        raise InvalidSetting(
+            "the DataFrame has no column 'value'", hint="""df.selectExpr("to_json(struct(*)) AS value") makes one"""
+        )
+    if options.topic is not None:
+        found.pop("topic", None)
+    elif "topic" not in found:
+        raise InvalidSetting(
+            "nothing says which topic to write to", hint='.option("topic", "orders"), or a column named topic'
+        )
+    if options.keep_timestamps and "timestamp" not in found:
+        raise InvalidSetting("keepTimestamps: there is no column 'timestamp'")
+    return found
+
+
+def _check_type(name: str, kind: str) -> None:
+    wanted, fits, cast = {
+        "partition": ("a whole number", kind in _NUMBERS, "CAST(partition AS INT)"),
+        "timestamp": ("a timestamp", kind == "timestamp", "CAST(timestamp AS TIMESTAMP)"),
+        "headers": (_HEADERS, kind == _HEADERS, f"CAST(headers AS {_HEADERS.upper()})"),
+        "topic": ("a string", _is_text(kind), "CAST(topic AS STRING)"),
+    }.get(name, ("string or binary", _is_text(kind) or kind in ("binary", "void"), f"CAST({name} AS STRING)"))
+    if not fits:
+        structured = kind.startswith(("struct", "array", "map", "variant"))
+        hint = f"to_json({name}) AS {name}" if structured and name in ("key", "value") else f"{cast} AS {name}"
+        raise InvalidSetting(f"column {name!r} is {kind}, want {wanted}", hint=f"df.selectExpr(…, {hint!r})")
+
+
+def _is_text(kind: str) -> bool:
+    return kind.startswith(("string", "char(", "varchar("))
+
+
+class _Topic(NamedTuple):
+    id: str
+    shape: Shape
+
+
+class Plan:
+    """What a task has to know."""
+
+    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+        self.options = options
+        self.columns = check_columns(schema, options)
+        core = core_of(options.path)
+        self.store_id = core.catalog.store_id
+        self.directory = staging.prepare(options.path, self.store_id)
+        topics = core.catalog.topics() if options.topic is None else [core.catalog.topic(options.topic)]
+        self.topics = {
+            topic.name: _Topic(
+                topic.id,
+                Shape(
+                    topic.name,
+                    len(topic.partitions),
+                    topic.settings.max_message_bytes,
+                    "compact" in topic.settings.cleanup_policy,
+                ),
+            )
+            for topic in topics
+        }
+        if options.topic is not None and self.topics[options.topic].shape.keyed and "key" not in self.columns:
+            raise InvalidSetting(
+                f"{options.topic}: the topic is compacted, and the DataFrame has no column 'key'",
+                hint="compaction keeps the latest record of each key: give it one",
+            )
+
+    def topic(self, name: str) -> _Topic:
+        found = self.topics.get(name)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}", hint=nearest(name, self.topics))
+        return found
+
+
+# ---- in tasks
+
+
+class _Stager:
+    """One attempt of a task."""
+
+    def __init__(self, plan: Plan, name: StagedName) -> None:
+        self._plan = plan
+        self._name = name
+        self._file: StagingFile | None = None
+        self._file_name: str | None = None
+        self._encoders: dict[str, Encoder] = {}
+        self._places: dict[str, set[int]] = {}
+        self._rows = 0
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    self._take(batch)
+            self._give_all()
+            if self._file is not None:
+                self._file.finish(durable=self._plan.options.durable)
+        except BaseException:
+            if self._file is not None:
+                self._file.discard()
+            raise
+        return Staged(
+            self._name.writer,
+            self._name.batch,
+            self._name.task,
+            self._file_name,
+            self._file.size if self._file is not None else 0,
+            self._rows,
+            tuple(
+                StagedTopic(topic, self._plan.topic(topic).id, tuple(sorted(numbers)))
+                for topic, numbers in self._places.items()
+            ),
+        )
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        pa = pyarrow()
+        columns = {ours: batch.column(theirs) for ours, theirs in self._plan.columns.items()}
+        topics = columns.pop("topic", None)
+        rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        if topics is None:
+            assert self._plan.options.topic is not None
+            self._encode(self._plan.options.topic, rows)
+            return
+        if topics.null_count:
+            raise InvalidRecord(
+                "the column topic is null in a row", hint='filter such rows out, or give .option("topic", …)'
+            )
+        import pyarrow.compute as pc
+
+        coded = topics.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        for number, name in enumerate(names):
+            mine = rows if len(names) == 1 else rows.filter(pc.equal(coded.indices, pa.scalar(number, pa.int32())))
+            self._encode(str(name), mine)
+        if sum(encoder.size for encoder in self._encoders.values()) > _OPEN_BYTES:
+            self._give_all()
+
+    def _encode(self, topic: str, rows: pa.RecordBatch) -> None:
+        encoder = self._encoders.get(topic)
+        if encoder is None:
+            encoder = self._encoders[topic] = self._encoder(topic)
+        encoder.take(Rows.of(rows))
+        self._rows += rows.num_rows
+
+    def _encoder(self, topic: str) -> Encoder:
+        options = self._plan.options
+        number = len(self._encoders)
+        places = self._places[topic] = set()
+
+        def emit(partition: int, batch: memoryview, count: int) -> None:
+            places.add(partition)
+            self._opened().add(number, partition, batch)
+
+        shape = self._plan.topic(topic).shape
+        return Encoder(shape, emit, codec=options.codec, level=options.level, sticky=self._name.task)
+
+    def _opened(self) -> StagingFile:
+        if self._file is None:
+            self._file_name = self._name.new()
+            self._file = StagingFile(f"{self._plan.directory}/{self._file_name}")
+        return self._file
+
+    def _give_all(self) -> None:
+        for encoder in self._encoders.values():
+            encoder.give_all()
+
+
+def _task() -> Any:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "a writer writes in tasks"
+    return context
+
+
+# ---- on the driver
+
+
+def _publish(plan: Plan, messages: Sequence[WriterCommitMessage | None], mark: Mark | None) -> None:
+    staged = [each for each in messages if isinstance(each, Staged) and each.file is not None]
+    if staged:
+        publish(core_of(plan.options.path), staged, plan.directory, mark, durable=plan.options.durable)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """df.write: one transaction, all rows or none."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidSetting(
+                "a log cannot be overwritten", hint='.mode("append"); a topic is emptied by deleting and making it anew'
+            )
+        self._plan = Plan(schema, WriteOptions.parse(options, streaming=False))
+        self._job = uuid.uuid4().hex
+        self._plan.directory += f"/{self._job}"
+        files.make_directory(self._plan.directory)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
+        with clearly():
+            task = _task()
+            name = StagedName(self._job, 0, task.partitionId(), task.taskAttemptId())
+            return _Stager(self._plan, name).run(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        with clearly():
+            app = self._plan.options.app
+            _publish(self._plan, messages, None if app is None else Mark(f"app {app[0]}", app[1]))
+            staging.remove_job(self._plan.directory)
+            staging.sweep(core_of(self._plan.options.path))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """It may have been committed all the same: nothing but staged files is touched."""
+        staging.remove_job(self._plan.directory)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """df.writeStream: each micro-batch is one transaction, once.
+
+    Whatever the output mode, what Spark hands over is appended, as Spark's Kafka sink does it.
+    """
+
+    def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
+        self._plan = Plan(schema, WriteOptions.parse(options, streaming=True))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
+        with clearly():
+            task = _task()
+            query = task.getLocalProperty("sql.streaming.queryId")
+            batch = task.getLocalProperty("streaming.sql.batchId")
+            if query is None or batch is None:
+                raise KlammError(
+                    "this task does not know which query it is of, so a batch could not be written once",
+                    hint="write with foreachBatch, and the options txnAppId and txnVersion",
+                )
+            name = StagedName(query, int(batch), task.partitionId(), task.taskAttemptId())
+            return _Stager(self._plan, name).run(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        with clearly():
+            for query in {each.writer for each in messages if isinstance(each, Staged)}:
+                _publish(self._plan, messages, Mark(f"query {query}", batchId))
+                staging.remove_of(self._plan.directory, query, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """It may have been committed all the same: nothing but staged files is touched."""
+        for each in messages:
+            if isinstance(each, Staged) and each.file is not None:
+                files.remove(f"{self._plan.directory}/{each.file}")

@@ -1,0 +1,109 @@
+"""The options of writing with format("klamm"), as text in and as values out.
+
+    path              the store's directory; save(path) says it, too
+    topic             the topic of all rows; goes before a column `topic`
+    columns           which columns of the DataFrame are written, with commas between them; the others are passed over
+    compression       none (default), gzip, snappy, lz4, zstd
+    compressionLevel  as the codec counts it
+    acks              all (default): on disk, it survives the machine; 1: it survives any process
+    keepTimestamps    true: records bear the time in the column `timestamp`, not the time of the write
+    txnAppId          a name for the job, and                         both: a write that is repeated is done once;
+    txnVersion        the number of its write; numbers only grow      for batch writes, foreachBatch above all
+
+Names are spelled as Spark's Kafka sink and Delta Lake spell them, and like all of Spark's in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from klamm.client.target import codec_of
+from klamm.errors import InvalidSetting
+from klamm.spark.options import boolean, check_names, directory_of, whole_number
+from klamm.store.groups import checked_name
+
+__all__ = ["SINK_OPTIONS", "WriteOptions"]
+
+SINK_OPTIONS = (
+    "path",
+    "topic",
+    "columns",
+    "compression",
+    "compressionLevel",
+    "acks",
+    "keepTimestamps",
+    "txnAppId",
+    "txnVersion",
+)
+_SPARKS_OWN = ("checkpointLocation", "queryName")  # it hands these on, too
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a sink was told."""
+
+    path: str
+    topic: str | None
+    columns: tuple[str, ...] | None
+    codec: int
+    level: int | None
+    durable: bool
+    keep_timestamps: bool
+    app: tuple[str, int] | None
+    """Name and number of a write that is to be done once."""
+
+    @staticmethod
+    def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+        options = check_names(given, (*SINK_OPTIONS, *_SPARKS_OWN))
+        topic = options.get("topic")
+        if topic is not None and not topic.strip():
+            raise InvalidSetting("topic: is empty", hint="name one, or leave the option out and have a column topic")
+        level = _level(options)
+        return WriteOptions(
+            path=directory_of(options),
+            topic=None if topic is None else topic.strip(),
+            columns=_columns(options),
+            codec=codec_of(options.get("compression", "none").strip().lower(), level),
+            level=level,
+            durable=_durable(options),
+            keep_timestamps=boolean(options, "keepTimestamps", default=False),
+            app=_app(options, streaming=streaming),
+        )
+
+
+def _level(options: Mapping[str, str]) -> int | None:
+    text = options.get("compressionLevel")
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise InvalidSetting(f"compressionLevel: {text!r} does not fit", hint="want a whole number") from None
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
+    text = options.get("columns")
+    return None if text is None else tuple(name.strip().lower() for name in text.split(",") if name.strip())
+
+
+def _durable(options: Mapping[str, str]) -> bool:
+    acks = options.get("acks", "all").strip().lower()
+    if acks not in ("all", "-1", "1"):
+        raise InvalidSetting(
+            f"acks: {options['acks']!r} does not fit",
+            hint="want all (it survives the machine) or 1 (it survives any process); Spark always waits for an answer",
+        )
+    return acks != "1"
+
+
+def _app(options: Mapping[str, str], *, streaming: bool) -> tuple[str, int] | None:
+    version = whole_number(options, "txnVersion", least=0)
+    name = options.get("txnAppId")
+    if name is None and version is None:
+        return None
+    if name is None or version is None:
+        raise InvalidSetting("txnAppId and txnVersion belong together", hint="give both, or neither")
+    if streaming:
+        raise InvalidSetting(
+            "txnAppId: is for batch writes only", hint="leave it out: a streaming query writes each batch once anyway"
+        )
+    return checked_name(name, "txnAppId"), version

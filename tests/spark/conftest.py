@@ -1,0 +1,51 @@
+"""One Spark session for all tests of this directory: a JVM takes seconds to start."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+import klamm.spark
+
+ROOT = Path(__file__).parents[2]
+CONNECTOR = ROOT / ".tools" / "spark-kafka"
+
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
+    "spark.driver.memory": "1g",
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Of every session in tests: small, and silent."""
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """Two cores; a task may fail once."""
+    pytest.importorskip("pyspark")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyspark's own
+        session = klamm.spark.session(
+            master="local[2,2]", kafka=CONNECTOR if connector_is_here() else False, **SETTINGS
+        )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+def connector_is_here() -> bool:
+    """Whether `make tools` could fetch Spark's Kafka connector."""
+    return any(CONNECTOR.glob("spark-sql-kafka*.jar"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[klamm.Store]:
+    with klamm.open(tmp_path / "events") as opened:
+        yield opened

@@ -1,0 +1,33 @@
+"""A Spark driver for tests to kill: a streaming query from a topic to another, in a process of its own.
+
+python driver.py <events> <from> <to> <checkpoint> <offsets a trigger>      ends when all of <from> is in <to>
+"""
+
+from __future__ import annotations
+
+import sys
+
+import klamm.spark
+
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
+    "spark.driver.memory": "1g",
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def main(events: str, source: str, sink: str, checkpoint: str, most: str) -> None:
+    spark = klamm.spark.session(events, master="local[2]", **SETTINGS)
+    rows = klamm.spark.read_stream(
+        spark, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=most, columns="key,value"
+    )
+    query = klamm.spark.write_stream(rows, topic=sink, checkpointLocation=checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

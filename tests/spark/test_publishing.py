@@ -1,0 +1,317 @@
+"""What was staged becomes one transaction, once; killed at any step, by anybody, as often as one likes. No Spark."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import klamm
+from klamm.arrow.encoding import Encoder, Rows, Shape
+from klamm.disk import _os
+from klamm.errors import CorruptBatch, DiskFull, StoreError, UnknownTopic
+from klamm.spark import publishing
+from klamm.spark.publishing import Mark, core_of, publish
+from klamm.spark.staging import Staged, StagedTopic, StagingFile
+from klamm.store import spark_batches, staging
+from klamm.store.staging import StagedName
+from tests.procs import children
+
+QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    for store in publishing._stores.values():
+        store.close()
+    publishing._stores.clear()
+
+
+def stage(
+    store: klamm.Store, rows: list[tuple[bytes | None, bytes]], *, batch: int = 0, task: int = 0, topic: str = "orders"
+) -> Staged:
+    """As a task does it."""
+    info = store.topic(topic)
+    directory = staging.prepare(store.path, store.store_id)
+    name = StagedName(QUERY, batch, task, 0).new()
+    file = StagingFile(f"{directory}/{name}")
+    places: set[int] = set()
+
+    def emit(partition: int, sealed: memoryview, count: int) -> None:
+        places.add(partition)
+        file.add(0, partition, sealed)
+
+    encoder = Encoder(Shape(topic, len(info.partitions), 1 << 20, False), emit)
+    keys, values = pa.array([key for key, _ in rows], pa.binary()), pa.array([value for _, value in rows], pa.binary())
+    encoder.take(Rows.of(pa.record_batch([keys, values], names=["key", "value"])))
+    encoder.give_all()
+    file.finish(durable=True)
+    topics = (StagedTopic(topic, info.id, tuple(sorted(places))),)
+    return Staged(QUERY, batch, task, name, file.size, len(rows), topics)
+
+
+def put(store: klamm.Store, staged: list[Staged], batch: int = 0) -> bool:
+    directory = staging.directory_of(store.path, store.store_id)
+    return publish(core_of(store.path), staged, directory, Mark(f"query {QUERY}", batch), durable=True)
+
+
+def contents(store: klamm.Store, topic: str = "orders") -> dict[int, list[tuple[Any, Any]]]:
+    """By partition, in order."""
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+        for record in consumer:
+            found.setdefault(record.partition, []).append((record.key, record.value))
+    return found
+
+
+def rows_of(task: int, count: int = 50) -> list[tuple[bytes | None, bytes]]:
+    return [(b"user-%d" % (n % 7), b"%d/%d" % (task, n)) for n in range(count)]
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Callable[[list[tuple[bytes | None, bytes]]], dict[int, list[tuple[Any, Any]]]]:
+    """What an embedded producer makes of the same records."""
+
+    def find(rows: list[tuple[bytes | None, bytes]]) -> dict[int, list[tuple[Any, Any]]]:
+        with klamm.open(tmp_path / f"other-{os.urandom(4).hex()}") as other:
+            other.create_topic("orders", 3)
+            other.append_many("orders", rows, acks=1)
+            return contents(other)
+
+    return find
+
+
+def test_rows_of_all_tasks_are_there_in_order_and_where_a_producer_would_put_them(
+    store: klamm.Store, expected: Any
+) -> None:
+    store.create_topic("orders", 3)
+    staged = [stage(store, rows_of(task), task=task) for task in (2, 0, 1)]
+    assert put(store, staged)
+    assert contents(store) == expected(rows_of(0) + rows_of(1) + rows_of(2))
+    assert klamm.check(store.path).ok
+
+
+def test_a_batch_that_comes_again_is_skipped_and_so_is_an_older_one(store: klamm.Store) -> None:
+    store.create_topic("orders", 3)
+    assert put(store, [stage(store, rows_of(0), batch=4)], 4)
+    before = contents(store)
+    assert not put(store, [stage(store, rows_of(0), batch=4)], 4)
+    assert not put(store, [stage(store, rows_of(1), batch=3)], 3)
+    assert contents(store) == before
+    assert put(store, [stage(store, rows_of(1), batch=5)], 5)
+    assert sum(map(len, contents(store).values())) == 100
+
+
+def test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_topic("orders", 3)
+    first, second = stage(store, rows_of(0)), stage(store, rows_of(0))
+    monkeypatch.setattr(publishing, "is_published", lambda *_: False)  # both have looked before either has decided
+    assert put(store, [first])
+    before = contents(store)
+    assert not put(store, [second])
+    assert contents(store) == before
+    assert put(store, [stage(store, rows_of(1), batch=1)], 1)  # nothing is left in its way
+    assert [each.state for each in store.transactions() if each.state == "ongoing"] == []
+
+
+@pytest.mark.parametrize("some", [14, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expected: Any, some: int) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rows = rows_of(0) + rows_of(1)
+    wanted = expected(rows)
+
+    def once(path: Path, step: int | None) -> int:
+        with klamm.open(path) as store:
+            staged = [stage(store, rows_of(task), task=task) for task in (0, 1)]
+            store.topics()
+            directory = staging.directory_of(store.path, store.store_id)
+        core = core_of(str(path))
+        if step is not None:
+            _os.trap(step, signal=signal.SIGKILL)
+        else:
+            _os.trap(1 << 30)
+        publish(core, staged, directory, Mark(f"query {QUERY}", 0), durable=True)
+        return _os.steps_taken()
+
+    def fresh(name: str) -> Path:
+        with klamm.open(tmp_path / name) as store:
+            store.create_topic("orders", 3)
+        return tmp_path / name
+
+    with children() as start:
+        steps = start(lambda: once(fresh("whole"), None)).answer()
+        assert steps > 10
+        print(steps, "steps")
+        seen: set[bool] = set()
+        chosen = random.Random(seed).sample(range(1, steps + 1), min(some, steps))
+        for step in sorted({1, *chosen, steps}):
+            path = fresh(f"killed-{step}")
+            child = start(lambda path=path, step=step: once(path, step))
+            assert os.WIFSIGNALED(child.ended()), step
+            with klamm.open(path) as store:
+                there = contents(store)
+                assert there in ({}, wanted), f"killed at step {step}: a part of it is visible"
+                seen.add(bool(there))
+            again = start(lambda path=path: once(path, None))
+            again.answer()
+            with klamm.open(path) as store:
+                assert contents(store) == wanted, f"killed at step {step}, then done again"
+                assert klamm.check(path).ok
+        assert seen == {True, False}
+
+
+def test_after_a_full_disk_nothing_is_visible_and_the_next_try_is_whole(store: klamm.Store, expected: Any) -> None:
+    store.create_topic("orders", 3)
+    staged = [stage(store, rows_of(0))]
+    core_of(store.path)
+    _os.trap(2, kinds=_os.WRITE, error=errno.ENOSPC)
+    try:
+        with pytest.raises(DiskFull):
+            put(store, staged)
+    finally:
+        _os.trap(0)
+    assert contents(store) == {}
+    assert put(store, staged)
+    assert contents(store) == expected(rows_of(0))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "frame"])
+def test_a_staged_file_that_is_not_what_the_task_wrote_fails_the_whole_batch(store: klamm.Store, damage: str) -> None:
+    store.create_topic("orders", 3)
+    good, bad = stage(store, rows_of(0), task=0), stage(store, rows_of(1), task=1)
+    path = Path(staging.directory_of(store.path, store.store_id)) / str(bad.file)
+    data = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    else:
+        data[{"flipped": len(data) - 3, "frame": 5, "cut": 0}[damage]] ^= 1
+        path.write_bytes(data[: len(data) // 2] if damage == "cut" else data)
+    with pytest.raises(StoreError if damage == "gone" else CorruptBatch, match="staged"):
+        put(store, [good, bad])
+    assert contents(store) == {}
+
+
+def test_a_topic_made_anew_meanwhile_is_not_written_to(store: klamm.Store) -> None:
+    store.create_topic("orders", 3)
+    staged = stage(store, rows_of(0))
+    store.delete_topic("orders")
+    with pytest.raises(UnknownTopic):
+        put(store, [staged])
+    store.create_topic("orders", 3)
+    with pytest.raises(UnknownTopic, match="made anew"):
+        put(store, [staged])
+    assert contents(store) == {}
+
+
+def test_a_batch_larger_than_memory_goes_from_the_file_into_the_log(tmp_path: Path) -> None:
+    value = os.urandom(100_000)
+
+    def grown() -> int:
+        with klamm.open(tmp_path / "events") as store:
+            store.create_topic("orders", 1)
+            staged = stage(store, [(None, value)])
+            path = Path(staging.directory_of(store.path, store.store_id)) / str(staged.file)
+            one = path.read_bytes()
+            with path.open("ab") as file:
+                for _ in range(999):
+                    file.write(one)
+            put(store, [stage(store, [(None, value)], batch=0)], 0)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            large = Staged(QUERY, 1, 0, staged.file, len(one) * 1000, 1000, staged.topics)
+            assert put(store, [large], 1)
+            assert store.topic("orders").partitions[0].size > 100_000_000
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+    with children() as start:
+        assert start(grown).answer() < 16 * 1024, "KiB"
+
+
+def test_a_process_uses_one_producer_id_for_many_batches(store: klamm.Store) -> None:
+    store.create_topic("orders", 1)
+    for batch in range(20):
+        assert put(store, [stage(store, rows_of(batch, 3), batch=batch)], batch)
+    log = core_of(store.path).topic("orders").partition(0)
+    assert len(log.producers()) == 1
+    assert len(store.transactions()) <= 2
+
+
+def test_a_store_that_was_made_anew_at_the_same_path_is_opened_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        with klamm.open(tmp_path / "events") as store:
+            store.create_topic("orders", 1)
+            assert put(store, [stage(store, rows_of(0))])
+            assert len(contents(store)[0]) == 50
+        shutil.rmtree(tmp_path / "events")
+
+
+# What is left behind
+
+
+def test_staged_files_go_when_they_are_a_day_old_and_not_before(store: klamm.Store) -> None:
+    store.create_topic("orders", 3)
+    directory = Path(staging.directory_of(store.path, store.store_id))
+    old, young = (directory / str(stage(store, rows_of(0), task=task).file) for task in range(2))
+    day = staging.OLD_MS / 1000
+    os.utime(old, (old.stat().st_mtime - day - 60,) * 2)
+    os.utime(young, (young.stat().st_mtime - day + 600,) * 2)
+    store.maintain()
+    assert not old.exists() and young.exists()
+
+
+def test_files_of_earlier_batches_and_lost_attempts_go_with_the_commit_of_a_later_one(store: klamm.Store) -> None:
+    store.create_topic("orders", 3)
+    directory = staging.directory_of(store.path, store.store_id)
+    names = [stage(store, rows_of(0), batch=batch).file for batch in (0, 1, 1, 2)]
+    Path(directory, "something else").touch()
+    staging.remove_of(directory, QUERY, 1)
+    assert sorted(os.listdir(directory)) == sorted([str(names[-1]), "something else"])
+
+
+def test_a_store_with_a_staging_directory_is_still_a_store(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "events") as store:
+        store.create_topic("orders", 1)
+        stage(store, rows_of(0))
+        store.backup(tmp_path / "copy")
+        assert klamm.check(store.path).ok
+    assert not (tmp_path / "copy" / "staging").exists()
+
+
+# Marks
+
+
+def test_a_mark_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = core_of(store.path).catalog.database
+    monkeypatch.setattr(spark_batches, "KEPT", 3)
+    now = 10**12
+    with database.gate(), database.transaction() as execute:
+        for n in range(6):
+            spark_batches.put(execute, f"query {n}", 7, now_ms=now - spark_batches.SILENT_MS - 1000 + n)
+    assert spark_batches.sweep(database, now_ms=now) == 3
+    assert [spark_batches.last(database, f"query {n}") for n in range(6)] == [None, None, None, 7, 7, 7]
+    assert spark_batches.sweep(database, now_ms=now + 10**12) == 0  # few writers: none is ever forgotten
+
+
+def test_a_damaged_mark_is_an_error(store: klamm.Store) -> None:
+    store.create_topic("orders", 1)
+    assert put(store, [stage(store, rows_of(0))])
+    database = core_of(store.path).catalog.database
+    with database.gate(), database.transaction() as execute:
+        execute("UPDATE spark_batches SET batch = 5")
+    with pytest.raises(klamm.NotAStore, match="damaged"):
+        put(store, [stage(store, rows_of(0), batch=1)], 1)
+    assert "spark_batches" in klamm.check(store.path).breaches[0].message
