@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.java_tools import need_kafka
+
 ROOT = Path(__file__).parent.parent
 KEYS = {"question", "figure", "unit", "peer", "peer_figure", "ratio", "ratio_range", "want", "ok", "machine", "commit"}
 
 
-def answers(script: str, tmp_path: Path) -> list[dict[str, object]]:
+def answers(script: str, tmp_path: Path, seconds: float = 60) -> list[dict[str, object]]:
     run = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "bench" / f"{script}.py", "--quick"],
         capture_output=True,
         text=True,
         env={"KLAMM_BENCH_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        timeout=60,
+        timeout=seconds,
     )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -27,7 +29,31 @@ def answers(script: str, tmp_path: Path) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("script", ["import_time", "single_append", "table", "contention"])
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:
-    lines = answers(script, tmp_path)
+    signed(answers(script, tmp_path), tmp_path)
+
+
+SLOW = ["kafka_rdkafka", "kafka_java", "kafka_latency", "kafka_start", "kafka_parked"]  # each waits for a warm Kafka
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("script", ["kafka_throughput", *(pytest.param(each, marks=pytest.mark.soak) for each in SLOW)])
+def test_each_answer_beside_apache_kafka_is_one(script: str, tmp_path: Path) -> None:
+    need_kafka()
+    signed(answers(script, tmp_path, 200), tmp_path)
+
+
+@pytest.mark.soak  # each starts two JVMs
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("script", ["spark_trigger", "spark_read", "spark_sink", "spark_scan"])
+def test_each_answer_of_spark_is_one(script: str, tmp_path: Path) -> None:
+    need_kafka()
+    pytest.importorskip("pyspark")
+    if not any((ROOT / ".tools" / "spark-kafka").glob("spark-sql-kafka*.jar")):
+        pytest.skip("there is no Kafka connector of Spark's: `make tools` fetches it")
+    signed(answers(script, tmp_path, 200), tmp_path)
+
+
+def signed(lines: list[dict[str, object]], tmp_path: Path) -> None:
     assert lines
     for line in lines:
         assert line.keys() >= KEYS

@@ -1,0 +1,189 @@
+"""How long does a micro-batch of Spark's take from Klamm to Klamm, beside Kafka to Kafka?
+
+A streaming query copies a topic of two partitions to another, trigger after trigger, while ten records of 100 B come
+every 10 ms. A query runs for so many micro-batches that have records, the first of them not counted, then the other
+side's; p50 of what Spark itself says each took (`triggerExecution`), and in `parts` where the time went, p50 of each:
+
+    latestOffset   asking the source how far there are records, on disk with Klamm
+    walCommit      Spark writes the offsets into its checkpoint
+    getBatch, queryPlanning
+    addBatch       planning the writer, the tasks, and the commit of what they wrote
+    commitOffsets  Spark notes that the micro-batch is done
+
+Both sinks with their defaults: Klamm's is exactly once and on disk before it is told (acks=all), Kafka's is at least
+once and in the page cache; so Klamm's with acks=1 is shown, too. CPU is Spark's, and the broker's, for one micro-batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import _harness as harness
+import _kafka as kafka
+import _spark as spark
+import klamm
+
+SIZE = 100
+EVERY_S = 0.01
+AT_ONCE = 10
+FIRST = 5  # of a query, not counted
+PARTS = ("latestOffset", "walCommit", "getBatch", "queryPlanning", "addBatch", "commitOffsets")
+
+
+@dataclass
+class Run:
+    """One query: milliseconds of each micro-batch and of its parts, CPU milliseconds of one."""
+
+    whole: list[float]
+    parts: dict[str, float]
+    cpu: float
+    rows: float
+
+
+class Feeder:
+    """Puts records there until it is told to stop."""
+
+    def __init__(self, put: Callable[[], object]) -> None:
+        self._stop = threading.Event()
+        self._put = put
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            self._put()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def run(query: Any, first: int, batches: int, used: Callable[[], float]) -> Run:
+    """The query until it has done so many after the first ones."""
+    try:
+        before = (0, 0.0)
+        while True:
+            time.sleep(0.1)
+            if not query.isActive:
+                raise RuntimeError(query.exception())
+            last = query.lastProgress
+            done = last["batchId"] if last else 0
+            if done >= first and not before[0]:
+                before = done, used()
+            if done >= first + batches:
+                spent = (used() - before[1]) / (done - before[0])
+                break
+        counted = [each for each in query.recentProgress if each["numInputRows"] and each["batchId"] >= first]
+    finally:
+        query.stop()
+    times = [each["durationMs"] for each in counted]
+    return Run(
+        [float(each["triggerExecution"]) for each in times],
+        {name: harness.median([float(each.get(name, 0)) for each in times]) for name in PARTS},
+        spent * 1000,
+        harness.median([each["numInputRows"] for each in counted]),
+    )
+
+
+def main() -> None:
+    options = harness.arguments(
+        __doc__.splitlines()[0],
+        batches=(60, "micro-batches a round"),
+        warm=(3, "rounds of each side before the first that counts"),
+    )
+    quick = options.quick
+    first, batches = (1, 3) if quick else (FIRST, options.batches)
+    value = bytes(SIZE)
+    with (
+        harness.folder() as path,
+        spark.broker(quick=quick) as server,
+        klamm.open(f"{path}/store") as store,
+        spark.session(quick=quick, **{"spark.sql.streaming.numRecentProgressUpdates": "1000"}) as session,
+    ):
+        for name in ("from", "to"):
+            store.create_topic(name, spark.PARTITIONS)
+        topics = [spark.topic(server) for _ in range(2)]
+        checkpoints = iter(range(1_000_000))
+        producer = producer_of(server)
+        number = iter(range(1 << 62))
+
+        def put_here() -> None:
+            store.append_many("from", [(None, value)] * AT_ONCE, partition=next(number) % spark.PARTITIONS, acks=1)
+
+        def put_there() -> None:
+            where = next(number) % spark.PARTITIONS
+            for _ in range(AT_ONCE):
+                producer.produce(topics[0], value, partition=where)
+            producer.poll(0)
+
+        def query(form: str, source: dict[str, str], sink: dict[str, str]) -> Any:
+            frame = session.readStream.format(form).options(startingOffsets="latest", **source).load()
+            writer = frame.select("key", "value").writeStream.format(form).options(**sink)
+            return writer.option("checkpointLocation", f"{path}/checkpoint-{next(checkpoints)}").start()
+
+        def ours(acks: str) -> Run:
+            place = {"path": f"{path}/store"}
+            with Feeder(put_here):
+                found = query(
+                    "klamm",
+                    {**place, "subscribe": "from", "columns": "key,value"},
+                    {**place, "topic": "to", "acks": acks},
+                )
+                return run(found, first, batches, lambda: spark.cpu(server))
+
+        def theirs() -> Run:
+            place = {"kafka.bootstrap.servers": server.address}
+            with Feeder(put_there):
+                found = query("kafka", {**place, "subscribe": topics[0]}, {**place, "topic": topics[1]})
+                return run(found, first, batches, lambda: spark.cpu(server) + server.cpu())
+
+        sides = {"all": lambda: ours("all"), "1": lambda: ours("1"), "kafka": theirs}
+        for _ in range(0 if quick else options.warm):
+            for side in sides.values():
+                side()
+        found = harness.interleave(sides, 1 if quick else options.rounds, warm=False)
+        producer.flush(kafka.PATIENCE_S)
+    p50 = {side: [harness.percentile(each.whole, 50) for each in runs] for side, runs in found.items()}
+    p99 = {side: middle([harness.percentile(each.whole, 99) for each in runs]) for side, runs in found.items()}
+    parts = {
+        side: {name: middle([each.parts[name] for each in runs]) for name in PARTS} for side, runs in found.items()
+    }
+    cpu = {side: middle([each.cpu for each in runs]) for side, runs in found.items()}
+    for acks in ("all", "1"):
+        harness.answer(
+            f"Spark micro-batch, Klamm to Klamm, acks={acks}",
+            p50[acks],
+            f"Kafka to Kafka, {spark.peer()}",
+            p50["kafka"],
+            harness.at_most(1.2) if acks == "all" else None,
+            unit="ms p50",
+            p99=p99[acks],
+            peer_p99=p99["kafka"],
+            cpu_ms=cpu[acks],
+            peer_cpu_ms=cpu["kafka"],
+            rows=middle([each.rows for each in found[acks]]),
+            peer_rows=middle([each.rows for each in found["kafka"]]),
+            parts=parts[acks],
+            peer_parts=parts["kafka"],
+            count=batches,
+        )
+
+
+def middle(values: list[float]) -> float:
+    return harness.digits(harness.median(values))
+
+
+def producer_of(server: kafka.Server) -> Any:
+    from confluent_kafka import Producer
+
+    return Producer({"bootstrap.servers": server.address, "acks": 1, "linger.ms": 0})
+
+
+if __name__ == "__main__":
+    main()
