@@ -29,7 +29,18 @@ GUIDE = (DOCS / "guide").glob("*.md")
 
 # Below in this list is below in the house; rooms in one line know nothing of one another. Import-linter holds this for
 # .py files (pyproject.toml); native modules it cannot see.
-ROOMS = [["kafka"], ["aio"], ["api"], ["arrow", "client"], ["store"], ["log"], ["batch", "disk"], ["types"], ["errors"]]
+ROOMS = [
+    ["cli"],
+    ["kafka", "spark"],
+    ["aio"],
+    ["api"],
+    ["arrow", "client"],
+    ["store"],
+    ["log"],
+    ["batch", "disk"],
+    ["types"],
+    ["errors"],
+]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # Packages that cost more to import than Klamm itself, or that are optional.
@@ -39,11 +50,14 @@ HEAVY = [
     "numpy",
     "pandas",
     "polars",
+    "prometheus_client",
     "pyarrow",
     "pyspark",
     "rocksdict",
+    "typer",
     "asyncio",
     "multiprocessing",
+    "klamm.kafka",
 ]
 
 
@@ -119,14 +133,17 @@ def test_every_native_module_has_a_stub() -> None:
     assert [path.name for path in SOURCE.glob("*/*.pyx") if not path.with_suffix(".pyi").exists()] == []
 
 
-def test_import_takes_less_than_100_ms() -> None:
-    # In a child, beside what Python itself needs to start. CPU time, and the least of several: cores may be shared.
-    code = "import time; t = time.process_time(); import klamm; print(time.process_time() - t)"
-    times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(5)
-    ]
-    assert min(times) < 0.1, f"seconds: {sorted(times)}"
+def test_import_takes_little_more_than_two_asyncios() -> None:
+    # 60 ms where asyncio takes 25. Measured together, each the least of several, in CPU time: cores may be shared.
+    code = "import time; t = time.process_time(); import {}; print(time.process_time() - t)"
+
+    def seconds(module: str) -> float:
+        child = [sys.executable, "-c", code.format(module)]
+        return float(subprocess.run(child, capture_output=True, text=True, check=True).stdout)
+
+    times = [(seconds("klamm"), seconds("asyncio")) for _ in range(7)]
+    ours, theirs = (min(each) for each in zip(*times, strict=True))
+    assert ours < 3.5 * theirs, f"{ours:.3f} s, asyncio {theirs:.3f} s"
 
 
 def test_import_pulls_in_nothing_heavy() -> None:

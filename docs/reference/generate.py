@@ -1,0 +1,88 @@
+"""The parts of the reference that are tables of the code: `make docs` writes them, a test compares.
+
+A page has them between <!-- begin: name --> and <!-- end: name -->; what is around is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from klamm.kafka.apis import TABLE
+from klamm.kafka.collector import MAX_OFFSETS, MAX_PARTITIONS, METRICS
+from klamm.kafka.config_entries import TOPIC_FACTS
+from klamm.kafka.settings import SERVER_SETTINGS
+
+HERE = Path(__file__).parent
+
+
+def apis() -> str:
+    rows = ["| API | key | versions | |", "|---|---|---|---|"]
+    for _, row in sorted(TABLE.items()):
+        versions = f"{row.min_version}–{row.max_version}" if row.min_version < row.max_version else str(row.max_version)
+        rows.append(f"| {row.api.name} | {row.api.key} | {versions} | {_cell(row.notes)} |")
+    return "\n".join(rows)
+
+
+def facts() -> str:
+    rows = ["| setting | value | meaning in Kafka, and here |", "|---|---|---|"]
+    for row in TOPIC_FACTS.values():
+        rows.append(f"| `{row.name}` | {f'`{row.value}`' if row.value else '(empty)'} | {_cell(row.doc)} |")
+    return "\n".join(rows)
+
+
+def server_settings() -> str:
+    rows = ["| setting | type | default | values | meaning |", "|---|---|---|---|---|"]
+    for row in SERVER_SETTINGS.values():
+        default = f"`{row.default}`" if row.default != "" else "(empty)"
+        if row.choices:
+            values = " or ".join(f"`{choice}`" for choice in row.choices)
+        elif row.type == "string":
+            values = ""
+        else:
+            values = f"{row.low} to {row.high}"
+        rows.append(f"| `{row.name}` | {row.type} | {default} | {values} | {_cell(row.doc)} |")
+    return "\n".join(rows)
+
+
+def metrics() -> str:
+    rows = ["| metric | kind | labels | |", "|---|---|---|---|"]
+    suffix = {"counter": "_total", "info": "_info"}
+    for row in METRICS.values():
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        rows.append(f"| `{row.name}{suffix.get(row.kind, '')}` | {row.kind} | {labels} | {_cell(row.doc)} |")
+    return "\n".join(rows)
+
+
+def bounds() -> str:
+    most = f"{MAX_PARTITIONS:,} partitions and {MAX_OFFSETS:,} offsets of groups"
+    return f"A scrape gives at most {most}, the first by name."
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "kafka-apis.md": {"apis": apis, "facts": facts},
+    "metrics.md": {"metrics": metrics, "bounds": bounds},
+    "server-settings.md": {"settings": server_settings},
+}
+
+
+def generated(page: str) -> str:
+    """The page with its tables as the code has them now."""
+    text = (HERE / page).read_text()
+    for name, part in PAGES[page].items():
+        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        assert len(pattern.findall(text)) == 1, f"{page}: wants one part {name!r}"
+        made = f"{begin}\n{part()}\n{end}"
+        text = pattern.sub(lambda _, made=made: made, text)
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        (HERE / page).write_text(generated(page))
