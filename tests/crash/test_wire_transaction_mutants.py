@@ -12,7 +12,7 @@ from tests.crash.test_mutants import test_a_broken_promise_fails_a_test as notic
 WIRE = "src/klamm/store/wire_transactions.py"
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
 DESK = "src/klamm/kafka/transaction_desk.py"
-NOTICED = ("tests/kafka/test_transaction_desk.py", "tests/kafka/test_transaction_desk_failures.py")
+NOTICED = ("tests/kafka/transactions/test_desk.py", "tests/kafka/transactions/test_desk_failures.py")
 
 
 def mutant(name: str, path: str, text: str, broken: str) -> Mutant:

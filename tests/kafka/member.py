@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.server import Server
 from klamm.kafka.settings import ServerSettings
@@ -18,11 +20,16 @@ from klamm.kafka.wire.structs import Struct
 from tests.kafka.dial import Raw, Served
 from tests.procs import PATIENCE, until
 
-__all__ = ["GROUP", "Client", "Joined", "address_in", "hold_writes", "serve_for_ever"]
+__all__ = ["GROUP", "Client", "Joined", "address_in", "every", "hold_writes", "serve_for_ever"]
 
 GROUP = "billing"
 
 Offsets = dict[tuple[str, int], int]
+
+
+def every(api: Api) -> Any:
+    """A test for each version of an API."""
+    return pytest.mark.parametrize("version", range(api.min_version, api.max_version + 1))
 
 
 class Joined(NamedTuple):

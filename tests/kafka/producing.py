@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import klamm
-from klamm.batch import Builder, walk
+from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, Identified, TransactionDesk
-from klamm.log.partition import Partition
-from klamm.store.directory import Core
 from klamm.store.groups import OffsetRow
 from klamm.store.marking import Place
 from klamm.store.wire_transactions import hold_server
+from tests.store.open_transactions import core_of, log_of
+
+__all__ = ["Client", "Settings", "hasten", "offset_of", "offset_row", "place_of", "serving"]
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,8 @@ class Settings:
     transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000
 
 
-def core_of(store: klamm.Store) -> Core:
-    return store._acquired()
-
-
 def place_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Place:
     return core_of(store).topic(topic).topic.id, number
-
-
-def log_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Partition:
-    return core_of(store).topic(topic).partition(number)
 
 
 @contextmanager
@@ -129,29 +122,6 @@ def offset_row(store: klamm.Store, offset: int, number: int = 0) -> OffsetRow:
     return OffsetRow(*place_of(store, number), offset)
 
 
-def seen(store: klamm.Store, *numbers: int, topic: str = "t") -> list[list[bytes]]:
-    """What readers of committed records see, by partition."""
-    found = []
-    for number in numbers:
-        with store.consumer(topic, partitions=[number], wait_ms=0, form="values") as consumer:
-            found.append(list(consumer))
-    return found
-
-
-def stands_open(partition: Partition) -> bool:
-    ends = partition.ends()
-    return ends.stable < ends.end
-
-
-def markers(partition: Partition) -> list[int]:
-    """The epochs of all markers in a log."""
-    found = []
-    with partition.reader(0, committed=False) as reader:
-        while data := reader.read():
-            found += [header.producer_epoch for header in walk(data) if header.is_control]
-    return found
-
-
 def offset_of(store: klamm.Store, group: str, number: int = 0) -> int | None:
     """Where a group stands."""
     core = core_of(store)
@@ -160,16 +130,11 @@ def offset_of(store: klamm.Store, group: str, number: int = 0) -> int | None:
     return None if row is None else row.offset
 
 
-__all__ = [
-    "Client",
-    "Settings",
-    "core_of",
-    "log_of",
-    "markers",
-    "offset_of",
-    "offset_row",
-    "place_of",
-    "seen",
-    "serving",
-    "stands_open",
-]
+def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> None:
+    """Let its time be over."""
+    database = core_of(store).catalog.database
+    row = desk.row(name)
+    assert row is not None
+    with database.gate(), database.transaction() as execute:
+        desk._wire._put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
+    desk._reload()

@@ -41,12 +41,6 @@ def server(store: klamm.Store) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as raw:
-        yield raw
-
-
 # ---- ApiVersions
 
 

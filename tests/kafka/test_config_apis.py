@@ -37,12 +37,6 @@ def server(store: klamm.Store) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as raw:
-        yield raw
-
-
 def describe(raw: Raw, kind: int, name: str, keys: list[str] | None = None, version: int = 4, **fields: Any) -> Struct:
     wanted = DESCRIBE_CONFIGS.request.Resource(resource_type=kind, resource_name=name, configuration_keys=keys)
     (answer,) = raw.ask(DESCRIBE_CONFIGS, version, resources=[wanted], **fields).results

@@ -35,12 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as connection:
-        yield connection
-
-
 def frame(api: Api, version: int, number: int, **fields: Any) -> bytes:
     return b"".join(request_frame(api, version, number, "test", api.request(**fields)))
 

@@ -35,12 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as connection:
-        yield connection
-
-
-@pytest.fixture
 def topic(raw: Raw, request: pytest.FixtureRequest) -> str:
     """One of its own for each test, with three partitions and small segments."""
     name = f"t{abs(hash(request.node.name)) % 10**9}"

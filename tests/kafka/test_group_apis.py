@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import klamm
 from klamm.kafka.apis import TABLE, group_offsets, groups
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_store import _GENERATIONS
-from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.messages import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
@@ -27,35 +25,12 @@ from klamm.kafka.wire.messages import (
 )
 from klamm.store import wire_groups
 from tests.kafka.dial import Served, served
-from tests.kafka.member import GROUP, Client, address_in, hold_writes, serve_for_ever
+from tests.kafka.member import GROUP, Client, address_in, every, hold_writes, serve_for_ever
 from tests.procs import children, until
 
 E = ErrorCode
 TOO_LONG = "x" * 250
 ROW_OF_HANDLERS = groups.HANDLERS + group_offsets.HANDLERS
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "events") as opened:
-        opened.create_topic("orders", partitions=4)
-        yield opened
-
-
-@pytest.fixture
-def server(store: klamm.Store) -> Iterator[Served]:
-    with served(Path(store.path)) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[Client]:
-    with Client(server.address) as dialled:
-        yield dialled
-
-
-def every(api: Api) -> Any:
-    return pytest.mark.parametrize("version", range(api.min_version, api.max_version + 1))
 
 
 def test_every_version_in_the_tables_is_honoured() -> None:

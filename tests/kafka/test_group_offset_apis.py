@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import klamm
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.messages import JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH, SYNC_GROUP
 from klamm.kafka.wire.structs import Struct
 from tests.kafka.dial import Served, served
-from tests.kafka.member import GROUP, Client, Joined, address_in, hold_writes, serve_for_ever
+from tests.kafka.member import GROUP, Client, Joined, address_in, every, hold_writes, serve_for_ever
 from tests.procs import children, until
 
 E = ErrorCode
 TOO_LONG = "x" * 250
 FIRST, SECOND = ("orders", 0), ("orders", 1)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "events") as opened:
-        opened.create_topic("orders", partitions=4)
-        yield opened
-
-
-@pytest.fixture
-def server(store: klamm.Store) -> Iterator[Served]:
-    with served(Path(store.path)) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[Client]:
-    with Client(server.address) as dialled:
-        yield dialled
-
-
-def every(api: Api) -> Any:
-    return pytest.mark.parametrize("version", range(api.min_version, api.max_version + 1))
 
 
 def topic_id(store: klamm.Store) -> bytes:

@@ -29,18 +29,6 @@ def store(tmp_path: Path) -> Iterator[klamm.Store]:
         yield store
 
 
-@pytest.fixture
-def server(store: klamm.Store) -> Iterator[Served]:
-    with served(Path(store.path)) as server:
-        yield server
-
-
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as raw:
-        yield raw
-
-
 def listed(
     raw: Raw, *wanted: tuple[int, int], version: int = 11, isolation: int = UNCOMMITTED, epoch: int = -1
 ) -> list[tuple[int, int, int, int]]:

@@ -42,12 +42,6 @@ def server(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as connection:
-        yield connection
-
-
 @contextmanager
 def opened(path: str) -> Iterator[Core]:
     core = acquire(path, read_only=False, create=False, force_filesystem=False)

@@ -29,12 +29,6 @@ def server(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as connection:
-        yield connection
-
-
 def waiting(server: Served) -> int:
     return server.call(lambda: len(server.broker.parking))
 

@@ -33,12 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as connection:
-        yield connection
-
-
 def end_of(raw: Raw, topic: str, partition: int = 0) -> int:
     return int(fetch(raw, topic, 0, partition).high_watermark)
 

@@ -37,12 +37,6 @@ def server(store: klamm.Store) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as raw:
-        yield raw
-
-
 def new(
     name: str,
     partitions: int = -1,

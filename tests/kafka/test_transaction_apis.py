@@ -27,10 +27,10 @@ from klamm.kafka.wire.messages import (
 )
 from tests.interop.raw import Raw
 from tests.kafka.asking import producing, sealed
-from tests.kafka.dial import Served, served
 from tests.kafka.member import address_in, serve_for_ever
-from tests.kafka.producing import offset_of, seen
+from tests.kafka.producing import offset_of
 from tests.procs import children
+from tests.store.open_transactions import seen
 
 E = ErrorCode
 NAME = "billing"
@@ -41,18 +41,6 @@ def store(tmp_path: Path) -> Iterator[klamm.Store]:
     with klamm.open(tmp_path / "events") as opened:
         opened.create_topic("t", partitions=2)
         yield opened
-
-
-@pytest.fixture
-def server(store: klamm.Store) -> Iterator[Served]:
-    with served(Path(store.path)) as running:
-        yield running
-
-
-@pytest.fixture
-def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as dialled:
-        yield dialled
 
 
 def every(api: Api) -> pytest.MarkDecorator:

@@ -7,20 +7,21 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import klamm
-from klamm.batch import Builder, walk
+from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.disk.locks import TRANSACTION
 from klamm.errors import Aborted, Fenced, NotAStore, ReadOnly
 from klamm.log.partition import Partition
 from klamm.store import transactions
-from klamm.store.directory import Core
 from klamm.store.transactions import Identity
 from tests.procs import Flag, children, until
+from tests.store.open_transactions import core_of, hold_append_byte, log_of, markers, seen, stands_open
 
 
 @pytest.fixture
@@ -33,14 +34,6 @@ def store(path: str) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
         opened.create_topic("t", 3)
         yield opened
-
-
-def core_of(store: klamm.Store) -> Core:
-    return store._acquired()
-
-
-def log_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Partition:
-    return core_of(store).topic(topic).partition(number)
 
 
 def begin(
@@ -66,29 +59,6 @@ def append(partition: Partition, mine: Identity, sequence: int = 0) -> None:
     builder.add(None, b"%d-%d" % (mine.producer_id, mine.epoch), None, 0)
     sealed = builder.seal(0, None, mine.producer_id, mine.epoch, sequence, TRANSACTIONAL)
     partition.append(bytearray(sealed))
-
-
-def seen(store: klamm.Store, *numbers: int, topic: str = "t") -> list[list[bytes]]:
-    """What readers of committed records see, by partition."""
-    found = []
-    for number in numbers:
-        with store.consumer(topic, partitions=[number], wait_ms=0, form="values") as consumer:
-            found.append(list(consumer))
-    return found
-
-
-def stands_open(partition: Partition) -> bool:
-    ends = partition.ends()
-    return ends.stable < ends.end
-
-
-def markers(partition: Partition) -> list[int]:
-    """The epochs of all markers in a log."""
-    found = []
-    with partition.reader(0, committed=False) as reader:
-        while data := reader.read():
-            found += [header.producer_epoch for header in walk(data) if header.is_control]
-    return found
 
 
 @contextmanager
@@ -333,17 +303,8 @@ def test_a_stopped_writer_of_one_partition_does_not_keep_the_others_waiting(
 ) -> None:
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
-    def hold() -> None:
-        with klamm.open(path) as mine:
-            log = log_of(mine, 1).log
-            ready.up()
-            go.wait()
-            log.lock()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            log.unlock()
-
     with children() as start:
-        stopped = start(hold)
+        stopped = start(partial(hold_append_byte, path, 1, ready, go))
         ready.wait()
         with abandoned(store, path, lambda mine: begin(mine, 0, 1, 2)):
             go.up()

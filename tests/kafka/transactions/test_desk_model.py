@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import klamm
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
-from tests.kafka.producing import Client, core_of, log_of, markers, offset_of, seen, serving, stands_open
+from tests.kafka.producing import Client, offset_of, serving
+from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
 
 NONE = ErrorCode.NONE
 PARTITIONS = 2

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 import klamm
@@ -12,71 +9,11 @@ from klamm.errors import Aborted, Fenced, GroupBusy, OutOfOrderSequence
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, TransactionDesk
 from klamm.store.marking import MAX_EPOCH
-from tests.kafka.producing import (
-    Client,
-    Settings,
-    core_of,
-    log_of,
-    markers,
-    offset_of,
-    offset_row,
-    place_of,
-    seen,
-    serving,
-    stands_open,
-)
+from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving
 from tests.procs import children, until
+from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
 
 NONE = ErrorCode.NONE
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "events")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[klamm.Store]:
-    with klamm.open(path) as opened:
-        opened.create_topic("t", 3)
-        yield opened
-
-
-@pytest.fixture
-def desk(store: klamm.Store) -> Iterator[TransactionDesk]:
-    with serving(store) as made:
-        yield made
-
-
-@pytest.fixture(params=[False, True], ids=["older", "kip-890"])
-def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionDesk) -> Client:
-    made = Client(store, desk, bumps=request.param)
-    assert made.init() is NONE
-    return made
-
-
-@pytest.fixture
-def older(store: klamm.Store, desk: TransactionDesk) -> Client:
-    made = Client(store, desk, bumps=False)
-    assert made.init() is NONE
-    return made
-
-
-@pytest.fixture
-def newer(store: klamm.Store, desk: TransactionDesk) -> Client:
-    made = Client(store, desk, bumps=True)
-    assert made.init() is NONE
-    return made
-
-
-def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> None:
-    """Let its time be over."""
-    database = core_of(store).catalog.database
-    row = desk.row(name)
-    assert row is not None
-    with database.gate(), database.transaction() as execute:
-        desk._wire._put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
-    desk._reload()
 
 
 def set_epoch(store: klamm.Store, client: Client, epoch: int) -> None:

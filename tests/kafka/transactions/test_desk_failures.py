@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +14,14 @@ import pytest
 import klamm
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.transaction_desk import Identified, TransactionDesk
+from klamm.kafka.transaction_desk import Identified
 from klamm.store import marking
 from klamm.store.wire_transactions import hold_server
-from tests.kafka.producing import (
-    Client,
-    core_of,
-    log_of,
-    markers,
-    offset_of,
-    place_of,
-    seen,
-    serving,
-    stands_open,
-)
+from tests.kafka.producing import Client, hasten, offset_of, place_of, serving
 from tests.procs import Flag, children
+from tests.store.open_transactions import core_of, hold_append_byte, log_of, markers, seen, stands_open
 
 NONE = ErrorCode.NONE
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "events")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[klamm.Store]:
-    with klamm.open(path) as opened:
-        opened.create_topic("t", 3)
-        yield opened
-
-
-@pytest.fixture
-def desk(store: klamm.Store) -> Iterator[TransactionDesk]:
-    with serving(store) as made:
-        yield made
-
-
-@pytest.fixture(params=[False, True], ids=["older", "kip-890"])
-def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionDesk) -> Client:
-    made = Client(store, desk, bumps=request.param)
-    assert made.init() is NONE
-    return made
-
-
-@pytest.fixture
-def older(store: klamm.Store, desk: TransactionDesk) -> Client:
-    made = Client(store, desk, bumps=False)
-    assert made.init() is NONE
-    return made
-
-
-@pytest.fixture
-def newer(store: klamm.Store, desk: TransactionDesk) -> Client:
-    made = Client(store, desk, bumps=True)
-    assert made.init() is NONE
-    return made
-
-
-def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> None:
-    """Let its time be over."""
-    database = core_of(store).catalog.database
-    row = desk.row(name)
-    assert row is not None
-    with database.gate(), database.transaction() as execute:
-        desk._wire._put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
-    desk._reload()
 
 
 # ---- without a server
@@ -226,17 +169,8 @@ def test_a_starting_server_waits_for_whoever_resolves(store: klamm.Store, path: 
 def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: str, tmp_path: Path, client: Client) -> None:
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
-    def hold() -> None:
-        with klamm.open(path) as mine:
-            log = log_of(mine, 1).log
-            ready.up()
-            go.wait()
-            log.lock()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            log.unlock()
-
     with children() as start:
-        stopped = start(hold)
+        stopped = start(partial(hold_append_byte, path, 1, ready, go))
         ready.wait()
         assert client.send(0, 1) is NONE
         for number in (0, 1):

@@ -1,0 +1,37 @@
+"""A store with one topic, a server of it, and who talks to that. Who wants another store or server makes his own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klamm
+from tests.kafka.dial import Raw, Served, served
+from tests.kafka.member import Client
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[klamm.Store]:
+    with klamm.open(tmp_path / "events") as opened:
+        opened.create_topic("orders", partitions=4)
+        yield opened
+
+
+@pytest.fixture
+def server(store: klamm.Store) -> Iterator[Served]:
+    with served(Path(store.path)) as running:
+        yield running
+
+
+@pytest.fixture
+def raw(server: Served) -> Iterator[Raw]:
+    with server.dial() as dialled:
+        yield dialled
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[Client]:
+    with Client(server.address) as dialled:
+        yield dialled

@@ -1,0 +1,54 @@
+"""A store with a topic of three partitions, its desk, and clients of both kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klamm
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.transaction_desk import TransactionDesk
+from tests.kafka.producing import Client, serving
+
+NONE = ErrorCode.NONE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "events")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[klamm.Store]:
+    with klamm.open(path) as opened:
+        opened.create_topic("t", 3)
+        yield opened
+
+
+@pytest.fixture
+def desk(store: klamm.Store) -> Iterator[TransactionDesk]:
+    with serving(store) as made:
+        yield made
+
+
+@pytest.fixture(params=[False, True], ids=["older", "kip-890"])
+def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionDesk) -> Client:
+    made = Client(store, desk, bumps=request.param)
+    assert made.init() is NONE
+    return made
+
+
+@pytest.fixture
+def older(store: klamm.Store, desk: TransactionDesk) -> Client:
+    made = Client(store, desk, bumps=False)
+    assert made.init() is NONE
+    return made
+
+
+@pytest.fixture
+def newer(store: klamm.Store, desk: TransactionDesk) -> Client:
+    made = Client(store, desk, bumps=True)
+    assert made.init() is NONE
+    return made
