@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,6 +295,37 @@ def produce_frame(topic: str, value: bytes, acks: str) -> bytes:
 
 
 # ---- answers
+
+
+def compare(
+    options: argparse.Namespace,
+    client: str,
+    through: Callable[[Server, int, int], tuple[Load, Load]] = pass_through,
+    *,
+    part: int = 4,
+    few: int = 1000,
+) -> None:
+    """Records in and out, of 100 B, and a `part` of as many of 1 KiB; `few` when it has to be quick."""
+    peer = f"Apache Kafka {version()}, warm"
+    with servers(quick=options.quick) as started:
+        for size, share in ((100, 1), (1024, part)):
+            if options.only not in f"{size} B":
+                continue
+            count = few if options.quick else options.count // share
+            for server in started.values():
+                through(server, size, few if options.quick else options.warm // share)
+            found = harness.interleave(
+                {
+                    name: lambda server=server, size=size, count=count: through(server, size, count)
+                    for name, server in started.items()
+                },
+                options.rounds,
+                warm=False,
+            )
+            for at, way, most in ((0, "produce", 0.5), (1, "consume", 1)):
+                ours, theirs = ([each[at] for each in found[name]] for name in ("klamm", "kafka"))
+                answer_rate(f"{way} {size} B with {client}", ours, peer, theirs)
+                answer_cpu(f"{way} {size} B with {client}, the server's CPU", ours, peer, theirs, most)
 
 
 def answer_rate(question: str, ours: list[Load], peer: str, theirs: list[Load]) -> None:

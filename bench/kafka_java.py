@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 
-import _harness as harness
 import _kafka as kafka
 
 
@@ -70,27 +69,7 @@ def main() -> None:
         count=(4_000_000, "records of 100 B a round"),
         warm=(5_000_000, "before the first round"),
     )
-    peer = f"Apache Kafka {kafka.version()}, warm"
-    with kafka.servers(quick=options.quick) as started:
-        for size, part in ((100, 1), (1024, 4)):
-            if options.only not in f"{size} B":
-                continue
-            count = 1000 if options.quick else options.count // part
-            for server in started.values() if not options.quick else ():
-                pass_through(server, size, options.warm // part)
-            found = harness.interleave(
-                {
-                    name: lambda server=server, size=size, count=count: pass_through(server, size, count)
-                    for name, server in started.items()
-                },
-                options.rounds,
-                warm=False,
-            )
-            for at, way, most in ((0, "produce", 0.5), (1, "consume", 1)):
-                ours = [each[at] for each in found["klamm"]]
-                theirs = [each[at] for each in found["kafka"]]
-                kafka.answer_rate(f"{way} {size} B with the Java client", ours, peer, theirs)
-                kafka.answer_cpu(f"{way} {size} B with the Java client, the server's CPU", ours, peer, theirs, most)
+    kafka.compare(options, "the Java client", pass_through)
 
 
 if __name__ == "__main__":

@@ -76,27 +76,7 @@ def main() -> None:
         warm=(5_000_000, "before the first round"),
     )
     program()
-    peer = f"Apache Kafka {kafka.version()}, warm"
-    with kafka.servers(quick=options.quick) as started:
-        for size, part in ((100, 1), (1024, 5)):
-            if options.only not in f"{size} B":
-                continue
-            count = 10_000 if options.quick else options.count // part
-            for server in started.values():
-                pass_through(server, size, 10_000 if options.quick else options.warm // part)
-            found = harness.interleave(
-                {
-                    name: lambda server=server, size=size, count=count: pass_through(server, size, count)
-                    for name, server in started.items()
-                },
-                options.rounds,
-                warm=False,
-            )
-            for at, way, most in ((0, "produce", 0.5), (1, "consume", 1)):
-                ours = [each[at] for each in found["klamm"]]
-                theirs = [each[at] for each in found["kafka"]]
-                kafka.answer_rate(f"{way} {size} B with rdkafka_performance", ours, peer, theirs)
-                kafka.answer_cpu(f"{way} {size} B with rdkafka_performance, the server's CPU", ours, peer, theirs, most)
+    kafka.compare(options, "rdkafka_performance", pass_through, part=5, few=10_000)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,6 @@ moments. Roles that do it wrong show that the checker would notice.
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,8 +33,8 @@ from tests.crash.jepsen_workload import (
     worker,
 )
 from tests.crash.nemesis import Nemesis, Role, Roles
+from tests.crash.rounds import soak
 
-SOAK_SECONDS = float(os.environ.get("KLAMM_SOAK_SECONDS", "1800"))
 ROUND_SECONDS = 40.0
 
 WRITERS: Roles = [(plain, 1), (retrying, 1), (transactional, 3)]
@@ -61,22 +58,11 @@ def test_tens_of_kills_leave_no_anomaly(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_thousands_of_kills_leave_no_anomaly(tmp_path: Path) -> None:
-    """Every other round on a disk, where a sync takes its time."""
-    seed, kills, deadline = seed_of(), 0, time.monotonic() + SOAK_SECONDS
-    with memory_directory(tmp_path) as memory:
-        for number in itertools.count():
-            if time.monotonic() > deadline:
-                break
-            directory = tmp_path / f"round-{number}"
-            directory.mkdir()
-            store = (directory if number % 2 else memory) / f"store-{number}"
-            nemesis = Nemesis(directory, store, seed + number, WRITERS, READERS)
-            anomalies = judged(nemesis, ROUND_SECONDS)
-            assert anomalies == [], f"KLAMM_SEED={seed + number}, histories in {directory}"
-            kills += nemesis.kills
-            print(f"round {number}: KLAMM_SEED={seed + number}, {kills} kills", flush=True)
-            shutil.rmtree(store)
-            shutil.rmtree(directory)
+    soak(
+        tmp_path,
+        lambda directory, store, seed: Nemesis(directory, store, seed, WRITERS, READERS),
+        lambda nemesis: judged(nemesis, ROUND_SECONDS),
+    )
 
 
 # ---- roles that do it wrong

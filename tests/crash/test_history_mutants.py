@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,15 @@ from klamm.log.partition import Partition
 from klamm.log.reader import Reader
 from klamm.store.groups import Groups
 from klamm.store.transactions import Transactions
-from tests.crash.cases import memory_directory, seed_of
-from tests.crash.checker import check
+from tests.crash import rounds
 from tests.crash.nemesis import Nemesis
+from tests.crash.rounds import Mutants
 from tests.crash.test_histories import READERS, WRITERS
 
 ROUNDS, ROUND_SECONDS = 8, 8.0
 
-MUTANTS: list[tuple[Callable[[], None], set[str]]] = []
-
-
-def shows(*kinds: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """What the mutant is found out by: any of these."""
-
-    def note(mutant: Callable[[], None]) -> Callable[[], None]:
-        MUTANTS.append((mutant, set(kinds)))
-        return mutant
-
-    return note
+MUTANTS: Mutants = []
+shows = partial(rounds.shows, MUTANTS)
 
 
 @shows("two owners")
@@ -145,14 +137,7 @@ def whoever_comes_too_late_to_commit_is_not_told() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize(("mutant", "kinds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_a_broken_klamm_is_found_out(mutant: Callable[[], None], kinds: set[str], tmp_path: Path) -> None:
-    seed = seed_of()
-    found: set[str] = set()
-    for number in range(ROUNDS):
-        directory = tmp_path / f"round-{number}"
-        directory.mkdir()
-        with memory_directory(directory) as memory:
-            nemesis = Nemesis(directory, memory / "store", seed + number, WRITERS, READERS, prepare=mutant)
-            found |= {anomaly.kind for anomaly in check(nemesis.run(ROUND_SECONDS))}
-        if found & kinds:
-            return
-    raise AssertionError(f"not found out; found {found or 'nothing'}")
+    def make(directory: Path, store: Path, seed: int) -> Nemesis:
+        return Nemesis(directory, store, seed, WRITERS, READERS, prepare=mutant)
+
+    rounds.found_out(tmp_path, kinds, make, rounds=ROUNDS, seconds=ROUND_SECONDS)

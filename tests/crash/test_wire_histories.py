@@ -7,10 +7,6 @@ moments. Roles that do it wrong, and servers that are broken, show that the chec
 
 from __future__ import annotations
 
-import itertools
-import os
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +15,12 @@ from confluent_kafka import KafkaError, Message
 
 from klamm.kafka.apis import produce
 from klamm.kafka.broker import NotOpened
+from tests.crash import rounds
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.checker import Anomaly, check
 from tests.crash.jepsen_workload import IN, Life, plain, reader, transactional, transformer, worker
 from tests.crash.nemesis import Roles
+from tests.crash.rounds import soak
 from tests.crash.wire_nemesis import WireNemesis
 from tests.crash.wire_workload import (
     PATIENCE_S,
@@ -36,7 +34,6 @@ from tests.crash.wire_workload import (
     wire_worker,
 )
 
-SOAK_SECONDS = float(os.environ.get("KLAMM_SOAK_SECONDS", "1800"))
 ROUND_SECONDS = 40.0
 
 WRITERS: Roles = [(wire_plain, 1), (wire_idempotent, 1), (wire_transactional, 2), (plain, 1), (transactional, 1)]
@@ -72,22 +69,11 @@ def test_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_hundreds_of_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Path) -> None:
-    """Every other round on a disk, where a sync takes its time."""
-    seed, kills, deadline = seed_of(), 0, time.monotonic() + SOAK_SECONDS
-    with memory_directory(tmp_path) as memory:
-        for number in itertools.count():
-            if time.monotonic() > deadline:
-                break
-            directory = tmp_path / f"round-{number}"
-            directory.mkdir()
-            store = (directory if number % 2 else memory) / f"store-{number}"
-            nemesis = WireNemesis(directory, store, seed + number, WRITERS, MORE_READERS)
-            anomalies = judged(nemesis, ROUND_SECONDS)
-            assert anomalies == [], f"KLAMM_SEED={seed + number}, histories in {directory}"
-            kills += nemesis.kills
-            print(f"round {number}: KLAMM_SEED={seed + number}, {kills} kills", flush=True)
-            shutil.rmtree(store)
-            shutil.rmtree(directory)
+    soak(
+        tmp_path,
+        lambda directory, store, seed: WireNemesis(directory, store, seed, WRITERS, MORE_READERS),
+        lambda nemesis: judged(nemesis, ROUND_SECONDS),
+    )
 
 
 # ---- roles that do it wrong, and a server that does
@@ -131,18 +117,12 @@ def produce_answers_before_it_appends() -> None:
 
 
 def found_out(directory: Path, kinds: set[str], writers: Roles, readers: Roles, **options: Any) -> None:
-    """Somebody has to be killed at the right moment, so it may need a few short runs."""
-    seed, found = seed_of(), set()
-    for number in range(8):
-        run = directory / f"run-{number}"
-        run.mkdir()
-        with memory_directory(run) as memory:
-            often: dict[str, Any] = {"pause_s": 0.2, "server_share": 0.5, **options}
-            nemesis = WireNemesis(run, memory / "store", seed + number, writers, readers, **often)
-            found |= {anomaly.kind for anomaly in check(nemesis.run(1))}
-        if found & kinds:
-            return
-    raise AssertionError(f"not found out; found {found or 'nothing'}")
+    often: dict[str, Any] = {"pause_s": 0.2, "server_share": 0.5, **options}
+
+    def make(own: Path, store: Path, seed: int) -> WireNemesis:
+        return WireNemesis(own, store, seed, writers, readers, **often)
+
+    rounds.found_out(directory, kinds, make, rounds=8, seconds=1)
 
 
 def test_a_client_that_does_not_wait_for_answers_is_found_out(tmp_path: Path) -> None:

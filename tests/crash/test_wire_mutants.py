@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,15 @@ from klamm.kafka.coordinator import Coordinator
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import Identified, TransactionDesk
 from klamm.store.wire_groups import WireGroups
-from tests.crash.cases import memory_directory, seed_of
-from tests.crash.checker import check
+from tests.crash import rounds
+from tests.crash.rounds import Mutants
 from tests.crash.test_wire_histories import READERS, WRITERS
 from tests.crash.wire_nemesis import WireNemesis
 
 ROUNDS, ROUND_SECONDS = 10, 8.0
 
-MUTANTS: list[tuple[Callable[[], None], set[str]]] = []
-
-
-def shows(*kinds: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """What the mutant is found out by: any of these."""
-
-    def note(mutant: Callable[[], None]) -> Callable[[], None]:
-        MUTANTS.append((mutant, set(kinds)))
-        return mutant
-
-    return note
+MUTANTS: Mutants = []
+shows = partial(rounds.shows, MUTANTS)
 
 
 @shows("lost", "torn", "not once", "aborted read")
@@ -89,14 +81,7 @@ def nobody_waits_for_offsets_that_a_transaction_may_move() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize(("mutant", "kinds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_a_broken_server_is_found_out(mutant: Callable[[], None], kinds: set[str], tmp_path: Path) -> None:
-    seed = seed_of()
-    found: set[str] = set()
-    for number in range(ROUNDS):
-        directory = tmp_path / f"round-{number}"
-        directory.mkdir()
-        with memory_directory(directory) as memory:
-            nemesis = WireNemesis(directory, memory / "store", seed + number, WRITERS, READERS, break_server=mutant)
-            found |= {anomaly.kind for anomaly in check(nemesis.run(ROUND_SECONDS))}
-        if found & kinds:
-            return
-    raise AssertionError(f"not found out; found {found or 'nothing'}")
+    def make(directory: Path, store: Path, seed: int) -> WireNemesis:
+        return WireNemesis(directory, store, seed, WRITERS, READERS, break_server=mutant)
+
+    rounds.found_out(tmp_path, kinds, make, rounds=ROUNDS, seconds=ROUND_SECONDS)

@@ -255,15 +255,7 @@ class Core:
         self.check_open()
         with self._mutex:
             version = self.heads.catalog_version
-            topic = self.catalog.topic(name)
-            known = self._topics.get(name)
-            if known is None or known.topic.id != topic.id:
-                known = self._topics[name] = OpenTopic(self, topic)
-            elif known.topic != topic:
-                known.topic = topic
-            for partition in known.opened():
-                partition.configure(topic.settings, version)
-            return known
+            return self._opened(self.catalog.topic(name), version)
 
     def all_topics(self) -> tuple[int, list[OpenTopic]]:
         """Every topic, by name, and the version of the catalog as of which that holds at least."""
@@ -271,16 +263,17 @@ class Core:
         version = self.heads.catalog_version
         topics = self.catalog.topics()
         with self._mutex:
-            found = []
-            for topic in topics:
-                known = self._topics.get(topic.name)
-                if known is None or known.topic.id != topic.id:
-                    known = self._topics[topic.name] = OpenTopic(self, topic)
-                known.topic = topic
-                for partition in known.opened():
-                    partition.configure(topic.settings, version)
-                found.append(known)
-        return version, found
+            return version, [self._opened(topic, version) for topic in topics]
+
+    def _opened(self, topic: Topic, version: int) -> OpenTopic:
+        """What we have open of it, brought up to date. Under the mutex."""
+        known = self._topics.get(topic.name)
+        if known is None or known.topic.id != topic.id:
+            known = self._topics[topic.name] = OpenTopic(self, topic)
+        known.topic = topic
+        for partition in known.opened():
+            partition.configure(topic.settings, version)
+        return known
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, Value]) -> Topic:
         """A new topic, and tell every process."""

@@ -140,11 +140,11 @@ class Settings:
         overrides: dict[str, Value] = dict(self.to_dict())
         try:
             for name in resets:
-                overrides.pop(_known(name).name, None)
+                overrides.pop(known(name, SETTINGS).name, None)
                 if name in changes:
                     raise InvalidSetting(f"{name}: cannot be both changed and reset")
             for name, value in changes.items():
-                overrides[name] = _known(name).parse(value)
+                overrides[name] = known(name, SETTINGS).parse(value)
             values = {_ATTRIBUTES[name]: SETTINGS[name].parse(value) for name, value in overrides.items()}
         except InvalidSetting as error:
             if not where:
@@ -158,15 +158,16 @@ class Settings:
 
     def __getitem__(self, name: str) -> str:
         """The value of `name` (Kafka's spelling) as a string."""
-        return str(getattr(self, _ATTRIBUTES[_known(name).name]))
+        return str(getattr(self, _ATTRIBUTES[known(name, SETTINGS).name]))
 
 
-def _known(name: object) -> Setting:
+def known(name: object, table: Mapping[str, Setting], absent: str = "there is no such setting") -> Setting:
+    """The setting of that name; InvalidSetting, which says `absent`, if the table has none."""
     if not isinstance(name, str):
         raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
-    setting = SETTINGS.get(name)
+    setting = table.get(name)
     if setting is None:
-        raise InvalidSetting(f"{name}: there is no such setting", hint=nearest(name, SETTINGS))
+        raise InvalidSetting(f"{name}: {absent}", hint=nearest(name, table))
     return setting
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from klamm.disk.locks import MAX_PLACES
-from klamm.errors import InvalidSetting
-from klamm.store.names import nearest
-from klamm.store.settings import Setting, Value
+from klamm.store.settings import Setting, Value, known
 
 __all__ = ["STORE_SETTINGS", "StoreSettings"]
 
@@ -15,6 +13,10 @@ _ROWS = [
     Setting("group.max.size", "int", 1000, "How many members a group may have at a time.", 1, MAX_PLACES),
 ]
 STORE_SETTINGS: dict[str, Setting] = {row.name: row for row in _ROWS}
+
+
+def _known(name: str) -> Setting:
+    return known(name, STORE_SETTINGS, "a store has no such setting")
 
 
 class StoreSettings:
@@ -47,12 +49,3 @@ class StoreSettings:
     def all(self) -> dict[str, str]:
         """Every setting, defaults included."""
         return {name: self[name] for name in STORE_SETTINGS}
-
-
-def _known(name: object) -> Setting:
-    if not isinstance(name, str):
-        raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
-    setting = STORE_SETTINGS.get(name)
-    if setting is None:
-        raise InvalidSetting(f"{name}: a store has no such setting", hint=nearest(name, STORE_SETTINGS))
-    return setting

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.store.directory import OpenTopic
 
-__all__ = ["HANDLERS"]
+__all__ = ["HANDLERS", "offset_row", "refused"]
 
 
 # ---- committing
@@ -62,10 +62,10 @@ async def offset_commit(broker: Broker, call: Call) -> Struct:
             partitions.append(answer)
             if error:
                 continue
-            answer.error_code = unknown if opened is None else _refused(broker, opened, asked)
+            answer.error_code = refused(broker, opened, asked, unknown)
             if opened is not None and not answer.error_code:
                 answers.append(answer)
-                rows.append(_row(opened, asked))
+                rows.append(offset_row(opened, asked))
         topics.append(response.Topic(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
     if rows:
         errors = await _store(broker, WireCommit(request.group_id, rows), unknown)
@@ -74,7 +74,15 @@ async def offset_commit(broker: Broker, call: Call) -> Struct:
     return response(topics=topics)
 
 
-def _refused(broker: Broker, opened: OpenTopic, asked: Struct) -> ErrorCode:
+def refused(
+    broker: Broker,
+    opened: OpenTopic | None,
+    asked: Struct,
+    unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+) -> ErrorCode:
+    """What is wrong with an offset that somebody wants committed; `unknown`: there is no such topic."""
+    if opened is None:
+        return unknown
     if not 0 <= asked.partition_index < opened.count:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     metadata = asked.committed_metadata
@@ -83,7 +91,8 @@ def _refused(broker: Broker, opened: OpenTopic, asked: Struct) -> ErrorCode:
     return ErrorCode.INVALID_REQUEST if asked.committed_offset < 0 else ErrorCode.NONE
 
 
-def _row(opened: OpenTopic, asked: Struct) -> OffsetRow:
+def offset_row(opened: OpenTopic, asked: Struct) -> OffsetRow:
+    """As the store keeps it."""
     epoch = max(asked.committed_leader_epoch, -1)
     return OffsetRow(
         opened.topic.id, asked.partition_index, asked.committed_offset, epoch, asked.committed_metadata or ""

@@ -13,7 +13,7 @@ DeleteRecords  The time-out bounds nothing: there are no followers to wait for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting, KlammError, TopicExists
@@ -46,6 +46,20 @@ def _check_time(broker: Broker, call: Call) -> None:
         raise Refusal(ErrorCode.REQUEST_TIMED_OUT, "not begun: the request's time is over")
 
 
+def _once(topics: Iterable[Struct]) -> Iterator[tuple[Struct, int]]:
+    """Each name's first topic, and how often the name is in the request: it is answered once."""
+    topics = list(topics)
+    times = Counter(topic.name for topic in topics)
+    for topic in topics:
+        if topic.name in times:
+            yield topic, times.pop(topic.name)
+
+
+def _check_once(name: str, times: int) -> None:
+    if times > 1:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}: is in the request {times} times")
+
+
 def _unknown(name: str) -> Refusal:
     """Of whatever name: here Kafka does not look whether there could be such a topic."""
     return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
@@ -56,15 +70,10 @@ def _unknown(name: str) -> Refusal:
 
 async def create_topics(broker: Broker, call: Call) -> Struct:
     response = CREATE_TOPICS.response
-    names = Counter(topic.name for topic in call.request.topics)
     answer = response()
-    for topic in call.request.topics:
-        times = names.pop(topic.name, 0)
-        if not times:
-            continue  # answered already
+    for topic, times in _once(call.request.topics):
         try:
-            if times > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"{topic.name}: is in the request {times} times")
+            _check_once(topic.name, times)
             _check_time(broker, call)
             answer.topics.append(await _create_topic(broker, topic, call.request.validate_only))
         except (Refusal, KlammError) as error:
@@ -157,16 +166,11 @@ def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
 
 async def create_partitions(broker: Broker, call: Call) -> Struct:
     response = CREATE_PARTITIONS.response
-    names = Counter(topic.name for topic in call.request.topics)
     answer = response()
-    for topic in call.request.topics:
-        times = names.pop(topic.name, 0)
-        if not times:
-            continue  # answered already
+    for topic, times in _once(call.request.topics):
         code, message = ErrorCode.NONE, None
         try:
-            if times > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"{topic.name}: is in the request {times} times")
+            _check_once(topic.name, times)
             _check_time(broker, call)
             _check_growth(broker, topic)
             if not call.request.validate_only:
@@ -219,8 +223,7 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
     for name, uuid in dict.fromkeys(wanted):
         code, message = ErrorCode.NONE, None
         try:
-            if times[name, uuid] > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name or uuid.hex()}: is in the request more than once")
+            _check_once(name or uuid.hex(), times[name, uuid])
             found = _to_delete(broker, name, uuid)
             name, uuid = found.name, broker.topics.uuid(found)
             _check_time(broker, call)

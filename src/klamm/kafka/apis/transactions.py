@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.errors import KlammError
+from klamm.kafka.apis.group_offsets import offset_row, refused
 from klamm.kafka.call import Call, Honoured
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
@@ -33,7 +34,7 @@ from klamm.store.marking import can_append
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.log.partition import Partition
-    from klamm.store.directory import Core, OpenTopic
+    from klamm.store.directory import Core
     from klamm.store.marking import Place
     from klamm.store.wire_transactions import WireRow
 
@@ -200,11 +201,11 @@ async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
         opened = broker.topics.find(topic.name)
         partitions = []
         for asked in topic.partitions:
-            code = error or _refused(broker, opened, asked)
+            code = error or refused(broker, opened, asked)
             partitions.append(response.Partition(partition_index=asked.partition_index, error_code=code))
             if opened is not None and not code:
                 answers.append(partitions[-1])
-                rows.append(_row(opened, asked))
+                rows.append(offset_row(opened, asked))
         topics.append(response.Topic(name=topic.name, partitions=partitions))
     if rows:  # no `await` since the check
         code = await _commit_offsets(broker, call, rows)
@@ -230,22 +231,6 @@ async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> 
         return await broker.group_store.write(commit)
     except KlammError as failed:
         return code_of(failed)
-
-
-def _refused(broker: Broker, opened: OpenTopic | None, asked: Struct) -> ErrorCode:
-    if opened is None or not 0 <= asked.partition_index < opened.count:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    metadata = asked.committed_metadata
-    if metadata and len(metadata.encode()) > broker.settings.offset_metadata_max_bytes:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.INVALID_REQUEST if asked.committed_offset < 0 else ErrorCode.NONE
-
-
-def _row(opened: OpenTopic, asked: Struct) -> OffsetRow:
-    epoch = max(asked.committed_leader_epoch, -1)
-    return OffsetRow(
-        opened.topic.id, asked.partition_index, asked.committed_offset, epoch, asked.committed_metadata or ""
-    )
 
 
 # ---- how it ends
