@@ -6,6 +6,7 @@
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
     server                   who the Kafka server is, while there is one (kafka/server.py)
     tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/rocks.py); can be made anew
+    pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/claim.py)
     staging/<store id>/      what tasks of Spark wrote and nobody has committed yet (store/staging.py)
 
 **Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
@@ -53,6 +54,7 @@ _OURS = frozenset(
         "heads",
         "lock",
         "members",
+        "pipelines",
         "server",
         "staging",
         "tables",

@@ -1,0 +1,178 @@
+"""What all pipelines share: the topics they read, a streaming query that is run to its end, and its progress.
+
+A pipeline is a streaming query with a checkpoint: each run takes what is new, a micro-batch is done once, and a run
+that was killed is gone on with by the next. `every=None`: until all that is there when it begins is done; else a
+trigger such as "10 seconds", until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from klamm.errors import InvalidSetting, KlammError
+from klamm.spark.offsets import OURS, StreamOffsets
+from klamm.spark.pipelines.claim import local
+from klamm.store.directory import acquire, release
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from klamm.spark.pipelines.report import Progress
+
+__all__ = ["Outcome", "Source", "behind", "drain", "duration", "home", "sentence", "source"]
+
+_POLL_S = 0.2
+_OURS = re.compile(r"klamm\.errors\.\w+: ([^\n]+)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A store, and topics of it."""
+
+    path: str
+    store_id: str
+    topics: Mapping[str, str]
+    """Their ids by name."""
+    ends: Mapping[str, list[int]]
+    """The offset after the last record of each partition."""
+
+    def identity(self, pipeline: str) -> dict[str, Any]:
+        """For a Claim."""
+        return {"pipeline": pipeline, "store": self.store_id, "topics": dict(self.topics)}
+
+
+def source(store: str | os.PathLike[str], *names: str) -> Source:
+    """UnknownTopic and NotAStore are said here, before a job starts."""
+    path = local(store)
+    core = acquire(path, read_only=False, create=False, force_filesystem=False)
+    try:
+        opened = [core.topic(name) for name in names]
+        return Source(
+            path,
+            core.catalog.store_id,
+            {each.name: each.topic.id for each in opened},
+            {each.name: [partition.ends().end for partition in each.partitions()] for each in opened},
+        )
+    finally:
+        release(core)
+
+
+def home(read: Source, name: str, given: str | os.PathLike[str] | None) -> str:
+    """The folder of a pipeline that writes to a topic: the one given, else one of its own in the store."""
+    return f"{read.path}/pipelines/{name}" if given is None else local(given)
+
+
+def behind(checkpoint: str, read: Source) -> int:
+    """How many offsets of the source the next run has before it."""
+    done = _offsets(checkpoint)
+    total = 0
+    for name, ends in read.ends.items():
+        before = {place.partition: offset for place, offset in done if place.topic == name}
+        total += sum(max(0, end - before.get(number, 0)) for number, end in enumerate(ends))
+    return total
+
+
+def _offsets(checkpoint: str) -> list[tuple[Any, int]]:
+    """Where the last micro-batch that was done ended."""
+    try:
+        done = max(int(name) for name in os.listdir(f"{checkpoint}/commits") if name.isdigit())
+        with open(f"{checkpoint}/offsets/{done}", encoding="utf-8") as file:
+            lines = file.read().splitlines()[2:]
+    except (OSError, ValueError):
+        return []
+    found: list[tuple[Any, int]] = []
+    for line in lines:
+        data = json.loads(line)
+        if isinstance(data, dict) and OURS in data:
+            found += StreamOffsets.from_json(data)
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a query that was run to its end."""
+
+    rows: int
+    """That it read."""
+    batches: int
+    seconds: float
+    progress: list[dict[str, Any]]
+    """What Spark said of each micro-batch."""
+
+
+def drain(
+    writer: DataStreamWriter,
+    *,
+    every: str | None = None,
+    progress: Progress | None = None,
+    total: int | None = None,
+) -> Outcome:
+    """Run the query until there is nothing left, or, with `every`, until Ctrl-C."""
+    begin = time.monotonic()
+    query = (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
+    told: dict[int, dict[str, Any]] = {}
+    try:
+        while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]  # it takes parts of seconds
+            _note(query, told)
+            if progress is not None:
+                progress(_done(told), total)
+    except KeyboardInterrupt:
+        query.stop()
+        if every is None:
+            raise
+    except BaseException as error:
+        query.stop()
+        raise _clear(error) from error
+    _note(query, told)
+    if progress is not None:
+        progress(_done(told) if total is None else total, total)
+    rounds = [told[number] for number in sorted(told)]
+    return Outcome(sum(each["numInputRows"] for each in rounds), len(rounds), time.monotonic() - begin, rounds)
+
+
+def _note(query: Any, told: dict[int, dict[str, Any]]) -> None:
+    for each in query.recentProgress:
+        data = json.loads(each.json)
+        if data["numInputRows"] or data["batchId"] not in told:
+            told[data["batchId"]] = data
+
+
+def _done(told: Mapping[int, dict[str, Any]]) -> int:
+    """How many offsets the query has gone through."""
+    done = 0
+    for each in told.values():
+        for one in each["sources"]:
+            done += _sum(one.get("endOffset")) - _sum(one.get("startOffset"))
+    return done
+
+
+def _sum(offsets: Any) -> int:
+    data = json.loads(offsets) if isinstance(offsets, str) else offsets
+    if not isinstance(data, dict):
+        return 0
+    return sum(sum(numbers.values()) for topic, numbers in data.items() if topic != OURS)
+
+
+def _clear(error: BaseException) -> BaseException:
+    """An error of ours that went through Spark, as we said it."""
+    said = sentence(error)
+    return KlammError(said) if said is not None else error
+
+
+def sentence(error: BaseException) -> str | None:
+    """What an error of ours said before Spark wrapped it; None if it is none of ours."""
+    found = _OURS.findall(str(error))
+    return found[-1].strip() if found else None
+
+
+def duration(text: str, what: str) -> str:
+    """A time as Spark spells it: "5 minutes"."""
+    if not re.fullmatch(r"\s*\d+\s+(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)\s*", text):
+        raise InvalidSetting(f"{what}: {text!r} is no time", hint="want a number and a unit: 5 minutes")
+    return " ".join(text.split())
