@@ -299,3 +299,19 @@ def test_cleaning_heals_first_what_a_killed_syncer_left(rig: Rig) -> None:
     partition.append(batch_of([0], padding=20))
     partition.log.flushing = True
     assert partition.expire() != []
+
+
+def test_a_checkpoint_survives_one_killed_syncer_after_the_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between healing and syncing somebody else may sync, and be killed."""
+    partition = filled(rig, [0] * 6)
+    heal, more = partition.heal, iter(range(3))
+
+    def heal_and_leave_another() -> bool:
+        done = heal()
+        partition.log.flushing = next(more, None) is not None
+        return done
+
+    monkeypatch.setattr(partition, "heal", heal_and_leave_another)
+    partition.log.flushing = True
+    partition.checkpoint(anew=True)
+    assert next(more, None) is None and not partition.log.flags & head.SYNC_FAILED and not partition.log.flushing

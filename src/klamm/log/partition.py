@@ -47,6 +47,7 @@ from klamm.log.reader import Reader
 
 __all__ = ["Ends", "LogSettings", "Partition"]
 
+_PATIENCE = 20  # so often an obstacle is removed that is there again
 _NOT_PLAIN = next(code for code, name in head.RESULTS.items() if name == "not_plain")
 
 
@@ -284,7 +285,7 @@ class Partition(Housekeeping):
     def _see_to(self, result: int, tries: int) -> None:
         """Remove an obstacle, or raise it."""
         what = head.RESULTS.get(result)
-        if tries > 20:
+        if tries > _PATIENCE:
             raise LogError(f"{self.directory}: cannot append: {what or os.strerror(-result)}, again and again")
         if what == "settings_changed":
             self._reload(self)
@@ -387,12 +388,15 @@ class Partition(Housekeeping):
             self._healed(self._write_point)
 
     def _healed(self, action: Callable[[], None]) -> None:
-        """Do what syncs; once more, if that failed, or whoever synced last was killed."""
-        try:
-            action()
-        except SyncFailed:
-            self.heal()
-            action()
+        """Do what syncs; again if that failed, or whoever synced last was killed, which may happen more than once."""
+        for _ in range(_PATIENCE):
+            try:
+                action()
+            except SyncFailed:
+                self.heal()  # raises, if the disk will not
+            else:
+                return
+        action()
 
     def _write_point(self) -> None:
         log = self.log
