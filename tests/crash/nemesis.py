@@ -25,6 +25,11 @@ from tests.procs import Child, Flag, children, until
 SMALL = {"segment.bytes": "30000", "index.interval.bytes": "1000"}
 PATIENCE_S = 60.0
 
+
+class Restless(AssertionError):
+    """What has to happen at the end does not."""
+
+
 Role = Callable[[Life], None]
 Roles = Sequence[tuple[Role, int]]  # how many of each
 ALONE = ("retrying", "forgetful", "server")  # roles that have no successor while they live: nobody fences them
@@ -206,7 +211,10 @@ class Nemesis:
             self._look_after()
             return holds()
 
-        until(look, what, PATIENCE_S)
+        try:
+            until(look, what, PATIENCE_S)
+        except AssertionError as error:
+            raise Restless(str(error)) from error
 
 
 def is_drained(store: klamm.Store) -> bool:
