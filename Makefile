@@ -29,12 +29,8 @@ help: ## this list
 run: build ## a short tour: write, read, query, kill a writer, lose nothing
 	@$(PY) examples/tour.py
 
-# A process each for real clients and for Spark: librdkafka and the JVM leave threads and descriptors behind, and above the
-# 1,024th descriptor select() fails, for whoever uses it.
 test: tools build ## all tests but the long ones; ARGS="-k name" to choose
-	@for part in "tests --ignore tests/interop --ignore tests/spark" tests/interop tests/spark; do \
-		$(PY) -m pytest -q $$part $(ARGS) || { code=$$?; test -n "$(ARGS)" -a $$code = 5 || exit $$code; }; \
-	done
+	@$(PY) tests/parts.py $(ARGS)
 
 check: build ## format, lint, types, direction of imports
 	@$(VENV)/bin/ruff format --check .
