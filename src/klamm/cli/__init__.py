@@ -1,8 +1,12 @@
-"""The command line: `klamm`. One file a command; each parses, calls the library and prints.
+"""The command line: `klamm`. One file a command or noun; each parses, calls the library and prints.
 
-main     the program: what all commands share, how errors are said
-serve    klamm serve
-notify   what systemd is told
+main                      the program: its commands, and how errors are said
+output, records, stores   tables or JSON lines, and progress; records as text; which store
+tail send sql exchange    daily acts (exchange: export and import)
+topic group dlq           nouns, with their verbs
+serve upkeep inspect      klamm serve; check, compact, backup; a segment file
+bench cheat               a load, measured; the ten commands people need
+notify                    what systemd is told
 
 Exit codes: 0 fine, 1 failed, 2 wrongly called, 3 damage was found.
 """

@@ -14,7 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from klamm import __version__
+from klamm.cli import dlq, group, topic
+from klamm.cli.bench import bench
+from klamm.cli.cheat import cheat
+from klamm.cli.exchange import export, import_
+from klamm.cli.inspect import inspect
+from klamm.cli.send import send
 from klamm.cli.serve import serve
+from klamm.cli.sql import sql
+from klamm.cli.tail import tail
+from klamm.cli.upkeep import backup, check, compact
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["DAMAGED", "FAILED", "FINE", "MISUSED", "main", "run"]
@@ -27,7 +36,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
+_COMMANDS: dict[str, Any] = {  # in the order of `klamm --help`
+    "tail": tail,
+    "send": send,
+    "sql": sql,
+    "export": export,
+    "import": import_,
+    "serve": serve,
+    "check": check,
+    "compact": compact,
+    "backup": backup,
+    "inspect": inspect,
+    "bench": bench,
+    "cheat": cheat,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+for _noun in (topic, group, dlq):
+    app.add_typer(_noun.app)
 
 # What typer raises for a wrong call: whatever its own BadParameter is a kind of.
 _WrongCall: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -1,0 +1,62 @@
+"""`klamm dlq`: records that could not be handled: see why, and send them back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment
+from klamm.cli.records import json_bytes, text
+from klamm.cli.stores import StoreOption, opened
+
+__all__ = ["app"]
+
+app = typer.Typer(name="dlq", help="Dead letters: list, redrive.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic, such as orders.dlq.")]
+
+
+@app.command("list")
+def list_letters(topic: Name, store: StoreOption = None) -> None:
+    """What lies there and was not sent back, with the reasons."""
+    with opened(store) as events:
+        rows = []
+        for letter in events.dead_letters(topic):
+            origin, record = letter.origin, letter.record
+            row = {
+                "partition": record.partition,
+                "offset": record.offset,
+                "time": moment(record.timestamp),
+                "origin": None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}",
+                "attempts": letter.attempts,
+                "error": letter.error,
+                "reason": letter.reason,
+                "key": text(record.key) if is_terminal() else json_bytes(record.key),
+            }
+            if not is_terminal():
+                row["value"] = json_bytes(record.value)
+            rows.append(row)
+        facts(rows, empty=f"no dead letters in {topic}")
+
+
+@app.command()
+def redrive(
+    topic: Name,
+    store: StoreOption = None,
+    to: Annotated[str | None, typer.Option(metavar="TOPIC", help="Where to. [default: where each came from]")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many.", min=1)] = None,
+    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only those that died of this error.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Send dead letters back, each once."""
+    with opened(store) as events:
+        waiting = [each for each in events.dead_letters(topic) if error in (None, each.error)]
+        if not waiting:
+            typer.echo(f"no dead letters in {topic}", err=True)
+            return
+        many = len(waiting) if limit is None else min(limit, len(waiting))
+        where = f"to {to}" if to else "to where they came from"
+        confirm(f"{count_of(many, 'dead letter')} of {topic} go back {where}", yes=yes)
+        done = events.redrive(topic, to, limit=limit, where=lambda letter: error in (None, letter.error))
+        fact({"topic": topic, "redriven": done})

@@ -1,0 +1,231 @@
+"""Records as text: formats as kcat has them, JSON lines, filters, and times as people write them.
+
+JSON     {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}: key and value as text where they are
+         UTF-8, else {"base64": "…"}; headers a list of [name, value]
+Formats  %t topic, %p partition, %o offset, %T time, %M its milliseconds, %k key, %v (or %s) value, %h headers,
+         %K and %S lengths of key and value, %% a percent sign; \\n \\t \\r \\0 \\\\ as in C
+Filters  --key, --grep, --header name=value, --where '$.user.id = 42'
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from klamm.batch import Record
+from klamm.cli.output import moment
+from klamm.errors import InvalidSetting
+
+__all__ = ["Filter", "Format", "as_json", "bytes_of", "json_bytes", "json_path", "parse_headers", "parse_time", "text"]
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def text(data: bytes | None) -> str:
+    """For a person: what is no UTF-8 is escaped; nothing is empty."""
+    return "" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def json_bytes(data: bytes | None) -> Any:
+    """For a program: nothing is lost."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return {"base64": b64encode(data).decode()}
+
+
+def bytes_of(value: Any, where: str) -> bytes | None:
+    """What json_bytes made; any other JSON value is taken as its text."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, Mapping) and list(value) == ["base64"]:
+        from base64 import b64decode
+
+        try:
+            return b64decode(value["base64"], validate=True)
+        except (ValueError, TypeError):
+            raise InvalidSetting(f"{where}: is not base64") from None
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": json_bytes(record.key),
+        "value": json_bytes(record.value),
+        "headers": [[name, json_bytes(value)] for name, value in record.headers],
+    }
+
+
+def parse_headers(pairs: Sequence[str]) -> list[tuple[str, bytes]]:
+    found = []
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidSetting(f"--header {pair}: does not fit", hint="want --header name=value")
+        found.append((name, value.encode()))
+    return found
+
+
+def parse_time(given: str, what: str) -> datetime:
+    """A moment, or how long ago: 2026-11-15T10:00, 2026-11-15, 90s, 15m, 2h, 3d, or milliseconds since 1970."""
+    ago = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d|w)", given.strip())
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(milliseconds=int(ago[1]) * _UNITS[ago[2]])
+    if re.fullmatch(r"\d{11,14}", given.strip()):
+        return datetime.fromtimestamp(int(given) / 1000, UTC)
+    try:
+        found = datetime.fromisoformat(given.strip())
+    except ValueError:
+        raise InvalidSetting(
+            f"{what}: {given!r} is no time",
+            hint="want 15m, 2h or 3d (ago), or 2026-11-15T10:00",
+        ) from None
+    return found.astimezone(UTC)
+
+
+# ---- formats
+
+
+class Format:
+    """A format, read once, to be filled often."""
+
+    def __init__(self, form: str) -> None:
+        self._parts: list[str | Callable[[Record], str]] = []
+        for part in re.finditer(r"(?P<literal>[^\\%]+)|\\(?P<escape>.?)|%(?P<field>.?)", form, re.DOTALL):
+            self._parts.append(_part(part))
+
+    def fill(self, record: Record) -> str:
+        return "".join(part if isinstance(part, str) else part(record) for part in self._parts)
+
+
+def _part(part: re.Match[str]) -> str | Callable[[Record], str]:
+    if part.lastgroup == "literal" or part[0] == "%%":
+        return "%" if part[0] == "%%" else part[0]
+    known: Mapping[str, Any] = _ESCAPES if part.lastgroup == "escape" else _FIELDS
+    sign = part[0][:1]
+    if part[0][1:] not in known:
+        raise InvalidSetting(
+            f"format: {part[0]} means nothing", hint="there are " + " ".join(sign + each for each in known)
+        )
+    found: str | Callable[[Record], str] = known[part[0][1:]]
+    return found
+
+
+_FIELDS: dict[str, Callable[[Record], str]] = {
+    "t": lambda record: record.topic,
+    "p": lambda record: str(record.partition),
+    "o": lambda record: str(record.offset),
+    "T": lambda record: moment(record.timestamp),
+    "M": lambda record: str(record.timestamp),
+    "k": lambda record: text(record.key),
+    "v": lambda record: text(record.value),
+    "s": lambda record: text(record.value),
+    "h": lambda record: ",".join(f"{name}={text(value)}" for name, value in record.headers),
+    "K": lambda record: str(-1 if record.key is None else len(record.key)),
+    "S": lambda record: str(-1 if record.value is None else len(record.value)),
+}
+
+
+# ---- filters
+
+
+def json_path(path: str) -> list[str | int]:
+    """$.user.tags[0] as ["user", "tags", 0]."""
+    if not re.fullmatch(r"\$(\.[^.\[\]\s]+|\[\d+\])*", path):
+        raise InvalidSetting(f"{path!r} is no path into JSON", hint="want $.user.id or $.tags[0]")
+    return [int(number) if number else name for name, number in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path)]
+
+
+def _at(value: Any, path: Sequence[str | int]) -> Any:
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+class Filter:
+    """Which records are wanted: all of what was given has to hold."""
+
+    def __init__(
+        self,
+        *,
+        key: str | None = None,
+        grep: str | None = None,
+        headers: Sequence[str] = (),
+        where: Sequence[str] = (),
+    ) -> None:
+        self._tests: list[Callable[[Record], bool]] = []
+        if key is not None:
+            wanted = key.encode()
+            self._tests.append(lambda record: record.key == wanted)
+        if grep is not None:
+            try:
+                pattern = re.compile(grep.encode())
+            except re.error as error:
+                raise InvalidSetting(f"--grep {grep}: is no regular expression: {error}") from None
+            self._tests.append(lambda record: record.value is not None and pattern.search(record.value) is not None)
+        for pair in parse_headers(headers):
+            self._tests.append(lambda record, pair=pair: pair in record.headers)  # type: ignore[misc]
+        for condition in where:
+            self._tests.append(_condition(condition))
+
+    @property
+    def takes_all(self) -> bool:
+        return not self._tests
+
+    def __call__(self, record: Record) -> bool:
+        return all(test(record) for test in self._tests)
+
+
+def _condition(condition: str) -> Callable[[Record], bool]:
+    """$.path, or $.path = value; the value is JSON, or else text. What cannot be compared does not fit."""
+    found = re.fullmatch(r"\s*(\$\S*?)\s*(?:(!=|<=|>=|=|<|>)\s*(.*?)\s*)?", condition, re.DOTALL)
+    if found is None:
+        raise InvalidSetting(
+            f"--where {condition}: does not fit", hint="want '$.user.id = 42', or '$.user' to be there"
+        )
+    path, comparison = json_path(found[1]), found[2]
+    try:
+        wanted = json.loads(found[3]) if found[3] else found[3]
+    except ValueError:
+        wanted = found[3]
+
+    def holds(record: Record) -> bool:
+        try:
+            value = _at(json.loads(record.value or b"null"), path)
+        except ValueError:
+            return False
+        if comparison is None:
+            return value is not None
+        try:
+            return value is not None and _COMPARISONS[comparison](value, wanted)
+        except TypeError:
+            return False
+
+    return holds

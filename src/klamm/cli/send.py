@@ -1,0 +1,160 @@
+"""`klamm send`: records from arguments, lines of stdin, JSON or files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from klamm.cli.output import count_of, fact, is_terminal
+from klamm.cli.records import bytes_of, parse_headers
+from klamm.cli.stores import CreateOption, StoreOption, opened
+from klamm.errors import InvalidSetting, UnknownTopic
+
+__all__ = ["Sent", "from_json", "send"]
+
+
+class Sent(NamedTuple):
+    """A record to be sent."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+def send(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="[VALUE]…", help="A record each. Without: a line of stdin each.")
+    ] = None,
+    store: StoreOption = None,
+    key: Annotated[str | None, typer.Option("-k", "--key", metavar="KEY", help="The key of every record.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("-H", "--header", metavar="NAME=VALUE", help="A header; may be repeated.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("-p", "--partition", metavar="N", help="Where to. [default: by key]", min=0)
+    ] = None,
+    separator: Annotated[
+        str | None, typer.Option("-K", "--separator", metavar="TEXT", help="Lines are KEY<TEXT>VALUE.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Lines are JSON: key, value, headers, partition, timestamp, as tail prints.")
+    ] = False,
+    file: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A file's bytes are one record; may be repeated.")
+    ] = None,
+    tombstone: Annotated[
+        bool, typer.Option(help="A record without value: deletes the key of a compacted topic.")
+    ] = False,
+    create: CreateOption = False,
+    acks: Annotated[str, typer.Option(metavar="all|1", help="all: on disk; 1: seen by every reader.")] = "all",
+) -> None:
+    """Append records to a topic."""
+    sources = [bool(values), bool(file), tombstone]
+    if sum(sources) > 1:
+        raise InvalidSetting("values, --file and --tombstone each say what to send", hint="give one of them")
+    if any(sources) and (as_json or separator):
+        raise InvalidSetting("--json and --separator are for lines of stdin", hint="leave out the values")
+    if acks not in ("all", "1"):
+        raise InvalidSetting(f"--acks {acks}: does not fit", hint="want all or 1")
+    if tombstone and key is None:
+        raise InvalidSetting("--tombstone needs a --key", hint="it deletes that key's value")
+    encoded = None if key is None else key.encode()
+    headers: list[tuple[str, bytes | None]] = [*parse_headers(header or ())]
+    given: Iterator[Sent]
+    if tombstone:
+        given = iter([Sent(encoded, None, headers, partition)])
+    elif values:
+        given = (Sent(encoded, value.encode(), headers, partition) for value in values)
+    elif file:
+        given = (Sent(encoded, path.read_bytes(), headers, partition) for path in file)
+    else:
+        if sys.stdin.isatty():
+            typer.echo("klamm: a record a line; Ctrl-D ends", err=True)
+        given = _lines(separator, as_json, encoded, headers, partition)
+    _send(store, topic, given, create=create, durable=acks == "all")
+
+
+def _send(store: str | None, topic: str, given: Iterator[Sent], *, create: bool, durable: bool) -> None:
+    sent = 0
+    with opened(store, create=create) as events:
+        if create:
+            events.create_topic(topic, exist_ok=True)
+        elif topic not in events.topics():
+            raise UnknownTopic(f"there is no topic {topic!r}", hint=f"klamm topic create {topic}, or send --create")
+        with events.producer(acks="all" if durable else 1) as producer:
+            for each in given:
+                options: dict[str, Any] = {} if each.timestamp is None else {"timestamp": each.timestamp}
+                producer.send(
+                    topic, each.value, key=each.key, headers=each.headers or None, partition=each.partition, **options
+                )
+                sent += 1
+    if is_terminal():
+        typer.echo(f"{count_of(sent, 'record')} to {topic}", err=True)
+    else:
+        fact({"topic": topic, "records": sent})
+
+
+def _lines(
+    separator: str | None,
+    as_json: bool,
+    key: bytes | None,
+    headers: list[tuple[str, bytes | None]],
+    partition: int | None,
+) -> Iterator[Sent]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        value = line.rstrip(b"\r\n") if line.endswith(b"\n") else line
+        if as_json:
+            if value.strip():
+                each = from_json(value, f"line {number}")
+                yield Sent(
+                    each.key if each.key is not None else key,
+                    each.value,
+                    [*each.headers, *headers],
+                    each.partition if partition is None else partition,
+                    each.timestamp,
+                )
+        elif separator is None:
+            yield Sent(key, value, headers, partition)
+        else:
+            before, found, after = value.partition(separator.encode())
+            if not found:
+                raise InvalidSetting(
+                    f"line {number}: has no {separator!r} in it", hint="it is to lie between key and value"
+                )
+            yield Sent(before, after, headers, partition)
+
+
+def from_json(line: bytes | str, where: str) -> Sent:
+    """A record as `klamm tail` and `klamm export` write it. Topic and offset say nothing here."""
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise InvalidSetting(f"{where}: is not JSON: {error}") from None
+    if not isinstance(data, dict) or "value" not in data:
+        raise InvalidSetting(f"{where}: is no record", hint='want {"key": "k", "value": "v"}')
+    unknown = data.keys() - {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
+    if unknown:
+        raise InvalidSetting(f"{where}: {min(unknown)!r} is nothing that a record has")
+    headers = data.get("headers") or []
+    try:
+        pairs = [(str(name), value) for name, value in (headers.items() if isinstance(headers, dict) else headers)]
+    except (TypeError, ValueError):
+        raise InvalidSetting(f"{where}: headers do not fit", hint='want [["name", "value"]]') from None
+    for name, kind in (("partition", int), ("timestamp", int)):
+        if data.get(name) is not None and not isinstance(data[name], kind):
+            raise InvalidSetting(f"{where}: {name} is {data[name]!r}; want a whole number")
+    return Sent(
+        bytes_of(data.get("key"), f"{where}: key"),
+        bytes_of(data["value"], f"{where}: value"),
+        [(name, bytes_of(value, f"{where}: header {name}")) for name, value in pairs],
+        data.get("partition"),
+        data.get("timestamp"),
+    )

@@ -1,0 +1,160 @@
+"""`klamm topic`: make topics, look at them, change and empty them, delete them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, size_of
+from klamm.cli.stores import PartitionOption, StoreOption, opened
+from klamm.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from klamm.types import TopicInfo
+
+__all__ = ["app"]
+
+app = typer.Typer(name="topic", help="Topics: create, list, show, set, purge, delete.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def settings_of(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidSetting(f"{pair}: does not fit", hint="want name=value, such as retention.ms=3600000")
+        found[name.strip()] = value.strip()
+    return found
+
+
+@app.command()
+def create(
+    topic: Name,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Settings: retention.ms=3600000")
+    ] = None,
+    store: StoreOption = None,
+    partitions: Annotated[int, typer.Option("-p", "--partitions", metavar="N", help="How many.", min=1)] = 1,
+) -> None:
+    """Make a topic; the store too, if it is not there."""
+    with opened(store, create=True) as events:
+        made = events.create_topic(topic, partitions, settings_of(settings or []))
+        if is_terminal():
+            typer.echo(f"{made.name}: {count_of(len(made.partitions), 'partition')}, in {events.path}", err=True)
+        else:
+            fact(_row(made))
+
+
+@app.command("list")
+def list_topics(store: StoreOption = None) -> None:
+    """All topics."""
+    with opened(store) as events:
+        facts([_row(events.topic(name)) for name in events.topics()], empty="no topics yet: klamm topic create NAME")
+
+
+def _row(topic: TopicInfo) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "partitions": len(topic.partitions),
+        "offsets": topic.count,
+        "size": size_of(topic.size) if is_terminal() else topic.size,
+        "settings": dict(topic.settings),
+    }
+
+
+@app.command()
+def show(topic: Name, store: StoreOption = None) -> None:
+    """A topic: its partitions, and what was set."""
+    with opened(store) as events:
+        found = events.topic(topic)
+        rows = [
+            {
+                "partition": each.number,
+                "start": each.start,
+                "end": each.end,
+                "size": size_of(each.size) if is_terminal() else each.size,
+                "leader_epoch": each.leader_epoch,
+            }
+            for each in found.partitions
+        ]
+        about = {"topic": found.name, "id": found.id, "created": moment(found.created_ms)}
+        about["settings"] = dict(found.settings)  # type: ignore[assignment]
+        if is_terminal():
+            fact(about)
+            facts(rows)
+        else:
+            fact({**about, "partitions": rows})
+
+
+@app.command("set")
+def set_settings(
+    topic: Name,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Settings: retention.ms=3600000")
+    ] = None,
+    store: StoreOption = None,
+    reset: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Back to its default; may be repeated.")
+    ] = None,
+    partitions: Annotated[int | None, typer.Option(metavar="N", help="So many; never fewer than now.", min=1)] = None,
+) -> None:
+    """Change settings of a topic, or how many partitions it has."""
+    if not settings and not reset and partitions is None:
+        raise InvalidSetting("topic set: nothing to set", hint="want name=value, --reset name or --partitions n")
+    with opened(store) as events:
+        if settings or reset:
+            events.alter_topic(topic, settings_of(settings or []), reset=reset or ())
+        if partitions is not None:
+            events.add_partitions(topic, partitions)
+        fact(_row(events.topic(topic)))
+
+
+@app.command()
+def purge(
+    topic: Name,
+    store: StoreOption = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="TIME|OFFSET", help="Only what is older: 3d, 2026-11-15, or an offset.")
+    ] = None,
+    partition: PartitionOption = None,
+    yes: Yes = False,
+) -> None:
+    """Delete the records of a topic; the topic stays, and offsets go on."""
+    from klamm.cli.records import parse_time
+
+    with opened(store) as events:
+        found = [each for each in events.topic(topic).partitions if partition in (None, each.number)]
+        if not found:
+            raise InvalidSetting(f"{topic}: there is no partition {partition}")
+        until: dict[int, int] = {}
+        for each in found:
+            if before is None:
+                until[each.number] = each.end
+            elif before.isdigit() and len(before) < 11:
+                until[each.number] = min(int(before), each.end)
+            else:
+                first = events.offset_at(topic, each.number, parse_time(before, "--before"))
+                until[each.number] = each.end if first is None else first
+        moves = [(each.number, each.start, until[each.number]) for each in found if until[each.number] > each.start]
+        if not moves:
+            typer.echo("nothing to delete", err=True)
+            return
+        plan = "\n".join(f"  {topic}/{number}: offsets {start} to {end - 1}" for number, start, end in moves)
+        confirm(f"These are deleted, for good:\n{plan}", yes=yes)
+        starts = events.delete_records(topic, {number: end for number, _, end in moves})
+        facts([{"topic": topic, "partition": number, "start": start} for number, start in starts.items()])
+
+
+@app.command()
+def delete(topic: Name, store: StoreOption = None, yes: Yes = False) -> None:
+    """Delete a topic, with all of its records."""
+    with opened(store) as events:
+        found = events.topic(topic)
+        what = f"{count_of(found.count, 'record')}, {size_of(found.size)}"
+        confirm(f"The topic {topic} is deleted, for good: {what}", yes=yes)
+        events.delete_topic(topic)
+        typer.echo(f"deleted {topic}", err=True)
