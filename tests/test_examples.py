@@ -1,0 +1,63 @@
+"""The examples run, and say what they should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *arguments: str | Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_reading_again_gives_the_same(tmp_path: Path) -> None:
+    _, first, second = run("read_again.py", tmp_path / "events")
+    assert "the sum of all n is 4,999,950,000" in first and "the sum of all n is 4,999,950,000" in second
+
+
+def test_only_what_is_new_is_read(tmp_path: Path) -> None:
+    assert run("only_what_is_new.py", tmp_path) == [
+        "reader: new: message 0, message 1, message 2, message 3, message 4"
+    ]
+    assert run("only_what_is_new.py", tmp_path) == [
+        "reader: new: message 5, message 6, message 7, message 8, message 9"
+    ]
+    (other,) = run("only_what_is_new.py", tmp_path, "other")
+    assert other.startswith("other: new: message 0,") and other.endswith("message 14")
+
+
+def test_workers_keep_the_order_of_a_key(tmp_path: Path) -> None:
+    paid, letters = run("one_reader_many_workers.py", tmp_path)
+    assert paid.startswith("980 paid by") and paid.endswith("in order within each account: True")
+    assert letters == "20 dead letters: ValueError: nobody pays 13"
+
+
+def test_a_compacted_topic_is_a_view_of_latest_values(tmp_path: Path) -> None:
+    pytest.importorskip("rocksdict")
+    first, second, compacted, same = run("latest_value.py", tmp_path)
+    assert first == "49 sensors; sensor-07 reports 21.99 °C" and second == "sensor-49 is there: False"
+    assert compacted.startswith("compacted: 9,95") and same == "the table is the same: 21.99 °C"
+
+
+def test_three_services_read_the_same(tmp_path: Path) -> None:
+    said = run("fan_out.py", tmp_path)
+    killed = next(int(line.split()[-1]) for line in said if line.startswith("billing: killed after"))
+    assert f"billing: handled {3000 - killed} orders" in said
+    assert "shipping: handled 3000 orders" in said and "statistics: handled 3000 orders" in said
+    assert said[-3:] == ["billing is 0 behind", "shipping is 0 behind", "statistics is 0 behind"]
+
+
+def test_every_example_is_run_here_or_by_make_run() -> None:
+    told = Path(__file__).read_text()
+    assert [
+        each.name for each in EXAMPLES.glob("*.py") if each.name != "tour.py" and f'"{each.name}"' not in told
+    ] == []
