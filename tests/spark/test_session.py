@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ import klamm.spark
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark import java
 from klamm.spark.session import connector, settings
+from tests.procs import until
 
 pytest.importorskip("pyspark")
+
+import pyspark
 
 from klamm.spark.source import refuse_old_spark
 
@@ -140,6 +146,10 @@ def test_a_session_has_what_python_sources_need(spark: Any) -> None:
     ["both", pytest.param("connect", marks=pytest.mark.soak), pytest.param("cluster", marks=pytest.mark.soak)],
 )
 def test_spark_connect_and_a_cluster_read_and_write(store: klamm.Store, tmp_path: Path, where: str) -> None:
+    reads_and_writes(store, tmp_path, where)
+
+
+def reads_and_writes(store: klamm.Store, tmp_path: Path, where: str) -> None:
     store.create_topic("orders", 2)
     store.create_topic("out", 2)
     store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)], acks=1)
@@ -149,3 +159,46 @@ def test_spark_connect_and_a_cluster_read_and_write(store: klamm.Store, tmp_path
     assert told.returncode == 0, told.stderr[-4000:]
     with store.consumer("out", start="earliest", wait_ms=0) as consumer:
         assert sorted(int(record.value) for record in consumer) == sorted([*range(100), *range(100)])
+
+
+@contextmanager
+def standalone(directory: Path) -> Iterator[str]:
+    """A master and two workers, as an operator starts them: the master's address."""
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    environment = {**os.environ, "JAVA_HOME": java.find().home, "SPARK_LOCAL_IP": "127.0.0.1"}
+    running: list[subprocess.Popen[bytes]] = []
+    logs: list[Path] = []
+
+    def start(what: str, *arguments: str) -> Path:
+        log = directory / f"{what}-{len(logs)}.log"
+        command = [program, f"org.apache.spark.deploy.{what.lower()}.{what}", *arguments]
+        with log.open("wb") as file:
+            running.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
+        logs.append(log)
+        return log
+
+    def said(log: Path, pattern: str) -> re.Match[str] | None:
+        return re.search(pattern, log.read_text())
+
+    try:
+        log = start("Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        until(lambda: said(log, r"Starting Spark master at (\S+)") is not None, "the master starts", 60)
+        found = said(log, r"Starting Spark master at (\S+)")
+        assert found is not None
+        for _ in range(2):
+            worker = start(
+                *("Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"),
+                *("--work-dir", str(directory / "work"), found[1]),
+            )
+            until(lambda worker=worker: said(worker, "registered with master") is not None, "a worker is there", 60)
+        yield found[1]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.soak
+def test_a_standalone_cluster_reads_and_writes(store: klamm.Store, tmp_path: Path) -> None:
+    with standalone(tmp_path) as master:
+        reads_and_writes(store, tmp_path, master)
