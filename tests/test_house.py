@@ -177,6 +177,14 @@ def test_every_public_method_is_documented(name: str) -> None:
     assert [method for method in methods if not re.search(rf"`[^`\n]*\b{method}\b", page)] == []
 
 
+def test_every_test_that_proves_a_promise_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "internals" / "promises.md").read_text()))
+    there = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 40 and sorted(named - there) == []
+
+
 def test_every_error_is_documented() -> None:
     page = (DOCS / "reference" / "errors.md").read_text()
     assert [name for name in klamm.errors.__all__ if f"`{name}`" not in page] == []
