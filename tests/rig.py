@@ -6,6 +6,7 @@ rig lays out thousands of slots once and uses each for one case. Children open a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -159,11 +160,16 @@ def index_is_true(partition: Partition) -> int:
     return count
 
 
+PR_SET_PDEATHSIG = 1
+
+
 def spawn(action: Callable[[], object]) -> int:
     """Run `action` in a forked child, whose pid this is. It exits with 1, and says why, when `action` raises."""
     pid = os.fork()
     if not pid:
         try:
+            if sys.platform == "linux":  # when a test fails, nobody may be left behind
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             action()
             os._exit(0)
         except BaseException:  # a child must not go on into the parent's tests
