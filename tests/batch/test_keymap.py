@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +63,65 @@ def test_a_full_table_says_where_to_go_on_and_takes_keys_that_it_has() -> None:
     table = KeyMap(1, SEED)
     assert table.add(batch(10, *[(b"k%d" % (n % 48), b"") for n in range(100)])) == 110
     assert not table.full
+
+
+def column(*keys: bytes) -> tuple[bytes, bytes]:
+    """As Arrow has it."""
+    bounds = [0]
+    for key in keys:
+        bounds.append(bounds[-1] + len(key))
+    return struct.pack(f"={len(bounds)}i", *bounds), b"".join(keys)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=9), st.integers(0, 2**62)), max_size=150))
+def test_keys_and_offsets_that_are_known_are_put_as_if_they_were_read(given: list[tuple[bytes, int]]) -> None:
+    table = KeyMap(1 << 16, SEED)
+    want: dict[bytes, int] = {}
+    for key, offset in given:
+        want[key] = max(offset, want.get(key, 0))
+    offsets = struct.pack(f"={len(given)}q", *(offset for _, offset in given))
+    assert table.put(*column(*(key for key, _ in given)), offsets)
+    assert {key: table.latest(key) for key in want} == want
+    assert len(table) == len(want)
+
+
+def test_a_table_that_is_full_takes_no_more_keys() -> None:
+    table = KeyMap(1, SEED)
+    keys = [b"k%d" % n for n in range(49)]
+    assert table.put(*column(*keys[:48]), bytes(48 * 8)) and not table.full
+    assert not table.put(*column(*keys), bytes(49 * 8)) and table.full
+    assert len(table) == 48
+
+
+def test_a_column_that_lies_outside_of_its_bytes_is_refused() -> None:
+    table = KeyMap(1, SEED)
+    for bounds in ((0, 4), (-1, 2), (2, 1)):
+        with pytest.raises(ValueError, match="bounds that lie outside"):
+            table.put(struct.pack("=2i", *bounds), b"abc", bytes(8))
+    with pytest.raises(ValueError, match="an offset below 0"):
+        table.put(struct.pack("=2i", 0, 3), b"abc", struct.pack("=q", -1))
+    with pytest.raises(ValueError, match="bounds of 8 bytes for offsets of 16"):
+        table.put(bytes(8), b"", bytes(16))
+    assert len(table) == 0
+
+
+def test_a_sieve_in_the_middle_of_the_log_is_told_whose_transactions_are_open() -> None:
+    mine = {"producer_epoch": 0, "base_sequence": 0, "attributes": TRANSACTIONAL}
+    begun = batch(0, (b"a", b"1"), producer_id=7, **mine) + batch(1, (b"b", b"1"), producer_id=8, **mine)
+    ended = at(2, marker(7, 1, commit=True, timestamp=5)) + batch(3, (b"c", b"1"), producer_id=9, **mine)
+    ended += at(4, marker(9, 1, commit=True, timestamp=5))
+    table = KeyMap(1, SEED)
+    table.add(begun + ended)
+    whole, first = (Sieve(table, upto=5, now_ms=0, horizon_ms=20) for _ in range(2))
+    assert whole.sift(begun + ended) is None and whole.open_ids == {8}
+    assert first.sift(begun) is None
+    assert (first.open_ids, first.seen_ids, first.asked_ids) == ({7, 8}, {7, 8}, set())
+    told = Sieve(table, upto=5, now_ms=0, horizon_ms=20, open_ids=first.open_ids)
+    assert told.sift(ended) is None and told.open_ids == {8}
+    untold = Sieve(table, upto=5, now_ms=0, horizon_ms=20)
+    assert untold.sift(ended) is not None, "a marker that was taken for a lone one"
+    assert (untold.open_ids, untold.seen_ids, untold.asked_ids) == (set(), {7, 9}, {7})
+    assert first.open_ids - untold.seen_ids | untold.open_ids == whole.open_ids
 
 
 def test_it_is_no_larger_than_it_has_to_be() -> None:

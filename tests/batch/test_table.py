@@ -17,9 +17,11 @@ from klamm.batch import (
     decode,
     encode_columns,
     encode_one,
+    parse,
     partition_for,
     partition_rows,
     too_large,
+    verify,
 )
 from klamm.errors import RecordTooLarge, UnknownTopic
 from tests.batch.strategies import Record, header_lists, payloads, timestamps
@@ -169,3 +171,42 @@ def test_rows_that_are_not_there_are_refused() -> None:
         encode_columns(Builder(1000), 0, 9, column, selection=bytes(16))
     with pytest.raises(ValueError, match="columns of 2 and 1 rows"):
         encode_columns(Builder(1000), 0, 2, column, binary(pa.array([b"a"])))
+
+
+def numbers(values: list[int]) -> NumberColumn:
+    array = pa.array(values, pa.int64())
+    return NumberColumn(len(array), *array.buffers())
+
+
+@given(st.lists(st.integers(1, 5) | st.integers(1, 1 << 20), min_size=1, max_size=40), st.integers(0, 1 << 50))
+def test_records_get_the_offsets_they_are_given_with_gaps_between_them(gaps: list[int], base: int) -> None:
+    places = [base + sum(gaps[: n + 1]) - 1 for n in range(len(gaps))]
+    builder = Builder(1 << 20)
+    column = binary(pa.array([b"%d" % place for place in places]))
+    assert encode_columns(builder, 0, len(gaps), column, offsets=numbers(places), base_offset=base) == len(gaps)
+    batch = builder.seal()
+    patched = bytearray(batch)
+    patched[:8] = base.to_bytes(8)  # as an append does
+    header = parse(patched)
+    assert (header.record_count, header.next_offset) == (len(gaps), places[-1] + 1)
+    assert builder.count + builder.skipped == places[-1] + 1 - base
+    assert [(each.offset, each.value) for each in decode(patched)] == [(place, b"%d" % place) for place in places]
+    assert verify(patched, base, True) == (len(patched), places[-1] + 1)
+
+
+def test_an_offset_that_does_not_follow_is_refused_and_one_too_far_away_does_not_fit() -> None:
+    column = binary(pa.array([b"a", b"b", b"c"]))
+    for wrong in ([5, 5, 6], [5, 4, 6], [3, 8, 9]):
+        with pytest.raises(ValueError, match="does not follow on"):
+            encode_columns(Builder(1000), 0, 3, column, offsets=numbers(wrong), base_offset=4)
+    builder = Builder(1000)
+    far = [4, 4 + (1 << 31) - 2, 4 + (1 << 31) - 1]
+    assert encode_columns(builder, 0, 3, column, offsets=numbers(far), base_offset=4) == 2
+    assert parse(builder.seal()).last_offset_delta == (1 << 31) - 2
+    with pytest.raises(ValueError, match="gaps"):
+        builder.add(None, b"d")
+    with pytest.raises(ValueError, match="gaps"):
+        builder.extend([(None, b"d")])
+    builder.clear()
+    assert builder.add(None, b"d") == 0
+    assert parse(builder.seal()).last_offset_delta == 0

@@ -504,15 +504,17 @@ def test_a_full_disk_at_any_step_leaves_a_log_with_all_that_matters(rig: Rig) ->
 def test_left_overs_are_removed_by_the_next_compaction_and_by_recovery(rig: Rig) -> None:
     partition = log(rig)
     put(partition, (b"a", b"1"))
-    left = Path(segment.path_of(partition.directory, 0, compaction.SUFFIX))
-    left.write_bytes(b"half")
+    left = [Path(segment.path_of(partition.directory, 0, suffix)) for suffix in (compaction.SUFFIX, ".log.1f.cleaned")]
+    for path in left:
+        path.write_bytes(b"half")
     assert partition.segments() == [0]
     partition.compact(force=True)
-    assert not left.exists()
-    left.write_bytes(b"half")
+    assert not any(path.exists() for path in left)
+    for path in left:
+        path.write_bytes(b"half")
     power_cut(partition)
     again(rig, partition)
-    assert not left.exists()
+    assert not any(path.exists() for path in left)
 
 
 def test_what_the_caller_is_told_may_end_it(rig: Rig) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,11 +162,11 @@ def test_retention_in_the_middle_of_a_copy_leaves_no_hole(
         wanted = contents(partition)
         copy_file, calls = backup_module._copy_file, [0]
 
-        def copying(source: str, target: str, end: int) -> int:
+        def copying(source: str, target: str, end: int, *more: Any) -> int:
             if calls[0] == after:
                 partition.delete_before(60)
             calls[0] += 1
-            return copy_file(source, target, end)
+            return copy_file(source, target, end, *more)
 
         monkeypatch.setattr(backup_module, "_copy_file", copying)
         backup(core, str(tmp_path / "copy"))
@@ -184,14 +185,14 @@ def test_a_topic_deleted_in_the_middle_of_a_copy_is_not_in_it(tmp_path: Path, mo
             fill(core.topic(name).partition(number), 10)
         copy_file = backup_module._copy_file
 
-        def copying(source: str, target: str, end: int) -> int:
+        def copying(source: str, target: str, end: int, *more: Any) -> int:
             if "/orders-" in source and "/1/" in source and os.path.exists(source):
                 topic = core.topic("orders")
                 for partition in topic.partitions():
                     partition.mark_deleted()
                 core.catalog.delete_topic("orders")
                 subprocess.run(["rm", "-r", topic.directory], check=True)
-            return copy_file(source, target, end)
+            return copy_file(source, target, end, *more)
 
         monkeypatch.setattr(backup_module, "_copy_file", copying)
         assert backup(core, str(tmp_path / "copy")).topics == 1

@@ -24,11 +24,11 @@ from klamm.errors import InvalidRecord, RecordTooLarge
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Encoder", "Rows", "Shape"]
+__all__ = ["SMALLEST_LIMIT", "Encoder", "Rows", "Shape", "numbers"]
 
 _CHUNK_ROWS = 16_384  # rows that are sorted by partition at a time: they stay in the CPU's cache
 _OPEN_BYTES = 64 << 20  # of batches that are filled at the same time
-_SMALLEST_LIMIT = 128
+SMALLEST_LIMIT = 128
 
 Emit = Callable[[int, memoryview, int], None]
 """Takes a sealed batch: its partition, its bytes (good until it returns), its number of records."""
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
             _binary(has["key"], "key") if "key" in has else None,
             _timestamps(has["timestamp"]) if "timestamp" in has else None,
             _headers(has["headers"]) if "headers" in has else None,
-            _numbers(has["partition"], "partition") if "partition" in has else None,
+            numbers(has["partition"], "partition") if "partition" in has else None,
             _first_null(has["key"]) if "key" in has else 0 if batch.num_rows else -1,
         )
 
@@ -94,7 +94,8 @@ def _binary(array: Any, what: str) -> BinaryColumn:
     return BinaryColumn(len(array), validity, offsets or b"", data, start=array.offset, large=large)
 
 
-def _numbers(array: Any, what: str) -> NumberColumn:
+def numbers(array: Any, what: str) -> NumberColumn:
+    """Whole numbers, as the kernel reads them."""
     pa = pyarrow()
     if not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
         raise TypeError(f"column {what!r} is {array.type}, want whole numbers")
@@ -105,7 +106,7 @@ def _timestamps(array: Any) -> NumberColumn:
     pa = pyarrow()
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("ms", array.type.tz), safe=False).view(pa.int64())  # without a zone: UTC
-    return _numbers(array, "timestamp")
+    return numbers(array, "timestamp")
 
 
 def _int64(array: Any, what: str) -> NumberColumn:
@@ -150,7 +151,7 @@ class Encoder:
         self._codec = codec
         self._level = level
         self._fixed = partition
-        self._limit = max(shape.max_message_bytes, _SMALLEST_LIMIT)
+        self._limit = max(shape.max_message_bytes, SMALLEST_LIMIT)
         self._builders: dict[int, Builder] = {}
         self._sticky = sticky % shape.partitions
         self._rows = 0

@@ -7,8 +7,8 @@ cdef enum:
 
 cdef extern from "record.h" nogil:
     void finish_header "klamm_finish_header"(
-        uint8_t *data, size_t size, int32_t count, int64_t first_timestamp, int64_t max_timestamp, uint16_t attributes,
-        int64_t producer_id, int16_t producer_epoch, int32_t base_sequence)
+        uint8_t *data, size_t size, int32_t count, int32_t last_offset_delta, int64_t first_timestamp,
+        int64_t max_timestamp, uint16_t attributes, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence)
 
 
 cdef inline int64_t checked_timestamp(int64_t timestamp) except? -1:
@@ -34,6 +34,7 @@ cdef class Builder:
     cdef Py_ssize_t used
     cdef readonly Py_ssize_t limit
     cdef readonly int32_t count
+    cdef readonly int64_t skipped  # offsets that no record has, of those so far
     cdef bint busy  # a thread works on it without the GIL
     cdef int64_t first
     cdef int64_t newest
@@ -66,6 +67,7 @@ cdef class Builder:
             refuse_busy()
         self.used = KLAMM_HEADER
         self.count = 0
+        self.skipped = 0
 
     cdef int make_room(self, Py_ssize_t need) except -1:
         """Room for `need` more bytes, which the caller knows to be within the limit."""
@@ -83,6 +85,8 @@ cdef class Builder:
         cdef uint8_t *p
         if self.busy:
             refuse_busy()
+        if self.skipped:
+            raise ValueError("the batch has gaps: records are added to it by their offsets")
         if self.used + need > most:
             # Alone in a batch its deltas are zero, and it may be a few bytes shorter.
             need = klamm_body_size(0, 0, key_size, value_size, headers_size)
@@ -168,7 +172,7 @@ cdef class Builder:
         timestamp = checked_timestamp(timestamp)
         while i < klamm_length(records):
             # The quick way: pairs of exact bytes or None, from the second record on, as far as the memory goes.
-            if self.count > 0 and not self.busy:
+            if self.count > 0 and not self.busy and not self.skipped:
                 items = klamm_items(records)
                 n = klamm_length(records)
                 count = self.count
@@ -233,7 +237,7 @@ cdef class Builder:
             raise IndexError(f"start is {start}")
         timestamp = checked_timestamp(timestamp)
         while i < klamm_length(values):
-            if self.count > 0 and not self.busy:
+            if self.count > 0 and not self.busy and not self.skipped:
                 items = klamm_items(values)
                 n = klamm_length(values)
                 count = self.count
@@ -278,6 +282,7 @@ cdef class Builder:
         cdef Py_ssize_t size = self.used
         cdef bytes packed
         cdef uint16_t flags = <uint16_t> (attributes | codec)
+        cdef int32_t last = <int32_t> (self.count + self.skipped - 1)
         if self.busy:
             refuse_busy()
         if self.count == 0:
@@ -293,12 +298,12 @@ cdef class Builder:
             memory = self.sealed
             memcpy(memory.data + KLAMM_HEADER, PyBytes_AS_STRING(packed), PyBytes_GET_SIZE(packed))
         if size < NOGIL_SIZE:
-            finish_header(memory.data, size, self.count, self.first, self.newest, flags, producer_id,
+            finish_header(memory.data, size, self.count, last, self.first, self.newest, flags, producer_id,
                           <int16_t> producer_epoch, <int32_t> base_sequence)
         else:
             self.busy = True
             with nogil:
-                finish_header(memory.data, size, self.count, self.first, self.newest, flags, producer_id,
+                finish_header(memory.data, size, self.count, last, self.first, self.newest, flags, producer_id,
                               <int16_t> producer_epoch, <int32_t> base_sequence)
             self.busy = False
         memory.size = size
@@ -336,7 +341,7 @@ def encode_one(bytearray buffer not None, key, value, headers=None, int64_t time
             p[0] = 0
         else:
             memcpy(p, PyBytes_AS_STRING(encoded), headers_size)
-        finish_header(data, size, 1, timestamp, timestamp, 0, -1, -1, -1)
+        finish_header(data, size, 1, 0, timestamp, timestamp, 0, -1, -1, -1)
         return size
     finally:
         give_back(&k)

@@ -29,6 +29,8 @@ cdef extern from "keymap.h" nogil:
     klamm_place *klamm_place_of(const klamm_keymap *map, const uint64_t *hash)
     int klamm_map_records(klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
                           int64_t start, int64_t upto, int64_t *offset)
+    int klamm_map_column(klamm_keymap *map, const int32_t *bounds, const uint8_t *data, int64_t size,
+                         const int64_t *offsets, int64_t count, int64_t *offset)
     int klamm_judge_records(const klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
                             int64_t upto, int expired, uint8_t *keep, klamm_judgement *out)
     uint8_t *klamm_copy_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, const uint8_t *keep,
@@ -164,6 +166,29 @@ cdef class KeyMap:
             position += batch.size
         return offset
 
+    def put(self, bounds, data, offsets):
+        """Note a column of keys, as Arrow has it, and an offset for each: n + 1 bounds (int32) in `data`, n int64.
+
+        False once it is `full`: a key had no place.
+        """
+        cdef View edges = viewed(bounds), keys = viewed(data), known = viewed(offsets)
+        cdef int64_t stopped = 0
+        cdef int code
+        if known.size % 8 or edges.size != 4 * (known.size // 8 + 1):
+            raise ValueError(f"bounds of {edges.size} bytes for offsets of {known.size}")
+        if self.busy:
+            refuse_busy()
+        self.busy = True
+        with nogil:
+            code = klamm_map_column(&self.map, <const int32_t *> edges.data, keys.data, keys.size,
+                                    <const int64_t *> known.data, known.size // 8, &stopped)
+        self.busy = False
+        if code == KLAMM_BAD_RECORDS:
+            raise ValueError("bounds that lie outside of the keys, or an offset below 0")
+        if code == KLAMM_MAP_FULL:
+            self.full = True
+        return not self.full
+
 
 @cython.final
 cdef class Sieve:
@@ -172,13 +197,19 @@ cdef class Sieve:
     `upto` is how far the keys were noted: what comes after stays as it is. A batch that keeps a tombstone for the first
     time gets `horizon_ms` as its delete horizon, and loses it when `now_ms` is past that; so does a transaction's marker
     once none of its records is left. Everything else about a record stays, its offset and timestamp above all.
+
+    One that does not begin at the start of the log is told in `open_ids` which producers have records before it and no
+    marker after them yet. If that is not known: only the markers of `asked_ids` would have been sifted otherwise, and
+    whoever is not in `seen_ids` is as open after it as before.
     """
 
     cdef KeyMap keys
     cdef int64_t upto
     cdef int64_t now_ms
     cdef int64_t horizon_ms
-    cdef set open_ids           # producers with records here and no marker after them yet
+    cdef readonly set open_ids   # producers with records here and no marker after them yet
+    cdef readonly set seen_ids   # whose records that stay, or markers, came here
+    cdef readonly set asked_ids  # whose marker came before any of those records
     cdef Memory flags
     cdef Memory out
     cdef Py_ssize_t used
@@ -186,9 +217,9 @@ cdef class Sieve:
     cdef readonly int64_t kept          # of them
     cdef readonly int64_t last_horizon  # the latest one that is still to come; -1: none
 
-    def __cinit__(self, KeyMap keys not None, *, int64_t upto, int64_t now_ms, int64_t horizon_ms):
+    def __cinit__(self, KeyMap keys not None, *, int64_t upto, int64_t now_ms, int64_t horizon_ms, open_ids=()):
         self.keys, self.upto, self.now_ms, self.horizon_ms = keys, upto, now_ms, horizon_ms
-        self.open_ids = set()
+        self.open_ids, self.seen_ids, self.asked_ids = set(open_ids), set(), set()
         self.flags = new_memory(4096)
         self.last_horizon = -1
 
@@ -252,6 +283,9 @@ cdef class Sieve:
         cdef int code
         self.records += batch.record_count
         if control:
+            if producer_id not in self.seen_ids:
+                self.seen_ids.add(producer_id)
+                self.asked_ids.add(producer_id)
             if producer_id in self.open_ids:
                 self.open_ids.discard(producer_id)
                 self.kept += batch.record_count
@@ -284,6 +318,7 @@ cdef class Sieve:
                 raise not_readable(batch, position)
             if batch.attributes & KLAMM_TRANSACTIONAL and found.kept:
                 self.open_ids.add(producer_id)
+                self.seen_ids.add(producer_id)
         self.kept += found.kept
         if not found.kept:  # repair leaves batches without records, too: they go as well
             return self.begin(view, same, position) + 1

@@ -5,6 +5,7 @@ cdef enum:
     TABLE_FULL = 1     # the batch would exceed its limit
     TABLE_ROOM = 2     # the memory has to grow first
     TABLE_NO_ROW = 3   # the selection names a row that is not there
+    TABLE_ORDER = 4    # an offset that is not after the one before
 
 
 @cython.final
@@ -203,13 +204,15 @@ cdef class HeadersColumn:
 
 cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *selection, BinaryColumn key, bint has_key,
                   BinaryColumn value, NumberColumn timestamps, bint has_timestamps, HeadersColumn headers,
-                  bint has_headers, int64_t now, int64_t *need) noexcept nogil:
+                  bint has_headers, NumberColumn offsets, bint has_offsets, int64_t base, int64_t now,
+                  int64_t *need) noexcept nogil:
     cdef uint8_t *p = b.memory.data + b.used
     cdef uint8_t *full = b.memory.data + b.memory.capacity
     cdef uint8_t *most = b.memory.data + b.limit
     cdef const uint8_t *k = NULL
     cdef const uint8_t *v = NULL
     cdef int64_t i = index[0], row, key_size = -1, value_size, headers_size = 1, timestamp = now, delta, body
+    cdef int64_t place
     cdef int code = TABLE_DONE
     while i < stop:
         row = selection[i] if selection != NULL else i
@@ -223,8 +226,18 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
             timestamp = timestamps.at(row, now)
         if has_headers:
             headers_size = headers.size(row)
+        place = b.count + b.skipped
+        if has_offsets:
+            if offsets.at(row, -1) - base < place:
+                code = TABLE_ORDER
+                break
+            place = offsets.at(row, -1) - base
+            if place >= INT32_MAX:
+                code = TABLE_FULL
+                need[0] = 0
+                break
         delta = timestamp - b.first if b.count else 0
-        body = klamm_body_size(delta, b.count, key_size, value_size, headers_size)
+        body = klamm_body_size(delta, place, key_size, value_size, headers_size)
         need[0] = body + klamm_varint_size(body)
         if need[0] > full - p:
             code = TABLE_ROOM
@@ -233,7 +246,7 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
                 body = klamm_body_size(0, 0, key_size, value_size, headers_size)
                 need[0] = body + klamm_varint_size(body)
             break
-        p = klamm_put_record(p, body, delta, b.count, k, key_size, v, value_size)
+        p = klamm_put_record(p, body, delta, place, k, key_size, v, value_size)
         if has_headers:
             p = headers.put(p, row)
         else:
@@ -243,6 +256,7 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
             b.first = b.newest = timestamp
         elif timestamp > b.newest:
             b.newest = timestamp
+        b.skipped = place - b.count
         b.count += 1
         i += 1
     index[0] = i
@@ -252,14 +266,18 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
 
 def encode_columns(Builder builder not None, int64_t start, int64_t stop, BinaryColumn value not None,
                    BinaryColumn key=None, NumberColumn timestamps=None, HeadersColumn headers=None, selection=None,
-                   int64_t timestamp=-1):
-    """Adds rows start ≤ i < stop of the columns, or the rows selection[i]: the first i that did not fit, or stop."""
+                   int64_t timestamp=-1, NumberColumn offsets=None, int64_t base_offset=0):
+    """Adds rows start ≤ i < stop of the columns, or the rows selection[i]: the first i that did not fit, or stop.
+
+    With `offsets`, records get those in a batch that begins at `base_offset`, with gaps where there are some, as after
+    a compaction; else they follow on. One that is more than 31 bits away does not fit.
+    """
     cdef View chosen
     cdef const int32_t *rows = NULL
     cdef int64_t index = start, need = 0, now = checked_timestamp(timestamp), count = value.rows
     cdef bint has_key = key is not None, has_timestamps = timestamps is not None, has_headers = headers is not None
     cdef int code
-    for column in (key, timestamps, headers):
+    for column in (key, timestamps, headers, offsets):
         if column is not None and column.rows != count:
             raise ValueError(f"columns of {count} and {column.rows} rows")
     if selection is not None:
@@ -275,13 +293,15 @@ def encode_columns(Builder builder not None, int64_t start, int64_t stop, Binary
         builder.busy = True
         with nogil:
             code = put_rows(builder, &index, stop, rows, key, has_key, value, timestamps, has_timestamps, headers,
-                            has_headers, now, &need)
+                            has_headers, offsets, offsets is not None, base_offset, now, &need)
         builder.busy = False
         if code == TABLE_FULL:
             check_fits(need, builder.limit)
             break
         if code == TABLE_NO_ROW:
             raise IndexError(f"row {rows[index]} of {count}")
+        if code == TABLE_ORDER:
+            raise ValueError(f"row {index}: its offset does not follow on those before it")
         if code == TABLE_ROOM:
             builder.make_room(need)
     return index

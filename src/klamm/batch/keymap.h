@@ -153,6 +153,30 @@ static inline int klamm_map_records(
     return klamm_map_pending(map, pending, waiting, offset);
 }
 
+/* The same for a column of keys, each from bounds[i] to bounds[i + 1] in `data`, and offsets that are known. When it is
+ * full, *offset is that of the first key that had no place. */
+static inline int klamm_map_column(
+    klamm_keymap *map, const int32_t *bounds, const uint8_t *data, int64_t size, const int64_t *offsets, int64_t count,
+    int64_t *offset) {
+    klamm_record r;
+    klamm_pending pending[KLAMM_AHEAD];
+    int waiting = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (bounds[i] < 0 || bounds[i] > bounds[i + 1] || bounds[i + 1] > size || offsets[i] < 0)
+            return KLAMM_BAD_RECORDS;
+    for (int64_t i = 0; i < count; i++) {
+        r.key = data + bounds[i];
+        r.key_size = bounds[i + 1] - bounds[i];
+        pending[waiting].offset = offsets[i];
+        klamm_ask_for(map, &r, &pending[waiting++]);
+        if (waiting == KLAMM_AHEAD) {
+            if (klamm_map_pending(map, pending, waiting, offset)) return KLAMM_MAP_FULL;
+            waiting = 0;
+        }
+    }
+    return klamm_map_pending(map, pending, waiting, offset);
+}
+
 typedef struct {
     int64_t kept, tombstones; /* tombstones: among those kept */
     int64_t max_timestamp;    /* of those kept */

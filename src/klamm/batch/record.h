@@ -296,14 +296,14 @@ static inline uint8_t *klamm_put_record(
 
 /* The header of a batch whose records are in place, checksum last. Base offset and leader epoch are for the log. */
 static inline void klamm_finish_header(
-    uint8_t *data, size_t size, int32_t count, int64_t first_timestamp, int64_t max_timestamp, uint16_t attributes,
-    int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) {
+    uint8_t *data, size_t size, int32_t count, int32_t last_offset_delta, int64_t first_timestamp, int64_t max_timestamp,
+    uint16_t attributes, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) {
     klamm_put64(data, 0);
     klamm_put32(data + 8, (uint32_t)(size - KLAMM_LENGTH_END));
     klamm_put32(data + 12, 0);
     data[16] = 2;
     klamm_put16(data + 21, attributes);
-    klamm_put32(data + 23, (uint32_t)(count - 1));
+    klamm_put32(data + 23, (uint32_t)last_offset_delta);
     klamm_put64(data + 27, (uint64_t)first_timestamp);
     klamm_put64(data + 35, (uint64_t)max_timestamp);
     klamm_put64(data + 43, (uint64_t)producer_id);

@@ -27,13 +27,23 @@ from klamm.client.transaction import Pool, Transaction
 from klamm.errors import InvalidSetting, TopicExists, TransactionError, UnknownTopic
 
 if TYPE_CHECKING:
-    from klamm.store.directory import Core
+    from klamm.store.directory import Core, OpenTopic
 
-__all__ = ["DeadLetter", "DeadLetterBox", "Origin", "attempts_before", "dead_letters", "redrive"]
+__all__ = [
+    "ATTEMPTS",
+    "PREFIX",
+    "DeadLetter",
+    "DeadLetterBox",
+    "Origin",
+    "attempts_before",
+    "box",
+    "dead_letters",
+    "redrive",
+]
 
-_PREFIX = "klamm.dlq."
-_REDRIVEN = _PREFIX + "redriven"
-_ATTEMPTS = "klamm.attempts"
+PREFIX = "klamm.dlq."
+ATTEMPTS = "klamm.attempts"
+_REDRIVEN = PREFIX + "redriven"
 _REASON_CHARACTERS = 1000
 _ROOM = 64 << 10  # bytes that a letter may have above its record
 _CHUNK = 500  # letters that go back in one transaction
@@ -92,7 +102,7 @@ class DeadLetterBox:
         headers = (
             *_own_headers(record.headers),
             *(
-                (_PREFIX + name, str(value).encode("utf-8", "replace"))
+                (PREFIX + name, str(value).encode("utf-8", "replace"))
                 for name, value in told.items()
                 if value is not None
             ),
@@ -104,23 +114,28 @@ class DeadLetterBox:
 
     def _opened(self, record: Record) -> Target:
         core = self._core
-        name = self._topic or f"{record.topic}.dlq"
-        try:
-            opened = core.topic(name)
-        except UnknownTopic:
-            limit = core.topic(record.topic).topic.settings.max_message_bytes + _ROOM
-            try:
-                core.catalog.create_topic(name, 1, {"retention.ms": -1, "max.message.bytes": limit}, core.lay_out)
-                core.changed()
-            except TopicExists:
-                pass
-            opened = core.topic(name)
+        opened = box(core, record.topic, self._topic)
         return Target(opened, core.heads, core.heads.catalog_version)
+
+
+def box(core: Core, topic: str, name: str | None = None) -> OpenTopic:
+    """Where the dead letters of `topic` go, made if it is not there. Without `name`: `.dlq` behind the topic's."""
+    name = name or f"{topic}.dlq"
+    try:
+        return core.topic(name)
+    except UnknownTopic:
+        limit = core.topic(topic).topic.settings.max_message_bytes + _ROOM
+        try:
+            core.catalog.create_topic(name, 1, {"retention.ms": -1, "max.message.bytes": limit}, core.lay_out)
+            core.changed()
+        except TopicExists:
+            pass
+        return core.topic(name)
 
 
 def attempts_before(record: Record) -> int:
     """How often a redriven record was tried in its earlier lives."""
-    return _number(dict(record.headers).get(_ATTEMPTS))
+    return _number(dict(record.headers).get(ATTEMPTS))
 
 
 # ---- looking
@@ -140,7 +155,7 @@ def dead_letters(core: Core, topic: str) -> list[DeadLetter]:
 
 
 def _letter(record: Record) -> DeadLetter:
-    told = {name[len(_PREFIX) :]: value for name, value in record.headers if name.startswith(_PREFIX)}
+    told = {name[len(PREFIX) :]: value for name, value in record.headers if name.startswith(PREFIX)}
     origin = None
     if told.get("topic"):
         numbers = [_number(told.get(name)) for name in ("partition", "offset", "timestamp")]
@@ -228,7 +243,7 @@ def _put_back(core: Core, transaction: Transaction, letter: DeadLetter, to: str 
         to = origin.topic
         if origin.partition < core.topic(to).count:
             partition = origin.partition
-    headers = [*record.headers, (_ATTEMPTS, b"%d" % letter.attempts)]
+    headers = [*record.headers, (ATTEMPTS, b"%d" % letter.attempts)]
     transaction.send(to, record.value, key=record.key, partition=partition, headers=headers)
     note = (_REDRIVEN, b"%d:%d" % (record.partition, record.offset))
     transaction.send(record.topic, None, partition=record.partition, headers=[note])
@@ -243,7 +258,7 @@ def _some(letters: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
 
 def _own_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
     """Those that are not ours."""
-    return tuple((name, value) for name, value in headers if not name.startswith(_PREFIX) and name != _ATTEMPTS)
+    return tuple((name, value) for name, value in headers if not name.startswith(PREFIX) and name != ATTEMPTS)
 
 
 def _type_of(error: BaseException) -> str:

@@ -206,7 +206,7 @@ cdef int refused(Writer *w) noexcept nogil:
     return R_SYNC_FAILED if flags & FLAG_SYNC_FAILED else 0
 
 
-cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch) noexcept nogil:
+cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch, int64_t at) noexcept nogil:
     cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append byte needs no snapshot
     cdef Commit before
     cdef int64_t base_offset, end, oldest, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
@@ -220,6 +220,8 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
         return R_SETTINGS_CHANGED
     if now.seq != w.slot.seq or now.crc != commit_crc(&now) or now.next_offset < load_i64(&w.slot.flushed_offset):
         return R_DAMAGED_HEAD                           # the last: an older commit would cut off what was synced
+    if at >= 0 and at != now.next_offset:
+        return R_ELSEWHERE
     error = use_active(w, &now)
     if error:
         return error
@@ -284,8 +286,9 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     return base_offset
 
 
-cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch) noexcept nogil:
-    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is."""
+cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch,
+                    int64_t at) noexcept nogil:
+    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is. `at`: where alone it may go."""
     global ticks
     cdef int64_t result = lock_append(w, wait)
     if result < 0:
@@ -293,7 +296,7 @@ cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int 
     ticks += 1
     w.used = ticks
     w.duplicate = 0
-    result = append_locked(w, batch, size, same_epoch)
+    result = append_locked(w, batch, size, same_epoch, at)
     unlock_append(w)
     if result >= 0:
         klamm_ring(&w.store.bell, w.bell_bit)

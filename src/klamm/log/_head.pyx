@@ -27,7 +27,7 @@ RESULTS = {
     R_DELETED: "deleted", R_READ_ONLY: "read_only", R_SYNC_FAILED: "sync_failed", R_NEEDS_RECOVERY: "needs_recovery",
     R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
     R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
-    R_NOT_PLAIN: "not_plain", R_ENDED: "ended",
+    R_NOT_PLAIN: "not_plain", R_ENDED: "ended", R_ELSEWHERE: "elsewhere",
 }
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
 MAGIC = b"KLAMMHDS"
@@ -222,10 +222,12 @@ cdef class Log:
         klamm_fence_release()
         self.w.catalog_version = catalog_version
 
-    def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True, bint same_epoch=False):
+    def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True, bint same_epoch=False,
+               int64_t at=-1):
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
 
         Its base offset, or a negative result: -errno, or a key of RESULTS. `same_epoch`: see Partition.append_marker.
+        `at`: the offset it has to get; -1: whichever it is.
         """
         cdef int64_t result
         if size < 0:
@@ -236,7 +238,7 @@ cdef class Log:
             raise ValueError("a batch with a negative last offset delta")
         while True:
             with nogil:
-                result = append(&self.w, &batch[0], size, wait, same_epoch)
+                result = append(&self.w, &batch[0], size, wait, same_epoch, at)
             if result != -EINTR:
                 return result
             PyErr_CheckSignals()
@@ -267,8 +269,8 @@ cdef class Log:
         while True:
             with nogil:
                 klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0
-                klamm_finish_header(batch, size, 1, timestamp, timestamp, 0, -1, -1, -1)
-                result = append(&self.w, batch, size, 1, 0)
+                klamm_finish_header(batch, size, 1, 0, timestamp, timestamp, 0, -1, -1, -1)
+                result = append(&self.w, batch, size, 1, 0, -1)
             if result != -EINTR:
                 return EVENTFUL - result if result >= 0 and self.w.events else result
             PyErr_CheckSignals()

@@ -58,7 +58,7 @@ cdef extern from "slot.h" nogil:
     int klamm_varint_size(int64_t)
     unsigned char *klamm_put_record(unsigned char *, int64_t, int64_t, int64_t, const unsigned char *, int64_t,
                                     const unsigned char *, int64_t)
-    void klamm_finish_header(unsigned char *, size_t, int32_t, int64_t, int64_t, uint16_t, int64_t, int16_t, int32_t)
+    void klamm_finish_header(unsigned char *, size_t, int32_t, int32_t, int64_t, int64_t, uint16_t, int64_t, int16_t, int32_t)
     uint16_t be16 "klamm_get16"(const unsigned char *)
     uint32_t be32 "klamm_get32"(const unsigned char *)
     uint64_t be64 "klamm_get64"(const unsigned char *)
@@ -120,6 +120,7 @@ cdef enum:
     R_OUT_OF_ORDER = -10011
     R_NOT_PLAIN = -10012            # append_one leaves it to the general way
     R_ENDED = -10013                # a marker for a transaction that has one, or that a later one has followed
+    R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
     # Kafka v2 batch header. Base offset and leader epoch lie before the CRC's range: patched without a new checksum.
     LENGTH_AT = 8
     EPOCH_AT = 12

@@ -15,6 +15,10 @@ another one goes on from there.
 Killed anywhere in here, a pass leaves a segment as it was or as it will be; the next one starts over, and finds less to
 do. A reader that has the old file open reads it to its end.
 
+Steps 1, 3 and 4 are of a Pass, done by whoever holds the clean byte. What goes is said by Rules, and `sift` applies
+them to one segment: in this process with one table for all of them (Pass.run), or wherever somebody has a table of the
+keys that matter to that segment (spark/pipelines/compacting.py).
+
 Tombstones (null values) go `delete.retention.ms` after the first pass that found them the latest of their key: that
 pass has removed everything before them, and the time is for readers that are on their way. It is kept in the batch, as
 Kafka does (KIP-534): attribute 6 is set, and the base timestamp is that time; timestamps of records are what they were.
@@ -35,7 +39,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,13 +58,15 @@ __all__ = [
     "Compacted",
     "Dirt",
     "Pass",
+    "Rules",
     "dirt",
     "limit",
     "oldest_dirty_ms",
     "remove_leftovers",
+    "sift",
 ]
 
-SUFFIX = segment.LOG + ".cleaned"
+SUFFIX = segment.LOG + segment.CLEANED
 _CHUNK = 1 << 20
 _NEVER_MS = 1 << 62
 
@@ -134,8 +140,8 @@ def limit(log: head.Log) -> int:
 
 def remove_leftovers(directory: str) -> None:
     """What killed passes left behind."""
-    for base in segment.bases(directory, SUFFIX):
-        files.remove(segment.path_of(directory, base, SUFFIX))
+    for path in segment.cleaned_aside(directory):
+        files.remove(path)
 
 
 @dataclass
@@ -148,6 +154,110 @@ class Compacted:
     records_left: int = 0
     bytes_before: int = 0  # of the closed segments that were looked at
     bytes_after: int = 0
+
+
+class Rules(NamedTuple):
+    """What goes and what stays in a pass: the same for all of its segments."""
+
+    aborted: list[tuple[int, int, int]]
+    upto: int
+    now_ms: int
+    horizon_ms: int
+
+    def sieve(self, keys: KeyMap, open_ids: Iterable[int] = ()) -> Sieve:
+        return Sieve(keys, upto=self.upto, now_ms=self.now_ms, horizon_ms=self.horizon_ms, open_ids=open_ids)
+
+
+# ---- one segment
+
+
+def _batches(directory: str, base: int) -> Iterator[tuple[memoryview, int]]:
+    """Whole batches of a segment, verified, and where they start in it."""
+    path = segment.path_of(directory, base)
+    fd = _os.open_file(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        position, offset, room = 0, base, _CHUNK
+        while position < size:
+            data = _os.pread(fd, min(room, size - position), position)
+            try:
+                done, offset = verify(data, offset, False)
+            except CorruptBatch as error:
+                raise _damaged(path, position, error) from None
+            if not done:
+                whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else size
+                if whole > size - position or whole <= room:
+                    raise _damaged(path, position, CorruptBatch("an incomplete batch"))
+                room = whole
+                continue
+            yield memoryview(data)[:done], position
+            position, room = position + done, _CHUNK
+    finally:
+        os.close(fd)
+
+
+def _damaged(path: str, position: int, error: CorruptBatch) -> CorruptBatch:
+    position += error.position or 0
+    return CorruptBatch(
+        f"{path}: byte {position}: {error.message}; the partition was not compacted",
+        path=path,
+        position=position,
+        hint="run `check(repair=True)` on the store",
+    )
+
+
+def sift(
+    directory: str, base: int, sieve: Sieve, aside: str, tick: Callable[[int], object] = lambda done: None
+) -> int | None:
+    """Write what stays of a segment to `aside`, synced: its size. None if that is all of it, and there is no file.
+
+    `tick` is told how many bytes were read since the last time.
+    """
+    path = segment.path_of(directory, base)
+    target, at = -1, 0
+    try:
+        for data, position in _batches(directory, base):
+            try:
+                kept = sieve.sift(data)
+            except CorruptBatch as error:
+                raise _damaged(path, position, error) from None
+            tick(len(data))
+            if target < 0:
+                if kept is None:
+                    continue
+                target = _os.open_file(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                at = _copy_start(path, position, target)
+            left = data if kept is None else kept
+            if left:
+                _os.pwrite(target, left, at)
+                at += len(left)
+        if target < 0:
+            return None
+        status = os.stat(path)  # an empty segment is as old as its file, and so are records without timestamps
+        files.set_times(target, status)
+        _os.fsync(target)
+        return at
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
+    finally:
+        if target >= 0:
+            os.close(target)
+
+
+def _copy_start(path: str, size: int, target: int) -> int:
+    """What came before the first change, which had not been copied in the hope that there would be none."""
+    source = _os.open_file(path, os.O_RDONLY)
+    try:
+        for at in range(0, size, _CHUNK):
+            _os.pwrite(target, _os.pread(source, min(_CHUNK, size - at), at), at)
+    finally:
+        os.close(source)
+    return size
+
+
+# ---- all of them
 
 
 class Pass:
@@ -169,6 +279,8 @@ class Pass:
         self.directory = log.directory
         self.found = found
         self.known = found.known
+        self.start = max(found.known.offset, log.snapshot().log_start)
+        """From here on the log is dirty."""
         self.clock_ms = clock_ms
         self.horizon_ms = min(clock_ms + delete_retention_ms, _NEVER_MS)
         self.interval = interval
@@ -176,29 +288,54 @@ class Pass:
         self._tick = tick
         self._read = 0
         self._total = found.total_bytes + found.dirty_bytes
+        self._replaced = 0
 
     def run(self, done: Compacted) -> bool:
         """Whether all that was found is compacted now; else the table was full, and another pass goes on."""
-        if sys.platform == "win32":  # what is in use cannot always be replaced there
-            self._close_our_files()
         keys, end = self._note_keys()
         self._total = self._read + sum(self._size(base) for base, _ in self.found.segments if base < end)
-        gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
-        known = self.known._replace(gaps_below=gaps_below)
-        cleaned.store(self.directory, known)
-        sieve = Sieve(keys, upto=end, now_ms=self.clock_ms, horizon_ms=self.horizon_ms)
+        self.begin(end)
+        sieve = self.rules(end).sieve(keys)
         for base, following in self.found.segments:
             if base < end:
-                done.segments += self._sift(base, following, sieve)
+                aside = segment.path_of(self.directory, base, SUFFIX)
+                size = sift(self.directory, base, sieve, aside, self.tick)
+                if size is not None:
+                    self.replace(base, following, aside, size)
+        self.finish(done, end, records=sieve.records, kept=sieve.kept, last_horizon=sieve.last_horizon)
+        return end >= self.found.end
+
+    def tick(self, count: int) -> None:
+        """So many bytes more were read."""
+        self._read += count
+        self._tick(self._read, self._total)
+
+    def rules(self, end: int) -> Rules:
+        return Rules(self._aborted(), end, self.clock_ms, self.horizon_ms)
+
+    def _aborted(self) -> list[tuple[int, int, int]]:
+        spans = aborted.spans_from(self.directory, 0)
+        return [(producer, *span) for producer, each in spans.items() for span in each]
+
+    def begin(self, end: int) -> None:
+        """Before the first segment is replaced: from now on there may be gaps below `end`."""
+        if sys.platform == "win32":  # what is in use cannot always be replaced there
+            self._close_our_files()
+        gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
+        self.known = self.known._replace(gaps_below=gaps_below)
+        cleaned.store(self.directory, self.known)
+
+    def finish(self, done: Compacted, end: int, *, records: int, kept: int, last_horizon: int) -> None:
+        """After the last one: everything below `end` is compacted."""
         offset = max(end, self.known.offset)
-        cleaned.store(self.directory, known._replace(offset=offset, last_horizon=sieve.last_horizon))
+        cleaned.store(self.directory, self.known._replace(offset=offset, last_horizon=last_horizon))
         if not done.passes:
             done.bytes_before = self.found.total_bytes
         done.bytes_after = sum(self._size(base) for base, _ in self.found.segments)
-        done.records_removed += sieve.records - sieve.kept
-        done.records_left = sieve.kept
+        done.segments += self._replaced
+        done.records_removed += records - kept
+        done.records_left = kept
         done.passes += 1
-        return end >= self.found.end
 
     def _close_our_files(self) -> None:
         """Those that appends and syncs keep open, of segments that are closed by now."""
@@ -211,121 +348,43 @@ class Pass:
     def _size(self, base: int) -> int:
         return os.stat(segment.path_of(self.directory, base)).st_size
 
-    # ---- the latest offset of each key
-
     def _note_keys(self) -> tuple[KeyMap, int]:
         """The keys of the dirty part, and where it ends: at the end of the closed segments, or where they are full."""
-        start = max(self.known.offset, self.log.snapshot().log_start)
-        spans = aborted.spans_from(self.directory, 0)
-        keys = KeyMap(
-            self.memory_bytes,
-            os.urandom(16),
-            most=max(self.found.end - start, 0),
-            aborted=[(producer, *span) for producer, each in spans.items() for span in each],
-        )
+        start = self.start
+        keys = KeyMap(self.memory_bytes, os.urandom(16), most=max(self.found.end - start, 0), aborted=self._aborted())
         end = start
         for base, following in self.found.segments:
             if following <= start:
                 continue
-            for data, position in self._batches(base):
+            for data, position in _batches(self.directory, base):
                 try:
                     end = keys.add(data, start)
                 except CorruptBatch as error:
-                    path = segment.path_of(self.directory, base)
-                    raise self._damaged(path, position + (error.position or 0), error) from None
+                    raise _damaged(segment.path_of(self.directory, base), position, error) from None
+                self.tick(len(data))
                 if keys.full:
                     return keys, end
             end = following
         return keys, max(end, self.found.end)
 
-    def _batches(self, base: int) -> Iterator[tuple[memoryview, int]]:
-        """Whole batches of a segment, verified, and where they start in it."""
-        path = segment.path_of(self.directory, base)
-        fd = _os.open_file(path, os.O_RDONLY)
+    def replace(self, base: int, following: int, aside: str, size: int) -> None:
+        """Put what `sift` wrote in the place of its segment; in the order of offsets (X2)."""
         try:
-            size = os.fstat(fd).st_size
-            position, offset, room = 0, base, _CHUNK
-            while position < size:
-                data = _os.pread(fd, min(room, size - position), position)
-                try:
-                    done, offset = verify(data, offset, False)
-                except CorruptBatch as error:
-                    raise self._damaged(path, position + (error.position or 0), error) from None
-                if not done:
-                    whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else size
-                    if whole > size - position or whole <= room:
-                        raise self._damaged(path, position, CorruptBatch("an incomplete batch"))
-                    room = whole
-                    continue
-                yield memoryview(data)[:done], position
-                position, room = position + done, _CHUNK
-                self._read += done
-                self._tick(self._read, self._total)
-        finally:
-            os.close(fd)
-
-    def _damaged(self, path: str, position: int, error: CorruptBatch) -> CorruptBatch:
-        return CorruptBatch(
-            f"{path}: byte {position}: {error.message}; the partition was not compacted",
-            path=path,
-            position=position,
-            hint="run `check(repair=True)` on the store",
-        )
-
-    # ---- taking out the others
-
-    def _sift(self, base: int, following: int, sieve: Sieve) -> bool:
-        """Replace a segment by what stays of it. False if that is all of it."""
-        path, aside = segment.path_of(self.directory, base), segment.path_of(self.directory, base, SUFFIX)
-        target, at = -1, 0
-        try:
-            for data, position in self._batches(base):
-                try:
-                    kept = sieve.sift(data)
-                except CorruptBatch as error:
-                    raise self._damaged(path, position + (error.position or 0), error) from None
-                if target < 0:
-                    if kept is None:
-                        continue
-                    target = _os.open_file(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-                    at = self._copy_start(path, position, target)
-                left = data if kept is None else kept
-                if left:
-                    _os.pwrite(target, left, at)
-                    at += len(left)
-            if target < 0:
-                return False
-            status = os.stat(path)  # an empty segment is as old as its file, and so are records without timestamps
-            files.set_times(target, status)
-            _os.fsync(target)
-            self._replace(base, following, at)
+            self._replace(base, following, aside, size)
         except BaseException:
             with suppress(OSError):
                 os.unlink(aside)
             raise
-        finally:
-            if target >= 0:
-                os.close(target)
-        return True
+        self._replaced += 1
 
-    def _copy_start(self, path: str, size: int, target: int) -> int:
-        """What came before the first change, which had not been copied in the hope that there would be none."""
-        source = _os.open_file(path, os.O_RDONLY)
-        try:
-            for at in range(0, size, _CHUNK):
-                _os.pwrite(target, _os.pread(source, min(_CHUNK, size - at), at), at)
-        finally:
-            os.close(source)
-        return size
-
-    def _replace(self, base: int, following: int, size: int) -> None:
+    def _replace(self, base: int, following: int, aside: str, size: int) -> None:
         directory, log = self.directory, self.log
-        aside = segment.path_of(directory, base, SUFFIX)
+        suffix = aside[len(segment.path_of(directory, base, "")) :]
         scanned = recovery.scan_segment(
-            directory, base, interval=self.interval, contiguous=False, suffix=SUFFIX
+            directory, base, interval=self.interval, contiguous=False, suffix=suffix
         )  # what was written is what can be read, or the segment stays
         if scanned.fault is not None or scanned.position != size or scanned.offset > following:
-            raise self._damaged(aside, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
+            raise _damaged(aside, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
         files.remove(segment.path_of(directory, base, ".index"))
         files.sync_directory(directory)  # no older index may come back: inodes are given out again
         log.bump_segments_version()

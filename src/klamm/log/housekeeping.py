@@ -23,6 +23,8 @@ __all__ = ["MEMORY_BYTES", "Housekeeping", "LogSettings"]
 MEMORY_BYTES = 128 << 20  # for the table of keys
 
 Tick = Callable[[int, int], object]
+Runner = Callable[["compaction.Pass", "compaction.Compacted"], bool]
+"""Does a pass, as Pass.run does it: whether all is compacted now."""
 
 
 class LogSettings(Protocol):
@@ -177,13 +179,16 @@ class Housekeeping:
         *,
         force: bool = False,
         wait: bool = True,
+        timeout_ms: int | None = None,
         memory_bytes: int = MEMORY_BYTES,
         tick: Tick = lambda done, total: None,
+        run: Runner | None = None,
     ) -> compaction.Compacted | None:
         """Compact the log if there is enough to do; None if there is not, or if its topic is not compacted.
 
         `force` closes the active segment and compacts whatever there is. Without `wait`, None if somebody else is
-        cleaning just now. `tick` is called now and then with bytes done and bytes in all; what it raises ends it.
+        cleaning just now; with it, StoreBusy if that is still so after `timeout_ms`. `tick` is called now and then
+        with bytes done and bytes in all; what it raises ends it. `run` does a pass in another way than Pass.run.
         """
         if self._lock is None:
             raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
@@ -192,8 +197,8 @@ class Housekeeping:
         if not self.is_compacted or not os.path.isdir(self.directory):
             return None
         try:
-            with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=None if wait else 0):
-                return self._compact(clock_ms, force, memory_bytes, _guarded(tick))
+            with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=timeout_ms if wait else 0):
+                return self._compact(clock_ms, force, memory_bytes, _guarded(tick), run)
         except StoreBusy:
             if wait:
                 raise
@@ -204,7 +209,9 @@ class Housekeeping:
             self.refuse_deleted()  # its files may have gone
             raise
 
-    def _compact(self, clock_ms: int, force: bool, memory_bytes: int, tick: Tick) -> compaction.Compacted | None:
+    def _compact(
+        self, clock_ms: int, force: bool, memory_bytes: int, tick: Tick, run: Runner | None
+    ) -> compaction.Compacted | None:
         from klamm.log import compaction
 
         settings = self.settings
@@ -221,7 +228,7 @@ class Housekeeping:
             if not found.segments:
                 break
             self.refuse_deleted()
-            finished = compaction.Pass(
+            each = compaction.Pass(
                 self.log,
                 found,
                 clock_ms=clock_ms,
@@ -229,7 +236,8 @@ class Housekeeping:
                 interval=settings.index_interval_bytes,
                 memory_bytes=memory_bytes,
                 tick=tick,
-            ).run(done)
+            )
+            finished = each.run(done) if run is None else run(each, done)
             self.contiguous = False
         return done
 

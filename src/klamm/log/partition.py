@@ -196,6 +196,13 @@ class Partition(Housekeeping):
             return None
         return self._settle(result, batch, size) if self.log.events else result
 
+    def append_at(self, offset: int, batch: bytearray | memoryview) -> None:
+        """The same, if the log goes on at `offset`; else LogError, and nothing was appended."""
+        size = len(batch)
+        if size > self._max_bytes or self._checked:
+            self._prepare(batch, size)
+        self._settle(self.log.append(batch, size, True, False, offset), batch, size, at=offset)
+
     # ---- transactions
 
     def append_marker(self, producer_id: int, epoch: int, *, commit: bool, same_epoch: bool = False) -> int | None:
@@ -263,7 +270,13 @@ class Partition(Housekeeping):
             )
 
     def _settle(
-        self, result: int, batch: bytearray | memoryview | bytes, size: int, *, same_epoch: bool = False
+        self,
+        result: int,
+        batch: bytearray | memoryview | bytes,
+        size: int,
+        *,
+        same_epoch: bool = False,
+        at: int = -1,
     ) -> int:
         """See to what is in the way of an append, and try again."""
         tries = 0
@@ -275,7 +288,7 @@ class Partition(Housekeeping):
                 raise self._error(-(error.errno or errno.EIO)) from error
             if self._keyed and head.RESULTS.get(result) == "settings_changed":
                 self._refuse_keyless(batch, size)
-            result = self.log.append(batch, size, True, same_epoch)
+            result = self.log.append(batch, size, True, same_epoch, at)
         events = self.log.take_events()
         if events:
             self._appended = True
@@ -346,6 +359,10 @@ class Partition(Housekeeping):
             return Fenced(f"{where}: a producer with a newer epoch has taken over this producer id")
         if what == "ended":
             return _Ended(f"{where}: the transaction is over")
+        if what == "elsewhere":
+            return LogError(
+                f"{where}: goes on at offset {self.snapshot().next_offset}: somebody else has appended to it"
+            )
         if what == "out_of_order":
             return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
         if result in (-errno.ENOSPC, -errno.EDQUOT):

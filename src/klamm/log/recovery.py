@@ -36,7 +36,6 @@ __all__ = ["Scanned", "heal", "last_point", "recover", "restore_producers", "sca
 
 _CHUNK = 4 << 20
 _HEALING = ".healing"
-_CLEANED = ".cleaned"  # a compaction that was killed (compaction.py)
 
 
 class Scanned(NamedTuple):
@@ -295,9 +294,10 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
             _os.fsync(fd)
         finally:
             os.close(fd)
-    for suffix in (segment.LOG + _HEALING, segment.LOG + _CLEANED):
-        for base in segment.bases(directory, suffix):
-            files.remove(segment.path_of(directory, base, suffix))
+    for base in segment.bases(directory, segment.LOG + _HEALING):
+        files.remove(segment.path_of(directory, base, segment.LOG + _HEALING))
+    for path in segment.cleaned_aside(directory):  # of a compaction that was killed (compaction.py)
+        files.remove(path)
     for offset in segment.bases(directory, producers.SUFFIX):
         if offset > good.offset:
             files.remove(segment.path_of(directory, offset, producers.SUFFIX))

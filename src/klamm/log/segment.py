@@ -17,9 +17,10 @@ from contextlib import suppress
 
 from klamm.disk import files
 
-__all__ = ["LOG", "bases", "bytes_in", "holding", "path_of", "sync_names"]
+__all__ = ["CLEANED", "LOG", "bases", "bytes_in", "cleaned_aside", "holding", "path_of", "sync_names"]
 
 LOG = ".log"
+CLEANED = ".cleaned"
 _DIGITS = 20
 
 
@@ -38,6 +39,19 @@ def bases(directory: str, suffix: str = LOG) -> list[int]:
         for name in names
         if len(name) == _DIGITS + len(suffix) and name.endswith(suffix) and name[:_DIGITS].isdigit()
     )
+
+
+def cleaned_aside(directory: str) -> list[str]:
+    """What compactions wrote beside segments, and not put in their place yet: <base>.log[.…].cleaned."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return [
+        f"{directory}/{name}"
+        for name in names
+        if name.endswith(CLEANED) and name[:_DIGITS].isdigit() and name[_DIGITS:].startswith(LOG)
+    ]
 
 
 def bytes_in(directory: str) -> int:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreError, UnknownTopic
@@ -42,6 +43,11 @@ class _Overtaken(Exception):
     """A compaction took records out that are superfluous only with what came after the noted commit."""
 
 
+Progress: TypeAlias = Callable[[int, int], object]
+"""Gets the bytes of log that were copied, and those in all."""
+_Tick: TypeAlias = Callable[[int], object]
+
+
 class Copied(NamedTuple):
     """What a backup holds."""
 
@@ -56,7 +62,7 @@ class _Noted(NamedTuple):
     now: head.Snapshot
 
 
-def backup(core: Core, destination: str) -> Copied:
+def backup(core: Core, destination: str, *, progress: Progress | None = None) -> Copied:
     """Copy the store into `destination`, a directory that is empty or not there yet."""
     destination = os.path.abspath(os.fspath(destination))
     _refuse(core.path, destination)
@@ -65,7 +71,7 @@ def backup(core: Core, destination: str) -> Copied:
     try:
         for _ in range(_TRIES):
             with suppress(_Overtaken):
-                return _fill(core, destination)
+                return _fill(core, destination, progress)
             _clear(destination, made=False)
         raise StoreError(f"{core.path}: is being compacted again and again", hint="try again when that is over")
     except BaseException as error:
@@ -93,16 +99,20 @@ def _clear(destination: str, made: bool) -> None:
             os.unlink(f"{destination}/{name}")
 
 
-def _fill(core: Core, destination: str) -> Copied:
+def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
     noted = _note(core, f"{destination}/{_PART}")
     os.mkdir(f"{destination}/topics")
     size = 0
+    tick = None
+    if progress is not None:
+        total = sum(each.partition.log_size() for each in noted)
+        tick = lambda copied: progress(size + copied, total)  # noqa: E731  # of all before, and of this partition
     gone: dict[str, Topic] = {}
     for topic, partition, now in noted:
         if topic.id not in gone:
             target = f"{destination}/topics/{topic.directory}"
             try:
-                size += _copy_partition(partition, now, target, writable=core.lock is not None)
+                size += _copy_partition(partition, now, target, writable=core.lock is not None, tick=tick)
             except (CorruptBatch, OSError, UnknownTopic):
                 if not partition.log.flags & head.DELETED:
                     _refuse_overtaken(partition.directory, now)
@@ -139,7 +149,9 @@ def _note(core: Core, database: str) -> list[_Noted]:
                 return [_Noted(topic, partition, partition.snapshot()) for topic, partition in partitions]
 
 
-def _copy_partition(partition: Partition, now: head.Snapshot, topic_directory: str, *, writable: bool) -> int:
+def _copy_partition(
+    partition: Partition, now: head.Snapshot, topic_directory: str, *, writable: bool, tick: _Tick | None
+) -> int:
     """The segments up to the commit, with indexes, recovery point and producers: how many bytes of log."""
     if now.next_offset == 0:
         return 0  # nothing was ever appended: it has no files
@@ -154,7 +166,7 @@ def _copy_partition(partition: Partition, now: head.Snapshot, topic_directory: s
         active = base == now.active_base
         try:
             copied = _copy_file(
-                segment.path_of(source, base), segment.path_of(target, base), now.position if active else -1
+                segment.path_of(source, base), segment.path_of(target, base), now.position if active else -1, size, tick
             )
         except FileNotFoundError:
             break  # expired just now, or missing
@@ -181,8 +193,8 @@ def _copy_partition(partition: Partition, now: head.Snapshot, topic_directory: s
     return size
 
 
-def _copy_file(source: str, target: str, end: int) -> int:
-    """The first `end` bytes, all if negative, onto the disk."""
+def _copy_file(source: str, target: str, end: int, before: int, tick: _Tick | None) -> int:
+    """The first `end` bytes, all if negative, onto the disk; `before` were copied already."""
     reading = _os.open_file(source, os.O_RDONLY)
     try:
         end = os.fstat(reading).st_size if end < 0 else end
@@ -192,6 +204,8 @@ def _copy_file(source: str, target: str, end: int) -> int:
             while position < end and (data := _os.pread(reading, min(_CHUNK, end - position), position)):
                 _os.pwrite(writing, data, position)
                 position += len(data)
+                if tick is not None:
+                    tick(before + position)
             _os.fsync(writing)
         finally:
             os.close(writing)

@@ -12,7 +12,8 @@ With it, everything is put right that can be without taking a good record away (
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 
 from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
@@ -26,12 +27,19 @@ from klamm.store.examine import Breach, Examination, Report
 __all__ = ["Breach", "Report", "check"]
 
 
-def check(store: Core | str | os.PathLike[str], *, repair: bool = False) -> Report:
-    """Walk every promise of a store, given as a directory or open."""
+def check(
+    store: Core | str | os.PathLike[str],
+    *,
+    repair: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> Report:
+    """Walk every promise of a store, given as a directory or open. `progress` gets bytes of log done, and in all."""
     if isinstance(store, Core):
         if repair and store.lock is None:
             raise ReadOnly(f"{store.path}: opened for reading only, so nothing can be repaired")
-        return _Check(store, repair).run()
+        report = _Check(store, repair, progress).run()
+        report.progress = None  # it is over, and a report may be pickled
+        return report
     path = os.path.abspath(os.fspath(store))
     try:
         core = directory.acquire(path, read_only=not repair, create=False, force_filesystem=not repair)
@@ -40,16 +48,30 @@ def check(store: Core | str | os.PathLike[str], *, repair: bool = False) -> Repo
             raise
         return Report([Breach(path, None, "the store can be opened", str(error))])
     try:
-        return check(core, repair=repair)
+        return check(core, repair=repair, progress=progress)
     finally:
         directory.release(core)
 
 
+def _size_of_logs(path: str) -> int:
+    """About; others may append or delete meanwhile."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            if name.endswith(".log"):
+                with suppress(FileNotFoundError):
+                    size += os.path.getsize(f"{folder}/{name}")
+    return size
+
+
 class _Check:
-    def __init__(self, core: Core, repair: bool) -> None:
+    def __init__(self, core: Core, repair: bool, progress: Callable[[int, int], object] | None) -> None:
         self.core = core
         self.repair = repair
         self.report = Report()
+        if progress is not None:
+            total = _size_of_logs(f"{core.path}/topics")
+            self.report.progress = lambda done: progress(done, total)
         self.lock: LockFile | None = None
 
     def run(self) -> Report:

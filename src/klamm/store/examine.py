@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,6 +34,8 @@ from klamm.store.damage import Damage, batches
 from klamm.store.repair import mend
 
 __all__ = ["Breach", "Examination", "Report"]
+
+_TOLD_BYTES = 1 << 20  # between two calls of `progress`
 
 
 class Breach(NamedTuple):
@@ -60,6 +63,8 @@ class Report:
     batches: int = 0
     records: int = 0
     size: int = 0  # bytes of log
+    progress: Callable[[int], object] | None = field(default=None, repr=False, compare=False)
+    """Called with the bytes of log that were looked at, now and then."""
 
     @property
     def ok(self) -> bool:
@@ -261,7 +266,11 @@ class Examination:
         mark: int | None = known.offset if known is not None and base == known.base and known.position < end else None
         report.segments += 1
         report.size += end
+        before, told = report.size - end, 0
         for each in batches(path, base, end, contiguous=base >= self.gaps_below):
+            if report.progress is not None and each.position >= told:
+                report.progress(before + each.position)
+                told = each.position + _TOLD_BYTES
             if isinstance(each, Damage):
                 if may_be_torn and each.position >= torn_from and each.stop == end:
                     break  # a tail that recovery will cut off

@@ -23,7 +23,7 @@ from klamm.store.deletion import sweep
 from klamm.store.directory import Core
 from klamm.types import CompactionReport
 
-__all__ = ["MEMORY_BYTES", "Maintainer", "Stopped", "compact", "maintain"]
+__all__ = ["MEMORY_BYTES", "Maintainer", "Stopped", "compact", "maintain", "partitions_of"]
 
 _log = logging.getLogger("klamm")
 
@@ -46,7 +46,7 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
     core.transactions.sweep_names()
     spark_batches.sweep(core.catalog.database)
     staging.sweep(core)
-    partitions = _partitions(core, None)
+    partitions = partitions_of(core, None)
     core.transactions.resolve(partitions)
     failed: KlammError | None = None
     for partition in partitions:
@@ -73,7 +73,7 @@ def compact(
     begin = time.monotonic()
     found = []
     failed: KlammError | None = None
-    for partition in _partitions(core, topic):
+    for partition in partitions_of(core, topic):
         try:
             done = _compact(partition, progress, force=force, wait=True, memory_bytes=memory_bytes)
         except UnknownTopic:
@@ -98,7 +98,7 @@ def compact(
     )
 
 
-def _partitions(core: Core, topic: str | None) -> list[Partition]:
+def partitions_of(core: Core, topic: str | None) -> list[Partition]:
     """Of a compacted topic; or all of the store, but for those that never had a record."""
     if topic is not None:
         found = core.topic(topic).partitions()
