@@ -11,9 +11,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 
 from klamm.spark.source import KlammSource
+from tests.spark.processes import driver, wait_for
 
 DRIVER = Path(__file__).parent / "driver.py"
 COUNT = 1200
@@ -160,32 +159,6 @@ def test_a_commit_that_fails_at_any_step_is_made_up_for_by_the_next_run(
     assert os.listdir(Path(store.path, "staging", store.store_id)) == []
 
 
-@contextmanager
-def driver(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: Python, the JVM and Python's workers are killed together."""
-    process = subprocess.Popen(
-        [sys.executable, DRIVER, *map(str, arguments)], start_new_session=True, stderr=subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.communicate()
-
-
-def wait_for(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> float:
-    """Until it holds, looking 50 times a second: how many seconds that took."""
-    begin = time.monotonic()
-    while not holds():
-        with pytest.raises(subprocess.TimeoutExpired):  # it goes on
-            process.wait(0.02)
-        assert time.monotonic() < begin + 200
-    return time.monotonic() - begin
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_driver_that_is_killed_again_and_again_delivers_every_record_once(
@@ -204,7 +177,7 @@ def test_a_driver_that_is_killed_again_and_again_delivers_every_record_once(
 
     for kill in range(kills):
         before = sum(each.end for each in store.topic("out").partitions)
-        with driver(*arguments) as process:
+        with driver(DRIVER, *arguments) as process:
             wait_for(has(before + 45), process)  # more than a micro-batch
             took = wait_for(has(before + 90), process)
             # Anywhere in the next two: reading, staging, committing, or in Spark's own logs.

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from klamm.spark.pipelines.claim import local
 from klamm.store.directory import acquire, release
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from klamm.spark.pipelines.report import Progress
 
-__all__ = ["Outcome", "Source", "behind", "drain", "duration", "home", "sentence", "source"]
+__all__ = ["Outcome", "Source", "behind", "collected", "drain", "duration", "ends_of", "home", "sentence", "source"]
 
 _POLL_S = 0.2
 _OURS = re.compile(r"klamm\.errors\.\w+: ([^\n]+)")
@@ -82,10 +83,15 @@ def _offsets(checkpoint: str) -> list[tuple[Any, int]]:
     """Where the last micro-batch that was done ended."""
     try:
         done = max(int(name) for name in os.listdir(f"{checkpoint}/commits") if name.isdigit())
-        with open(f"{checkpoint}/offsets/{done}", encoding="utf-8") as file:
-            lines = file.read().splitlines()[2:]
+        return ends_of(checkpoint, done)
     except (OSError, ValueError):
         return []
+
+
+def ends_of(checkpoint: str, batch: int) -> list[tuple[Any, int]]:
+    """Where a micro-batch that Spark has planned ends: partitions of ours, with offsets."""
+    with open(f"{checkpoint}/offsets/{batch}", encoding="utf-8") as file:
+        lines = file.read().splitlines()[2:]
     found: list[tuple[Any, int]] = []
     for line in lines:
         data = json.loads(line)
@@ -112,14 +118,18 @@ def drain(
     every: str | None = None,
     progress: Progress | None = None,
     total: int | None = None,
+    after: Callable[[dict[str, Any]], object] | None = None,
 ) -> Outcome:
-    """Run the query until there is nothing left, or, with `every`, until Ctrl-C."""
+    """Run the query until there is nothing left, or, with `every`, until Ctrl-C.
+
+    `after` is called once for each micro-batch that is done, in their order, with what Spark says of it.
+    """
     begin = time.monotonic()
     query = (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
     told: dict[int, dict[str, Any]] = {}
     try:
         while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]  # it takes parts of seconds
-            _note(query, told)
+            _note(query, told, after)
             if progress is not None:
                 progress(_done(told), total)
     except KeyboardInterrupt:
@@ -129,18 +139,21 @@ def drain(
     except BaseException as error:
         query.stop()
         raise _clear(error) from error
-    _note(query, told)
+    _note(query, told, after)
     if progress is not None:
         progress(_done(told) if total is None else total, total)
     rounds = [told[number] for number in sorted(told)]
     return Outcome(sum(each["numInputRows"] for each in rounds), len(rounds), time.monotonic() - begin, rounds)
 
 
-def _note(query: Any, told: dict[int, dict[str, Any]]) -> None:
+def _note(query: Any, told: dict[int, dict[str, Any]], after: Callable[[dict[str, Any]], object] | None = None) -> None:
     for each in query.recentProgress:
         data = json.loads(each.json)
-        if data["numInputRows"] or data["batchId"] not in told:
+        # Spark speaks of a query that has nothing to do as well, and then under the number of the batch to come.
+        if "addBatch" in data["durationMs"] and data["batchId"] not in told:
             told[data["batchId"]] = data
+            if after is not None:
+                after(data)
 
 
 def _done(told: Mapping[int, dict[str, Any]]) -> int:
@@ -169,6 +182,17 @@ def sentence(error: BaseException) -> str | None:
     """What an error of ours said before Spark wrapped it; None if it is none of ours."""
     found = _OURS.findall(str(error))
     return found[-1].strip() if found else None
+
+
+def collected(rows: DataFrame) -> list[Any]:
+    """Its rows; an error of ours as we said it."""
+    try:
+        return rows.collect()
+    except Exception as error:
+        said = sentence(error)
+        if said is None:
+            raise
+        raise KlammError(said) from error
 
 
 def duration(text: str, what: str) -> str:

@@ -1,0 +1,90 @@
+"""A part of a record, as a column of Spark's: its key, its value, a header, or a field of the JSON in its value.
+
+    key             the key
+    value           the value, as text
+    header:id       the last header of that name
+    $.user.id       a field of the value, which is JSON: names with dots between them, items of a list as [0],
+                    and ['a name'] for one with other characters
+
+A part that is missing, or null, or behind JSON that is broken, is null. Numbers are exact decimals, 18 digits before
+and 10 behind the point, so that a sum is the same in whichever order it is made.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from klamm.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["NUMBER", "Field"]
+
+NUMBER = "decimal(28,10)"
+_PATH = re.compile(r"\$(\.[A-Za-z_][\w-]*|\[\d+\]|\['[^'\[\]?*]+'\])+")
+_EXAMPLES = {
+    "key": "key",
+    "value": "value",
+    "header": "header:id",
+    "json": "$.user.id",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One part of a record."""
+
+    kind: str
+    name: str = ""
+
+    @staticmethod
+    def of(text: str, what: str, kinds: tuple[str, ...]) -> Field:
+        """What `text` names; InvalidSetting if that is nothing, or none of `kinds`."""
+        word = text.strip()
+        if word.startswith("$"):
+            if not _PATH.fullmatch(word):
+                raise InvalidSetting(
+                    f"{what}: {text!r} is no path into JSON", hint="want $.name, $.user.id or $.list[0]"
+                )
+            found = Field("json", word)
+        elif word.startswith("header:") and word != "header:":
+            found = Field("header", word.removeprefix("header:"))
+        else:
+            found = Field(word)
+        if found.kind not in kinds:
+            wanted = " or ".join(_EXAMPLES[kind] for kind in kinds)
+            raise InvalidSetting(f"{what}: {text!r} is no part of a record that serves here", hint=f"want {wanted}")
+        return found
+
+    def __str__(self) -> str:
+        return {"json": self.name, "header": f"header:{self.name}"}.get(self.kind, self.kind)
+
+    def bytes(self) -> Column:
+        """As bytes, out of the columns key, value and headers."""
+        from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
+
+        if self.kind == "header":
+            named = F.filter("headers", lambda each: each["key"] == self.name)
+            return F.try_element_at(named, F.lit(-1))["value"]
+        return F.col(self.kind) if self.kind in ("key", "value") else self.text().cast("binary")
+
+    def text(self) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        if self.kind == "json":
+            return F.get_json_object(F.col("value").cast("string"), self.name)
+        return self.bytes().cast("string")
+
+    def number(self) -> Column:
+        """As a decimal; null for what is none, or has too many digits."""
+        return self.text().try_cast(NUMBER)
+
+    def time(self) -> Column:
+        """As a time: milliseconds since 1970, or text such as 2026-01-31T12:00:00Z."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        text = self.text()
+        return F.coalesce(F.timestamp_millis(text.try_cast("long")), text.try_cast("timestamp"))

@@ -1,0 +1,147 @@
+"""Files that come into a folder, or go, all at once: whoever is killed in between, the next run finishes it.
+
+    _klamm/staging/<name>/      files that are being written
+    _klamm/journal.json         the last change that was decided
+    date=2025-01-31/<sequence>-<k>.parquet
+
+A change is a list of staged files with the names they get, and of files that go. It is decided when the journal, which
+lists it, has taken the place of the one before; from then on it is carried out, if need be by the next run.
+
+Promises
+  J1  A file is on disk, name and bytes, before a journal speaks of it.
+  J2  A change is carried out, and on disk, before the next one is decided. To carry it out again does nothing.
+  J3  A sequence number is used by one change only: no file ever gets the name of another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from klamm.disk import _os, files
+from klamm.errors import NotAStore
+from klamm.spark.pipelines.claim import Claim
+
+__all__ = ["Journal", "State", "files_in"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What the journal says."""
+
+    sequence: int = 0
+    """Changes so far."""
+    batch: int = -1
+    """The last micro-batch that is done."""
+    ends: Mapping[int, int] = field(default_factory=dict)
+    """By partition: the offset after the last one that is done."""
+    adds: tuple[tuple[str, str], ...] = ()
+    """Of the last change: a staged file, and its name; both from the folder on."""
+    removes: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(directory: str) -> State:
+        """Of a claimed folder; nothing was done yet, if there is no journal."""
+        path = f"{directory}/journal.json"
+        try:
+            told = json.loads(files.read(path))
+            return State(
+                told["sequence"],
+                told["batch"],
+                {int(number): end for number, end in told["ends"].items()},
+                tuple((staged, name) for staged, name in told["adds"]),
+                tuple(told["removes"]),
+            )
+        except FileNotFoundError:
+            return State()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NotAStore(f"{path}: cannot be read: {error}", hint="was it edited? archive to a new folder") from None
+
+    def pack(self) -> bytes:
+        told: dict[str, Any] = {
+            "version": _VERSION,
+            "sequence": self.sequence,
+            "batch": self.batch,
+            "ends": {str(number): end for number, end in sorted(self.ends.items())},
+            "adds": [list(pair) for pair in self.adds],
+            "removes": list(self.removes),
+        }
+        return json.dumps(told, indent=1).encode() + b"\n"
+
+
+class Journal:
+    """Of one claimed folder; one process at a time."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._folder = claim.directory
+        self._ours = os.path.dirname(claim.inside(""))
+        self._staging = claim.inside("staging")
+        self.state = State.read(self._ours)
+
+    def recover(self) -> None:
+        """Finish what was decided, and forget what was not."""
+        self._carry_out()
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def stage(self, name: str) -> str:
+        """A folder to write into that is not there yet."""
+        path = f"{self._staging}/{name}"
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+    def commit(
+        self,
+        staged: Mapping[str, Iterable[str]],
+        removes: Iterable[str] = (),
+        *,
+        batch: int | None = None,
+        ends: Mapping[int, int] | None = None,
+    ) -> list[str]:
+        """Have staged files in the sub-folders they are listed by, and others gone, at once; the new files' names."""
+        sequence = self.state.sequence + 1
+        adds: list[tuple[str, str]] = []
+        for folder, paths in staged.items():
+            for path in paths:
+                files.sync_file(path)
+                adds.append((os.path.relpath(path, self._folder), f"{folder}/{sequence:08d}-{len(adds):04d}.parquet"))
+        for above in {os.path.dirname(f"{self._folder}/{path}") for path, _ in adds}:
+            while len(above) >= len(self._ours):
+                files.sync_directory(above)
+                above = os.path.dirname(above)
+        decided = replace(self.state, sequence=sequence, adds=tuple(adds), removes=tuple(removes))
+        if batch is not None:
+            decided = replace(decided, batch=batch, ends={**self.state.ends, **(ends or {})})
+        files.replace(f"{self._ours}/journal.json", decided.pack())
+        self.state = decided
+        self.recover()
+        return [name for _, name in adds]
+
+    def _carry_out(self) -> None:
+        folders = {os.path.dirname(name) for name in (*(name for _, name in self.state.adds), *self.state.removes)}
+        for folder in folders:
+            files.make_directory(f"{self._folder}/{folder}")
+        for path, name in self.state.adds:
+            with suppress(FileNotFoundError):  # it was renamed already
+                _os.rename(f"{self._folder}/{path}", f"{self._folder}/{name}")
+        for name in self.state.removes:
+            files.remove(f"{self._folder}/{name}")
+        for folder in folders:
+            files.sync_directory(f"{self._folder}/{folder}")
+        files.sync_directory(self._folder)
+
+
+def files_in(path: str) -> list[str]:
+    """The Parquet files of a folder, in order."""
+    try:
+        return sorted(
+            f"{path}/{name}" for name in os.listdir(path) if name.endswith(".parquet") and name[0] not in "._"
+        )
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,410 @@
+"""A report on a topic: how much there is and when it came, what is missing, twice or empty, what values look like.
+
+The topic is read twice: once for everything that tasks can count (quality_scan.py), whose partial sums Spark adds up,
+and once for its keys, with a shuffle that spills to disk. The driver gets some hundreds of rows, whatever the topic
+has: times are put together to at most 744 buckets (an hour each, for a month; else days, weeks, …), and of fields, gaps
+and keys the first, largest and most frequent are listed, and all of them counted.
+
+Offsets without a record are gaps: what compaction removed, what was aborted, and the markers of transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from klamm.errors import InvalidSetting
+from klamm.spark.pipelines.quality_scan import HOUR_MS, SCHEMA, count
+from klamm.spark.pipelines.running import collected, source
+from klamm.spark.remote import read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from klamm.spark.pipelines.report import Progress
+
+__all__ = ["BUCKETS", "Quality", "hour_of", "quality"]
+
+BUCKETS = {
+    "hour": 1,
+    "day": 24,
+    "week": 7 * 24,
+    "month": 30 * 24,
+    "year": 365 * 24,
+    "century": 36_525 * 24,
+    "millennium": 365_250 * 24,
+}
+"""Hours in one; a month has 30 days here."""
+_MOST_BUCKETS = 744
+_MOST_FIELDS = 200
+_MOST_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What there is to say about a topic. Everything in it is ready for JSON; times are ISO 8601, UTC."""
+
+    topic: str
+    store: str
+    since: str | None
+    """Only records as young as this were looked at."""
+    records: int
+    bucket: str
+    """How long each of `buckets` is: hour, day, week, month (30 days), year, …"""
+    partitions: list[dict[str, Any]]
+    """partition, records, first_offset, last_offset, first_timestamp, last_timestamp, gaps, missing."""
+    buckets: list[dict[str, Any]]
+    """at, records, partitions (records by partition); only those with records, in order."""
+    gaps: dict[str, Any]
+    """count, missing (offsets), largest: partition, start, end (one past the last)."""
+    keys: dict[str, Any]
+    """null, distinct, repeated (keys that occur more than once), most: key, records."""
+    values: dict[str, Any]
+    """tombstones, and bytes of the others: total, min, p50, p95, p99, max."""
+    json: dict[str, Any]
+    """values (that are not null), json, broken, other; json_share, broken_share: from 0 to 1."""
+    fields: list[dict[str, Any]]
+    """path, records, types, first_seen, last_seen, appeared, vanished, changes (at, before, after), by_bucket."""
+    fields_in_all: int
+    """How many there are; the most frequent are in `fields`."""
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As one JSON object."""
+        found = dict(vars(self))
+        found["seconds"] = round(self.seconds, 3)
+        return found
+
+    def rows(self) -> list[tuple[str, str]]:
+        """As a table of two columns."""
+        from klamm.spark.pipelines.quality_page import rows
+
+        return rows(self)
+
+    def to_html(self) -> str:
+        """As a page that needs nothing else: no scripts, no other files."""
+        from klamm.spark.pipelines.quality_page import page
+
+        return page(self)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:22}  {value}" for name, value in self.rows())
+
+
+def quality(
+    spark: SparkSession,
+    store: str | os.PathLike[str],
+    topic: str,
+    *,
+    since: str | int | datetime | None = None,
+    progress: Progress | None = None,
+) -> Quality:
+    """Look through a topic, at its committed records as of now.
+
+    `since` is a time, as ISO 8601 (UTC, if it does not say), as milliseconds since 1970, or as a datetime: records as
+    young as that. `progress` is told offsets done and offsets in all, each of which is read twice.
+
+    UnknownTopic, NotAStore and InvalidSetting are said before a job starts.
+    """
+    begin = time.monotonic()
+    since_ms = _milliseconds(since)
+    found = source(store, topic)
+    total = 2 * sum(found.ends[topic])
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, total)
+
+    from pyspark import StorageLevel
+
+    tell(0)
+    columns = "key,value,partition,offset,timestamp"
+    sums = _read(spark, found.path, topic, since_ms, columns).mapInArrow(count, SCHEMA)
+    sums = sums.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        step = _step(sums)
+        tell(total // 2)
+        hours = _rows(sums, BUCKETS[step])
+        gaps, by_partition = _gaps(sums)
+        fields, fields_in_all = _fields(sums, BUCKETS[step])
+        sizes = _sizes(sums)
+        null_keys = sum(row["null_keys"] for row in hours)
+        keys = _keys(_read(spark, found.path, topic, since_ms, "key,timestamp"), null_keys)
+        tell(total)
+    finally:
+        sums.unpersist()
+    buckets = _buckets(hours, BUCKETS[step])
+    return Quality(
+        topic=topic,
+        store=found.path,
+        since=None if since_ms is None else _iso(since_ms),
+        records=sum(row["records"] for row in hours),
+        bucket=step,
+        partitions=_partitions(hours, by_partition, len(found.ends[topic])),
+        buckets=[{"at": _hour(each["at"]), "records": each["records"], "partitions": each["by"]} for each in buckets],
+        gaps=gaps,
+        keys=keys,
+        values={"tombstones": sum(row["tombstones"] for row in hours), **sizes},
+        json=_json(hours),
+        fields=_over_time(fields, [each["at"] for each in buckets if each["json"]]),
+        fields_in_all=fields_in_all,
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _milliseconds(since: str | int | datetime | None) -> int | None:
+    if since is None:
+        return None
+    try:
+        if isinstance(since, str):
+            since = datetime.fromisoformat(since)
+        if isinstance(since, datetime):
+            since = int((since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp() * 1000)
+        if isinstance(since, bool) or not isinstance(since, int) or since < 0:
+            raise ValueError
+        _iso(since)
+    except (ValueError, OverflowError):
+        raise InvalidSetting(
+            f"since: {since!r} is no time", hint="want ISO 8601, as 2026-01-31T12:00, or milliseconds since 1970"
+        ) from None
+    return since
+
+
+def _iso(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds" if ms % 1000 else "seconds")
+
+
+def _time(ms: int | None) -> str | None:
+    try:
+        return None if ms is None else _iso(ms)
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"  # beyond the year 9999
+
+
+def _read(spark: SparkSession, path: str, topic: str, since_ms: int | None, columns: str) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    options: dict[str, Any] = {
+        "subscribe": topic,
+        "columns": columns,
+        "minPartitions": spark.conf.get("spark.sql.shuffle.partitions"),
+    }
+    if since_ms is not None:
+        options["startingTimestamp"] = str(since_ms)
+    rows = read(spark, path, **options)
+    return rows if since_ms is None else rows.where(f.col("timestamp") >= f.timestamp_millis(f.lit(since_ms)))
+
+
+# ---- from sums to what is said
+
+
+def _step(sums: DataFrame) -> str:
+    """The shortest bucket of which there are not too many."""
+    from pyspark.sql import functions as f
+
+    ((first, last),) = collected(sums.where("kind = 'rows'").agg(f.min("hour"), f.max("hour")))
+    span = 0 if first is None else last - first
+    return next((name for name, hours in BUCKETS.items() if span // hours < _MOST_BUCKETS), "millennium")
+
+
+def _at(hours: int) -> Any:
+    """The hour that a bucket of so many begins with, as a column."""
+    from pyspark.sql import functions as f
+
+    return (f.floor(f.col("hour") / hours) * hours).alias("at")
+
+
+def _hour(at: int | None) -> str | None:
+    return _time(None if at is None else at * HOUR_MS)
+
+
+def hour_of(at: str) -> int:
+    """Since 1970, of what `_hour` made."""
+    if at.endswith(" ms"):
+        return int(at.removesuffix(" ms")) // HOUR_MS
+    return int(datetime.fromisoformat(at).timestamp()) // 3600
+
+
+def _rows(sums: DataFrame, hours: int) -> list[Any]:
+    """By partition and bucket; `at` is None for records without a timestamp."""
+    from pyspark.sql import functions as f
+
+    least, most = ("first", "oldest"), ("last", "youngest")
+    added = ("records", "null_keys", "tombstones", "bytes", "json", "broken")
+    rows = sums.where("kind = 'rows'").groupBy("partition", _at(hours))
+    return collected(
+        rows.agg(
+            *(f.min(name).alias(name) for name in least),
+            *(f.max(name).alias(name) for name in most),
+            *(f.sum(name).alias(name) for name in added),
+        )
+    )
+
+
+def _partitions(rows: list[Any], gaps: dict[int, tuple[int, int]], count: int) -> list[dict[str, Any]]:
+    found = []
+    for number in range(count):
+        mine = [row for row in rows if row["partition"] == number]
+        oldest = [row["oldest"] for row in mine if row["oldest"] is not None]
+        youngest = [row["youngest"] for row in mine if row["youngest"] is not None]
+        found.append(
+            {
+                "partition": number,
+                "records": sum(row["records"] for row in mine),
+                "first_offset": min((row["first"] for row in mine), default=None),
+                "last_offset": max((row["last"] for row in mine), default=None),
+                "first_timestamp": _time(min(oldest, default=None)),
+                "last_timestamp": _time(max(youngest, default=None)),
+                "gaps": gaps.get(number, (0, 0))[0],
+                "missing": gaps.get(number, (0, 0))[1],
+            }
+        )
+    return found
+
+
+def _buckets(rows: list[Any], hours: int) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["partition"]):
+        if row["at"] is not None:
+            mine = found.setdefault(row["at"], {"at": row["at"], "records": 0, "by": {}, "json": 0})
+            mine["records"] += row["records"]
+            mine["json"] += row["json"]
+            mine["by"][str(row["partition"])] = row["records"]
+    return [found[at] for at in sorted(found)]
+
+
+def _gaps(sums: DataFrame) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
+    """In all, and by partition: how many, and how many offsets are missing."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    before = f.lag("last").over(Window.partitionBy("partition").orderBy("first"))
+    runs = sums.where("kind = 'run'").select("partition", before.alias("start"), f.col("first").alias("end"))
+    gaps = runs.where("start < end")
+    missing = f.col("end") - f.col("start")
+    counted = collected(gaps.groupBy("partition").agg(f.count("*").alias("gaps"), f.sum(missing).alias("missing")))
+    largest = collected(gaps.orderBy(missing.desc(), "partition", "start").limit(_MOST_LISTED)) if counted else []
+    found = {row["partition"]: (row["gaps"], row["missing"]) for row in counted}
+    return {
+        "count": sum(gaps for gaps, _ in found.values()),
+        "missing": sum(missing for _, missing in found.values()),
+        "largest": [row.asDict() for row in largest],
+    }, found
+
+
+def _sizes(sums: DataFrame) -> dict[str, Any]:
+    from pyspark.sql import functions as f
+
+    shares = "percentile(bytes, array(0.5, 0.95, 0.99), records)"
+    sizes = sums.where("kind = 'size'").groupBy("bytes").agg(f.sum("records").alias("records"))
+    total = f.sum(f.col("bytes") * f.col("records"))
+    (row,) = collected(sizes.agg(total.alias("total"), f.min("bytes"), f.max("bytes"), f.expr(shares).alias("shares")))
+    middle, high, highest = row["shares"] or (None, None, None)
+    return {
+        "total": row["total"] or 0,
+        "min": row["min(bytes)"],
+        "p50": middle,
+        "p95": high,
+        "p99": highest,
+        "max": row["max(bytes)"],
+    }
+
+
+def _keys(rows: DataFrame, null_keys: int) -> dict[str, Any]:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    seen = Observation()
+    keys = rows.where("key IS NOT NULL").groupBy("key").agg(f.count("*").alias("records"))
+    repeated = f.count_if(f.col("records") > 1).alias("repeated")
+    keys = keys.observe(seen, f.count("*").alias("distinct"), repeated).where("records > 1")
+    most = collected(keys.orderBy(f.col("records").desc(), "key").limit(_MOST_LISTED))
+    return {
+        "null": null_keys,
+        "distinct": seen.get["distinct"],
+        "repeated": seen.get["repeated"],
+        "most": [{"key": _shown(bytes(row["key"])), "records": row["records"]} for row in most],
+    }
+
+
+def _shown(key: bytes) -> str:
+    """As text, if it is one that can be printed; else as hex."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    shown = text if text.isprintable() and (text or not key) else "0x" + key.hex()
+    return shown if len(shown) <= 100 else shown[:100] + "…"
+
+
+def _json(rows: list[Any]) -> dict[str, Any]:
+    values = sum(row["records"] - row["tombstones"] for row in rows)
+    good, broken = sum(row["json"] for row in rows), sum(row["broken"] for row in rows)
+    return {
+        "values": values,
+        "json": good,
+        "broken": broken,
+        "other": values - good - broken,
+        "json_share": good / values if values else 0.0,
+        "broken_share": broken / values if values else 0.0,
+    }
+
+
+def _fields(sums: DataFrame, hours: int) -> tuple[list[Any], int]:
+    """path, type, at, records of the most frequent fields, and how many fields there are."""
+    from pyspark.sql import functions as f
+
+    fields = sums.where("kind = 'field'")
+    paths = fields.groupBy("path").agg(f.sum("records").alias("in_all"))
+    top = collected(paths.orderBy(f.col("in_all").desc(), "path").limit(_MOST_FIELDS))
+    if len(top) < _MOST_FIELDS:
+        in_all = len(top)
+    else:
+        ((in_all,),) = collected(paths.agg(f.count("*")))
+    if not top:
+        return [], 0
+    wanted = fields.where(f.col("path").isin([row["path"] for row in top]))
+    return collected(wanted.groupBy("path", "type", _at(hours)).agg(f.sum("records").alias("records"))), in_all
+
+
+def _over_time(rows: list[Any], with_json: list[int]) -> list[dict[str, Any]]:
+    """When fields came, went and changed; in order of how many records have them."""
+    paths: dict[str, dict[int | None, dict[str, int]]] = {}
+    for row in rows:
+        paths.setdefault(row["path"], {}).setdefault(row["at"], {})[row["type"]] = row["records"]
+    found = []
+    for path, buckets in paths.items():
+        types: dict[str, int] = {}
+        for each in buckets.values():
+            for name, records in each.items():
+                types[name] = types.get(name, 0) + records
+        seen = sorted(at for at in buckets if at is not None)
+        found.append(
+            {
+                "path": path,
+                "records": sum(types.values()),
+                "types": dict(sorted(types.items(), key=lambda pair: (-pair[1], pair[0]))),
+                "first_seen": _hour(seen[0]) if seen else None,
+                "last_seen": _hour(seen[-1]) if seen else None,
+                "appeared": bool(seen) and seen[0] > with_json[0],
+                "vanished": bool(seen) and seen[-1] < with_json[-1],
+                "changes": _changes(seen, buckets),
+                "by_bucket": [{"at": _hour(at), "types": dict(sorted(buckets[at].items()))} for at in seen],
+            }
+        )
+    return sorted(found, key=lambda each: (-each["records"], each["path"]))
+
+
+def _changes(seen: list[int], buckets: dict[int | None, dict[str, int]]) -> list[dict[str, Any]]:
+    """Where its types are others than where it was seen last. A null says nothing about the type."""
+    found = []
+    before: list[str] = []
+    for at in seen:
+        after = sorted(set(buckets[at]) - {"null"})
+        if after and before and after != before:
+            found.append({"at": _hour(at), "before": before, "after": after})
+        before = after or before
+    return found

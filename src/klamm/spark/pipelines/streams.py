@@ -1,0 +1,226 @@
+"""What aggregate, join and deduplicate share: streaming queries with state, out of topics and into one.
+
+They run in a session of their own beside the caller's, with its settings but for these: times are UTC, what does not
+fit a type is an error where it is not asked for, and state lies in RocksDB, on disk, so that it may be larger than
+memory.
+
+What a query hands to the sink has a column `topic`: its rows, and with them, in the same transaction, its dead letters.
+Rows are counted on their way by name (`counted`), for Spark's own count is of what was read, which is twice for a query
+that has dead letters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from klamm.client.dead_letters import box
+from klamm.errors import InvalidSetting, TopicExists, UnknownTopic
+from klamm.spark.pipelines.dead_letters import COLUMNS, letters
+from klamm.spark.pipelines.running import duration
+from klamm.spark.remote import read_stream
+from klamm.store import names
+from klamm.store.directory import acquire, release
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from klamm.spark.pipelines.running import Outcome, Source
+
+__all__ = [
+    "aside",
+    "check",
+    "check_table",
+    "check_topics",
+    "count_of",
+    "counted",
+    "dropped",
+    "incoming",
+    "iso",
+    "json_number",
+    "json_text",
+    "json_time",
+    "make_topics",
+    "max_bytes",
+    "milliseconds",
+    "own_session",
+]
+
+_OWN = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_UNITS_MS["week"] = 7 * _UNITS_MS["day"]
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """Another session, so that the caller's settings stay what they are."""
+    if spark.getActiveSession() is None:
+        spark.createDataFrame([], "none INT")  # in a thread without a session, Spark would not find our sink
+    own = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if name.startswith("spark.sql.") and spark.conf.isModifiable(name):
+            own.conf.set(name, value)
+    for name, value in _OWN.items():
+        own.conf.set(name, value)
+    return own
+
+
+def check(spark: SparkSession, pipeline: str, max_offsets: int | None, every: str | None) -> None:
+    """What all of them are given."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise InvalidSetting(
+            f"{pipeline}: this session is a client of Spark Connect", hint="run it where the driver is"
+        )
+    if max_offsets is not None and (
+        not isinstance(max_offsets, int) or isinstance(max_offsets, bool) or max_offsets < 1
+    ):
+        raise InvalidSetting(f"max_offsets: {max_offsets!r} does not fit", hint="want a whole number above 0")
+    if every is not None:
+        duration(every, "every")
+
+
+def milliseconds(text: str, what: str, *, least: int = 1) -> int:
+    """How long "5 minutes" is; InvalidSetting if that is no time, or less than `least`."""
+    number, unit = re.split(r"\s+", duration(text, what))
+    found = int(number) * _UNITS_MS[unit.removesuffix("s")]
+    if found < least:
+        raise InvalidSetting(f"{what}: {text!r} is too short", hint="want a number and a unit: 5 minutes")
+    return found
+
+
+# ---- topics
+
+
+def check_topics(topics: Sequence[str], **written: str) -> None:
+    """That names can be names, that the pipeline does not read what it writes, and letters are apart from results."""
+    for name, topic in written.items():
+        names.validate(topic)
+        if topic in topics:
+            raise InvalidSetting(f"{name}: {topic!r} is what the pipeline reads", hint="write to another topic")
+    if len(set(written.values())) < len(written):
+        raise InvalidSetting(f"to: {written['to']!r} is the dead-letter topic", hint="write to another topic")
+
+
+def make_topics(
+    read: Source, to: str, settings: Mapping[str, Any], boxes: Mapping[str, str], *, compacted: bool = False
+) -> None:
+    """Make what is not there: `to`, with as many partitions as the first topic that is read, and `boxes`, for the dead
+    letters of topics. What is there stays as it is."""
+    core = acquire(read.path, read_only=False, create=False, force_filesystem=False)
+    try:
+        policy = {"cleanup.policy": "compact"} if compacted else {}
+        try:
+            core.catalog.create_topic(to, len(next(iter(read.ends.values()))), {**settings, **policy}, core.lay_out)
+            core.changed()
+        except TopicExists:
+            pass
+        for topic, name in boxes.items():
+            box(core, topic, name)
+    finally:
+        release(core)
+
+
+def check_table(read: Source, to: str) -> None:
+    """That a topic which is to be a table is compacted, or not there."""
+    core = acquire(read.path, read_only=False, create=False, force_filesystem=False)
+    try:
+        if "compact" not in core.topic(to).topic.settings.cleanup_policy:
+            raise InvalidSetting(
+                f"to: the topic {to} is not compacted, so it is no table",
+                hint="set cleanup.policy=compact there, or use a new topic",
+            )
+    except UnknownTopic:
+        pass
+    finally:
+        release(core)
+
+
+def max_bytes(read: Source, topic: str) -> int:
+    """How large a record of the topic may be."""
+    core = acquire(read.path, read_only=False, create=False, force_filesystem=False)
+    try:
+        return core.topic(topic).topic.settings.max_message_bytes
+    finally:
+        release(core)
+
+
+# ---- rows
+
+
+def incoming(spark: SparkSession, read: Source, topic: str, max_offsets: int | None) -> DataFrame:
+    """The records of a topic, from its beginning, with all columns that a dead letter needs."""
+    options: dict[str, Any] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
+    return read_stream(
+        spark,
+        read.path,
+        subscribe=topic,
+        startingOffsets="earliest",
+        columns=",".join(COLUMNS),
+        **options,
+    )
+
+
+def aside(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
+    """Rows that are wrong, as letters to the topic `to`: columns topic, key, value, headers, timestamp."""
+    from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
+
+    rows = letters(counted(df, name), "InvalidRecord", reason)
+    return rows.select(
+        F.lit(to).alias("topic"), "key", "value", "headers", F.lit(None).cast("timestamp").alias("timestamp")
+    )
+
+
+def counted(df: DataFrame, name: str) -> DataFrame:
+    """The same rows, and how many they are is known after each micro-batch."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return df.observe(name, F.count(F.lit(1)).alias("rows"))
+
+
+def count_of(outcome: Outcome, name: str) -> int:
+    return sum(int((each.get("observedMetrics") or {}).get(name, {}).get("rows", 0)) for each in outcome.progress)
+
+
+def dropped(progress: Mapping[str, Any]) -> int:
+    """Rows that state operators refused since they were older than the watermark."""
+    return sum(int(each["numRowsDroppedByWatermark"]) for each in progress["stateOperators"])
+
+
+# ---- JSON
+
+
+def json_text(text: Column) -> Column:
+    """As a JSON string; bytes that are no UTF-8 become U+FFFD."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    quoted = F.to_json(F.array(F.make_valid_utf8(text)))
+    return F.when(text.isNull(), F.lit("null")).otherwise(F.substring(quoted, F.lit(2), F.length(quoted) - 2))
+
+
+def json_number(number: Column) -> Column:
+    """A decimal as a JSON number, without needless zeros."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = number.cast("string")
+    short = F.when(text.contains("."), F.regexp_replace(text, r"\.?0+$", "")).otherwise(text)
+    return F.coalesce(short, F.lit("null"))
+
+
+def json_time(time: Column) -> Column:
+    """A time as a JSON string."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.coalesce(F.concat(F.lit('"'), iso(time), F.lit('"')), F.lit("null"))
+
+
+def iso(time: Column) -> Column:
+    """A time as text: 2026-01-31T12:00:00.000Z."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSX")

@@ -1,0 +1,66 @@
+"""A Spark driver for tests to kill: one run of a pipeline, in a process of its own.
+
+python driver.py archive <events> <topic> <folder> <offsets a micro-batch>
+python driver.py restore <folder> <events> <topic> <batches>     kills itself, and Spark, after so many batches
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import klamm.spark
+from klamm.spark.pipelines import archive
+
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
+    "spark.driver.memory": "1g",
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def deadly(group: int, batches: int) -> Any:
+    """What tasks of a restore run, until so many batches were appended."""
+
+    def place(*arguments: Any) -> Iterator[Any]:
+        from klamm.arrow.placing import Placer
+        from klamm.spark.pipelines.restoring import _place
+
+        give, left = Placer.give, [batches]
+
+        def counted(self: Any) -> None:
+            if self._builder.count:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.killpg(group, signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            give(self)
+
+        Placer.give = counted  # type: ignore[method-assign]
+        yield from _place(*arguments)
+
+    return place
+
+
+def main(what: str, *arguments: str) -> None:
+    spark = klamm.spark.session(master="local[2]", **SETTINGS)
+    if what == "archive":
+        events, topic, folder, most = arguments
+        archive(spark, events, topic, folder, schema="n BIGINT", max_offsets=int(most))
+    else:
+        folder, events, topic, batches = arguments
+        restoring = importlib.import_module("klamm.spark.pipelines.restoring")
+        restoring._place = deadly(os.getpgrp(), int(batches))  # type: ignore[attr-defined]
+        restoring.restore(spark, folder, events, topic)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""A Spark driver for tests to kill: aggregate, join and deduplicate at the same time, in a process of its own.
+
+python stream_driver.py <events> <offsets a micro-batch>      ends when all three have done what is there
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import klamm.spark
+from klamm.spark.pipelines.aggregating import aggregate
+from klamm.spark.pipelines.deduplicating import deduplicate
+from klamm.spark.pipelines.joining import join
+
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
+    "spark.driver.memory": "1g",
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def pipelines(spark: Any, events: str, most: int) -> list[Callable[[], Any]]:
+    """What runs, in this process and in the test's."""
+    return [
+        lambda: aggregate(
+            spark,
+            events,
+            "orders",
+            "minutes",
+            window="1 minute",
+            watermark="1 minute",
+            by="$.user.id",
+            aggregates=("count", "sum($.total)", "min($.total)", "max($.total)"),
+            max_offsets=most,
+        ),
+        lambda: join(spark, events, "orders", "payments", "paid", within="3 minutes", how="left", max_offsets=most),
+        lambda: deduplicate(spark, events, "orders", "once", by="header:id", within="4 minutes", max_offsets=most),
+    ]
+
+
+def main(events: str, most: str) -> None:
+    spark = klamm.spark.session(master="local[2]", **SETTINGS)
+    with ThreadPoolExecutor() as pool:
+        for running in [pool.submit(each) for each in pipelines(spark, events, int(most))]:
+            running.result()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""The game of life as a pipeline: every generation in the topic is the one that NumPy has, whoever is killed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import klamm
+from tests.crash.cases import seed_of
+
+pytest.importorskip("pyspark")
+pytest.importorskip("rocksdict")
+
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+
+LIFE = Path(__file__).parents[3] / "examples" / "life"
+JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx1g"}  # it lives for seconds
+WORLD = 7
+PATIENCE_S = 300
+
+
+@pytest.fixture(scope="module")
+def life() -> SimpleNamespace:
+    """The modules of the example."""
+    sys.path.insert(0, str(LIFE))
+    try:
+        names = ("life", "reference", "watch", "world")
+        return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(LIFE))
+
+
+@contextmanager
+def pipeline(path: str, size: int, generations: int, *, quick: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """In a session of its own: Python, the JVM and Python's workers are killed together."""
+    command = [sys.executable, LIFE / "life.py", path, "--size", size, "--generations", generations, "--seed", WORLD]
+    environment = {**os.environ, **(JAVA if quick else {})}
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.communicate()
+
+
+def kill_after(store: klamm.Store, size: int, generations: int, begin: int, dice: random.Random, **how: Any) -> None:
+    """Run it up to a generation, and kill it anywhere in the next two: reading, computing, writing, noting."""
+    with pipeline(store.path, size, generations, **how) as process:
+        reached: list[float] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(reached) < 2:
+            with pytest.raises(subprocess.TimeoutExpired):  # it goes on
+                process.wait(0.02)
+            if latest(store) >= begin + len(reached):
+                reached.append(time.monotonic())
+            assert time.monotonic() < deadline
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(dice.random() * 2 * (reached[1] - reached[0]))
+
+
+def latest(store: klamm.Store) -> int:
+    """The generation that the topic has come to, as everybody sees it."""
+    if "life" not in store.topics():
+        return -1
+    with store.consumer("life", last=2, wait_ms=0) as consumer:  # the last offset is the transaction's marker
+        return max((int(record.value.split()[0]) for record in consumer), default=-1)
+
+
+def finish(store: klamm.Store, size: int, generations: int, **how: Any) -> None:
+    with pipeline(store.path, size, generations, **how) as process:
+        _, said = process.communicate(timeout=PATIENCE_S * 3)
+        assert process.returncode == 0, said.decode()
+
+
+def compare(store: klamm.Store, life: Any, size: int, generations: int) -> np.ndarray:
+    """Every generation, cell by cell; the last one."""
+    expected = life.world.random_cells(size, WORLD)
+    count = 0
+    for number, (generation, cells) in enumerate(life.world.generations(store, size)):
+        assert generation == number
+        if number:
+            expected = life.reference.step(expected)
+        assert np.array_equal(cells, expected), f"generation {generation}"
+        count += 1
+    assert count == generations + 1
+    assert klamm.check(store.path).ok
+    return expected
+
+
+def test_the_reference_knows_a_glider(life: Any) -> None:
+    cells = np.zeros((8, 8), bool)
+    cells[[0, 1, 2, 2, 2], [1, 2, 0, 1, 2]] = True
+    later = cells
+    for _ in range(4 * 8):  # it goes one cell down and right in four generations, and around the torus in 32
+        later = life.reference.step(later)
+    assert np.array_equal(later, cells)
+    assert not np.array_equal(life.reference.step(cells), cells)
+
+
+@pytest.mark.timeout(400)
+def test_a_world_that_stands_still_ends_the_run_and_a_stray_event_fails_the_next(
+    spark: Any, store: klamm.Store, life: Any
+) -> None:
+    cloudpickle.register_pickle_by_value(life.life)
+    cells = np.zeros((16, 16), bool)
+    cells[7:9, 7:9] = True
+    life.world.create(store)
+    life.world.seed(store, cells)
+    with pytest.raises(klamm.InvalidSetting, match="18 cells cannot be cut into 4 tiles"):
+        life.life.run(spark, store.path, 18, 9, WORLD)
+    assert [each["numInputRows"] for each in life.life.run(spark, store.path, 16, 9, WORLD)] == [4]
+    store.append("life", b"5 born", key=b"0,0")
+    with pytest.raises(StreamingQueryException, match=r"events of other generations than 1: \[5\]"):
+        life.life.run(spark, store.path, 16, 9, WORLD)
+    assert [cells.sum() for _, cells in life.world.generations(store, 16)] == [4, 5]
+
+
+@pytest.mark.timeout(400)
+def test_each_generation_equals_numpy_s_though_the_driver_is_killed(store: klamm.Store, life: Any) -> None:
+    size, generations = 64, 12
+    dice = random.Random(seed_of())
+    kill_after(store, size, generations, 3, dice)
+    finish(store, size, generations)
+    expected = compare(store, life, size, generations)
+
+    # A consumer that follows a cell sees its changes, all of them and in order.
+    history = [cells for _, cells in life.world.generations(store, size)]
+    flips = sum(a != b for a, b in zip([np.zeros_like(expected), *history], history, strict=False))
+    y, x = map(int, np.unravel_index(np.argmax(flips), flips.shape))
+    own = [bool(cells[y, x]) for cells in history]
+    changes = [
+        f"{number} {'born' if alive else 'died'}"
+        for number, (alive, before) in enumerate(zip(own, [False, *own], strict=False))
+        if alive != before
+    ]
+    assert len(changes) > 3
+    assert list(life.watch.cell(store, x, y, wait_ms=0)) == changes
+
+    # Compacted, the topic is the world as a table; a window of it is what it was.
+    assert store.compact("life", force=True).records_removed > 0
+    cells, _ = life.world.now(store, size)
+    assert np.array_equal(cells, expected)
+    *_, (generation, living) = life.watch.region(store, 8, 16, 20, 10, wait_ms=0)
+    assert generation == generations
+    assert living == {(8 + x, 16 + y) for y, x in np.argwhere(expected[16:26, 8:28])}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_200_generations_of_a_torus_of_512_equal_numpy_s_though_the_driver_is_killed_twice(
+    store: klamm.Store, life: Any
+) -> None:
+    size, generations = 512, 200
+    dice = random.Random(seed_of())
+    begin = time.monotonic()
+    for first in sorted(dice.sample(range(1, generations - 5), 2)):
+        kill_after(store, size, generations, first, dice, quick=False)
+    finish(store, size, generations, quick=False)
+    print(f"{generations} generations in {time.monotonic() - begin:.0f} s")
+    compare(store, life, size, generations)
