@@ -6,9 +6,13 @@ A page has them between <!-- begin: name --> and <!-- end: name -->; what is aro
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import typer.main
+
+from klamm.cli.main import COMMANDS, app
 from klamm.kafka.apis import TABLE
 from klamm.kafka.collector import MAX_OFFSETS, MAX_PARTITIONS, METRICS
 from klamm.kafka.config_entries import TOPIC_FACTS
@@ -60,11 +64,52 @@ def bounds() -> str:
     return f"A scrape gives at most {most}, the first by name."
 
 
+def walk_commands() -> Iterator[tuple[str, Any]]:
+    """Every command with what it is called: ("klamm topic create", its object)."""
+    for name in COMMANDS:
+        command = typer.main.get_command(app).get_command(None, name)
+        nested = getattr(command, "commands", None)
+        if nested is None:
+            yield f"klamm {name}", command
+        else:
+            yield from ((f"klamm {name} {verb}", each) for verb, each in nested.items())
+
+
+def commands() -> str:
+    parts = []
+    for name, command in walk_commands():
+        shown = [parameter for parameter in command.params if not parameter.hidden]
+        arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+        usage = " ".join([name, *(parameter.metavar for parameter in arguments), "[OPTIONS]"])
+        parts += [f"## {name}", "", f"`{usage}`", "", " ".join(command.help.split()), "", "| | |", "|---|---|"]
+        for parameter in shown:
+            parts.append(f"| {_spelled(parameter)} | {_cell(_meaning(parameter))} |")
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _spelled(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar}`"
+    value = "" if parameter.is_flag else f" {parameter.metavar}"
+    return _cell(", ".join(f"`{option}{value}`" for option in [*parameter.opts, *parameter.secondary_opts]))
+
+
+def _meaning(parameter: Any) -> str:
+    told = parameter.help or ""
+    if parameter.envvar:
+        told += f" Or `${parameter.envvar}`."
+    if parameter.param_type_name == "option" and not parameter.is_flag and parameter.default not in (None, ()):
+        told += f" [default: {parameter.default}]"
+    return told
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "cli.md": {"commands": commands},
     "kafka-apis.md": {"apis": apis, "facts": facts},
     "metrics.md": {"metrics": metrics, "bounds": bounds},
     "server-settings.md": {"settings": server_settings},

@@ -28,7 +28,7 @@ from klamm.errors import ReadOnly, StoreError, TopicExists
 from klamm.log.head import EVENTFUL
 from klamm.store import directory
 from klamm.store.deletion import delete_topic, sweep
-from klamm.types import Appended, PartitionInfo, TopicInfo, TransactionInfo
+from klamm.types import Appended, PartitionInfo, TopicInfo, TransactionInfo, html_table
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -76,11 +76,16 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     )
 
 
-def check(path: str | os.PathLike[str], *, repair: bool = False) -> Report:
-    """Walk every promise of the store at `path`; with `repair`, put right what can be without losing a record."""
+def check(
+    path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], object] | None = None
+) -> Report:
+    """Walk every promise of the store at `path`; with `repair`, put right what can be without losing a record.
+
+    `progress` is called with the bytes of log that were looked at, and those in all.
+    """
     from klamm.store.check import check as check_store
 
-    return check_store(path, repair=repair)
+    return check_store(path, repair=repair, progress=progress)
 
 
 class Store(GroupAdmin):
@@ -133,6 +138,11 @@ class Store(GroupAdmin):
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ", read-only" if self._read_only else ""
         return f"<Store {self._path}{state}>"
+
+    def _repr_html_(self) -> str:
+        topics = [] if self._closed else [self.topic(name) for name in self.topics()]
+        rows = [(each.name, len(each.partitions), each.count, each.size) for each in topics]
+        return html_table(repr(self), ("topic", "partitions", "offsets", "bytes"), rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._path, self._read_only, self._force_filesystem)
@@ -500,11 +510,13 @@ class Store(GroupAdmin):
 
         return compact(core, topic, force=force, memory_bytes=memory_bytes, progress=progress)
 
-    def backup(self, destination: str | os.PathLike[str]) -> Copied:
+    def backup(
+        self, destination: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+    ) -> Copied:
         """Copy the store, as it is at one moment, into a new directory. Others may go on using it."""
         from klamm.store.backup import backup
 
-        return backup(self._acquired(), os.fspath(destination))
+        return backup(self._acquired(), os.fspath(destination), progress=progress)
 
     def check(self, *, repair: bool = False) -> Report:
         """Walk every promise and say which is broken, and where; with `repair`, put right what can be."""

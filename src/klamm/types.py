@@ -1,4 +1,7 @@
-"""Values that the rooms hand to each other and to users. They do not change; ranges are half-open."""
+"""Values that the rooms hand to each other and to users. They do not change; ranges are half-open.
+
+What people look at in a notebook has `_repr_html_`: a small table, in which everything is escaped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,23 @@ __all__ = [
     "RunReport",
     "TopicInfo",
     "TransactionInfo",
+    "html_table",
 ]
+
+
+def html_table(title: str, names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table for a notebook: numbers on the right, None as a dash."""
+    from html import escape
+
+    def cell(value: object) -> str:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        text = "–" if value is None else f"{value:,}" if is_number else str(value)
+        return f'<td style="text-align: {"right" if is_number else "left"}">{escape(text)}</td>'
+
+    head = "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in names)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    caption = f'<caption style="text-align: left">{escape(title)}</caption>'
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 class Position(NamedTuple):
@@ -85,6 +104,11 @@ class TopicInfo:
     def size(self) -> int:
         """Bytes of all of its segments."""
         return sum(partition.size for partition in self.partitions)
+
+    def _repr_html_(self) -> str:
+        said = "".join(f", {name}={value}" for name, value in self.settings.items())
+        rows = [(each.number, each.start, each.end, each.size) for each in self.partitions]
+        return html_table(f"topic {self.name}{said}", ("partition", "start", "end", "bytes"), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +187,14 @@ class GroupInfo:
     def lag(self) -> int:
         """In all of its partitions."""
         return sum(each.lag for each in self.offsets)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (each.topic, each.partition, None if each.committed is None else each.committed.offset, each.end, each.lag)
+            for each in self.offsets
+        ]
+        title = f"group {self.name}: {self.state}, members: {len(self.members)}, lag: {self.lag:,}"
+        return html_table(title, ("topic", "partition", "committed", "end", "lag"), rows)
 
 
 class OffsetMove(NamedTuple):

@@ -3,7 +3,7 @@
 main                      the program: its commands, and how errors are said
 output, records, stores   tables or JSON lines, and progress; records as text; which store
 tail send sql exchange    daily acts (exchange: export and import)
-topic group dlq           nouns, with their verbs
+topic group dlq pipeline  nouns, with their verbs
 serve upkeep inspect      klamm serve; check, compact, backup; a segment file
 bench cheat               a load, measured; the ten commands people need
 notify                    what systemd is told

@@ -1,25 +1,27 @@
 """`klamm bench`: hammers producers and consumers against a directory or a Kafka address, with live rates.
 
 Every worker is a process of its own, and counts in shared memory; the parent only looks at the counters, four times a
-second, and starts no clock of its own in a worker's loop. Producers send until the records or the time are up;
-consumers read from the topic's end on, until they have seen everything that was sent. Each record carries the time at
-which it was sent, and one in a hundred is used to measure how long it took to its reader.
+second. Producers send until the records or the time are up; consumers read from the topic's end on, until they have
+seen everything that was sent, or, where nobody sends, from its start to its end. Each record carries the time at which
+it was sent, and some are used to measure how long it took to their reader. A store that is made for it is removed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from klamm.cli.output import count_of, facts, is_terminal, size_of
-from klamm.cli.stores import path_of
+from klamm.cli.stores import StoreOption, found_path
 from klamm.errors import InvalidSetting, KlammError
 
 __all__ = ["bench"]
@@ -30,6 +32,10 @@ _SAMPLES = 100_000  # a reader keeps at most
 _CHUNK = 500
 _STAMP = struct.Struct("<d")
 _PATIENCE_S = 30.0
+_WAIT_MS = 100
+_SILENCE_S = 5.0
+_OLDEST_MS = 3_600_000
+_FAILURE_BYTES = 500
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Load:
     seconds: float
     acks: str
     compression: str | None
+    from_start: bool
 
     @property
     def is_kafka(self) -> bool:
@@ -57,6 +64,7 @@ def bench(
     target: Annotated[
         str | None, typer.Argument(metavar="[PATH|kafka://HOST:PORT]", help="What to hammer. [default: the store]")
     ] = None,
+    store: StoreOption = None,
     topic: Annotated[
         str | None,
         typer.Option("-t", "--topic", metavar="TOPIC", help="This one, and leave it. [default: a new one]"),
@@ -77,23 +85,45 @@ def bench(
         raise InvalidSetting(f"--acks {acks}: does not fit", hint="want all or 1")
     if producers + consumers == 0:
         raise InvalidSetting("bench: nothing to do", hint="want at least one producer or consumer")
-    where = path_of(None) if target is None else target
+    if producers == 0 and topic is None:
+        raise InvalidSetting("bench: nobody sends, so what is to be read?", hint="want --topic, or a producer")
+    if target is not None and "://" in target and not target.startswith("kafka://"):
+        raise InvalidSetting(f"{target}: is neither a directory nor kafka://host:port")
+    where = found_path(store) if target is None else target
     name = topic or f"bench-{os.urandom(4).hex()}"
-    load = Load(where, name, size, count, seconds, acks, compression)
+    load = Load(where, name, size, count, seconds, acks, compression, from_start=producers == 0)
+    if not load.is_kafka:
+        from klamm.client.target import codec_of
+
+        codec_of(compression, None)  # said here, not by a worker
+    is_ours = not load.is_kafka and (not Path(where).exists() or not any(Path(where).iterdir()))
     _prepare(load, partitions, new=topic is None)
     try:
         rows = _hammer(load, producers, consumers)
     finally:
-        if topic is None:
+        if is_ours:
+            import shutil
+
+            shutil.rmtree(where, ignore_errors=True)
+        elif topic is None:
             _tidy(load)
-    facts(rows)
+    facts(_spoken(rows) if is_terminal() else rows)
+
+
+def _spoken(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For people: no more columns than a terminal has room for."""
+    names = {"records_per_s": "records/s", "bytes_per_s": "bytes/s", "cpu_s": "CPU s", "p50_ms": "p50 ms"}
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
 
 
 # ---- the topic
 
 
+_QUIET = {"log_level": 0}  # what librdkafka has to say about a broker that is not there, we say ourselves
+
+
 def _admin(load: Load) -> Any:
-    return _confluent().admin.AdminClient({"bootstrap.servers": load.address})
+    return _confluent().admin.AdminClient({"bootstrap.servers": load.address, **_QUIET})
 
 
 def _confluent() -> Any:
@@ -109,11 +139,13 @@ def _prepare(load: Load, partitions: int, *, new: bool) -> None:
     if load.is_kafka:
         if new:
             kafka = _confluent()
-            made = _admin(load).create_topics([kafka.admin.NewTopic(load.topic, partitions, 1)], request_timeout=10)
+            admin = _admin(load)
+            made = admin.create_topics([kafka.admin.NewTopic(load.topic, partitions, 1)], request_timeout=10)
             try:
                 made[load.topic].result(15)
-            except kafka.KafkaException as error:
-                raise KlammError(f"{load.target}: cannot make a topic: {error}", hint="does it listen there?") from None
+            except (kafka.KafkaException, TimeoutError) as error:
+                what = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+                raise KlammError(f"{load.target}: cannot make a topic: {what}", hint="does it listen there?") from None
         return
     import klamm
 
@@ -126,7 +158,8 @@ def _prepare(load: Load, partitions: int, *, new: bool) -> None:
 
 def _tidy(load: Load) -> None:
     if load.is_kafka:
-        _admin(load).delete_topics([load.topic], request_timeout=10)[load.topic].result(15)
+        admin = _admin(load)
+        admin.delete_topics([load.topic], request_timeout=10)[load.topic].result(15)
         return
     import klamm
 
@@ -146,12 +179,29 @@ class Counters:
         self.samples = context.RawArray("f", _SAMPLES)
         self.sampled = context.RawValue("q", 0)
         self.cpu = context.RawValue("d", 0.0)
+        self.ended = context.RawValue("d", 0.0)
+        self.failure = context.RawArray("c", _FAILURE_BYTES)
+
+    def end(self) -> None:
+        self.ended.value = time.monotonic()  # one clock for all processes
 
     def sample(self, milliseconds: float) -> None:
         number = self.sampled.value
-        if number < _SAMPLES:
+        if number < _SAMPLES and 0 <= milliseconds < _OLDEST_MS:  # else it is nobody's stamp, or an old one
             self.samples[number] = milliseconds
             self.sampled.value = number + 1
+
+
+def _work(what: Callable[..., None], load: Load, mine: Counters, *more: Any) -> None:
+    """In a process of its own. What goes wrong there is the parent's to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, too
+    try:
+        what(load, mine, *more)
+        mine.cpu.value = time.process_time()
+    except Exception as error:  # noqa: BLE001
+        told = error.message if isinstance(error, KlammError) else f"{type(error).__name__}: {error}"
+        mine.failure.value = told.encode()[: _FAILURE_BYTES - 1]
+        os._exit(1)
 
 
 def _produce(load: Load, mine: Counters, go: Any) -> None:
@@ -168,29 +218,42 @@ def _produce(load: Load, mine: Counters, go: Any) -> None:
         done += min(_CHUNK, load.count - done)
         mine.records.value = done
     finish()
-    mine.cpu.value = time.process_time()
+    mine.end()
 
 
 def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]]:
     if load.is_kafka:
+        failed: list[str] = []
         producer = _confluent().Producer(
             {
                 "bootstrap.servers": load.address,
+                **_QUIET,
                 "acks": load.acks,
                 "compression.type": load.compression or "none",
                 "linger.ms": 5,
+                "delivery.report.only.error": True,
                 "queue.buffering.max.messages": 500_000,
             }
         )
 
+        def on_delivery(error: Any, _: Any) -> None:
+            if error is not None:
+                failed.append(error.str())
+
         def put(value: bytes) -> None:
             while True:
                 try:
-                    return producer.produce(load.topic, value)  # type: ignore[no-any-return]
+                    return producer.produce(load.topic, value, on_delivery=on_delivery)  # type: ignore[no-any-return]
                 except BufferError:
                     producer.poll(0.01)
 
-        return put, lambda: producer.flush(_PATIENCE_S)
+        def finish() -> None:
+            if producer.flush(_PATIENCE_S) or failed:
+                raise KlammError(
+                    f"{load.target}: not every record was taken: {failed[0] if failed else 'it is silent'}"
+                )
+
+        return put, finish
     import klamm
 
     store = klamm.open(load.target)
@@ -200,52 +263,67 @@ def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]
 
 
 def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
-    """Until it has as many as were sent, once all are."""
-    poll, close = _poller(load)
+    """Until it has as many as were sent, once all are; or as many as there are."""
+    poll, close, there = _poller(load)
     mine.ready.set()
     go.wait()
     done = 0
     quiet = time.monotonic()
-    while not (over.is_set() and done >= sent.value):
+    mine.end()
+    while not (over.is_set() and done >= (there if load.from_start else sent.value)):
         values = poll()
         if values:
             done += len(values)
             mine.records.value = done
             now = time.time()
             for value in values[:: max(1, min(_SAMPLE, len(values)))]:
-                mine.sample((now - _STAMP.unpack_from(value)[0]) * 1000)
-            quiet = time.monotonic()
+                if len(value) >= _STAMP.size and not load.from_start:
+                    mine.sample((now - _STAMP.unpack_from(value)[0]) * 1000)
+            mine.end()
+            quiet = mine.ended.value
+        elif load.from_start and time.monotonic() - quiet > load.is_kafka * _SILENCE_S:
+            break  # of a compacted topic there are fewer than its offsets say
         elif time.monotonic() - quiet > _PATIENCE_S:
-            break
+            raise KlammError(f"{load.target}: {done:,} records came, then nothing for {_PATIENCE_S:.0f} s")
     close()
-    mine.cpu.value = time.process_time()
 
 
-def _poller(load: Load) -> tuple[Callable[[], list[bytes]], Callable[[], object]]:
+def _poller(load: Load) -> tuple[Callable[[], list[bytes]], Callable[[], object], int]:
+    """How to get values, how to end, and how many there are to be read from the start."""
     if load.is_kafka:
         kafka = _confluent()
         consumer = kafka.Consumer(
             {
                 "bootstrap.servers": load.address,
+                **_QUIET,
                 "group.id": load.topic,
                 "enable.auto.commit": False,
             }
         )
         found = consumer.list_topics(load.topic, 10).topics[load.topic]
         places = [kafka.TopicPartition(load.topic, number) for number in found.partitions]
+        there = 0
         for place in places:
-            place.offset = consumer.get_watermark_offsets(place, 10)[1]
+            low, high = consumer.get_watermark_offsets(place, 10)
+            place.offset = low if load.from_start else high
+            there += high - low
         consumer.assign(places)
 
         def poll() -> list[bytes]:
-            return [message.value() for message in consumer.consume(10_000, 0.1) if message.error() is None]
+            return [message.value() or b"" for message in consumer.consume(10_000, 0.1) if message.error() is None]
 
-        return poll, consumer.close
+        return poll, consumer.close, there
     import klamm
 
     store = klamm.open(load.target)
-    reader = store.consumer(load.topic, start="latest", form="values", wait_ms=100)
-    return lambda: reader.poll(max_records=10_000), store.close
+    reader = store.consumer(
+        load.topic, start="earliest" if load.from_start else "latest", form="values", wait_ms=_WAIT_MS
+    )
+    return (
+        lambda: [value or b"" for value in reader.poll(max_records=10_000)],
+        store.close,
+        store.topic(load.topic).count,
+    )
 
 
 # ---- the parent
@@ -258,44 +336,56 @@ def _hammer(load: Load, producers: int, consumers: int) -> list[dict[str, Any]]:
     go, over, sent = context.Event(), context.Event(), context.RawValue("q", 0)
     senders = [Counters(context) for _ in range(producers)]
     readers = [Counters(context) for _ in range(consumers)]
-    workers = [context.Process(target=_produce, args=(load, each, go), daemon=True) for each in senders]
-    workers += [context.Process(target=_consume, args=(load, each, go, sent, over), daemon=True) for each in readers]
-    for worker in workers:
-        worker.start()
+    workers = [context.Process(target=_work, args=(_produce, load, each, go), daemon=True) for each in senders]
+    workers += [
+        context.Process(target=_work, args=(_consume, load, each, go, sent, over), daemon=True) for each in readers
+    ]
+    everybody = list(zip(workers, [*senders, *readers], strict=True))
+    _start(workers)
     try:
-        for each, worker in zip([*senders, *readers], workers, strict=True):
+        for worker, each in everybody:
             while not each.ready.wait(0.1):
                 if not worker.is_alive():
-                    raise KlammError("bench: a worker could not start", hint="what it said is above")
+                    _refuse_failed(everybody)
         begin = time.monotonic()
         go.set()
-        _watch(load, workers[:producers], senders, readers, begin, producers * load.count)
-        wrote = time.monotonic() - begin
+        _watch(workers[:producers], senders, readers, begin, producers * load.count)
+        _refuse_failed(everybody)
         sent.value = sum(each.records.value for each in senders)
         over.set()
-        _watch(load, workers[producers:], senders, readers, begin, sent.value)
-        read = time.monotonic() - begin
-    except KeyboardInterrupt:
-        over.set()
-        raise
-    finally:
+        _watch(workers[producers:], senders, readers, begin, sent.value)
+    finally:  # whoever is still at it was interrupted, or is of no use any more
         for worker in workers:
-            worker.join(2)
             if worker.is_alive():
                 worker.kill()
-    failed = [worker for worker in workers if worker.exitcode]
-    if failed:
-        raise KlammError(f"bench: {count_of(len(failed), 'worker')} failed", hint="what they said is above")
+            worker.join()
+    _refuse_failed(everybody)
     rows = []
     if senders:
-        rows.append(_row("producers", senders, load, wrote))
+        rows.append(_row("producer", senders, load, begin))
     if readers:
-        rows.append(_row("consumers", readers, load, read))
+        rows.append(_row("consumer", readers, load, begin))
     return rows
 
 
+def _start(workers: list[Any]) -> None:
+    """Deaf to Ctrl-C from their first moment on."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for worker in workers:
+            worker.start()
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
+def _refuse_failed(workers: list[tuple[Any, Counters]]) -> None:
+    failed = [each for worker, each in workers if worker.exitcode]
+    if failed:
+        why = next((each.failure.value.decode("utf-8", "replace") for each in failed if each.failure.value), "killed")
+        raise KlammError(f"bench: {count_of(len(failed), 'worker')} failed: {why}")
+
+
 def _watch(
-    load: Load,
     workers: list[Any],
     senders: list[Counters],
     readers: list[Counters],
@@ -303,9 +393,11 @@ def _watch(
     total: int,
 ) -> None:
     """Until these workers have ended; live rates on a terminal."""
+    from multiprocessing import connection
+
     before, then = (0, 0), begin
     while any(worker.is_alive() for worker in workers):
-        time.sleep(_LOOK_S)
+        connection.wait([worker.sentinel for worker in workers], _LOOK_S)
         now = time.monotonic()
         counts = (sum(each.records.value for each in senders), sum(each.records.value for each in readers))
         if sys.stderr.isatty():
@@ -319,12 +411,13 @@ def _watch(
         sys.stderr.write("\r\x1b[K")
 
 
-def _row(who: str, counters: list[Counters], load: Load, seconds: float) -> dict[str, Any]:
+def _row(who: str, counters: list[Counters], load: Load, begin: float) -> dict[str, Any]:
+    seconds = max(each.ended.value for each in counters) - begin
     records = sum(each.records.value for each in counters)
     samples = sorted(value for each in counters for value in each.samples[: each.sampled.value])
     rate = records / seconds
     row: dict[str, Any] = {
-        "who": f"{len(counters)} {who}",
+        "who": count_of(len(counters), who),
         "records": records,
         "seconds": round(seconds, 2),
         "records_per_s": round(rate),

@@ -6,15 +6,18 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment
+from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
 from klamm.cli.records import json_bytes, text
-from klamm.cli.stores import StoreOption, opened
+from klamm.cli.stores import StoreOption, opened, some_topics
 
 __all__ = ["app"]
 
 app = typer.Typer(name="dlq", help="Dead letters: list, redrive.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic, such as orders.dlq.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="The dead-letter topic, such as orders.dlq.", autocompletion=some_topics),
+]
 
 
 @app.command("list")
@@ -24,18 +27,27 @@ def list_letters(topic: Name, store: StoreOption = None) -> None:
         rows = []
         for letter in events.dead_letters(topic):
             origin, record = letter.origin, letter.record
-            row = {
-                "partition": record.partition,
-                "offset": record.offset,
-                "time": moment(record.timestamp),
-                "origin": None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}",
-                "attempts": letter.attempts,
-                "error": letter.error,
-                "reason": letter.reason,
-                "key": text(record.key) if is_terminal() else json_bytes(record.key),
-            }
-            if not is_terminal():
-                row["value"] = json_bytes(record.value)
+            came_from = None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
+            if is_terminal():
+                row = {
+                    "letter": f"{record.partition}/{record.offset}",
+                    "origin": came_from,
+                    "tries": letter.attempts,
+                    "reason": f"{letter.error}: {letter.reason}" if letter.reason else letter.error or None,
+                    "key": None if record.key is None else text(record.key),
+                }
+            else:
+                row = {
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "timestamp": record.timestamp,
+                    "origin": came_from,
+                    "attempts": letter.attempts,
+                    "error": letter.error,
+                    "reason": letter.reason,
+                    "key": json_bytes(record.key),
+                    "value": json_bytes(record.value),
+                }
             rows.append(row)
         facts(rows, empty=f"no dead letters in {topic}")
 

@@ -6,7 +6,8 @@
              tombstones are refused
     parquet  columns as in docs/guide/arrow-and-sql.md: nothing is lost
 
-An import keeps keys, values, headers and timestamps, and partitions with --partitions; offsets are new.
+An export ends where the topic ended when it began. An import keeps keys, values, headers and timestamps, and
+partitions with --partitions; offsets are new.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import typer
 
 from klamm.cli.output import Tick, count_of, fact, is_terminal, progress
 from klamm.cli.records import as_json, parse_time
-from klamm.cli.send import Sent, from_json
-from klamm.cli.stores import CreateOption, StoreOption, opened
-from klamm.errors import InvalidSetting, KlammError, UnknownTopic
+from klamm.cli.send import Sent, from_json, provide, send_all
+from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened, some_topics
+from klamm.cli.tail import up_to
+from klamm.errors import InvalidRecord, InvalidSetting, KlammError
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -36,6 +38,7 @@ FORMATS = ("jsonl", "csv", "parquet")
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _CHUNK = 5_000
 _FIELDS = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+_LONGEST = 2**31 - 1  # of a field of CSV, which Python bounds, and where C counts
 
 FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help="jsonl, csv or parquet. [default: by the file's name]")
@@ -43,15 +46,10 @@ FormatOption = Annotated[
 
 
 def _format(given: str | None, path: str) -> str:
-    named = given or {
-        ".jsonl": "jsonl",
-        ".ndjson": "jsonl",
-        ".json": "jsonl",
-        ".csv": "csv",
-        ".parquet": "parquet",
-    }.get(Path(path).suffix, "jsonl" if path == "-" else "")
+    named = given or _SUFFIXES.get(Path(path).suffix, "jsonl" if path == "-" else "")
     if named not in FORMATS:
-        raise InvalidSetting(f"{path}: in which format?", hint=f"want --format {', '.join(FORMATS)}")
+        what = f"{path}: in which format?" if given is None else f"--format {given}: does not fit"
+        raise InvalidSetting(what, hint=f"want --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return named
 
 
@@ -59,7 +57,9 @@ def _format(given: str | None, path: str) -> str:
 
 
 def export(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="The topic; or give --sql.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="The topic; or give --sql.", autocompletion=some_topics)
+    ] = None,
     to: Annotated[str, typer.Option("-o", "--to", metavar="FILE", help="Where to; -: stdout.")] = "-",
     store: StoreOption = None,
     form: FormatOption = None,
@@ -81,20 +81,37 @@ def export(
         raise InvalidSetting("--since and --until are for topics", hint="say it in the query: where timestamp > …")
     if to != "-" and Path(to).exists() and not force:
         raise InvalidSetting(f"{to}: is there already", hint="--force overwrites it")
+    if chosen == "parquet" and to == "-" and is_terminal():
+        raise InvalidSetting("Parquet is nothing for a terminal", hint="want -o FILE")
     start = None if since is None else parse_time(since, "--since")
     end = None if until is None else parse_time(until, "--until")
     with opened(store) as events:
-        if topic is not None:
-            events.topic(topic)  # UnknownTopic before a file is made
-        with _into(to) as file, progress("exporting") as tick:
+        ranges = {} if topic is None else _ranges(events, topic, start, end)  # UnknownTopic before a file is made
+        with _into(to) as file, progress("exporting", printing=to == "-") as tick:
             if query is not None:
-                count = _export_query(events, query, chosen, file)
+                count = _export_query(events, query, chosen, file, tick)
             elif chosen == "parquet":
-                count = _parquet(events.scan(str(topic), start=start, end=end).reader(), file, tick, None)
+                count = _export_parquet(events, str(topic), ranges, file, tick)
             else:
-                count = _export_topic(events, str(topic), chosen, file, start, end, in_base64, tick)
+                count = _export_rows(events, str(topic), ranges, chosen, file, in_base64, tick)
     if to != "-":
-        typer.echo(f"{count_of(count, 'row' if query else 'record')} to {to}", err=True)
+        told = f"{count_of(count, 'row' if query else 'record')} to {to}"
+        typer.echo(told, err=True) if is_terminal() else fact({"to": to, "rows" if query else "records": count})
+
+
+def _ranges(store: Store, topic: str, start: datetime | None, end: datetime | None) -> dict[int, range]:
+    """Offsets, by partition, from the first that is as young as `start` up to the first that is as young as `end`."""
+
+    def at(number: int, when: datetime | None, otherwise: int, none_is: int) -> int:
+        if when is None:
+            return otherwise
+        found = store.offset_at(topic, number, when)
+        return none_is if found is None else found
+
+    return {
+        each.number: range(at(each.number, start, each.start, each.end), at(each.number, end, each.end, each.end))
+        for each in store.topic(topic).partitions
+    }
 
 
 @contextmanager
@@ -105,6 +122,8 @@ def _into(to: str) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     aside = Path(f"{to}.part")
+    if not aside.parent.is_dir():
+        raise InvalidSetting(f"{to}: there is no directory {aside.parent}")
     try:
         with aside.open("wb") as file:
             yield file
@@ -113,40 +132,44 @@ def _into(to: str) -> Iterator[IO[bytes]]:
         aside.unlink(missing_ok=True)
 
 
-def _export_topic(
-    store: Store,
-    topic: str,
-    form: str,
-    file: IO[bytes],
-    start: datetime | None,
-    end: datetime | None,
-    in_base64: bool,
-    tick: Tick,
+def _export_rows(
+    store: Store, topic: str, ranges: dict[int, range], form: str, file: IO[bytes], in_base64: bool, tick: Tick
 ) -> int:
-    total, done = store.topic(topic).count, 0
     write = _csv_writer(file, _FIELDS) if form == "csv" else None
-    last = None if end is None else end.timestamp() * 1000
-    with store.consumer(topic, start="earliest" if start is None else start, wait_ms=0) as consumer:
-        for batch in consumer.batches(max_records=_CHUNK):
+    total, done = sum(map(len, ranges.values())), 0
+    starts = {number: offsets.start for number, offsets in ranges.items()}
+    with store.consumer(topic, start=starts, wait_ms=0, on_out_of_range="earliest") as consumer:
+        for number, offsets in ranges.items():
+            if not offsets:
+                consumer.pause(topic, number)
+        for batch in up_to(consumer, {number: offsets.stop for number, offsets in ranges.items() if offsets}):
             for record in batch:
-                if last is not None and record.timestamp >= last:
-                    continue
                 row = as_json(record)
                 if write is None:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 else:
                     _to_csv(record, row, in_base64)
                     write([row[name] for name in _FIELDS])
-                done += 1
+            done += len(batch)
             tick(done, total)
     return done
+
+
+def _export_parquet(store: Store, topic: str, ranges: dict[int, range], file: IO[bytes], tick: Tick) -> int:
+    _pyarrow()
+    scan = store.scan(
+        topic,
+        start={number: offsets.start for number, offsets in ranges.items()},
+        end={number: max(offsets.start, offsets.stop) for number, offsets in ranges.items()},
+    )
+    return _parquet(scan.reader(), file, tick, sum(map(len, ranges.values())))
 
 
 def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:
     from base64 import b64encode
 
     if record.value is None:
-        raise InvalidSetting(
+        raise InvalidRecord(
             f"{record.topic}/{record.partition}/{record.offset}: is a tombstone, which CSV cannot say",
             hint="jsonl and parquet can",
         )
@@ -155,7 +178,7 @@ def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:
         if in_base64:
             row[name] = "" if data is None else b64encode(data).decode()
         elif isinstance(row[name], dict):
-            raise InvalidSetting(
+            raise InvalidRecord(
                 f"{record.topic}/{record.partition}/{record.offset}: its {name} is no text",
                 hint="--base64 writes any bytes",
             )
@@ -163,24 +186,28 @@ def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:
 
 
 def _csv_writer(file: IO[bytes], names: Iterable[str]) -> Callable[[list[Any]], object]:
-    class Text:
-        def write(self, text: str) -> int:
-            return file.write(text.encode())
-
     import csv
 
-    writer = csv.writer(Text(), lineterminator="\n")
+    class Lines:
+        def write(self, row: str) -> int:
+            return file.write(row.removesuffix("\r\n").encode() + b"\n")
+
+    writer = csv.writer(Lines(), lineterminator="\r\n")  # which lets it quote both of these within a value
     writer.writerow(names)
     return writer.writerow
 
 
-def _parquet(reader: Any, file: IO[bytes], tick: Tick, total: int | None) -> int:
+def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
         raise KlammError("pyarrow is not installed", hint="pip install 'klamm[arrow]'") from None
+    return pyarrow
+
+
+def _parquet(reader: Any, file: IO[bytes], tick: Tick, total: int | None) -> int:
     done = 0
-    with pyarrow.parquet.ParquetWriter(file, reader.schema, compression="zstd") as writer:
+    with _pyarrow().parquet.ParquetWriter(file, reader.schema, compression="zstd") as writer:
         for batch in reader:
             writer.write_batch(batch)
             done += batch.num_rows
@@ -188,37 +215,36 @@ def _parquet(reader: Any, file: IO[bytes], tick: Tick, total: int | None) -> int
     return done
 
 
-def _export_query(store: Store, query: str, form: str, file: IO[bytes]) -> int:
-    import duckdb
+def _export_query(store: Store, query: str, form: str, file: IO[bytes], tick: Tick) -> int:
+    from klamm.cli.sql import asked, connect, names_of, plain
 
-    from klamm.cli.sql import _plain, connect
-
-    connection = connect(store)
-    try:
-        if form == "parquet":
-            return _parquet(connection.execute(query).fetch_record_batch(), file, lambda done, total: None, None)
-        found = connection.execute(query)
-        names = [column[0] for column in found.description or ()]
+    connection = connect(store, query)
+    if form == "parquet":
+        arrow = _pyarrow()
+        with asked(connection.sql, query) as found:
+            if found is None:
+                raise InvalidSetting("sql: the query has no result", hint="want one that starts with select")
+            return _parquet(arrow.RecordBatchReader.from_stream(found), file, tick, None)
+    with asked(connection.execute, query) as found:
+        names = names_of(found)
         write = _csv_writer(file, names) if form == "csv" else None
         done = 0
         while rows := found.fetchmany(_CHUNK):
             for row in rows:
-                told = [_plain(each) for each in row]
+                told = [plain(each) for each in row]
                 if write is None:
                     file.write(json.dumps(dict(zip(names, told, strict=True)), ensure_ascii=False).encode() + b"\n")
                 else:
                     write([json.dumps(each) if isinstance(each, dict | list) else each for each in told])
-            done += len(rows)
+            tick(done := done + len(rows), None)
         return done
-    except duckdb.Error as error:
-        raise InvalidSetting("sql: " + " ".join(str(error).split())) from None
 
 
 # ---- import
 
 
 def import_(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicArgument,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote; -: stdin.")] = "-",
     store: StoreOption = None,
     form: FormatOption = None,
@@ -230,17 +256,20 @@ def import_(
 ) -> None:
     """Append what a file holds to a topic. Keys, values, headers and timestamps are kept; offsets are new."""
     chosen = _format(form, file)
+    if in_base64 and chosen != "csv":
+        raise InvalidSetting("--base64: is for CSV", hint="the other formats keep every byte anyway")
     path = None if file == "-" else Path(file)
-    with opened(store, create=create) as events:
-        if create:
-            events.create_topic(topic, exist_ok=True)
-        elif topic not in events.topics():
-            raise UnknownTopic(f"there is no topic {topic!r}", hint=f"klamm topic create {topic}, or import --create")
-        with progress("importing") as tick:
-            if chosen == "parquet":
-                done = _import_parquet(events, topic, path, partitions, tick)
-            else:
-                done = _import_rows(events, topic, _rows(path, chosen, in_base64), partitions, tick)
+    if path is not None and not path.exists():
+        raise InvalidSetting(f"{path}: is not there")
+    if path is None and chosen == "parquet":
+        raise InvalidSetting("Parquet cannot be read from stdin", hint="name the file")
+    with provide(store, topic, create=create, command="import") as events, progress("importing") as tick:
+        if path is not None and chosen == "parquet":
+            done = _import_parquet(events, topic, path, partitions, tick)
+        else:
+            rows = _rows(path, chosen, in_base64)
+            chosen_rows = rows if partitions else (each._replace(partition=None) for each in rows)
+            done = send_all(events, topic, chosen_rows, tick=lambda done: tick(done, None))
     if is_terminal():
         typer.echo(f"{count_of(done, 'record')} to {topic}", err=True)
     else:
@@ -249,74 +278,69 @@ def import_(
 
 def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[Sent]:
     source: IO[bytes] = sys.stdin.buffer if path is None else path.open("rb")
+    where = str(path or "stdin")
     try:
-        if form == "jsonl":
-            for number, line in enumerate(source, 1):
-                if line.strip():
-                    yield from_json(line, f"{path or 'stdin'}: line {number}")
+        if form == "csv":
+            yield from _csv_rows(source, where, in_base64)
             return
-        import csv
-
-        text = (line.decode() for line in source)
-        for number, row in enumerate(csv.DictReader(text), 2):
-            yield _from_csv(row, f"{path or 'stdin'}: line {number}", in_base64)
+        for number, line in enumerate(source, 1):
+            if line.strip():
+                yield from_json(line, f"{where}: line {number}")
     finally:
         if path is not None:
             source.close()
 
 
-def _from_csv(row: dict[str, str | None], where: str, in_base64: bool) -> Sent:
+def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[Sent]:
+    import csv
+
+    csv.field_size_limit(_LONGEST)
+    reader = csv.DictReader(line.decode() for line in source)
+    while True:
+        try:
+            row = next(reader, None)
+            if row is None:
+                return
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InvalidRecord(f"{where}: line {reader.line_num + 1}: is no CSV: {error}") from None
+        yield _from_csv(row, f"{where}: line {reader.line_num}", in_base64)
+
+
+def _from_csv(row: dict[Any, Any], where: str, in_base64: bool) -> Sent:
     if "value" not in row:
-        raise InvalidSetting(f"{where}: there is no column value", hint="the first line names the columns")
+        raise InvalidRecord(f"{where}: there is no column value", hint="the first line names the columns")
+    if None in row or None in row.values():
+        raise InvalidRecord(f"{where}: has {'more' if None in row else 'fewer'} fields than there are columns")
     data: dict[str, Any] = {"value": row["value"]}
     if row.get("key"):
         data["key"] = row["key"]
     if in_base64:
-        data = {name: {"base64": each or ""} for name, each in data.items()}
+        data = {name: {"base64": each} for name, each in data.items()}
     try:
         for name in ("partition", "timestamp"):
             if row.get(name):
-                data[name] = int(str(row[name]))
+                data[name] = int(row[name])
         if row.get("headers"):
-            data["headers"] = json.loads(str(row["headers"]))
+            data["headers"] = json.loads(row["headers"])
     except ValueError as error:
-        raise InvalidSetting(f"{where}: does not fit: {error}") from None
+        raise InvalidRecord(f"{where}: does not fit: {error}") from None
     return from_json(json.dumps(data), where)
 
 
-def _import_rows(store: Store, topic: str, rows: Iterator[Sent], partitions: bool, tick: Tick) -> int:
-    done = 0
-    with store.producer() as producer:
-        for each in rows:
-            options: dict[str, Any] = {} if each.timestamp is None else {"timestamp": each.timestamp}
-            producer.send(
-                topic,
-                each.value,
-                key=each.key,
-                headers=each.headers or None,
-                partition=each.partition if partitions else None,
-                **options,
-            )
-            done += 1
-            if done % 1000 == 0:
-                tick(done, None)
-    return done
-
-
-def _import_parquet(store: Store, topic: str, path: Path | None, partitions: bool, tick: Tick) -> int:
-    if path is None:
-        raise InvalidSetting("Parquet cannot be read from stdin", hint="name the file")
+def _import_parquet(store: Store, topic: str, path: Path, partitions: bool, tick: Tick) -> int:
+    arrow = _pyarrow()
     try:
-        import pyarrow.parquet
-    except ImportError:
-        raise KlammError("pyarrow is not installed", hint="pip install 'klamm[arrow]'") from None
-    source = pyarrow.parquet.ParquetFile(path)
-    wanted = ("key", "value", "timestamp", "headers", *(("partition",) if partitions else ()))
-    columns = [name for name in wanted if name in source.schema_arrow.names]
-    if "value" not in columns:
-        raise InvalidSetting(f"{path}: there is no column value", hint=f"it has {', '.join(source.schema_arrow.names)}")
-    done, total = 0, source.metadata.num_rows
-    for batch in source.iter_batches(columns=columns):
-        done += store.append_table(topic, pyarrow.Table.from_batches([batch])).count
-        tick(done, total)
+        source = arrow.parquet.ParquetFile(path)
+    except (arrow.ArrowException, ValueError) as error:
+        raise InvalidRecord(f"{path}: is no Parquet: {error}") from None
+    with source:
+        names = source.schema_arrow.names
+        wanted = ("key", "value", "timestamp", "headers", *(("partition",) if partitions else ()))
+        columns = [name for name in wanted if name in names]
+        if "value" not in columns:
+            raise InvalidRecord(f"{path}: there is no column value", hint=f"it has {', '.join(names)}")
+        done, total = 0, source.metadata.num_rows
+        for batch in source.iter_batches(columns=columns):
+            done += store.append_table(topic, arrow.Table.from_batches([batch])).count
+            tick(done, total)
     return done

@@ -8,14 +8,14 @@ import typer
 
 from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
 from klamm.cli.records import parse_time
-from klamm.cli.stores import PartitionOption, StoreOption, opened
-from klamm.errors import InvalidSetting
+from klamm.cli.stores import PartitionOption, StoreOption, opened, some_groups, some_topics
+from klamm.errors import InvalidSetting, UnknownGroup
 
 __all__ = ["app"]
 
 app = typer.Typer(name="group", help="Groups: list, show, reset, delete.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=some_groups)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -100,7 +100,13 @@ def reset(
     store: StoreOption = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option("-t", "--topic", metavar="TOPIC", help="Only in this one; may be repeated. [default: all it has]"),
+        typer.Option(
+            "-t",
+            "--topic",
+            metavar="TOPIC",
+            help="Only in this one; may be repeated. [default: all it has]",
+            autocompletion=some_topics,
+        ),
     ] = None,
     partition: PartitionOption = None,
     earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
@@ -111,7 +117,9 @@ def reset(
         typer.Option("--to-time", metavar="TIME", help="To the first record since: 2h, 2026-11-15T10:00."),
     ] = None,
     by: Annotated[int | None, typer.Option(metavar="N", help="Ahead by N, or back by -N.")] = None,
-    like: Annotated[str | None, typer.Option(metavar="GROUP", help="To where another group stands.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="To where another group stands.", autocompletion=some_groups)
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """Move a group that has no members. Shows the plan first."""
@@ -120,9 +128,16 @@ def reset(
         topics: Any = topic
         if partition is not None:
             if not topic or len(topic) != 1:
-                raise InvalidSetting("--partition needs one --topic")
+                raise InvalidSetting(
+                    "--partition needs one --topic", hint="say -t TOPIC; each has a partition of that number"
+                )
             topics = {topic[0]: [partition]}
         plan = events.plan_reset(group, topics, to=to)
+        if not plan:
+            raise UnknownGroup(
+                f"group {group!r}: has no offsets that could be moved so",
+                hint="name topics by -t, and where to: --to-earliest, --to-latest, --to-offset or --to-time",
+            )
         rows = [
             {"topic": each.topic, "partition": each.partition, "before": each.before, "after": each.after}
             for each in plan

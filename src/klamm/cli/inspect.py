@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from klamm.cli.output import facts, is_terminal, moment
-from klamm.cli.records import json_bytes, text
+from klamm.cli.records import as_json, text
 from klamm.errors import CorruptBatch, InvalidSetting
 
 __all__ = ["inspect"]
@@ -31,76 +31,99 @@ def inspect(
     name = re.fullmatch(r"(\d{20})\.log.*", file.name)
     if name is None:
         raise InvalidSetting(f"{file}: is not named like a segment", hint="want 00000000000000000000.log")
-    size = file.stat().st_size
     rows: list[dict[str, Any]] = []
     shown = 0
     damaged = False
-    for each in batches(str(file), int(name[1]), size, contiguous=False):
+    for each in batches(str(file), int(name[1]), file.stat().st_size, contiguous=False):
+        if limit is not None and shown >= limit:
+            break
         if isinstance(each, Damage):
             damaged = True
-            rows.append({**_blank(each.position), "what": f"DAMAGED up to byte {each.stop}: {each.message}"})
+            rows.append(_damage(each.position, f"DAMAGED up to byte {each.stop}: {each.message}"))
         elif each.header.next_offset > offset:
-            rows += _rows(file, each, records=records)
+            with file.open("rb") as source:
+                source.seek(each.position)
+                data = source.read(each.header.size)
+            rows.append(_batch(each.position, each.header, data))
+            rows += _records(each.position, data) if records and not each.header.is_control else []
             shown += 1
         if len(rows) >= _ROWS:
             facts(rows)
             rows = []
-        if limit is not None and shown >= limit:
-            break
-    facts(rows, empty="no batches")
+    if rows or not (shown or damaged):
+        facts(rows, empty="no batches")
     if damaged:
         raise typer.Exit(_DAMAGED)
 
 
-def _blank(position: int) -> dict[str, Any]:
-    names = ("offsets", "records", "bytes", "codec", "time", "producer", "epoch", "what")
-    return {"position": position, **dict.fromkeys(names)}
+def _damage(position: int, what: str) -> dict[str, Any]:
+    return _row(position, what=what) if is_terminal() else {"position": position, "damaged": what}
 
 
-def _rows(file: Path, batch: Any, *, records: bool) -> list[dict[str, Any]]:
-    header = batch.header
-    kinds = [
-        name
-        for name, holds in (
-            ("transactional", header.is_transactional),
-            ("control", header.is_control),
-            ("log append time", header.log_append_time),
-        )
-        if holds
+def _row(position: int, **more: Any) -> dict[str, Any]:
+    """On a terminal all rows are of one table."""
+    return {"position": position, **dict.fromkeys(("offsets", "records", "bytes", "time", "what")), **more}
+
+
+def _batch(position: int, header: Any, data: bytes) -> dict[str, Any]:
+    from klamm.batch.markers import commits
+
+    kind = None if not header.is_control else "commit" if commits(data) else "abort"
+    codec = _CODECS[header.codec] if header.codec < len(_CODECS) else str(header.codec)
+    if not is_terminal():
+        return {
+            "position": position,
+            "base_offset": header.base_offset,
+            "next_offset": header.next_offset,
+            "records": header.record_count,
+            "bytes": header.size,
+            "codec": codec,
+            "base_timestamp": header.base_timestamp,
+            "max_timestamp": header.max_timestamp,
+            "log_append_time": header.log_append_time,
+            "producer_id": header.producer_id,
+            "producer_epoch": header.producer_epoch,
+            "base_sequence": header.base_sequence,
+            "leader_epoch": header.leader_epoch,
+            "transactional": header.is_transactional,
+            "control": kind,
+        }
+    told = [
+        "" if codec == "none" else codec,
+        f"epoch {header.leader_epoch}",
+        "" if header.producer_id < 0 else f"producer {header.producer_id}/{header.producer_epoch}",
+        kind or ("transactional" if header.is_transactional else ""),
+        "log append time" if header.log_append_time else "",
     ]
-    row = {
-        "position": batch.position,
-        "offsets": f"{header.base_offset}–{header.next_offset - 1}",
-        "records": header.record_count,
-        "bytes": header.size,
-        "codec": _CODECS[header.codec] if header.codec < len(_CODECS) else str(header.codec),
-        "time": moment(header.max_timestamp),
-        "producer": None if header.producer_id < 0 else f"{header.producer_id}/{header.producer_epoch}",
-        "epoch": header.leader_epoch,
-        "what": ", ".join(kinds) or None,
-    }
-    return [row, *(_records(file, batch) if records else [])]
+    return _row(
+        position,
+        offsets=f"{header.base_offset}–{header.next_offset - 1}",
+        records=header.record_count,
+        bytes=header.size,
+        time=moment(header.max_timestamp),
+        what=", ".join(filter(None, told)),
+    )
 
 
-def _records(file: Path, batch: Any) -> list[dict[str, Any]]:
+def _records(position: int, data: bytes) -> list[dict[str, Any]]:
     from klamm.batch import decode
 
-    with file.open("rb") as source:
-        source.seek(batch.position)
-        data = source.read(batch.header.size)
     try:
         found = decode(data)
     except CorruptBatch as error:
-        return [{**_blank(batch.position), "what": f"DAMAGED: {error.message}"}]
-    rows = []
-    for record in found:
-        shown = {"key": record.key, "value": record.value}
-        told = (
-            f"{text(record.key)} = {text(record.value)}"
-            if is_terminal()
-            else {name: json_bytes(each) for name, each in shown.items()}
-        )
-        rows.append(
-            {**_blank(batch.position), "offsets": str(record.offset), "time": moment(record.timestamp), "what": told}
-        )
-    return rows
+        return [_damage(position, f"DAMAGED: {error.message}")]
+    if is_terminal():
+        return [
+            _row(
+                position,
+                offsets=str(record.offset),
+                time=moment(record.timestamp),
+                what=f"{text(record.key)} = {'tombstone' if record.value is None else text(record.value)}",
+            )
+            for record in found
+        ]
+    unsaid = ("topic", "partition")  # a file does not know them
+    return [
+        {"position": position, **{name: each for name, each in as_json(record).items() if name not in unsaid}}
+        for record in found
+    ]

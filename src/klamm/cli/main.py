@@ -1,7 +1,8 @@
 """`klamm`: the program.
 
 Whatever goes wrong is one line on stderr, "klamm: where: what (hint)", and an exit code; never a traceback, unless
-KLAMM_TRACEBACK is set. Commands import what they need when they run, so that `klamm --help` is quick.
+KLAMM_TRACEBACK is set. Who stops reading what we print (`klamm tail … | head -1`) ends us, and that is fine. Commands
+import what they need when they run, so that `klamm --help` is quick.
 """
 
 from __future__ import annotations
@@ -9,51 +10,88 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from klamm import __version__
-from klamm.cli import dlq, group, topic
-from klamm.cli.bench import bench
-from klamm.cli.cheat import cheat
-from klamm.cli.exchange import export, import_
-from klamm.cli.inspect import inspect
-from klamm.cli.send import send
-from klamm.cli.serve import serve
-from klamm.cli.sql import sql
-from klamm.cli.tail import tail
-from klamm.cli.upkeep import backup, check, compact
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
-__all__ = ["DAMAGED", "FAILED", "FINE", "MISUSED", "main", "run"]
+__all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
 
 FINE, FAILED, MISUSED, DAMAGED = range(4)
 
-app = typer.Typer(
-    name="klamm",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_COMMANDS: dict[str, Any] = {  # in the order of `klamm --help`
-    "tail": tail,
-    "send": send,
-    "sql": sql,
-    "export": export,
-    "import": import_,
-    "serve": serve,
-    "check": check,
-    "compact": compact,
-    "backup": backup,
-    "inspect": inspect,
-    "bench": bench,
-    "cheat": cheat,
+# In the order of `klamm --help`, which imports none of them: where a command is, and what it does.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "tail": ("tail:tail", "Print the last records of a topic, and follow it."),
+    "send": ("send:send", "Append records to a topic."),
+    "sql": ("sql:sql", "Ask topics in SQL (DuckDB)."),
+    "export": ("exchange:export", "Write a topic, or a query's result, to a file."),
+    "import": ("exchange:import_", "Append what a file holds to a topic."),
+    "serve": ("serve:serve", "Serve a store to Kafka clients, until SIGTERM or SIGINT."),
+    "check": ("upkeep:check", "Walk every promise of a store, and say which is broken."),
+    "compact": ("upkeep:compact", "Keep the latest record of each key in compacted topics."),
+    "backup": ("upkeep:backup", "Copy a store as it is at one moment, while others use it."),
+    "inspect": ("inspect:inspect", "Decode a segment file, batch by batch."),
+    "bench": ("bench:bench", "Measure how fast records go in and out, end to end."),
+    "cheat": ("cheat:cheat", "The ten commands people need."),
+    "topic": ("topic:app", "Topics: create, list, show, set, purge, delete."),
+    "group": ("group:app", "Groups: list, show, reset, delete."),
+    "dlq": ("dlq:app", "Dead letters: list, redrive."),
+    "pipeline": ("pipeline:app", "Pipelines on Spark: archive, compact, aggregate, …"),
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
-for _noun in (topic, group, dlq):
-    app.add_typer(_noun.app)
+_LOOK: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+
+class _Program(TyperGroup):
+    """Imports a command when it is called; takes Ctrl-C and a closed pipe before typer makes of them what it likes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # the names, for "did you mean"
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        found = getattr(import_module(f"klamm.cli.{module}"), attribute)
+        holder = typer.Typer(**_LOOK)
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found)
+        else:
+            holder.command(cmd_name)(found)
+        return typer.main.get_group(holder).commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            done = super().invoke(ctx)
+            sys.stdout.flush()
+            return done
+        except BrokenPipeError:
+            _silence()
+            raise typer.Exit(FINE) from None
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
+def _silence() -> None:
+    """Let nobody complain at exit that what is buffered cannot be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+app = typer.Typer(name="klamm", cls=_Program, context_settings={"help_option_names": ["-h", "--help"]}, **_LOOK)
 
 # What typer raises for a wrong call: whatever its own BadParameter is a kind of.
 _WrongCall: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -88,6 +126,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(list(arguments), prog_name="klamm", standalone_mode=False)
     except _WrongCall as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a noun without a verb
+            typer.echo(error.format_message(), err=True)
+            return MISUSED
         return _complain(*_misuse(error), MISUSED)
     except typer.Abort:
         return _complain("interrupted", None, FAILED)
@@ -97,6 +138,8 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(error.message, error.hint, DAMAGED)
     except KlammError as error:
         return _complain(error.message, error.hint, FAILED)
+    except MemoryError:
+        return _complain("there is not enough memory", None, FAILED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         return _complain(f"{where}{error.strerror or error}", None, FAILED)
@@ -114,10 +157,19 @@ def _complain(what: str, hint: str | None, code: int) -> int:
     return code
 
 
+_PLAINLY = {
+    "is not a valid int range": "is no whole number",
+    "is not a valid integer": "is no whole number",
+    "is not a valid float range": "is no number",
+}
+
+
 def _misuse(error: Any) -> tuple[str, str | None]:
     """What typer has to say, as one line of ours."""
     what = str(error.format_message()).strip().rstrip(".")
     what = what[:1].lower() + what[1:]
+    for theirs, ours in _PLAINLY.items():
+        what = what.replace(theirs, ours)
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "klamm"
     command = path.removeprefix("klamm").strip()

@@ -1,11 +1,14 @@
 """How commands speak: to a person at a terminal in tables and colours; into a pipe in JSON lines, whole and plain.
 
-Results go to stdout. Progress bars, plans and questions go to stderr, so that they never mix with results.
+Results go to stdout. Progress bars, plans and questions go to stderr, so that they never mix with results. What comes
+out of records is data, never an instruction to the terminal: control characters are shown, not sent. NO_COLOR is heard.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +17,29 @@ from typing import Any
 
 import typer
 
-__all__ = ["Tick", "confirm", "count_of", "fact", "facts", "is_terminal", "moment", "progress", "size_of"]
+__all__ = [
+    "Tick",
+    "confirm",
+    "count_of",
+    "fact",
+    "facts",
+    "harmless",
+    "is_terminal",
+    "moment",
+    "progress",
+    "size_of",
+    "styled",
+    "write",
+]
 
 Tick = Callable[[int, int | None], None]
 """How much is done, and how much there is; None: nobody knows."""
 
 _PATIENCE_S = 1.0  # what takes no longer needs no bar
+_READABLE = 16  # characters of a column that may be broken
+_GAP = 2  # between two columns
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def is_terminal() -> bool:
@@ -28,7 +47,22 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def facts(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, empty: str = "nothing") -> None:
+def harmless(text: str) -> str:
+    """With control characters escaped, but for tabs and newlines: a record may hold anything."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def styled(text: str, **style: Any) -> str:
+    """In a colour, if somebody sees it and wants to."""
+    return typer.style(text, **style) if is_terminal() and not os.environ.get("NO_COLOR") else text
+
+
+def write(data: bytes) -> None:
+    """Bytes, as they are, to stdout."""
+    sys.stdout.buffer.write(data)
+
+
+def facts(rows: Sequence[Mapping[str, Any]], *, empty: str = "nothing") -> None:
     """Several things of a kind: a table, or a JSON line each."""
     if not is_terminal():
         for row in rows:
@@ -37,17 +71,44 @@ def facts(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, empty:
     if not rows:
         typer.echo(empty, err=True)
         return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+
+    # Plain text: "[red]" in a record is what somebody wrote, not how to print it.
+    console = Console(markup=False, emoji=False, highlight=False)
+    heads = [name.replace("_", " ") for name in rows[0]]
+    cells = [[_text(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    whole = _whole(widths, console.width)
+    if whole is None:  # a table of slivers: nobody could read it
+        for row in rows:
+            fact(row)
+            typer.echo("")
+        return
+    console.print(_table(rows, heads, cells, whole))
+
+
+def _whole(widths: Sequence[int], room: int) -> set[int] | None:
+    """Which columns are not broken: the narrow ones, if enough is left for the others; None: not enough."""
+    left = room - sum(min(width, _READABLE) + _GAP for width in widths)
+    found = {number for number, width in enumerate(widths) if width <= _READABLE}
+    for number in sorted(set(range(len(widths))) - found, key=lambda number: widths[number]):
+        if left >= widths[number] - _READABLE:
+            left -= widths[number] - _READABLE
+            found.add(number)
+    return found if left >= 0 else None
+
+
+def _table(rows: Sequence[Mapping[str, Any]], heads: list[str], cells: list[list[str]], whole: set[int]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
-    for name in rows[0]:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold cyan")
+    for number, (name, head) in enumerate(zip(rows[0], heads, strict=True)):
         is_number = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+        table.add_column(head, justify="right" if is_number else "left", overflow="fold", no_wrap=number in whole)
+    for row in cells:
+        table.add_row(*row)
+    return table
 
 
 def fact(about: Mapping[str, Any]) -> None:
@@ -57,7 +118,7 @@ def fact(about: Mapping[str, Any]) -> None:
         return
     width = max(map(len, about), default=0)
     for name, value in about.items():
-        typer.echo(f"{typer.style(name.replace('_', ' ').ljust(width), fg='cyan')}  {_text(value)}")
+        typer.echo(f"{styled(name.replace('_', ' ').ljust(width), fg='cyan')}  {_text(value)}")
 
 
 def _line(row: Mapping[str, Any]) -> None:
@@ -73,7 +134,7 @@ def _text(value: Any) -> str:
         return ", ".join(f"{name}={_text(each)}" for name, each in value.items()) or "–"
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "–"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else harmless(str(value))
 
 
 def count_of(number: int, what: str) -> str:
@@ -114,9 +175,12 @@ def confirm(will: str, *, yes: bool) -> None:
 
 
 @contextmanager
-def progress(what: str, unit: str = "records") -> Iterator[Tick]:
-    """A bar with rate and time left, on anything that takes longer than a second; on a terminal only."""
-    if not sys.stderr.isatty():
+def progress(what: str, unit: str = "records", *, printing: bool = False) -> Iterator[Tick]:
+    """A bar with rate and time left, on anything that takes longer than a second; on a terminal only.
+
+    `printing`: results are printed meanwhile; on the same terminal, the bar would stand in their way.
+    """
+    if not sys.stderr.isatty() or (printing and is_terminal()):
         yield lambda done, total: None
         return
     begin = time.monotonic()
@@ -125,11 +189,12 @@ def progress(what: str, unit: str = "records") -> Iterator[Tick]:
 
     def tick(done: int, total: int | None) -> None:
         nonlocal bar, task
-        if bar is None:
-            if time.monotonic() - begin < _PATIENCE_S:
-                return
-            bar, task = _bar(what, unit)
-        bar.update(task, completed=done, total=total)
+        if bar is not None:
+            bar.update(task, completed=done, total=total)
+        elif time.monotonic() - begin >= _PATIENCE_S:
+            bar = _bar(unit, begin)
+            task = bar.add_task(what, completed=done, total=total)
+            bar.start()
 
     try:
         yield tick
@@ -138,25 +203,40 @@ def progress(what: str, unit: str = "records") -> Iterator[Tick]:
             bar.stop()
 
 
-def _bar(what: str, unit: str) -> tuple[Any, Any]:
+def _bar(unit: str, begin: float) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
     from rich.text import Text
 
-    class Rate(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            speed = task.finished_speed or task.speed or 0
-            told = f"{size_of(speed)}/s" if unit == "bytes" else f"{speed:,.0f} {unit}/s"
-            return Text(told, style="cyan")
+    def rate(task: Any) -> float:
+        return float(task.completed / max(1e-3, time.monotonic() - begin))
 
-    bar = Progress(
+    class Told(ProgressColumn):
+        def __init__(self, tell: Callable[[Any], str], style: str = "") -> None:
+            super().__init__()
+            self._tell, self._style = tell, style
+
+        def render(self, task: Any) -> Text:
+            return Text(self._tell(task), style=self._style)
+
+    def share(task: Any) -> str:
+        return "" if task.total is None else f"{task.percentage:>3.0f} %"
+
+    def speed(task: Any) -> str:
+        return f"{size_of(rate(task))}/s" if unit == "bytes" else f"{rate(task):,.0f} {unit}/s"
+
+    def left(task: Any) -> str:
+        if task.total is None or not task.completed:
+            return ""
+        seconds = round(max(0, task.total - task.completed) / rate(task))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left"
+
+    return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        Rate(),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=24),
+        Told(share),
+        Told(speed, "cyan"),
+        Told(left),
         console=Console(stderr=True),
         transient=True,
     )
-    bar.start()
-    return bar, bar.add_task(what, total=None)

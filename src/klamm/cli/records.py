@@ -3,31 +3,34 @@
 JSON     {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}: key and value as text where they are
          UTF-8, else {"base64": "…"}; headers a list of [name, value]
 Formats  %t topic, %p partition, %o offset, %T time, %M its milliseconds, %k key, %v (or %s) value, %h headers,
-         %K and %S lengths of key and value, %% a percent sign; \\n \\t \\r \\0 \\\\ as in C
+         %K and %S lengths of key and value (-1: it has none), %% a percent sign; \\n \\t \\r \\0 \\\\ as in C. In
+         a pipe keys and values come as they are, byte for byte; on a terminal what is no text is escaped
 Filters  --key, --grep, --header name=value, --where '$.user.id = 42'
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from klamm.batch import Record
-from klamm.cli.output import moment
-from klamm.errors import InvalidSetting
+from klamm.cli.output import harmless, moment
+from klamm.errors import InvalidRecord, InvalidSetting
 
 __all__ = ["Filter", "Format", "as_json", "bytes_of", "json_bytes", "json_path", "parse_headers", "parse_time", "text"]
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 def text(data: bytes | None) -> str:
-    """For a person: what is no UTF-8 is escaped; nothing is empty."""
-    return "" if data is None else data.decode("utf-8", "backslashreplace")
+    """For a person: what is no text is escaped; nothing is empty."""
+    return "" if data is None else harmless(data.decode("utf-8", "backslashreplace"))
 
 
 def json_bytes(data: bytes | None) -> Any:
@@ -47,14 +50,17 @@ def bytes_of(value: Any, where: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise InvalidRecord(f"{where}: has half a surrogate pair in it, which is no text") from None
     if isinstance(value, Mapping) and list(value) == ["base64"]:
         from base64 import b64decode
 
         try:
             return b64decode(value["base64"], validate=True)
         except (ValueError, TypeError):
-            raise InvalidSetting(f"{where}: is not base64") from None
+            raise InvalidRecord(f"{where}: is not base64") from None
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -76,67 +82,83 @@ def parse_headers(pairs: Sequence[str]) -> list[tuple[str, bytes]]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise InvalidSetting(f"--header {pair}: does not fit", hint="want --header name=value")
-        found.append((name, value.encode()))
+        found.append((name, os.fsencode(value)))
     return found
 
 
 def parse_time(given: str, what: str) -> datetime:
-    """A moment, or how long ago: 2026-11-15T10:00, 2026-11-15, 90s, 15m, 2h, 3d, or milliseconds since 1970."""
-    ago = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d|w)", given.strip())
-    if ago is not None:
-        return datetime.now(UTC) - timedelta(milliseconds=int(ago[1]) * _UNITS[ago[2]])
-    if re.fullmatch(r"\d{11,14}", given.strip()):
-        return datetime.fromtimestamp(int(given) / 1000, UTC)
+    """A moment, or how long ago: 2026-11-15T10:00+01:00, 2026-11-15, 90s, 15m, 2h, 3d, or milliseconds since 1970.
+
+    A moment without a time zone is one of this machine's clock.
+    """
+    wanted = given.strip()
     try:
-        found = datetime.fromisoformat(given.strip())
-    except ValueError:
+        ago = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", wanted)
+        if ago is not None:
+            return datetime.now(UTC) - timedelta(milliseconds=float(ago[1]) * _UNITS[ago[2]])
+        if re.fullmatch(r"\d{11,14}", wanted):
+            return _EPOCH + timedelta(milliseconds=int(wanted))
+        return datetime.fromisoformat(wanted).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise InvalidSetting(
-            f"{what}: {given!r} is no time",
-            hint="want 15m, 2h or 3d (ago), or 2026-11-15T10:00",
+            f"{what}: {given!r} is no time", hint="want 15m, 2h or 3d (ago), or 2026-11-15T10:00+01:00"
         ) from None
-    return found.astimezone(UTC)
 
 
 # ---- formats
 
 
 class Format:
-    """A format, read once, to be filled often."""
+    """A format, read once, to be filled often. `raw`: with keys and values as they are, else as text."""
 
-    def __init__(self, form: str) -> None:
-        self._parts: list[str | Callable[[Record], str]] = []
+    def __init__(self, form: str, *, raw: bool) -> None:
+        self._show: Callable[[bytes | None], bytes] = _raw if raw else _escaped
+        self._parts: list[bytes | _Field] = []
         for part in re.finditer(r"(?P<literal>[^\\%]+)|\\(?P<escape>.?)|%(?P<field>.?)", form, re.DOTALL):
             self._parts.append(_part(part))
 
-    def fill(self, record: Record) -> str:
-        return "".join(part if isinstance(part, str) else part(record) for part in self._parts)
+    def fill(self, record: Record) -> bytes:
+        show = self._show
+        return b"".join(part if isinstance(part, bytes) else part(record, show) for part in self._parts)
 
 
-def _part(part: re.Match[str]) -> str | Callable[[Record], str]:
+def _raw(data: bytes | None) -> bytes:
+    return data or b""
+
+
+def _escaped(data: bytes | None) -> bytes:
+    return text(data).encode()
+
+
+_Show = Callable[[bytes | None], bytes]
+_Field = Callable[[Any, _Show], bytes]
+
+
+def _part(part: re.Match[str]) -> bytes | _Field:
     if part.lastgroup == "literal" or part[0] == "%%":
-        return "%" if part[0] == "%%" else part[0]
+        return b"%" if part[0] == "%%" else os.fsencode(part[0])
     known: Mapping[str, Any] = _ESCAPES if part.lastgroup == "escape" else _FIELDS
     sign = part[0][:1]
     if part[0][1:] not in known:
         raise InvalidSetting(
             f"format: {part[0]} means nothing", hint="there are " + " ".join(sign + each for each in known)
         )
-    found: str | Callable[[Record], str] = known[part[0][1:]]
+    found: bytes | _Field = known[part[0][1:]]
     return found
 
 
-_FIELDS: dict[str, Callable[[Record], str]] = {
-    "t": lambda record: record.topic,
-    "p": lambda record: str(record.partition),
-    "o": lambda record: str(record.offset),
-    "T": lambda record: moment(record.timestamp),
-    "M": lambda record: str(record.timestamp),
-    "k": lambda record: text(record.key),
-    "v": lambda record: text(record.value),
-    "s": lambda record: text(record.value),
-    "h": lambda record: ",".join(f"{name}={text(value)}" for name, value in record.headers),
-    "K": lambda record: str(-1 if record.key is None else len(record.key)),
-    "S": lambda record: str(-1 if record.value is None else len(record.value)),
+_FIELDS: dict[str, _Field] = {
+    "t": lambda record, show: record.topic.encode(),
+    "p": lambda record, show: b"%d" % record.partition,
+    "o": lambda record, show: b"%d" % record.offset,
+    "T": lambda record, show: moment(record.timestamp).encode(),
+    "M": lambda record, show: b"%d" % record.timestamp,
+    "k": lambda record, show: show(record.key),
+    "v": lambda record, show: show(record.value),
+    "s": lambda record, show: show(record.value),
+    "h": lambda record, show: b",".join(name.encode() + b"=" + show(value) for name, value in record.headers),
+    "K": lambda record, show: b"%d" % (-1 if record.key is None else len(record.key)),
+    "S": lambda record, show: b"%d" % (-1 if record.value is None else len(record.value)),
 }
 
 
@@ -182,11 +204,11 @@ class Filter:
     ) -> None:
         self._tests: list[Callable[[Record], bool]] = []
         if key is not None:
-            wanted = key.encode()
+            wanted = os.fsencode(key)
             self._tests.append(lambda record: record.key == wanted)
         if grep is not None:
             try:
-                pattern = re.compile(grep.encode())
+                pattern = re.compile(os.fsencode(grep))
             except re.error as error:
                 raise InvalidSetting(f"--grep {grep}: is no regular expression: {error}") from None
             self._tests.append(lambda record: record.value is not None and pattern.search(record.value) is not None)

@@ -1,21 +1,29 @@
-"""`klamm send`: records from arguments, lines of stdin, JSON or files."""
+"""`klamm send`: records from arguments, lines of stdin, JSON or files. Bytes go in as they come, text or not."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from klamm.cli.output import count_of, fact, is_terminal
 from klamm.cli.records import bytes_of, parse_headers
-from klamm.cli.stores import CreateOption, StoreOption, opened
-from klamm.errors import InvalidSetting, UnknownTopic
+from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened
+from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
 
-__all__ = ["Sent", "from_json", "send"]
+if TYPE_CHECKING:
+    from klamm.api import Store
+
+__all__ = ["Sent", "from_json", "provide", "send", "send_all"]
+
+
+_FIELDS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
 
 class Sent(NamedTuple):
@@ -29,7 +37,7 @@ class Sent(NamedTuple):
 
 
 def send(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicArgument,
     values: Annotated[
         list[str] | None, typer.Argument(metavar="[VALUE]…", help="A record each. Without: a line of stdin each.")
     ] = None,
@@ -42,7 +50,7 @@ def send(
         int | None, typer.Option("-p", "--partition", metavar="N", help="Where to. [default: by key]", min=0)
     ] = None,
     separator: Annotated[
-        str | None, typer.Option("-K", "--separator", metavar="TEXT", help="Lines are KEY<TEXT>VALUE.")
+        str | None, typer.Option("-K", "--separator", metavar="TEXT", help="Lines are a key, this, and a value.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Lines are JSON: key, value, headers, partition, timestamp, as tail prints.")
@@ -51,7 +59,7 @@ def send(
         list[Path] | None, typer.Option(metavar="FILE", help="A file's bytes are one record; may be repeated.")
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option(help="A record without value: deletes the key of a compacted topic.")
+        bool, typer.Option("--tombstone", help="A record without value: deletes the key of a compacted topic.")
     ] = False,
     create: CreateOption = False,
     acks: Annotated[str, typer.Option(metavar="all|1", help="all: on disk; 1: seen by every reader.")] = "all",
@@ -64,15 +72,24 @@ def send(
         raise InvalidSetting("--json and --separator are for lines of stdin", hint="leave out the values")
     if acks not in ("all", "1"):
         raise InvalidSetting(f"--acks {acks}: does not fit", hint="want all or 1")
+    if separator == "":
+        raise InvalidSetting("--separator: is empty", hint="want what lies between key and value, such as :")
+    if as_json and separator:
+        raise InvalidSetting("--json and --separator exclude each other", hint="JSON says what is the key")
+    if separator and key is not None:
+        raise InvalidSetting("--key and --separator each say what is the key", hint="give one of them")
     if tombstone and key is None:
         raise InvalidSetting("--tombstone needs a --key", hint="it deletes that key's value")
-    encoded = None if key is None else key.encode()
+    for path in file or ():
+        if not path.exists():
+            raise InvalidSetting(f"--file {path}: is not there")
+    encoded = None if key is None else os.fsencode(key)
     headers: list[tuple[str, bytes | None]] = [*parse_headers(header or ())]
     given: Iterator[Sent]
     if tombstone:
         given = iter([Sent(encoded, None, headers, partition)])
     elif values:
-        given = (Sent(encoded, value.encode(), headers, partition) for value in values)
+        given = (Sent(encoded, os.fsencode(value), headers, partition) for value in values)
     elif file:
         given = (Sent(encoded, path.read_bytes(), headers, partition) for path in file)
     else:
@@ -83,23 +100,58 @@ def send(
 
 
 def _send(store: str | None, topic: str, given: Iterator[Sent], *, create: bool, durable: bool) -> None:
-    sent = 0
+    with provide(store, topic, create=create, command="send") as events:
+        sent = send_all(events, topic, given, durable=durable)
+    if is_terminal():
+        typer.echo(f"{count_of(sent, 'record')} to {topic}", err=True)
+    else:
+        fact({"topic": topic, "records": sent})
+
+
+@contextmanager
+def provide(store: str | None, topic: str, *, create: bool, command: str) -> Iterator[Store]:
+    """A store that has the topic."""
+    if create:
+        from klamm.store.names import validate
+
+        validate(topic)  # before there is a store that nobody needs
     with opened(store, create=create) as events:
         if create:
             events.create_topic(topic, exist_ok=True)
         elif topic not in events.topics():
-            raise UnknownTopic(f"there is no topic {topic!r}", hint=f"klamm topic create {topic}, or send --create")
-        with events.producer(acks="all" if durable else 1) as producer:
+            from klamm.store.names import nearest
+
+            hint = nearest(topic, events.topics()) or f"klamm topic create {topic}, or {command} --create"
+            raise UnknownTopic(f"there is no topic {topic!r}", hint=hint)
+        yield events
+
+
+def send_all(
+    store: Store,
+    topic: str,
+    given: Iterator[Sent],
+    *,
+    durable: bool = True,
+    tick: Callable[[int], object] | None = None,
+) -> int:
+    """Send them: how many. What cannot be sent is said with how many were before it."""
+    sent = 0
+    try:
+        with store.producer(acks="all" if durable else 1) as producer:
             for each in given:
                 options: dict[str, Any] = {} if each.timestamp is None else {"timestamp": each.timestamp}
                 producer.send(
                     topic, each.value, key=each.key, headers=each.headers or None, partition=each.partition, **options
                 )
                 sent += 1
-    if is_terminal():
-        typer.echo(f"{count_of(sent, 'record')} to {topic}", err=True)
-    else:
-        fact({"topic": topic, "records": sent})
+                if tick is not None and sent % 1000 == 0:
+                    tick(sent)
+    except KlammError as error:
+        if sent:
+            before = f"{count_of(sent, 'record')} before it {'was' if sent == 1 else 'were'} sent"
+            error.hint = f"{error.hint}; {before}" if error.hint else before
+        raise
+    return sent
 
 
 def _lines(
@@ -110,7 +162,7 @@ def _lines(
     partition: int | None,
 ) -> Iterator[Sent]:
     for number, line in enumerate(sys.stdin.buffer, 1):
-        value = line.rstrip(b"\r\n") if line.endswith(b"\n") else line
+        value = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
         if as_json:
             if value.strip():
                 each = from_json(value, f"line {number}")
@@ -124,9 +176,9 @@ def _lines(
         elif separator is None:
             yield Sent(key, value, headers, partition)
         else:
-            before, found, after = value.partition(separator.encode())
+            before, found, after = value.partition(os.fsencode(separator))
             if not found:
-                raise InvalidSetting(
+                raise InvalidRecord(
                     f"line {number}: has no {separator!r} in it", hint="it is to lie between key and value"
                 )
             yield Sent(before, after, headers, partition)
@@ -137,20 +189,22 @@ def from_json(line: bytes | str, where: str) -> Sent:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise InvalidSetting(f"{where}: is not JSON: {error}") from None
+        raise InvalidRecord(f"{where}: is not JSON: {error}", hint="--json wants one record a line") from None
     if not isinstance(data, dict) or "value" not in data:
-        raise InvalidSetting(f"{where}: is no record", hint='want {"key": "k", "value": "v"}')
-    unknown = data.keys() - {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
+        raise InvalidRecord(f"{where}: is no record", hint='want {"key": "k", "value": "v"}')
+    unknown = data.keys() - set(_FIELDS)
     if unknown:
-        raise InvalidSetting(f"{where}: {min(unknown)!r} is nothing that a record has")
+        raise InvalidRecord(
+            f"{where}: {min(unknown)!r} is nothing that a record has", hint=f"want {', '.join(_FIELDS)}"
+        )
     headers = data.get("headers") or []
     try:
         pairs = [(str(name), value) for name, value in (headers.items() if isinstance(headers, dict) else headers)]
     except (TypeError, ValueError):
-        raise InvalidSetting(f"{where}: headers do not fit", hint='want [["name", "value"]]') from None
+        raise InvalidRecord(f"{where}: headers do not fit", hint='want [["name", "value"]]') from None
     for name, kind in (("partition", int), ("timestamp", int)):
-        if data.get(name) is not None and not isinstance(data[name], kind):
-            raise InvalidSetting(f"{where}: {name} is {data[name]!r}; want a whole number")
+        if data.get(name) is not None and type(data[name]) is not kind:
+            raise InvalidRecord(f"{where}: {name} is {data[name]!r}; want a whole number")
     return Sent(
         bytes_of(data.get("key"), f"{where}: key"),
         bytes_of(data["value"], f"{where}: value"),

@@ -1,13 +1,17 @@
 """`klamm sql`: DuckDB over topics. One query, a file of them, or a prompt.
 
 orders           a topic: key, value, topic, partition, offset, timestamp, timestampType, headers
+"my-topic"       one whose name is no word of SQL; two whose names differ by case alone are not told apart
 latest.users     the latest record of each key that has a value: a compacted topic as a table
-text(value)      bytes as text, NULL where they are no UTF-8;  value ->> '$.id' needs text(value) before it
+text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '$.id' looks into JSON
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +24,7 @@ from klamm.errors import InvalidSetting, KlammError
 if TYPE_CHECKING:
     from klamm.api import Store
 
-__all__ = ["connect", "sql"]
+__all__ = ["asked", "connect", "names_of", "plain", "sql"]
 
 _ROWS = 1000  # fetched at a time
 _SHOWN = 200  # in one table on a terminal; a pipe gets all
@@ -32,17 +36,15 @@ def sql(
 ) -> None:
     """Ask topics in SQL (DuckDB)."""
     with opened(store) as events:
-        connection = connect(events)
-        if query is not None:
-            _answer(connection, query)
-        elif sys.stdin.isatty():
-            _prompt(connection, events)
-        else:
-            _answer(connection, sys.stdin.read())
+        if query is None and sys.stdin.isatty():
+            _prompt(connect(events), events)
+            return
+        wanted = sys.stdin.read() if query is None else query
+        _answer(connect(events, wanted), wanted)
 
 
-def connect(store: Store) -> Any:
-    """A connection to DuckDB in which the store's topics are tables."""
+def connect(store: Store, query: str | None = None) -> Any:
+    """A connection to DuckDB in which topics are tables: all, or those that a query may name."""
     try:
         import duckdb
     except ImportError:
@@ -51,45 +53,74 @@ def connect(store: Store) -> Any:
     connection.execute("create macro text(data) as try(decode(data))")
     connection.execute("create schema latest")
     for name in store.topics():
-        quoted = '"' + name.replace('"', '""') + '"'
-        connection.register(name, store.scan(name))
-        connection.execute(
-            f"create view latest.{quoted} as select * exclude (last) from (select *, row_number() over "
-            f'(partition by key order by "partition", "offset" desc) as last from main.{quoted}) '
-            "where last = 1 and key is not null and value is not null"
-        )
+        if query is None or name.lower() in query.lower():
+            _register(connection, store, name)
     return connection
 
 
-def _answer(connection: Any, query: str) -> None:
+def _register(connection: Any, store: Store, name: str) -> None:
+    quoted = f'"{name}"'  # no name of a topic has a quote in it
+    connection.register(name, store.scan(name))
+    # The highest offset of a key counts, as in compaction; a key in two partitions (some were added) goes by time.
+    connection.execute(
+        f"create or replace view latest.{quoted} as select * from (select * from (select * from {quoted} "
+        'where key is not null qualify row_number() over (partition by key, "partition" order by "offset" desc) = 1) '
+        "qualify row_number() over (partition by key order by timestamp desc) = 1) where value is not null"
+    )
+
+
+@contextmanager
+def asked(ask: Callable[[str], Any], query: str) -> Iterator[Any]:
+    """What DuckDB finds, by its `execute` or `sql`. What it has to say against the query is an error of ours."""
     import duckdb
 
     try:
-        found = connection.execute(query)
-        names = [column[0] for column in found.description or ()]
+        yield ask(query)
+    except duckdb.Error as error:
+        raise InvalidSetting("sql: " + " ".join(str(error).split()), hint="klamm topic list names the topics") from None
+
+
+def names_of(found: Any) -> list[str]:
+    """Its columns; of the same name, the second and later ones get a number."""
+    names: list[str] = []
+    for column in found.description or ():
+        name, number = column[0], 1
+        while name in names:
+            name, number = f"{column[0]}_{number}", number + 1
+        names.append(name)
+    return names
+
+
+def _answer(connection: Any, query: str) -> None:
+    with asked(connection.execute, query) as found:
+        names = names_of(found)
         first = True
         while rows := found.fetchmany(_SHOWN + 1 if is_terminal() else _ROWS):
-            told = [dict(zip(names, map(_plain, row), strict=True)) for row in rows]
-            if is_terminal():
-                facts(told[:_SHOWN])
-                if len(told) > _SHOWN:
-                    typer.echo(f"… and more: only {_SHOWN} rows are shown on a terminal; a pipe gets all", err=True)
-                return
-            facts(told)
+            told = [dict(zip(names, map(plain, row), strict=True)) for row in rows]
             first = False
+            if not is_terminal():
+                facts(told)
+                continue
+            facts(told[:_SHOWN])
+            if len(told) > _SHOWN:
+                typer.echo(f"… and more: only {_SHOWN} rows are shown on a terminal; a pipe gets all", err=True)
+            return
         if first and is_terminal():
             facts([], empty="no rows")
-    except duckdb.Error as error:
-        raise InvalidSetting("sql: " + " ".join(str(error).split())) from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """As JSON has it: bytes as text where they are UTF-8, times as ISO writes them."""
     if isinstance(value, bytes | bytearray | memoryview):
         return json_bytes(bytes(value))
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {str(plain(name)): plain(each) for name, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
@@ -103,20 +134,17 @@ def _prompt(connection: Any, store: Store) -> None:
     query = ""
     while True:
         try:
-            line = input("   … " if query else "sql> ")
+            query += input("   … " if query else "sql> ") + "\n"
+            if not query.strip():
+                query = ""
+            elif query.rstrip().endswith(";"):
+                asking, query = query, ""
+                _answer(connection, asking)
         except EOFError:
             typer.echo("", err=True)
             return
         except KeyboardInterrupt:
             typer.echo("", err=True)
             query = ""
-            continue
-        query += line + "\n"
-        if not query.strip():
-            query = ""
-        elif query.rstrip().endswith(";"):
-            try:
-                _answer(connection, query)
-            except KlammError as error:
-                typer.echo(f"klamm: {error.message}", err=True)
-            query = ""
+        except KlammError as error:
+            typer.echo(f"klamm: {error.message}", err=True)

@@ -10,16 +10,49 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.errors import NotAStore
+from klamm.errors import KlammError, NotAStore
 
 if TYPE_CHECKING:
     from klamm.api import Store
 
-__all__ = ["CreateOption", "PartitionOption", "PathArgument", "StoreOption", "opened", "path_of"]
+__all__ = [
+    "CreateOption",
+    "PartitionOption",
+    "PathArgument",
+    "StoreOption",
+    "TopicArgument",
+    "found_path",
+    "opened",
+    "path_of",
+    "some_groups",
+    "some_topics",
+]
+
+
+def some_topics(context: typer.Context, incomplete: str) -> list[str]:
+    """Topics whose name starts like that: for the shell, when somebody presses Tab."""
+    return _names(context, "topics", incomplete)
+
+
+def some_groups(context: typer.Context, incomplete: str) -> list[str]:
+    """The same of groups."""
+    return _names(context, "groups", incomplete)
+
+
+def _names(context: typer.Context, what: str, incomplete: str) -> list[str]:
+    try:
+        with opened(context.params.get("store"), read_only=True) as store:
+            return [name for name in getattr(store, what)() if name.startswith(incomplete)]
+    except (KlammError, OSError):
+        return []  # nobody reads errors between two key strokes
+
 
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", "-s", metavar="PATH", envvar="KLAMM_STORE", help="The store. [default: this directory]"),
+]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False, autocompletion=some_topics)
 ]
 PathArgument = Annotated[
     str | None, typer.Argument(metavar="[PATH]", help="The store. [default: $KLAMM_STORE, else this directory]")
@@ -35,17 +68,23 @@ def path_of(given: str | None) -> str:
     return given or os.environ.get("KLAMM_STORE") or "."
 
 
-@contextmanager
-def opened(given: str | None, *, create: bool = False, read_only: bool = False) -> Iterator[Store]:
-    """The store. It is made only by commands that make things; NotAStore says how to name one."""
-    import klamm
-
+def found_path(given: str | None) -> str:
+    """The same, if a store is there; NotAStore says how to name one."""
     path = path_of(given)
-    if not create and "://" not in path and not Path(path, "klamm.db").exists():
+    if "://" not in path and not Path(path, "klamm.db").exists():
         what = "this directory" if path == "." else path
         raise NotAStore(
             f"{what}: is not a store",
             hint="name one by --store or KLAMM_STORE; klamm topic create makes one, and so does klamm serve",
         )
+    return path
+
+
+@contextmanager
+def opened(given: str | None, *, create: bool = False, read_only: bool = False) -> Iterator[Store]:
+    """The store. It is made only by commands that make things."""
+    import klamm
+
+    path = path_of(given) if create else found_path(given)
     with klamm.open(path, create=create, read_only=read_only) as store:
         yield store

@@ -1,28 +1,39 @@
-"""`klamm tail`: the last records of a topic, those since a time or from an offset on, or what is new to a group."""
+"""`klamm tail`: the last records of a topic, those since a time or from an offset on, or what is new to a group.
+
+Without --follow it ends where the topic ended when it began, however quickly others append. A group has read what was
+printed: with --count that is less than what was fetched, and the next time goes on behind it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from heapq import merge
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from klamm.cli.output import is_terminal, moment
+from klamm.cli.output import is_terminal, moment, progress, styled, write
 from klamm.cli.records import Filter, Format, as_json, parse_time, text
-from klamm.cli.stores import StoreOption, opened
-from klamm.errors import InvalidSetting
+from klamm.cli.stores import StoreOption, TopicArgument, opened, some_groups
+from klamm.errors import InvalidSetting, OffsetOutOfRange, UnknownTopic
 
 if TYPE_CHECKING:
     from klamm.api import Store
     from klamm.batch import Record
     from klamm.client.consumer import Consumer
+    from klamm.types import PartitionInfo
 
-__all__ = ["tail"]
+__all__ = ["tail", "up_to"]
+
+_CHUNK = 5_000
+_LOOK_BACK = (1_000, 100_000)  # offsets at a time: at first, and at most
 
 
 def tail(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicArgument,
     form: Annotated[
         str | None,
         typer.Argument(
@@ -35,11 +46,16 @@ def tail(
     n: Annotated[int | None, typer.Option("-n", metavar="N", help="The last N. [default: 10]", min=0)] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Then wait for more, until Ctrl-C.")] = False,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From that time on: 15m, 2h, 3d ago, or 2026-11-15T10:00.")
+        str | None, typer.Option(metavar="TIME", help="From that time on: 15m, 2h, 3d (ago), or 2026-11-15T10:00.")
     ] = None,
     offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="From that offset on.", min=0)] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="From where the group stands; it moves as records are printed.")
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="From where the group stands; it moves as records are printed.",
+            autocompletion=some_groups,
+        ),
     ] = None,
     partition: Annotated[
         list[int] | None, typer.Option("-p", "--partition", metavar="N", help="Only this one; may be repeated.")
@@ -60,96 +76,170 @@ def tail(
         raise InvalidSetting("-n, --since, --offset and --group each say where to start", hint="give one of them")
     show = _shown(form)
     wanted = Filter(key=key, grep=grep, headers=header or (), where=where or ())
+    moment_since = None if since is None else parse_time(since, "--since")
     with opened(store) as events:
-        found = _records(events, topic, n, since, offset, group, partition, follow, wanted)
-        left = count
+        chosen = _chosen(events, topic, partition)
+        if group is not None:
+            if partition:
+                raise InvalidSetting("--group and --partition exclude each other", hint="a group shares out partitions")
+            source = _of_group(events, topic, group, follow)
+        elif moment_since is not None:
+            source = _from(events, topic, chosen, moment_since, follow)
+        elif offset is not None:
+            source = _from(events, topic, chosen, _clamped(topic, offset, chosen), follow)
+        else:
+            source = _last(events, topic, chosen, 10 if n is None else n, wanted, follow)
         try:
-            for record in found:
-                typer.echo(show(record), nl=False)
-                left = left and left - 1
-                if left == 0:
-                    break
+            with source as (batches, commit):
+                _print(batches, commit, show, wanted, count)
         except KeyboardInterrupt:
             if not follow:
                 raise
-        except BrokenPipeError:  # whoever reads us has seen enough
-            _silence()
-        finally:
-            found.close()
 
 
-def _silence() -> None:
-    """Let nobody complain at exit that what is buffered cannot be written."""
-    import os
-    import sys
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+# ---- printing
 
 
-def _shown(form: str | None) -> Callable[[Record], str]:
+def _print(
+    batches: Iterable[Any],
+    commit: Callable[[Any], object],
+    show: Callable[[Record], bytes],
+    wanted: Filter,
+    count: int | None,
+) -> None:
+    left = count
+    for batch in batches:
+        for record in filter(wanted, batch):
+            write(show(record))
+            if left is not None:
+                left -= 1
+                if not left:
+                    sys.stdout.buffer.flush()
+                    commit(record)
+                    return
+        sys.stdout.buffer.flush()
+        commit(batch)
+
+
+def _shown(form: str | None) -> Callable[[Record], bytes]:
     if form is not None:
-        return Format(form).fill
+        return Format(form, raw=not is_terminal()).fill
     if not is_terminal():
-        return lambda record: json.dumps(as_json(record), ensure_ascii=False) + "\n"
+        return lambda record: json.dumps(as_json(record), ensure_ascii=False).encode() + b"\n"
 
-    def line(record: Record) -> str:
-        place = typer.style(f"{record.partition}/{record.offset}".rjust(10), dim=True)
-        key = "" if record.key is None else typer.style(text(record.key), fg="cyan") + "  "
-        value = typer.style("tombstone", dim=True) if record.value is None else text(record.value)
-        return f"{moment(record.timestamp)} {place}  {key}{value}\n"
+    def line(record: Record) -> bytes:
+        place = styled(f"{record.partition}/{record.offset}".rjust(8), dim=True)
+        key = "" if record.key is None else styled(text(record.key), fg="cyan") + "  "
+        value = styled("tombstone", dim=True) if record.value is None else text(record.value)
+        headers = "".join(f"  {name}={text(each)}" for name, each in record.headers)
+        return f"{moment(record.timestamp)} {place}  {key}{value}{styled(headers, dim=True)}\n".encode()
 
     return line
 
 
-def _records(
-    store: Store,
-    topic: str,
-    n: int | None,
-    since: str | None,
-    offset: int | None,
-    group: str | None,
-    partitions: list[int] | None,
-    follow: bool,
-    wanted: Filter,
-) -> Generator[Any, None, None]:
-    wait_ms = None if follow else 0
-    if group is not None:
-        if partitions is not None:
-            raise InvalidSetting("--group and --partition exclude each other", hint="a group shares out partitions")
-        with store.consumer(topic, group=group, wait_ms=wait_ms) as consumer:
-            yield from _committed(consumer, wanted)
-        return
-    start: Any = offset
-    if since is not None:
-        start = parse_time(since, "--since")
-    if start is None:
-        with store.consumer(topic, start="latest", partitions=partitions, wait_ms=wait_ms) as consumer:
-            yield from _last(store, topic, partitions, 10 if n is None else n, consumer, wanted)
-            if follow:
-                yield from filter(wanted, consumer)
-        return
-    with store.consumer(topic, start=start, partitions=partitions, wait_ms=wait_ms) as consumer:
-        yield from filter(wanted, consumer)
+# ---- reading
 
 
-def _committed(consumer: Consumer, wanted: Filter) -> Iterator[Any]:
-    """Each batch is the group's once all of it was printed."""
-    for batch in consumer.batches():
-        yield from filter(wanted, batch)
-        consumer.commit(batch)
+class _Source(NamedTuple):
+    batches: Iterable[Any]
+    commit: Callable[[Any], object] = lambda _: None
 
 
+def _chosen(store: Store, topic: str, numbers: list[int] | None) -> list[PartitionInfo]:
+    known = store.topic(topic).partitions
+    for number in numbers or ():
+        if number not in range(len(known)):
+            raise UnknownTopic(f"{topic}: there is no partition {number}", hint=f"it has 0 to {len(known) - 1}")
+    return [each for each in known if not numbers or each.number in numbers]
+
+
+def _clamped(topic: str, offset: int, chosen: list[PartitionInfo]) -> dict[int, int]:
+    """That offset in each partition; in one that does not reach so far, its end."""
+    start, end = min(each.start for each in chosen), max(each.end for each in chosen)
+    if offset > end:
+        raise OffsetOutOfRange(
+            f"{topic}: offset {offset} is not in [{start}, {end})",
+            offset=offset,
+            start=start,
+            end=end,
+            hint="klamm topic show tells where each partition starts and ends",
+        )
+    return {each.number: min(max(offset, each.start), each.end) for each in chosen}
+
+
+def up_to(consumer: Consumer, ends: Mapping[int, int]) -> Iterator[Any]:
+    """Batches up to those ends, by partition, of a consumer that does not wait."""
+    left = {number for number, end in ends.items() if end > 0}
+    while left:
+        batch = consumer.poll(_CHUNK)
+        if batch.partition < 0:
+            return
+        end = ends.get(batch.partition, 0)
+        if batch.end >= end:
+            left.discard(batch.partition)
+            consumer.pause(batch.topic, batch.partition)
+        yield batch if batch.end <= end else [record for record in batch if record.offset < end]
+
+
+@contextmanager
+def _from(store: Store, topic: str, chosen: list[PartitionInfo], start: Any, follow: bool) -> Iterator[_Source]:
+    numbers = [each.number for each in chosen]
+    with store.consumer(
+        topic, start=start, partitions=numbers, wait_ms=None if follow else 0, on_out_of_range="earliest"
+    ) as consumer:
+        yield _Source(
+            consumer.batches(_CHUNK) if follow else up_to(consumer, {each.number: each.end for each in chosen})
+        )
+
+
+@contextmanager
+def _of_group(store: Store, topic: str, group: str, follow: bool) -> Iterator[_Source]:
+    with store.consumer(topic, group=group, wait_ms=None if follow else 0) as consumer:
+        yield _Source(consumer.batches(_CHUNK), consumer.commit)
+
+
+@contextmanager
 def _last(
-    store: Store, topic: str, partitions: list[int] | None, n: int, consumer: Consumer, wanted: Filter
-) -> list[Any]:
-    """The last `n` that are wanted, looking further and further back."""
+    store: Store, topic: str, chosen: list[PartitionInfo], n: int, wanted: Filter, follow: bool
+) -> Iterator[_Source]:
+    """The last `n` that are wanted; with `follow`, then those that come."""
     from klamm.client.tail import last_records
 
-    ends, reach = consumer.positions(), n
-    most = sum(each.count for each in store.topic(topic).partitions if partitions is None or each.number in partitions)
-    while True:
-        last = last_records(store._acquired(), ends, reach, None, None)
-        found = [record for record in last if wanted(record)]
-        if len(found) >= n or wanted.takes_all or reach >= most:
-            return found[max(0, len(found) - n) :]
-        reach = min(reach * 8, most)
+    numbers = [each.number for each in chosen]
+    with store.consumer(topic, start="latest", partitions=numbers, wait_ms=None) as consumer:
+        if wanted.takes_all:
+            last = last_records(store._acquired(), consumer.positions(), n, None, None)
+        else:
+            ends = {number: position.offset for (_, number), position in consumer.positions().items()}
+            last = _last_wanted(
+                store, topic, {each.number: range(each.start, ends[each.number]) for each in chosen}, n, wanted
+            )
+        yield _Source(_then(last, consumer.batches(_CHUNK) if follow else ()))
+
+
+def _then(first: list[Any], others: Iterable[Any]) -> Iterator[Any]:
+    yield first
+    yield from others
+
+
+def _last_wanted(store: Store, topic: str, chosen: Mapping[int, range], n: int, wanted: Filter) -> list[Any]:
+    """Looks further and further back, and keeps no more than `n` of each partition."""
+    found = []
+    done, total = 0, sum(map(len, chosen.values()))
+    with progress("searching") as tick:
+        for number, offsets in chosen.items():
+            mine: list[Any] = []
+            stop, reach = offsets.stop, max(n, _LOOK_BACK[0])
+            while len(mine) < n and stop > offsets.start:
+                begin = max(offsets.start, stop - reach)
+                with store.consumer(
+                    topic, start={number: begin}, partitions=[number], wait_ms=0, on_out_of_range="earliest"
+                ) as consumer:
+                    part: list[Any] = []
+                    for batch in up_to(consumer, {number: stop}):
+                        part = [*part, *filter(wanted, batch)][-n:]
+                        tick(done := done + len(batch), total)
+                mine = [*part, *mine][-n:]
+                stop, reach = begin, min(reach * 4, _LOOK_BACK[1])
+            found.append(mine)
+    return list(merge(*found, key=lambda record: record.timestamp))[-n:] if n else []

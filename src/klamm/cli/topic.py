@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, size_of
-from klamm.cli.stores import PartitionOption, StoreOption, opened
-from klamm.errors import InvalidSetting
+from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, opened
+from klamm.errors import InvalidSetting, UnknownTopic
 
 if TYPE_CHECKING:
     from klamm.types import TopicInfo
@@ -17,7 +17,6 @@ __all__ = ["app"]
 
 app = typer.Typer(name="topic", help="Topics: create, list, show, set, purge, delete.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -33,7 +32,7 @@ def settings_of(pairs: list[str]) -> dict[str, str]:
 
 @app.command()
 def create(
-    topic: Name,
+    topic: TopicArgument,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Settings: retention.ms=3600000")
     ] = None,
@@ -41,8 +40,14 @@ def create(
     partitions: Annotated[int, typer.Option("-p", "--partitions", metavar="N", help="How many.", min=1)] = 1,
 ) -> None:
     """Make a topic; the store too, if it is not there."""
+    from klamm.store.names import validate
+    from klamm.store.settings import Settings
+
+    chosen = settings_of(settings or [])
+    validate(topic)  # before there is a store that nobody needs
+    Settings.of(chosen)
     with opened(store, create=True) as events:
-        made = events.create_topic(topic, partitions, settings_of(settings or []))
+        made = events.create_topic(topic, partitions, chosen)
         if is_terminal():
             typer.echo(f"{made.name}: {count_of(len(made.partitions), 'partition')}, in {events.path}", err=True)
         else:
@@ -67,7 +72,7 @@ def _row(topic: TopicInfo) -> dict[str, Any]:
 
 
 @app.command()
-def show(topic: Name, store: StoreOption = None) -> None:
+def show(topic: TopicArgument, store: StoreOption = None) -> None:
     """A topic: its partitions, and what was set."""
     with opened(store) as events:
         found = events.topic(topic)
@@ -81,8 +86,12 @@ def show(topic: Name, store: StoreOption = None) -> None:
             }
             for each in found.partitions
         ]
-        about = {"topic": found.name, "id": found.id, "created": moment(found.created_ms)}
-        about["settings"] = dict(found.settings)  # type: ignore[assignment]
+        about = {
+            "topic": found.name,
+            "id": found.id,
+            "created": moment(found.created_ms),
+            "settings": dict(found.settings),
+        }
         if is_terminal():
             fact(about)
             facts(rows)
@@ -92,7 +101,7 @@ def show(topic: Name, store: StoreOption = None) -> None:
 
 @app.command("set")
 def set_settings(
-    topic: Name,
+    topic: TopicArgument,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Settings: retention.ms=3600000")
     ] = None,
@@ -115,7 +124,7 @@ def set_settings(
 
 @app.command()
 def purge(
-    topic: Name,
+    topic: TopicArgument,
     store: StoreOption = None,
     before: Annotated[
         str | None, typer.Option(metavar="TIME|OFFSET", help="Only what is older: 3d, 2026-11-15, or an offset.")
@@ -129,7 +138,8 @@ def purge(
     with opened(store) as events:
         found = [each for each in events.topic(topic).partitions if partition in (None, each.number)]
         if not found:
-            raise InvalidSetting(f"{topic}: there is no partition {partition}")
+            count = len(events.topic(topic).partitions)
+            raise UnknownTopic(f"{topic}: there is no partition {partition}", hint=f"it has 0 to {count - 1}")
         until: dict[int, int] = {}
         for each in found:
             if before is None:
@@ -150,7 +160,7 @@ def purge(
 
 
 @app.command()
-def delete(topic: Name, store: StoreOption = None, yes: Yes = False) -> None:
+def delete(topic: TopicArgument, store: StoreOption = None, yes: Yes = False) -> None:
     """Delete a topic, with all of its records."""
     with opened(store) as events:
         found = events.topic(topic)

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progress, size_of
-from klamm.cli.stores import PathArgument, StoreOption, opened, path_of
+from klamm.cli.stores import PathArgument, StoreOption, found_path, opened, some_topics
+from klamm.errors import InvalidSetting
 
 __all__ = ["backup", "check", "compact"]
 
 _DAMAGED = 3
 
 
+def _one_of(path: str | None, store: str | None) -> str | None:
+    """PATH wins over $KLAMM_STORE, which comes as `store`; beside --store it is one too many."""
+    if path is not None and store not in (None, os.environ.get("KLAMM_STORE")):
+        raise InvalidSetting("PATH and --store each name a store", hint="give one of them")
+    return path or store
+
+
 def check(
     path: PathArgument = None,
+    store: StoreOption = None,
     repair: Annotated[bool, typer.Option("--repair", help="Put right what can be, without losing a record.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before repairing.")] = False,
 ) -> None:
     """Walk every promise of a store, and say which is broken. Exit code 3: damage was found."""
     import klamm
 
-    where = path_of(path)
-    with opened(path, read_only=True):
-        pass  # it is a store; an unreadable one is said so here
+    where = found_path(_one_of(path, store))
     if repair:
         confirm(
             f"{where} is repaired: torn tails and damaged batches are moved aside, heads and indexes rebuilt", yes=yes
         )
-    report = klamm.check(where, repair=repair)
+    with progress("checking", "bytes") as tick:
+        report = klamm.check(where, repair=repair, progress=tick)
     rows = [
         {
             "promise": each.promise,
@@ -41,38 +50,57 @@ def check(
         }
         for each in report.breaches
     ]
-    facts(rows, empty="nothing is wrong")
-    about = {
-        "topics": report.topics,
-        "partitions": report.partitions,
-        "segments": report.segments,
-        "batches": report.batches,
-        "records": report.records,
-        "size": size_of(report.size) if is_terminal() else report.size,
-        "ok": report.ok,
-    }
-    fact(about)
+    if not is_terminal():
+        facts(rows)
+    for row in rows if is_terminal() else ():
+        fact({name: each for name, each in row.items() if each is not None})
+        typer.echo("")
+    fact(
+        {
+            "topics": report.topics,
+            "partitions": report.partitions,
+            "segments": report.segments,
+            "batches": report.batches,
+            "records": report.records,
+            "size": size_of(report.size) if is_terminal() else report.size,
+            "ok": report.ok,
+        }
+    )
     if not report.ok:
+        what = count_of(sum(each.repaired is None for each in report.breaches), "broken promise")
+        hint = "a backup may have what is gone" if repair else f"klamm check --repair {where}, after a backup"
+        typer.echo(f"klamm: {where}: {what} ({hint})", err=True)
         raise typer.Exit(_DAMAGED)
 
 
 def compact(
     path: PathArgument = None,
+    store: StoreOption = None,
     topic: Annotated[
         str | None,
-        typer.Option("-t", "--topic", metavar="TOPIC", help="Only this one. [default: all compacted ones]"),
+        typer.Option(
+            "-t",
+            "--topic",
+            metavar="TOPIC",
+            help="Only this one. [default: all compacted ones]",
+            autocompletion=some_topics,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Worth it or not; closes active segments.")] = False,
 ) -> None:
-    """Keep the latest record of each key in compacted topics, as far as it is worth it."""
-    with opened(path) as events, progress("compacting", "bytes") as tick:
-        done = events.compact(topic, force=force, progress=lambda _t, _n, done, total: tick(done, total))
+    """Keep the latest record of each key in compacted topics. Those where it is worth it, unless told."""
+    with opened(_one_of(path, store)) as events, progress("compacting", "bytes") as tick:
+        try:
+            done = events.compact(topic, force=force, progress=lambda _t, _n, done, total: tick(done, total))
+        except InvalidSetting as error:
+            if topic is not None and "cleanup.policy" in error.message:
+                error.hint = f"klamm topic set {topic} cleanup.policy=compact makes it so"
+            raise
     if is_terminal():
         saved = size_of(done.bytes_before - done.bytes_after)
         typer.echo(
             f"{count_of(done.partitions, 'partition')}: {count_of(done.records_removed, 'record')} removed, "
-            f"{saved} saved, "
-            f"{count_of(done.records_left, 'record')} left, {done.seconds:.1f} s"
+            f"{saved} saved, {count_of(done.records_left, 'record')} left, {done.seconds:.1f} s"
         )
     else:
         fact(done._asdict())
@@ -83,7 +111,7 @@ def backup(
     store: StoreOption = None,
 ) -> None:
     """Copy a store as it is at one moment, while others use it."""
-    with opened(store) as events:
-        done = events.backup(destination)
+    with opened(store) as events, progress("copying", "bytes") as tick:
+        done = events.backup(destination, progress=tick)
     size = size_of(done.size) if is_terminal() else done.size
     fact({"destination": str(destination), "topics": done.topics, "partitions": done.partitions, "size": size})

@@ -1,0 +1,54 @@
+"""`klamm dlq`: list, redrive."""
+
+from __future__ import annotations
+
+import pytest
+
+import klamm
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def letters(store: klamm.Store) -> klamm.Store:
+    """Four orders, of which two were no numbers and one divided by zero."""
+    store.create_topic("orders")
+    store.append_many("orders", [(b"a", b"1"), (b"\xff", b"one"), (b"c", b"0"), (b"d", b"\xfe")])
+    with store.consumer("orders", group="g", wait_ms=0) as consumer:
+        consumer.run(lambda record: 1 // int(record.value), workers=1, retries=0, on_error="dead-letter")
+    return store
+
+
+def test_list_says_why(cli: Cli, letters: klamm.Store) -> None:
+    rows = cli("dlq", "list", "orders.dlq").rows
+    assert [(row["origin"], row["error"], row["attempts"]) for row in rows] == [
+        ("orders/0/1", "ValueError", 1),
+        ("orders/0/2", "ZeroDivisionError", 1),
+        ("orders/0/3", "ValueError", 1),
+    ]
+    assert "invalid literal" in rows[0]["reason"] and "by zero" in rows[1]["reason"]
+    assert [row["key"] for row in rows] == [{"base64": "/w=="}, "c", "d"]
+    assert [row["value"] for row in rows] == ["one", "0", {"base64": "/g=="}]
+    assert "did you mean 'orders'" in cli("dlq", "list", "order", code=1).err
+
+
+def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) -> None:
+    told = cli("dlq", "redrive", "orders.dlq", code=2).err
+    assert "3 dead letters of orders.dlq go back to where they came from" in told
+    assert letters.topic("orders").count == 4
+    assert cli("dlq", "redrive", "orders.dlq", "--limit", 1, "--yes").rows == [{"topic": "orders.dlq", "redriven": 1}]
+    assert len(cli("dlq", "list", "orders.dlq").rows) == 2
+    assert cli("dlq", "redrive", "orders.dlq", "-y").rows == [{"topic": "orders.dlq", "redriven": 2}]
+    assert cli("dlq", "redrive", "orders.dlq", "-y").err == "no dead letters in orders.dlq\n"
+    values = [row["value"] for row in cli("tail", "orders", "--offset", 4).rows]
+    assert values[:2] == ["one", "0"] and len(values) == 3
+
+
+def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.Store) -> None:
+    letters.create_topic("zeros")
+    told = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", code=2).err
+    assert "1 dead letter of orders.dlq go back to zeros" in told
+    rows = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", "-y").rows
+    assert rows == [{"topic": "orders.dlq", "redriven": 1}]
+    assert [row["value"] for row in cli("tail", "zeros").rows] == ["0"]
+    assert {row["error"] for row in cli("dlq", "list", "orders.dlq").rows} == {"ValueError"}
+    assert cli("dlq", "redrive", "orders.dlq", "--error", "KeyError", "-y").err == "no dead letters in orders.dlq\n"

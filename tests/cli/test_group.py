@@ -1,0 +1,120 @@
+"""`klamm group`: list, show, reset, delete."""
+
+from __future__ import annotations
+
+import pytest
+
+import klamm
+from tests.cli.conftest import Cli
+
+T0 = 1_700_000_000_000
+
+
+@pytest.fixture
+def orders(store: klamm.Store) -> klamm.Store:
+    """Ten records in each of two partitions; the group billing has read three of the first."""
+    store.create_topic("orders", 2)
+    for number in range(2):
+        store.append_many("orders", [(None, b"%d" % n, [], T0 + n * 1000) for n in range(10)], partition=number)
+    store.reset_offsets(store.plan_reset("billing", {"orders": [0]}, to=3))
+    return store
+
+
+def offsets(store: klamm.Store, group: str = "billing") -> dict[int, int]:
+    found = store.group(group).offsets
+    return {each.partition: each.committed.offset for each in found if each.committed is not None}
+
+
+def test_list_tells_how_far_they_are_behind(cli: Cli, store: klamm.Store) -> None:
+    assert cli("group", "list").out == b""
+
+
+def test_list_and_show(cli: Cli, orders: klamm.Store) -> None:
+    (row,) = cli("group", "list").rows
+    assert row == {"group": "billing", "state": "empty", "door": "klamm", "members": 0, "topics": ["orders"], "lag": 7}
+    (shown,) = cli("group", "show", "billing").rows
+    assert shown["group"] == "billing" and shown["members"] == [] and shown["lag"] == 7
+    (place,) = shown["offsets"]
+    assert (place["topic"], place["partition"], place["committed"], place["end"], place["lag"]) == (
+        "orders",
+        0,
+        3,
+        10,
+        7,
+    )
+    assert "there is no group 'biling'" in cli("group", "show", "biling", code=1).err
+
+
+def test_members_are_shown_with_what_they_have(cli: Cli, orders: klamm.Store) -> None:
+    with orders.consumer("orders", group="billing", member="one", wait_ms=0) as consumer:
+        assert consumer.poll()
+        (shown,) = cli("group", "show", "billing").rows
+        assert shown["state"] == "active"
+        assert shown["members"] == [{"member": "one", "partitions": ["orders/0", "orders/1"]}]
+        assert cli("group", "list").rows[0]["members"] == 1
+        assert "billing" in cli("group", "reset", "billing", "--to-earliest", "--yes", code=1).err
+        assert "billing" in cli("group", "delete", "billing", "--yes", code=1).err
+
+
+@pytest.mark.parametrize(
+    ("target", "after"),
+    [
+        (["--to-earliest"], 0),
+        (["--to-latest"], 10),
+        (["--to-offset", "5"], 5),
+        (["--to-offset", "99"], 10),
+        (["--to-time", "2023-11-14T22:13:26Z"], 6),
+        (["--to-time", "2023-11-15T00:13:26+02:00"], 6),
+        (["--to-time", "1m"], 10),
+        (["--by", "2"], 5),
+        (["--by", "-2"], 1),
+        (["--by", "-50"], 0),
+    ],
+    ids=str,
+)
+def test_reset_moves_it(cli: Cli, orders: klamm.Store, target: list[str], after: int) -> None:
+    rows = cli("group", "reset", "billing", *target, "--yes").rows
+    assert rows == [{"topic": "orders", "partition": 0, "before": 3, "after": after}]
+    assert offsets(orders) == {0: after}
+
+
+def test_reset_shows_a_plan_and_does_nothing_without_yes(cli: Cli, orders: klamm.Store) -> None:
+    told = cli("group", "reset", "billing", "--to-latest", code=2).err
+    assert "billing is moved in 1 partition:" in told and "orders/0: 3 → 10" in told
+    assert offsets(orders) == {0: 3}
+    assert cli("group", "reset", "billing", "--to-offset", 3).err == "nothing to do: it stands there\n"
+
+
+def test_reset_gives_a_new_group_offsets_if_topics_are_named(cli: Cli, orders: klamm.Store) -> None:
+    assert "name the topics" in cli("group", "reset", "new", "--to-earliest", "-y", code=1).err
+    told = cli("group", "reset", "new", "-t", "orders", "--to-offset", 4, code=2).err
+    assert "orders/0: – → 4" in told and "orders/1: – → 4" in told
+    rows = cli("group", "reset", "new", "--topic", "orders", "--to-offset", 4, "-y").rows
+    assert [row["before"] for row in rows] == [None, None]
+    assert offsets(orders, "new") == {0: 4, 1: 4}
+    assert (
+        "has no offsets that could be moved so" in cli("group", "reset", "newer", "-t", "orders", "--by", 1, code=1).err
+    )
+
+
+def test_reset_of_one_partition_and_like_another_group(cli: Cli, orders: klamm.Store) -> None:
+    cli("group", "reset", "billing", "-t", "orders", "-p", 1, "--to-offset", 8, "-y")
+    assert offsets(orders) == {0: 3, 1: 8}
+    cli("group", "reset", "copy", "-t", "orders", "--like", "billing", "-y")
+    assert offsets(orders, "copy") == {0: 3, 1: 8}
+    assert "needs one --topic" in cli("group", "reset", "billing", "--partition", 1, "--to-latest", code=2).err
+    assert "there is no group 'nobody'" in cli("group", "reset", "billing", "--like", "nobody", code=1).err
+
+
+def test_reset_wants_one_place_to_go(cli: Cli, orders: klamm.Store) -> None:
+    assert "where to? (give one of --to-earliest" in cli("group", "reset", "billing", code=2).err
+    assert "where to?" in cli("group", "reset", "billing", "--to-latest", "--by", 1, code=2).err
+    assert "is no time" in cli("group", "reset", "billing", "--to-time", "noon", code=2).err
+
+
+def test_delete_forgets_it(cli: Cli, orders: klamm.Store) -> None:
+    assert "with its offsets in 1 partition" in cli("group", "delete", "billing", code=2).err
+    assert orders.groups() == ["billing"]
+    assert cli("group", "delete", "billing", "--yes").err == "deleted billing\n"
+    assert orders.groups() == []
+    assert "there is no group" in cli("group", "delete", "billing", "-y", code=1).err

@@ -1,0 +1,115 @@
+"""`klamm check`, `compact`, `backup`: looking after a store, and damage that is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import klamm
+from tests.cli.conftest import Cli, everything
+
+
+@pytest.fixture
+def damaged(home: Path) -> Path:
+    """A store in which a byte of the second of three batches was turned."""
+    with klamm.open(home) as store:
+        store.create_topic("orders")
+        for n in range(3):
+            store.append_many("orders", [(b"k", b"value %d" % n)] * 10)
+    (segment,) = home.glob("topics/orders-*/0/*.log")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"value 1")] ^= 1
+    segment.write_bytes(data)
+    return segment
+
+
+def test_check_of_a_good_store(cli: Cli, store: klamm.Store) -> None:
+    store.create_topic("orders", 2)
+    store.append_many("orders", [b"x"] * 5)
+    (row,) = cli("check").rows
+    assert row == {**row, "topics": 1, "partitions": 2, "records": 5, "ok": True} and row["size"] > 0
+
+
+def test_damage_ends_check_with_3_and_says_where(cli: Cli, home: Path, damaged: Path) -> None:
+    said = cli("check", home, code=3)
+    breach, summary = said.rows
+    assert breach["path"] == str(damaged) and breach["position"] > 0 and "CRC" in breach["what"]
+    assert breach["repaired"] is None and summary["ok"] is False
+    assert "klamm check --repair" in said.err
+
+
+def test_repair_asks_first_and_then_all_is_well(cli: Cli, home: Path, damaged: Path) -> None:
+    assert "damaged batches are moved aside" in cli("check", "--repair", code=2).err
+    cli("check", code=3)
+    *breaches, summary = cli("check", "--repair", "--yes").rows
+    assert summary["ok"] and all(each["repaired"] for each in breaches) and breaches
+    assert cli("check", "--store", home).rows[-1]["ok"] is True
+    values = [row[4] for row in everything(home, "orders")]
+    assert values == [b"value 0"] * 10 + [b"value 2"] * 10
+
+
+def test_a_catalog_that_cannot_be_read_is_damage_too(cli: Cli, home: Path, store: klamm.Store) -> None:
+    store.close()
+    for beside in home.glob("klamm.db-*"):
+        beside.unlink()
+    (home / "klamm.db").write_bytes(b"no database at all" * 100)
+    said = cli("check", code=3)
+    assert said.rows[0]["what"] and said.rows[-1]["ok"] is False
+    assert "klamm.db" in cli("topic", "list", code=1).err
+
+
+def test_reading_damage_ends_with_3(cli: Cli, damaged: Path) -> None:
+    assert "CRC" in cli("tail", "orders", "--offset", 0, code=3).err
+    assert cli("export", "orders", "-o", "o.jsonl", code=3).err
+    assert not Path("o.jsonl").exists()
+
+
+def test_path_and_option_are_one_too_many(cli: Cli, home: Path, store: klamm.Store) -> None:
+    assert "PATH and --store each name a store" in cli("check", home, "--store", "other", code=2).err
+    assert "PATH and --store each name a store" in cli("compact", home, "-s", "other", code=2).err
+
+
+def test_compact_leaves_the_latest_of_each_key(cli: Cli, home: Path, store: klamm.Store) -> None:
+    for name in ("users", "others"):
+        store.create_topic(name, 1, {"cleanup.policy": "compact"})
+        store.append_many(name, [(b"k%d" % (n % 3), b"%d" % n) for n in range(300)])
+    (row,) = cli("compact", "--topic", "users", "--force").rows
+    assert row["partitions"] == 1 and row["records_removed"] == 297 and row["bytes_after"] < row["bytes_before"]
+    assert [record[4] for record in everything(home, "users")] == [b"297", b"298", b"299"]
+    assert len(everything(home, "others")) == 300
+    assert cli("compact", home, "--force").rows[0]["records_removed"] == 297
+    assert cli("compact").rows[0]["partitions"] == 0
+
+
+def test_compact_of_a_topic_that_is_not_compacted(cli: Cli, store: klamm.Store) -> None:
+    store.create_topic("orders")
+    told = cli("compact", "-t", "orders", code=2).err
+    assert "orders: is not compacted" in told and "klamm topic set orders cleanup.policy=compact makes it so" in told
+    assert "nothing" in cli("compact", "-t", "nothing", code=1).err
+
+
+def test_backup_is_a_store_of_its_own(cli: Cli, home: Path, tmp_path: Path, store: klamm.Store) -> None:
+    store.create_topic("orders", 2)
+    store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)])
+    (row,) = cli("backup", tmp_path / "copy").rows
+    assert row == {"destination": str(tmp_path / "copy"), "topics": 1, "partitions": 2, "size": row["size"]}
+    store.append("orders", b"later")
+    assert len(everything(tmp_path / "copy", "orders")) == 100
+    assert "is there already" in cli("backup", tmp_path / "copy", code=1).err
+    assert "lies inside of the store" in cli("backup", home / "copy", "--store", home, code=1).err
+
+
+def test_progress_of_check_and_backup_counts_bytes_up_to_all(home: Path, tmp_path: Path, store: klamm.Store) -> None:
+    store.create_topic("orders", 2, {"segment.bytes": 1 << 20})
+    for _ in range(40):
+        store.append_many("orders", [b"x" * 1000] * 100, acks=1)
+    size = store.topic("orders").size
+    for act in (
+        lambda tick: klamm.check(home, progress=tick),
+        lambda tick: store.backup(tmp_path / "copy", progress=tick),
+    ):
+        ticks: list[tuple[int, int]] = []
+        act(lambda done, total, ticks=ticks: ticks.append((done, total)))
+        assert len(ticks) >= 4 and ticks == sorted(ticks)
+        assert {total for _, total in ticks} == {size} and 0.5 * size < ticks[-1][0] <= size
