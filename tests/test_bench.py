@@ -27,7 +27,7 @@ def answers(script: str, tmp_path: Path, seconds: float = 60) -> list[dict[str, 
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("script", ["import_time", "single_append", "table", "contention"])
+@pytest.mark.parametrize("script", ["import_time", "single_append", "table", "contention", "cli"])
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:
     signed(answers(script, tmp_path), tmp_path)
 
@@ -44,7 +44,9 @@ def test_each_answer_beside_apache_kafka_is_one(script: str, tmp_path: Path) -> 
 
 @pytest.mark.soak  # each starts two JVMs
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("script", ["spark_trigger", "spark_read", "spark_sink", "spark_scan"])
+@pytest.mark.parametrize(
+    "script", ["spark_trigger", "spark_read", "spark_sink", "spark_scan", "spark_archive", "spark_life"]
+)
 def test_each_answer_of_spark_is_one(script: str, tmp_path: Path) -> None:
     need_kafka()
     pytest.importorskip("pyspark")

@@ -1,0 +1,131 @@
+"""What does the command line cost: to ask for help, to see the last records of a large topic, and to measure?
+
+    klamm --help    seconds, from the start of the process to its end; beside it, `import typer` in a Python of its own
+    klamm tail      the last 10 of a topic of 10 GiB (if 12 GiB of disk are free, or by --gib), and of one of 10 MiB
+    klamm bench     CPU of the parent, which only looks, beside that of its workers, which do what is measured; what the
+                    operating system says of all of them, less what the workers say of themselves
+
+Each run is a process. CPU is user and system time; `cpu` beside a wall time says how much of it that was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import _harness as harness
+import klamm
+
+KLAMM = str(Path(sys.executable).parent / "klamm")
+MIB = 1 << 20
+
+
+def ran(*command: str) -> tuple[float, float, str]:
+    """Wall and CPU seconds of a process and those it waited for, and what it printed."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    printed = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - begin
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    assert process.returncode == 0, command
+    return wall, usage.ru_utime + usage.ru_stime, printed
+
+
+def help_(rounds: int) -> None:
+    found = harness.interleave(
+        {
+            "help": lambda: ran(KLAMM, "--help"),
+            "typer": lambda: ran(sys.executable, "-c", "import typer"),
+        },
+        rounds,
+    )
+    walls, cpus = ([run[each] for run in found["help"]] for each in (0, 1))
+    peers = [run[0] for run in found["typer"]]
+    want = harness.at_most(0.2, "figure")
+    cpu = harness.digits(harness.median(cpus))
+    harness.answer(
+        "klamm --help", walls, "import typer", peers, want, unit="s", cpu=cpu, least=harness.digits(min(walls))
+    )
+
+
+def tail(rounds: int, sizes: list[int]) -> None:
+    with harness.folder() as path:
+        for size in sizes:
+            store = f"{path}/{size}"
+            fill(store, size)
+        small = f"{path}/{sizes[0]}"
+        for size in sizes[1:]:
+            found = harness.interleave(
+                {
+                    "large": lambda size=size: ran(KLAMM, "tail", "bench", "--store", f"{path}/{size}"),
+                    "small": lambda: ran(KLAMM, "tail", "bench", "--store", small),
+                },
+                rounds,
+            )
+            assert all(len(run[2].splitlines()) == 10 for runs in found.values() for run in runs)
+            walls, peers = ([run[0] for run in found[each]] for each in ("large", "small"))
+            harness.answer(
+                "klamm tail: the last 10",
+                walls,
+                f"of {sizes[0] // MIB} MiB",
+                peers,
+                harness.at_most(0.3, "figure"),
+                unit="s",
+                bytes=size,
+                cpu=harness.digits(harness.median([run[1] for run in found["large"]])),
+                least=harness.digits(min(walls)),
+            )
+
+
+def fill(path: str, size: int) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("bench", partitions=1, settings={"retention.ms": -1})
+        part = [(None, os.urandom(1000)) for _ in range(2_000)]
+        while store.topic("bench").partitions[0].size < size:
+            store.append_many("bench", part, acks=1)
+
+
+def bench(rounds: int, count: int) -> None:
+    def measured() -> tuple[float, float]:
+        with harness.folder() as path:
+            _, cpu, printed = ran(KLAMM, "bench", f"{path}/store", "-n", str(count), "--seconds", "120")
+        rows = [json.loads(line) for line in printed.splitlines()]
+        assert [row["records"] for row in rows] == [count, count], rows
+        workers = sum(row["cpu_s"] for row in rows)
+        return cpu - workers, workers
+
+    runs = [measured() for _ in range(rounds)]
+    parents, workers = ([run[each] for run in runs] for each in (0, 1))
+    harness.answer(
+        "klamm bench: CPU of the parent",
+        parents,
+        "CPU of its workers",
+        workers,
+        harness.at_most(0.1),
+        unit="s",
+        count=count,
+    )
+
+
+def main() -> None:
+    options = harness.arguments(__doc__.splitlines()[0], rounds=9, gib=(-1, "size of the large topic"))
+    large = options.gib if options.gib >= 0 else 10 if harness.free_bytes() > 12 << 30 else 1
+    parts = {
+        "help": lambda: help_(options.rounds),
+        "tail": lambda: tail(options.rounds, [MIB, 4 * MIB] if options.quick else [10 * MIB, large << 30]),
+        "bench": lambda: bench(min(options.rounds, 3), 20_000 if options.quick else 20_000_000),
+    }
+    for name, part in parts.items():
+        if options.only in name:
+            part()
+
+
+if __name__ == "__main__":
+    main()
