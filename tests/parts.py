@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
 AT_ONCE = 2
 PARTS = {  # the longest first
+    "pipelines": ["spark/pipelines"],
     "crash": ["crash"],
     "spark": ["spark"],
     "interop": ["interop"],
@@ -38,9 +39,9 @@ class Part(NamedTuple):
 
 
 def arguments_of(name: str) -> list[str]:
-    if name in PARTS:
-        return [str(HERE / folder) for folder in PARTS[name]]
-    return [str(HERE), *(f"--ignore={HERE / folder}" for folders in PARTS.values() for folder in folders)]
+    mine = PARTS.get(name, ["."])
+    others = [folder for part, folders in PARTS.items() for folder in folders if part != name]
+    return [*(str(HERE / folder) for folder in mine), *(f"--ignore={HERE / folder}" for folder in others)]
 
 
 def run(name: str, more: list[str]) -> Part:

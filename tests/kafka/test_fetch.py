@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.batch import parse
+from klamm.arrow.placing import Placer
+from klamm.batch import decode, parse
 from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.frames import read_response
@@ -23,6 +24,7 @@ from klamm.kafka.wire.messages import DELETE_TOPICS, FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.log import segment
 from klamm.log.partition import Partition
+from tests.arrow.test_placing import rows
 from tests.kafka.asking import Place, batches_of, fetch, fetch_many, fetching, offsets, produce, sealed, values
 from tests.kafka.dial import Raw, Served, served
 from tests.procs import Flag, children, until
@@ -463,3 +465,16 @@ def test_partitions_nobody_has_used_yet(tmp_path: Path) -> None:
             (0, True),
             (3, False),
         ]
+
+
+def test_batches_whose_offsets_have_gaps_are_sent_as_they_lie(server: Served, raw: Raw) -> None:
+    topic = raw.create("gaps", 1, segment_bytes="2000", retention_ms="-1")
+    log = log_of(server, topic)
+    wanted = [*range(5, 900, 7), (1 << 31) + 900, (1 << 31) + 903]
+    placer = Placer(log)
+    placer.take(rows(*wanted))
+    placer.skip_to((1 << 31) + 1000)
+    sent = follow(raw, topic)
+    assert b"".join(sent) == log_bytes(log)
+    assert [each.offset for data in sent for each in decode(data)] == wanted
+    assert offsets(fetch(raw, topic, wanted[-2]))[-2:] == wanted[-2:]
