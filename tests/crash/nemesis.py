@@ -32,6 +32,7 @@ class Restless(AssertionError):
 
 Role = Callable[[Life], None]
 Roles = Sequence[tuple[Role, int]]  # how many of each
+_EXTRA_S = 30.0  # so much longer a run with too little luck may take
 ALONE = ("retrying", "forgetful", "server")  # roles that have no successor while they live: nobody fences them
 
 
@@ -62,15 +63,18 @@ class Nemesis:
         pause_s: float = 0.1,
         topics: Sequence[str] = (IN, OUT),
         prepare: Callable[[], None] = lambda: None,
+        least_kills: int = 0,
     ) -> None:
         """`patience_ms`: how long half of the members may go without a poll; less than a stop can take.
 
         `pause_s`: the longest time from strike to strike. `prepare` is called in each process before its role.
+        `least_kills`: a run that had less luck lasts longer.
         """
         self.directory = directory
         self.store = str(store)
         self.seed = seed
         self.kills = 0
+        self._least_kills = least_kills
         self._patience_ms = patience_ms
         self._pause_s = pause_s
         self._topics = topics
@@ -96,7 +100,7 @@ class Nemesis:
             for slot in self._slots:
                 self._start(slot)
             deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline or (not self._enough() and time.monotonic() < deadline + _EXTRA_S):
                 time.sleep(self._dice.random() * self._pause_s)
                 self._look_after()
                 self._strike(self._dice.choice(self._slots))
@@ -106,6 +110,10 @@ class Nemesis:
 
     def _begin(self) -> None:
         """Before the first role starts."""
+
+    def _enough(self) -> bool:
+        """Whether this run was violent enough to say something."""
+        return self.kills >= self._least_kills
 
     # ---- processes
 

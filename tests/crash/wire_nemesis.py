@@ -16,7 +16,7 @@ import klamm
 from klamm.disk import _os
 from klamm.store.groups import OffsetRow
 from tests.crash.jepsen_workload import IN, OUT, Life
-from tests.crash.nemesis import Nemesis, Roles, Slot
+from tests.crash.nemesis import Nemesis, Restless, Roles, Slot
 from tests.crash.wire_workload import GROUPS, WIRED, WireLife, read_everything_by_wire
 from tests.interop.serving import answers, free_port, serve_here
 from tests.procs import until
@@ -70,6 +70,9 @@ class WireNemesis(Nemesis):
         self._serve(0)
         until(lambda: answers(f"127.0.0.1:{self._port}"), "the server listens")
 
+    def _enough(self) -> bool:
+        return super()._enough() and self.server_kills >= min(1, self._least_kills)
+
     def _serve(self, step: int) -> None:
         slot = self._server
         slot.process, slot.lives = f"server-{slot.lives}", slot.lives + 1
@@ -111,7 +114,8 @@ class WireNemesis(Nemesis):
             ends = {topic: [each.end for each in store.topic(topic).partitions] for topic in store.topics()}
         child = self._fork(lambda: read_everything_by_wire(self.directory, self._port, ends))
         self._wait(lambda: not child.running, "the final reader of the wire ends")
-        child.answer()
+        if elsewhere := child.answer():
+            raise Restless(str(elsewhere))
         self._wait(self._has_stopped, "the server stops")
         assert "Traceback" not in self.log, self.log[-8000:]
 

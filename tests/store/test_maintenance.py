@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ SMALL = {"cleanup.policy": "compact", "segment.bytes": 1000, "index.interval.byt
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> klamm.Store:
-    store = klamm.open(tmp_path / "store")
-    store.create_topic("users", settings=SMALL)
-    return store
+def store(tmp_path: Path) -> Iterator[klamm.Store]:
+    with klamm.open(tmp_path / "store") as store:
+        store.create_topic("users", settings=SMALL)
+        yield store
 
 
 def log_of(store: klamm.Store, topic: str = "users") -> Partition:
@@ -234,6 +234,7 @@ def test_check_knows_where_gaps_may_be(store: klamm.Store) -> None:
     fill(store, 100)
     assert store.check().breaches == []
     log = log_of(store)
+    log.checkpoint()
     below = cleaned.load(log.directory).gaps_below
     lost = [base for base in log.segments() if base > below][1]
     Path(log.directory, f"{lost:020}.log").unlink()
@@ -248,6 +249,7 @@ def test_check_notices_a_lost_segment_right_behind_the_compacted_ones(store: kla
     store.compact(force=True)
     fill(store, 50)
     log = log_of(store)
+    log.checkpoint()
     below = cleaned.load(log.directory).gaps_below
     Path(log.directory, f"{below:020}.log").unlink()
     assert [breach.message for breach in store.check().breaches if f"offsets {below} to" in breach.message]
