@@ -21,6 +21,8 @@ from typing import Any
 
 import _harness as harness
 import _kafka as kafka
+import _peers as peers
+import klamm
 
 CONNECTOR = harness.ROOT / ".tools" / "spark-kafka"
 PARTITIONS = 2
@@ -76,6 +78,21 @@ def topic(server: kafka.Server) -> str:
     """A new one."""
     with kafka.Raw(server.address) as raw:
         return raw.create(f"bench-{secrets.token_hex(4)}", PARTITIONS)
+
+
+def part_of(count: int, size: int) -> tuple[peers.Records, int]:
+    """Records of so many bytes, and how often they make `count`."""
+    part = peers.records(min(count, 100_000), size)
+    return part, count // len(part)
+
+
+def fill_store(path: str, part: peers.Records, times: int) -> None:
+    """A store with a topic `bench`: the records, so often, in turn to the partitions."""
+    with klamm.open(path) as store:
+        store.create_topic("bench", PARTITIONS)
+        for _ in range(times):
+            for number in range(PARTITIONS):
+                store.append_many("bench", part[number::PARTITIONS], partition=number, acks=1)
 
 
 def fill(server: kafka.Server, name: str, part: list[tuple[bytes, bytes]], times: int) -> None:

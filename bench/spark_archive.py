@@ -16,20 +16,10 @@ import shutil
 from typing import Any
 
 import _harness as harness
-import _peers as peers
 import _spark as spark
-import klamm
 
 SIZE = 100
 COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
-
-
-def fill(path: str, part: peers.Records, times: int) -> None:
-    with klamm.open(path) as store:
-        store.create_topic("bench", spark.PARTITIONS)
-        for _ in range(times):
-            for number in range(spark.PARTITIONS):
-                store.append_many("bench", part[number :: spark.PARTITIONS], partition=number, acks=1)
 
 
 def main() -> None:
@@ -38,8 +28,7 @@ def main() -> None:
     )
     quick = options.quick
     count = 20_000 if quick else options.count
-    part = peers.records(min(count, 100_000), SIZE)
-    times = count // len(part)
+    part, times = spark.part_of(count, SIZE)
     count = times * len(part)
     with (
         harness.folder() as path,
@@ -48,7 +37,7 @@ def main() -> None:
     ):
         from klamm.spark.pipelines import archive
 
-        fill(f"{path}/store", part, times)
+        spark.fill_store(f"{path}/store", part, times)
         topic = spark.topic(server)
         spark.fill(server, topic, part, times)
 

@@ -1,3 +1,17 @@
-"""Fixtures of this folder."""
+"""Fixtures of this folder. Who wants another server makes his own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from tests.interop.brokers import _apache_ahead, apache_broker, broker, klamm_broker, tools  # noqa: F401
+from tests.interop.serving import Serving, serving
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with serving(tmp_path) as made:
+        yield made

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import shlex
 import shutil
 import signal
@@ -18,6 +17,7 @@ import uuid
 from pathlib import Path
 
 from tests.interop.java_tools import java
+from tests.interop.serving import free_port
 from tests.procs import until
 
 __all__ = ["KafkaBroker"]
@@ -45,28 +45,16 @@ group.initial.rebalance.delay.ms=0
 """
 
 
-def _free_port() -> int:
-    """One below those that the kernel gives to whoever dials: it takes seconds until Kafka listens there."""
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-
-
 class KafkaBroker:
     """Started when made; `wait` until it answers, `stop` when done. `settings` are lines of server.properties."""
 
     def __init__(self, heap: str = "384m", **settings: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True)
         directory = Path(self._directory.name)
-        self.port = _free_port()
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         file = directory / "server.properties"
-        lines = PROPERTIES.format(port=self.port, controller=_free_port(), directory=directory)
+        lines = PROPERTIES.format(port=self.port, controller=free_port(), directory=directory)
         file.write_text(lines + "".join(f"{name.replace('_', '.')}={value}\n" for name, value in settings.items()))
         name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
         made = java("kafka.tools.StorageTool", "format", "--standalone", "-t", name, "-c", str(file))

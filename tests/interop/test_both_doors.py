@@ -33,16 +33,10 @@ from tests.interop.both_doors import (
 from tests.interop.confluents import consumer, produce, producer, read
 from tests.interop.java_tools import Tool
 from tests.interop.records import Written
-from tests.interop.serving import Serving, serving
+from tests.interop.serving import Serving
 from tests.procs import Child, Flag, children, until
 
 PARTITIONS = 3
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -21,16 +21,10 @@ from klamm.kafka.wire.structs import Struct
 from tests.interop.both_doors import PASSING, QUICK
 from tests.interop.confluents import group_consumer, read
 from tests.interop.raw import Raw
-from tests.interop.serving import Serving, serving
+from tests.interop.serving import Serving
 from tests.procs import Flag, children, until
 
 GROUP, TOPIC = "movers", "numbers"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

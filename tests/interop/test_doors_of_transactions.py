@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +13,11 @@ import klamm
 from tests.interop.both_doors import QUICK, embedded
 from tests.interop.confluents import all_of, consumer, produce, producer, read
 from tests.interop.records import Written
-from tests.interop.serving import Serving, serving
+from tests.interop.serving import Serving
 from tests.procs import Flag, children, until
 
 AT_ONCE: Any = {"batch_bytes": 1}  # a transaction whose records are appended before its end
 BOUND = 30.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

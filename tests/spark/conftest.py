@@ -11,19 +11,10 @@ import pytest
 
 import klamm
 import klamm.spark
+from tests.spark.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 CONNECTOR = ROOT / ".tools" / "spark-kafka"
-
-SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
-    "spark.driver.memory": "1g",
-    "spark.log.level": "OFF",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
-"""Of every session in tests: small, and silent."""
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,7 @@ from __future__ import annotations
 import sys
 
 import klamm.spark
-
-SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
-    "spark.driver.memory": "1g",
-    "spark.log.level": "OFF",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+from tests.spark.settings import SETTINGS
 
 
 def main(events: str, source: str, sink: str, checkpoint: str, most: str) -> None:

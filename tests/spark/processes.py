@@ -7,19 +7,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
 def driver(script: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that finds what tests have in common."""
+    command = [sys.executable, script, *map(str, arguments)]
+    with together(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE) as process:
+        yield process
+
+
+@contextmanager
+def together(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """In a session of its own: Python, the JVM and Python's workers are killed together."""
-    process = subprocess.Popen(
-        [sys.executable, script, *map(str, arguments)], start_new_session=True, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command, start_new_session=True, **options)
     try:
         yield process
     finally:

@@ -2,6 +2,7 @@
 
 main                      the program: its commands, and how errors are said
 output, records, stores   tables or JSON lines, and progress; records as text; which store
+codes, pairs              how a command ends; name=value
 tail send sql exchange    daily acts (exchange: export and import)
 topic group dlq pipeline  nouns, with their verbs
 serve upkeep inspect      klamm serve; check, compact, backup; a segment file

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from klamm.cli.codes import DAMAGED
 from klamm.cli.output import facts, is_terminal, moment
 from klamm.cli.records import as_json, text
 from klamm.errors import CorruptBatch, InvalidSetting
@@ -16,7 +17,6 @@ __all__ = ["inspect"]
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _ROWS = 1000  # that are shown as one table
-_DAMAGED = 3
 
 
 def inspect(
@@ -53,7 +53,7 @@ def inspect(
     if rows or not (shown or damaged):
         facts(rows, empty="no batches")
     if damaged:
-        raise typer.Exit(_DAMAGED)
+        raise typer.Exit(DAMAGED)
 
 
 def _damage(position: int, what: str) -> dict[str, Any]:

@@ -18,11 +18,10 @@ import typer.main
 from typer.core import TyperGroup
 
 from klamm import __version__
+from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
-
-FINE, FAILED, MISUSED, DAMAGED = range(4)
 
 # In the order of `klamm --help`, which imports none of them: where a command is, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {

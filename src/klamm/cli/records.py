@@ -19,6 +19,7 @@ from typing import Any
 
 from klamm.batch import Record
 from klamm.cli.output import harmless, moment
+from klamm.cli.pairs import split_pair
 from klamm.errors import InvalidRecord, InvalidSetting
 
 __all__ = ["Filter", "Format", "as_json", "bytes_of", "json_bytes", "json_path", "parse_headers", "parse_time", "text"]
@@ -77,13 +78,10 @@ def as_json(record: Record) -> dict[str, Any]:
 
 
 def parse_headers(pairs: Sequence[str]) -> list[tuple[str, bytes]]:
-    found = []
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidSetting(f"--header {pair}: does not fit", hint="want --header name=value")
-        found.append((name, os.fsencode(value)))
-    return found
+    return [
+        (name, os.fsencode(value))
+        for name, value in (split_pair(pair, f"--header {pair}", "want --header name=value") for pair in pairs)
+    ]
 
 
 def parse_time(given: str, what: str) -> datetime:

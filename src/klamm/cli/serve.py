@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from klamm.cli.pairs import split_pair
 from klamm.errors import InvalidSetting
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
 from klamm.store.names import nearest
@@ -106,9 +107,7 @@ def _key(name: str) -> str:
 def _from_sets(pairs: list[str]) -> dict[str, Said]:
     said = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidSetting(f"--set {pair}: does not fit", hint="want --set name=value")
+        name, value = split_pair(pair, f"--set {pair}", "want --set name=value")
         said[_key(name.strip())] = Said(name.strip(), value.strip(), f"--set {pair}")
     return said
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, size_of
+from klamm.cli.pairs import split_pair
 from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, opened
 from klamm.errors import InvalidSetting, UnknownTopic
 
@@ -21,13 +22,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def settings_of(pairs: list[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidSetting(f"{pair}: does not fit", hint="want name=value, such as retention.ms=3600000")
-        found[name.strip()] = value.strip()
-    return found
+    split = (split_pair(pair, pair, "want name=value, such as retention.ms=3600000") for pair in pairs)
+    return {name.strip(): value.strip() for name, value in split}
 
 
 @app.command()

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.codes import DAMAGED
 from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progress, size_of
 from klamm.cli.stores import PathArgument, StoreOption, found_path, opened, some_topics
 from klamm.errors import InvalidSetting
 
 __all__ = ["backup", "check", "compact"]
-
-_DAMAGED = 3
 
 
 def _one_of(path: str | None, store: str | None) -> str | None:
@@ -70,7 +69,7 @@ def check(
         what = count_of(sum(each.repaired is None for each in report.breaches), "broken promise")
         hint = "a backup may have what is gone" if repair else f"klamm check --repair {where}, after a backup"
         typer.echo(f"klamm: {where}: {what} ({hint})", err=True)
-        raise typer.Exit(_DAMAGED)
+        raise typer.Exit(DAMAGED)
 
 
 def compact(

@@ -9,15 +9,7 @@ import sys
 
 import klamm.spark
 from klamm.spark.pipelines import compacting
-
-SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
-    "spark.driver.memory": "1g",
-    "spark.log.level": "OFF",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+from tests.spark.settings import SETTINGS
 
 
 def main(events: str, topic: str) -> None:

@@ -15,15 +15,7 @@ from typing import Any
 
 import klamm.spark
 from klamm.spark.pipelines import archive
-
-SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
-    "spark.driver.memory": "1g",
-    "spark.log.level": "OFF",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+from tests.spark.settings import SETTINGS
 
 
 def deadly(group: int, batches: int) -> Any:

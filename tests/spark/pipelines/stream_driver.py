@@ -14,15 +14,7 @@ import klamm.spark
 from klamm.spark.pipelines.aggregating import aggregate
 from klamm.spark.pipelines.deduplicating import deduplicate
 from klamm.spark.pipelines.joining import join
-
-SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
-    "spark.driver.memory": "1g",
-    "spark.log.level": "OFF",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+from tests.spark.settings import SETTINGS
 
 
 def pipelines(spark: Any, events: str, most: int) -> list[Callable[[], Any]]:

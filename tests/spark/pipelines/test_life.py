@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 
 import klamm
 from tests.crash.cases import seed_of
+from tests.spark.processes import together
 
 pytest.importorskip("pyspark")
 pytest.importorskip("rocksdict")
@@ -46,20 +46,12 @@ def life() -> SimpleNamespace:
 
 @contextmanager
 def pipeline(path: str, size: int, generations: int, *, quick: bool = True) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: Python, the JVM and Python's workers are killed together."""
+    """The example, as one runs it."""
     command = [sys.executable, LIFE / "life.py", path, "--size", size, "--generations", generations, "--seed", WORLD]
     environment = {**os.environ, **(JAVA if quick else {})}
-    process = subprocess.Popen(
-        list(map(str, command)), env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with together(list(map(str, command)), env=environment, **said) as process:
         yield process
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.communicate()
 
 
 def kill_after(store: klamm.Store, size: int, generations: int, begin: int, dice: random.Random, **how: Any) -> None:

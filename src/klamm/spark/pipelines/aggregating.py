@@ -36,15 +36,13 @@ from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.dead_letters import HEADERS
 from klamm.spark.pipelines.fields import Field
 from klamm.spark.pipelines.report import Progress, Report
-from klamm.spark.pipelines.running import behind, drain, home, source
+from klamm.spark.pipelines.running import behind, drain, dropped, home, source
 from klamm.spark.pipelines.streams import (
     aside,
     check,
     check_table,
     check_topics,
-    count_of,
     counted,
-    dropped,
     incoming,
     iso,
     json_number,
@@ -124,11 +122,11 @@ def aggregate(
         "aggregate",
         topic,
         to,
-        count_of(outcome, "read"),
-        count_of(outcome, "written"),
+        outcome.counts["read"],
+        outcome.counts["written"],
         outcome.seconds,
         outcome.batches,
-        count_of(outcome, "letters"),
+        outcome.counts["letters"],
         late.records,
         {"missed": late.windows},
     )

@@ -30,9 +30,7 @@ from klamm.spark.pipelines.streams import (
     aside,
     check,
     check_topics,
-    count_of,
     counted,
-    dropped,
     incoming,
     make_topics,
     max_bytes,
@@ -101,8 +99,8 @@ def deduplicate(
         progress=progress,
         total=behind(claim.checkpoint, found),
     )
-    rows, passed, wrong = (count_of(outcome, name) for name in ("read", "written", "letters"))
-    late = sum(dropped(each) for each in outcome.progress)
+    rows, passed, wrong = (outcome.counts[name] for name in ("read", "written", "letters"))
+    late = outcome.late
     return Report(
         "deduplicate",
         topic,

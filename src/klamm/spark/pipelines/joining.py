@@ -36,9 +36,7 @@ from klamm.spark.pipelines.streams import (
     aside,
     check,
     check_topics,
-    count_of,
     counted,
-    dropped,
     incoming,
     json_text,
     json_time,
@@ -118,18 +116,18 @@ def join(
         progress=progress,
         total=behind(claim.checkpoint, found),
     )
-    letters = {name: count_of(outcome, f"letters {name}") for name in boxes}
-    counts = {"left_read": count_of(outcome, "left"), "right_read": count_of(outcome, "right")}
+    letters = {name: outcome.counts[f"letters {name}"] for name in boxes}
+    counts = {"left_read": outcome.counts["left"], "right_read": outcome.counts["right"]}
     return Report(
         "join",
         f"{left}, {right}",
         to,
         sum(counts.values()),
-        count_of(outcome, "written"),
+        outcome.counts["written"],
         outcome.seconds,
         outcome.batches,
         sum(letters.values()),
-        sum(dropped(each) for each in outcome.progress),
+        outcome.late,
         counts,
     )
 

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, KlammError
@@ -26,7 +27,19 @@ if TYPE_CHECKING:
 
     from klamm.spark.pipelines.report import Progress
 
-__all__ = ["Outcome", "Source", "behind", "collected", "drain", "duration", "ends_of", "home", "sentence", "source"]
+__all__ = [
+    "Outcome",
+    "Source",
+    "behind",
+    "collected",
+    "drain",
+    "dropped",
+    "duration",
+    "ends_of",
+    "home",
+    "sentence",
+    "source",
+]
 
 _POLL_S = 0.2
 _OURS = re.compile(r"klamm\.errors\.\w+: ([^\n]+)")
@@ -100,16 +113,41 @@ def ends_of(checkpoint: str, batch: int) -> list[tuple[Any, int]]:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """Of a query that was run to its end."""
+    """Of a query, as far as it has come."""
 
-    rows: int
+    rows: int = 0
     """That it read."""
-    batches: int
-    seconds: float
-    progress: list[dict[str, Any]]
-    """What Spark said of each micro-batch."""
+    batches: int = 0
+    seconds: float = 0.0
+    late: int = 0
+    """Rows that state operators refused."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Rows that were observed on their way, by name."""
+    offsets: int = 0
+    """That it has gone through."""
+    last: int = -1
+    """The number of the last micro-batch."""
+
+    def note(self, query: Any, after: Callable[[dict[str, Any]], object] | None) -> None:
+        """Take in what Spark says of micro-batches that are done, each once, in their order."""
+        for each in query.recentProgress:
+            if each.batchId <= self.last:
+                continue
+            data = json.loads(each.json)
+            if "addBatch" not in data["durationMs"]:
+                continue  # it has nothing to do, which Spark says under the number of the batch to come
+            self.last = data["batchId"]
+            self.batches += 1
+            self.rows += data["numInputRows"]
+            self.late += dropped(data)
+            for name, observed in (data.get("observedMetrics") or {}).items():
+                self.counts[name] += int(observed.get("rows", 0))
+            for one in data["sources"]:
+                self.offsets += _sum(one.get("endOffset")) - _sum(one.get("startOffset"))
+            if after is not None:
+                after(data)
 
 
 def drain(
@@ -126,12 +164,12 @@ def drain(
     """
     begin = time.monotonic()
     query = (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
-    told: dict[int, dict[str, Any]] = {}
+    outcome = Outcome()
     try:
         while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]  # it takes parts of seconds
-            _note(query, told, after)
+            outcome.note(query, after)
             if progress is not None:
-                progress(_done(told), total)
+                progress(outcome.offsets, total)
     except KeyboardInterrupt:
         query.stop()
         if every is None:
@@ -139,30 +177,16 @@ def drain(
     except BaseException as error:
         query.stop()
         raise _clear(error) from error
-    _note(query, told, after)
+    outcome.note(query, after)
+    outcome.seconds = time.monotonic() - begin
     if progress is not None:
-        progress(_done(told) if total is None else total, total)
-    rounds = [told[number] for number in sorted(told)]
-    return Outcome(sum(each["numInputRows"] for each in rounds), len(rounds), time.monotonic() - begin, rounds)
+        progress(outcome.offsets if total is None else total, total)
+    return outcome
 
 
-def _note(query: Any, told: dict[int, dict[str, Any]], after: Callable[[dict[str, Any]], object] | None = None) -> None:
-    for each in query.recentProgress:
-        data = json.loads(each.json)
-        # Spark speaks of a query that has nothing to do as well, and then under the number of the batch to come.
-        if "addBatch" in data["durationMs"] and data["batchId"] not in told:
-            told[data["batchId"]] = data
-            if after is not None:
-                after(data)
-
-
-def _done(told: Mapping[int, dict[str, Any]]) -> int:
-    """How many offsets the query has gone through."""
-    done = 0
-    for each in told.values():
-        for one in each["sources"]:
-            done += _sum(one.get("endOffset")) - _sum(one.get("startOffset"))
-    return done
+def dropped(progress: Mapping[str, Any]) -> int:
+    """Rows that state operators refused since they were older than the watermark, of one micro-batch."""
+    return sum(int(each["numRowsDroppedByWatermark"]) for each in progress["stateOperators"])
 
 
 def _sum(offsets: Any) -> int:

@@ -26,16 +26,14 @@ from klamm.store.directory import acquire, release
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from klamm.spark.pipelines.running import Outcome, Source
+    from klamm.spark.pipelines.running import Source
 
 __all__ = [
     "aside",
     "check",
     "check_table",
     "check_topics",
-    "count_of",
     "counted",
-    "dropped",
     "incoming",
     "iso",
     "json_number",
@@ -181,15 +179,6 @@ def counted(df: DataFrame, name: str) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     return df.observe(name, F.count(F.lit(1)).alias("rows"))
-
-
-def count_of(outcome: Outcome, name: str) -> int:
-    return sum(int((each.get("observedMetrics") or {}).get(name, {}).get("rows", 0)) for each in outcome.progress)
-
-
-def dropped(progress: Mapping[str, Any]) -> int:
-    """Rows that state operators refused since they were older than the watermark."""
-    return sum(int(each["numRowsDroppedByWatermark"]) for each in progress["stateOperators"])
 
 
 # ---- JSON

@@ -1,0 +1,15 @@
+"""name=value, as options take it."""
+
+from __future__ import annotations
+
+from klamm.errors import InvalidSetting
+
+__all__ = ["split_pair"]
+
+
+def split_pair(pair: str, where: str, hint: str) -> tuple[str, str]:
+    """Name and value. InvalidSetting, which begins with `where`, if it is no pair."""
+    name, equals, value = pair.partition("=")
+    if not equals or not name:
+        raise InvalidSetting(f"{where}: does not fit", hint=hint)
+    return name, value
