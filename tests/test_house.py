@@ -31,7 +31,7 @@ GUIDE = (DOCS / "guide").glob("*.md")
 # .py files (pyproject.toml); native modules it cannot see.
 ROOMS = [
     ["cli"],
-    ["kafka", "spark"],
+    ["kafka", "spark", "testing"],
     ["aio"],
     ["api"],
     ["arrow", "client"],

@@ -53,6 +53,36 @@ class TestMarked:
         assert list(AdminClient({"bootstrap.servers": str(klamm_server)}).list_topics(timeout=10).brokers) == [9]
 
 
+def test_topics_come_from_files_that_a_marker_names(tmp_path: Path) -> None:
+    (tmp_path / "orders.yaml").write_text("orders: [one coffee]\nprices: {partitions: 2}\n")
+    (tmp_path / "more.jsonl").write_text('{"key": "alice", "value": "two teas"}\n')
+    done = run(
+        tmp_path,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.klamm_seed("orders.yaml")
+
+        @pytest.mark.klamm_seed("more.jsonl", topic="orders")
+        def test_of_a_server(klamm_server, klamm_store):
+            for store in (klamm_server.store, klamm_store):
+                assert [record.value for record in store.tail("orders", 9)] == [b"one coffee", b"two teas"]
+                assert len(store.topic("prices").partitions) == 2
+            assert klamm_server.store.store_id != klamm_store.store_id
+
+        def test_of_another(klamm_store, tmp_path):
+            assert [record.value for record in klamm_store.tail("orders", 9)] == [b"one coffee"]
+
+        @pytest.mark.klamm_seed("missing.yaml")
+        def test_of_a_file_that_is_not_there(klamm_store):
+            pass
+        """,
+    )
+    assert "2 passed, 1 error" in done.stdout and "missing.yaml: cannot be read: No such file" in done.stdout, (
+        done.stdout
+    )
+
+
 def test_who_does_not_use_it_does_not_import_klamm(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -69,7 +99,7 @@ def test_who_does_not_use_it_does_not_import_klamm(tmp_path: Path) -> None:
 
 def test_fixtures_and_marker_are_there_without_configuration(tmp_path: Path) -> None:
     shown = run(tmp_path, "def test_none(): pass", "--fixtures").stdout
-    assert "klamm_server " in shown and "klamm_server_session" in shown
+    assert all(name in shown for name in ("klamm_server ", "klamm_server_session", "klamm_store"))
     assert "@pytest.mark.klamm_server(**settings)" in run(tmp_path, "def test_none(): pass", "--markers").stdout
 
 

@@ -63,7 +63,7 @@ from klamm.types import (
 )
 
 if TYPE_CHECKING:
-    from klamm import aio
+    from klamm import aio, testing
     from klamm.client.dead_letters import DeadLetter
     from klamm.client.sql_offsets import SqlOffsets
     from klamm.client.table import Table
@@ -129,6 +129,7 @@ __all__ = [
     "check",
     "open",
     "server",
+    "testing",
 ]
 
 __version__ = "0.1.0"
@@ -147,8 +148,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "aio":
-        return importlib.import_module("klamm.aio")
+    if name in ("aio", "testing"):
+        return importlib.import_module(f"klamm.{name}")
     if name in _LATER:
         found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
         return found

@@ -267,7 +267,7 @@ class Store(GroupAdmin):
             offset = log.append_one(key, value, time_ms)
         else:
             batch = bytearray(256)
-            offset = log.append(batch, encode_one(batch, key, value, headers, time_ms))
+            offset = log.append(batch, encode_one(batch, key, value, headers, log.stamp_of(time_ms)))
         if durable:
             log.sync(offset + 1)
         return offset if acks else None
@@ -331,7 +331,7 @@ class Store(GroupAdmin):
             table,
             durable=durable,
             partition=partition,
-            timestamp=-1 if timestamp is None else to_ms(timestamp),
+            timestamp=self._acquired().heads.wall_ms() if timestamp is None else to_ms(timestamp),
             codec=codec,
             level=compression_level,
         )

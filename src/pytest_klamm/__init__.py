@@ -11,28 +11,30 @@ own (one inside of klamm would import that), and imports klamm when a test asks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from klamm import Store
 
-__all__ = ["KlammServer", "klamm_server", "klamm_server_session"]
+__all__ = ["KlammServer", "klamm_server", "klamm_server_session", "klamm_store"]
 
 
 class KlammServer:
     """A server and its store. As a str, it is the address."""
 
-    def __init__(self, address: str, store: Store) -> None:
+    def __init__(self, address: str, store: Store, settle: Callable[[], None]) -> None:
         self.address = address
         """Where clients dial: "127.0.0.1:40123"."""
         self.store = store
         """The same files, without the network: what `klamm.open` gives."""
+        self._settle = settle
 
     @property
     def bootstrap_servers(self) -> str:
@@ -47,6 +49,24 @@ class KlammServer:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
+    def seed(self, path: str | Path, *, topic: str | None = None) -> dict[str, int]:
+        """Topics and records of a file, YAML or JSON lines: see klamm.testing.seed."""
+        from klamm import testing
+
+        return testing.seed(self.store, path, topic=topic)
+
+    def advance(self, **by: float) -> datetime:
+        """Set the clock of store and server ahead, as in `advance(days=8)`: see klamm.testing.advance.
+
+        The server has done what is due when this returns. To it, nobody was heard of meanwhile: members of groups whose
+        session was shorter are out, and join again by themselves.
+        """
+        from klamm import testing
+
+        shown = testing.advance(self.store, **by)
+        self._settle()
+        return shown
+
     def __str__(self) -> str:
         return self.address
 
@@ -58,8 +78,19 @@ class KlammServer:
 def _serving(path: Path, settings: dict[str, Any]) -> Iterator[KlammServer]:
     import klamm
 
-    with klamm.open(path) as store, klamm.server(store, **settings) as address:
-        yield KlammServer(address, store)
+    with klamm.open(path) as store:
+        server = klamm.server(store, **settings)
+        with server as address:
+            yield KlammServer(address, store, server.settle)
+
+
+def _seed(request: pytest.FixtureRequest, store: Store) -> None:
+    """By @pytest.mark.klamm_seed("orders.yaml"); those of a module come before those of a test."""
+    from klamm import testing
+
+    for marker in reversed(list(request.node.iter_markers("klamm_seed"))):
+        for path in marker.args:
+            testing.seed(store, request.path.parent / path, **marker.kwargs)
 
 
 @pytest.fixture
@@ -74,7 +105,18 @@ def klamm_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kla
             raise pytest.UsageError("klamm_server: settings have names: @pytest.mark.klamm_server(name=value)")
         settings.update(marker.kwargs)
     with _serving(tmp_path / "klamm", settings) as server:
+        _seed(request, server.store)
         yield server
+
+
+@pytest.fixture
+def klamm_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A store of the test's own, empty but for what @pytest.mark.klamm_seed names, below tmp_path."""
+    import klamm
+
+    with klamm.open(tmp_path / "klamm-store") as store:
+        _seed(request, store)
+        yield store
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +127,10 @@ def klamm_server_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "klamm_seed(*paths, topic=None): files of topics, for klamm_server and klamm_store; see klamm.testing",
+    )
     config.addinivalue_line(
         "markers", "klamm_server(**settings): settings of the fixture klamm_server, as klamm.server takes them"
     )

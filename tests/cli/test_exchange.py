@@ -237,11 +237,11 @@ def test_an_export_ends_where_the_topic_ended_when_it_began(
     cli: Cli, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = fill([(None, b"%d" % n, [], T0) for n in range(100)])
-    plain = exchange.as_json
+    plain = exchange.as_plain
 
-    def as_json(record: object) -> object:
+    def as_plain(record: object) -> object:
         store.append("orders", b"more", partition=1, acks=1)
         return plain(record)
 
-    monkeypatch.setattr(exchange, "as_json", as_json)
+    monkeypatch.setattr(exchange, "as_plain", as_plain)
     assert len(cli("export", "orders").rows) == 100

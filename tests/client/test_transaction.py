@@ -285,6 +285,19 @@ def test_one_that_takes_too_long_is_aborted_by_others_and_told(store: klamm.Stor
     assert values_in(store) == [b"fine"]
 
 
+def test_a_name_whose_transaction_was_aborted_by_others_goes_on(store: klamm.Store) -> None:
+    """Its row may be gone by then: nobody held it any more. That is no newer producer."""
+    tx = store.transaction("billing", batch_bytes=1)
+    tx.send("orders", b"late")
+    assert store.abort_transaction(store.transactions()[0].producer_id)
+    with pytest.raises(Aborted):
+        tx.commit()
+    store.maintain()
+    with store.transaction("billing") as tx:
+        tx.send("orders", b"fine")
+    assert values_in(store) == [b"fine"]
+
+
 def test_a_reader_that_waits_in_front_of_a_dead_transaction_ends_it(store: klamm.Store, path: Path) -> None:
     """Nobody opens the store, or keeps house: the consumer itself does it."""
 

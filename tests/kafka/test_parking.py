@@ -70,7 +70,10 @@ def test_others_are_answered_while_many_are_woken(server: Served, raw: Raw) -> N
     with parked(server, 300) as clients:
 
         def woken() -> None:
-            server.broker.parking.wake_soon(server.broker.core.topic("orders").partition(0))
+            """In the loop, which so sees the append when all are to be woken, and not before."""
+            partition = server.broker.core.topic("orders").partition(0)
+            partition.append(sealed([b"x"]))
+            server.broker.parking.wake_soon(partition)
 
             def count() -> None:
                 left = len(server.broker.parking._ready)
@@ -80,7 +83,6 @@ def test_others_are_answered_while_many_are_woken(server: Served, raw: Raw) -> N
 
             server.loop.call_soon(count)
 
-        server.broker.core.topic("orders").partition(0).append(sealed([b"x"]))
         server.call(woken)
         for client in clients:
             assert read(client) == [b"x"]

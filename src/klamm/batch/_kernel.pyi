@@ -251,6 +251,7 @@ class Lane:
         *,
         first: int = 0,
         keyed: bool = False,
+        clock: Buffer | None = None,
     ) -> None: ...
     @property
     def topic(self) -> str: ...

@@ -141,6 +141,7 @@ cdef class Lane:
     A batch is closed when it reaches `batch_bytes` or the next record does not fit; a larger record, up to `limit`,
     gets a batch of its own. Records with a key go by murmur2, others stick to one partition until its batch is closed
     and then go on to the next (`first` is where they start); `partitioner` replaces both.
+    `clock` has two words for a buffer: how far what is now is ahead of the wall clock.
     The GIL is its lock: to other threads, every method is one step, after the user's serializers and partitioner ran.
     """
 
@@ -157,9 +158,15 @@ cdef class Lane:
     cdef list open_batches              # OpenBatch or None of each partition
     cdef list pool
     cdef bint keyed                     # the topic is compacted: it takes no record without a key
+    cdef Py_buffer clock                # how far the clock is ahead of ours, in ms, and ~that
+
+    def __dealloc__(self):
+        if self.clock.buf != NULL:
+            PyBuffer_Release(&self.clock)
 
     def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
-                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0, bint keyed=False):
+                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0, bint keyed=False,
+                 clock=None):
         if partitions < 1:
             raise ValueError(f"{partitions} partitions")
         if batch_bytes < 1 or limit < 1:
@@ -176,6 +183,12 @@ cdef class Lane:
         self.sticky = <int32_t> (first % partitions)
         self.open_batches = [None] * partitions
         self.pool = []
+        if clock is not None:
+            PyObject_GetBuffer(clock, &self.clock, PyBUF_SIMPLE)
+
+    cdef int64_t now_ms(self) noexcept:
+        cdef const int64_t *words = <const int64_t *> self.clock.buf
+        return klamm_now_ms() + (words[0] if words != NULL and words[1] == ~words[0] else 0)
 
     cdef OpenBatch opened(self, int32_t partition):
         cdef OpenBatch batch = <OpenBatch> self.open_batches[partition]
@@ -220,7 +233,7 @@ cdef class Lane:
             value = self.value_serializer(value)
         if headers is not None:
             encoded = encode_headers(headers)
-        time = klamm_now_ms() if timestamp is None else checked_timestamp(timestamp)
+        time = self.now_ms() if timestamp is None or timestamp == -1 else checked_timestamp(timestamp)
         if partition is not None:
             chosen = self.given_partition(partition)
         elif self.partitioner is not None:

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
-from klamm.cli.records import json_bytes, text
+from klamm.cli.records import text
 from klamm.cli.stores import StoreOption, opened, some_topics
+from klamm.client.plain import plain_bytes
 
 __all__ = ["app"]
 
@@ -45,8 +46,8 @@ def list_letters(topic: Name, store: StoreOption = None) -> None:
                     "attempts": letter.attempts,
                     "error": letter.error,
                     "reason": letter.reason,
-                    "key": json_bytes(record.key),
-                    "value": json_bytes(record.value),
+                    "key": plain_bytes(record.key),
+                    "value": plain_bytes(record.value),
                 }
             rows.append(row)
         facts(rows, empty=f"no dead letters in {topic}")

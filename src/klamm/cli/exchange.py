@@ -23,10 +23,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.output import Tick, count_of, fact, is_terminal, progress
-from klamm.cli.records import as_json, parse_time
-from klamm.cli.send import Sent, from_json, provide, send_all
+from klamm.cli.records import parse_time
+from klamm.cli.send import provide, send_all
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened, some_topics
 from klamm.cli.tail import up_to
+from klamm.client.plain import PlainRecord, as_plain, from_json
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _export_rows(
                 consumer.pause(topic, number)
         for batch in up_to(consumer, {number: offsets.stop for number, offsets in ranges.items() if offsets}):
             for record in batch:
-                row = as_json(record)
+                row = as_plain(record)
                 if write is None:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 else:
@@ -276,7 +277,7 @@ def import_(
         fact({"topic": topic, "records": done})
 
 
-def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[Sent]:
+def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[PlainRecord]:
     source: IO[bytes] = sys.stdin.buffer if path is None else path.open("rb")
     where = str(path or "stdin")
     try:
@@ -291,7 +292,7 @@ def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[Sent]:
             source.close()
 
 
-def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[Sent]:
+def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[PlainRecord]:
     import csv
 
     csv.field_size_limit(_LONGEST)
@@ -306,7 +307,7 @@ def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[Sent]:
         yield _from_csv(row, f"{where}: line {reader.line_num}", in_base64)
 
 
-def _from_csv(row: dict[Any, Any], where: str, in_base64: bool) -> Sent:
+def _from_csv(row: dict[Any, Any], where: str, in_base64: bool) -> PlainRecord:
     if "value" not in row:
         raise InvalidRecord(f"{where}: there is no column value", hint="the first line names the columns")
     if None in row or None in row.values():

@@ -10,7 +10,8 @@ import typer
 
 from klamm.cli.codes import DAMAGED
 from klamm.cli.output import facts, is_terminal, moment
-from klamm.cli.records import as_json, text
+from klamm.cli.records import text
+from klamm.client.plain import as_plain
 from klamm.errors import CorruptBatch, InvalidSetting
 
 __all__ = ["inspect"]
@@ -124,6 +125,6 @@ def _records(position: int, data: bytes) -> list[dict[str, Any]]:
         ]
     unsaid = ("topic", "partition")  # a file does not know them
     return [
-        {"position": position, **{name: each for name, each in as_json(record).items() if name not in unsaid}}
+        {"position": position, **{name: each for name, each in as_plain(record).items() if name not in unsaid}}
         for record in found
     ]

@@ -1,7 +1,6 @@
 """Records as text: formats as kcat has them, JSON lines, filters, and times as people write them.
 
-JSON     {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}: key and value as text where they are
-         UTF-8, else {"base64": "…"}; headers a list of [name, value]
+JSON     as client/plain.py has it
 Formats  %t topic, %p partition, %o offset, %T time, %M its milliseconds, %k key, %v (or %s) value, %h headers,
          %K and %S lengths of key and value (-1: it has none), %% a percent sign; \\n \\t \\r \\0 \\\\ as in C. In
          a pipe keys and values come as they are, byte for byte; on a terminal what is no text is escaped
@@ -20,9 +19,9 @@ from typing import Any
 from klamm.batch import Record
 from klamm.cli.output import harmless, moment
 from klamm.cli.pairs import split_pair
-from klamm.errors import InvalidRecord, InvalidSetting
+from klamm.errors import InvalidSetting
 
-__all__ = ["Filter", "Format", "as_json", "bytes_of", "json_bytes", "json_path", "parse_headers", "parse_time", "text"]
+__all__ = ["Filter", "Format", "json_path", "parse_headers", "parse_time", "text"]
 
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,49 +31,6 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w":
 def text(data: bytes | None) -> str:
     """For a person: what is no text is escaped; nothing is empty."""
     return "" if data is None else harmless(data.decode("utf-8", "backslashreplace"))
-
-
-def json_bytes(data: bytes | None) -> Any:
-    """For a program: nothing is lost."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        from base64 import b64encode
-
-        return {"base64": b64encode(data).decode()}
-
-
-def bytes_of(value: Any, where: str) -> bytes | None:
-    """What json_bytes made; any other JSON value is taken as its text."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError:
-            raise InvalidRecord(f"{where}: has half a surrogate pair in it, which is no text") from None
-    if isinstance(value, Mapping) and list(value) == ["base64"]:
-        from base64 import b64decode
-
-        try:
-            return b64decode(value["base64"], validate=True)
-        except (ValueError, TypeError):
-            raise InvalidRecord(f"{where}: is not base64") from None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def as_json(record: Record) -> dict[str, Any]:
-    return {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "key": json_bytes(record.key),
-        "value": json_bytes(record.value),
-        "headers": [[name, json_bytes(value)] for name, value in record.headers],
-    }
 
 
 def parse_headers(pairs: Sequence[str]) -> list[tuple[str, bytes]]:

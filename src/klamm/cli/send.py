@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klamm.cli.output import count_of, fact, is_terminal
-from klamm.cli.records import bytes_of, parse_headers
+from klamm.cli.records import parse_headers
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened
+from klamm.client.plain import PlainRecord, from_json
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
 
 if TYPE_CHECKING:
     from klamm.api import Store
 
-__all__ = ["Sent", "from_json", "provide", "send", "send_all"]
-
-
-_FIELDS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-
-
-class Sent(NamedTuple):
-    """A record to be sent."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    partition: int | None = None
-    timestamp: int | None = None
+__all__ = ["provide", "send", "send_all"]
 
 
 def send(
@@ -85,13 +72,13 @@ def send(
             raise InvalidSetting(f"--file {path}: is not there")
     encoded = None if key is None else os.fsencode(key)
     headers: list[tuple[str, bytes | None]] = [*parse_headers(header or ())]
-    given: Iterator[Sent]
+    given: Iterator[PlainRecord]
     if tombstone:
-        given = iter([Sent(encoded, None, headers, partition)])
+        given = iter([PlainRecord(encoded, None, headers, partition)])
     elif values:
-        given = (Sent(encoded, os.fsencode(value), headers, partition) for value in values)
+        given = (PlainRecord(encoded, os.fsencode(value), headers, partition) for value in values)
     elif file:
-        given = (Sent(encoded, path.read_bytes(), headers, partition) for path in file)
+        given = (PlainRecord(encoded, path.read_bytes(), headers, partition) for path in file)
     else:
         if sys.stdin.isatty():
             typer.echo("klamm: a record a line; Ctrl-D ends", err=True)
@@ -99,7 +86,7 @@ def send(
     _send(store, topic, given, create=create, durable=acks == "all")
 
 
-def _send(store: str | None, topic: str, given: Iterator[Sent], *, create: bool, durable: bool) -> None:
+def _send(store: str | None, topic: str, given: Iterator[PlainRecord], *, create: bool, durable: bool) -> None:
     with provide(store, topic, create=create, command="send") as events:
         sent = send_all(events, topic, given, durable=durable)
     if is_terminal():
@@ -129,7 +116,7 @@ def provide(store: str | None, topic: str, *, create: bool, command: str) -> Ite
 def send_all(
     store: Store,
     topic: str,
-    given: Iterator[Sent],
+    given: Iterator[PlainRecord],
     *,
     durable: bool = True,
     tick: Callable[[int], object] | None = None,
@@ -160,13 +147,13 @@ def _lines(
     key: bytes | None,
     headers: list[tuple[str, bytes | None]],
     partition: int | None,
-) -> Iterator[Sent]:
+) -> Iterator[PlainRecord]:
     for number, line in enumerate(sys.stdin.buffer, 1):
         value = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
         if as_json:
             if value.strip():
                 each = from_json(value, f"line {number}")
-                yield Sent(
+                yield PlainRecord(
                     each.key if each.key is not None else key,
                     each.value,
                     [*each.headers, *headers],
@@ -174,41 +161,11 @@ def _lines(
                     each.timestamp,
                 )
         elif separator is None:
-            yield Sent(key, value, headers, partition)
+            yield PlainRecord(key, value, headers, partition)
         else:
             before, found, after = value.partition(os.fsencode(separator))
             if not found:
                 raise InvalidRecord(
                     f"line {number}: has no {separator!r} in it", hint="it is to lie between key and value"
                 )
-            yield Sent(before, after, headers, partition)
-
-
-def from_json(line: bytes | str, where: str) -> Sent:
-    """A record as `klamm tail` and `klamm export` write it. Topic and offset say nothing here."""
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise InvalidRecord(f"{where}: is not JSON: {error}", hint="--json wants one record a line") from None
-    if not isinstance(data, dict) or "value" not in data:
-        raise InvalidRecord(f"{where}: is no record", hint='want {"key": "k", "value": "v"}')
-    unknown = data.keys() - set(_FIELDS)
-    if unknown:
-        raise InvalidRecord(
-            f"{where}: {min(unknown)!r} is nothing that a record has", hint=f"want {', '.join(_FIELDS)}"
-        )
-    headers = data.get("headers") or []
-    try:
-        pairs = [(str(name), value) for name, value in (headers.items() if isinstance(headers, dict) else headers)]
-    except (TypeError, ValueError):
-        raise InvalidRecord(f"{where}: headers do not fit", hint='want [["name", "value"]]') from None
-    for name, kind in (("partition", int), ("timestamp", int)):
-        if data.get(name) is not None and type(data[name]) is not kind:
-            raise InvalidRecord(f"{where}: {name} is {data[name]!r}; want a whole number")
-    return Sent(
-        bytes_of(data.get("key"), f"{where}: key"),
-        bytes_of(data["value"], f"{where}: value"),
-        [(name, bytes_of(value, f"{where}: header {name}")) for name, value in pairs],
-        data.get("partition"),
-        data.get("timestamp"),
-    )
+            yield PlainRecord(before, after, headers, partition)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.output import facts, is_terminal
-from klamm.cli.records import json_bytes
 from klamm.cli.stores import StoreOption, opened
+from klamm.client.plain import plain_bytes
 from klamm.errors import InvalidSetting, KlammError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _answer(connection: Any, query: str) -> None:
 def plain(value: Any) -> Any:
     """As JSON has it: bytes as text where they are UTF-8, times as ISO writes them."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return json_bytes(bytes(value))
+        return plain_bytes(bytes(value))
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, dict):

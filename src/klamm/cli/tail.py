@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from klamm.cli.output import is_terminal, moment, progress, styled, write
-from klamm.cli.records import Filter, Format, as_json, parse_time, text
+from klamm.cli.records import Filter, Format, parse_time, text
 from klamm.cli.stores import StoreOption, TopicArgument, opened, some_groups
+from klamm.client.plain import as_plain
 from klamm.errors import InvalidSetting, OffsetOutOfRange, UnknownTopic
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _shown(form: str | None) -> Callable[[Record], bytes]:
     if form is not None:
         return Format(form, raw=not is_terminal()).fill
     if not is_terminal():
-        return lambda record: json.dumps(as_json(record), ensure_ascii=False).encode() + b"\n"
+        return lambda record: json.dumps(as_plain(record), ensure_ascii=False).encode() + b"\n"
 
     def line(record: Record) -> bytes:
         place = styled(f"{record.partition}/{record.offset}".rjust(8), dim=True)

@@ -6,7 +6,6 @@ it would, `reset_offsets` does it, if the group still stands there and has no me
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -249,7 +248,7 @@ def _standing(core: Core, place: tuple[str, int], row: OffsetRow | None) -> Grou
             lag_ms = None
         else:
             if waiting is not None:
-                lag_ms = max(0, time.time_ns() // 1_000_000 - waiting)
+                lag_ms = max(0, partition.stamp_of(-1) - waiting)
             elif ends.stable == ends.end:  # only markers, and what was aborted
                 lag = 0
     return GroupOffset(*place, committed, ends.end, lag, lag_ms)

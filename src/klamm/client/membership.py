@@ -89,7 +89,7 @@ class Member:
         self._topics: dict[str, tuple[str, tuple[int, ...]]] = {}  # by name: id and slots
         self._live: set[int] = set()
         self._rows: list[MemberRow] = []
-        self._gone: dict[tuple[int, int], float] = {}  # named members: (place, joined_ms), when they were first missed
+        self._gone: dict[tuple[int, int], int] = {}  # named members: (place, joined_ms), when they were first missed
         self._shares: list[Share] = []
         self._planned = False  # whether the shares are those of now
         self._hungry = False  # there is something to take that was not free
@@ -262,9 +262,9 @@ class Member:
         """Whether a member that is gone may come back, so that its share is left alone."""
         if row.name is None:
             return False
-        now = time.monotonic()
+        now = self._heads.boot_ms()
         since = self._gone.setdefault((row.place, row.joined_ms), now)
-        if now - since < row.rejoin_ms / 1000:
+        if now - since < row.rejoin_ms:
             return True
         self._groups.expire(self.group_number, row)
         return False

@@ -199,6 +199,7 @@ class Producer(RecordSending):
             self._keys.to_bytes,
             self._values.to_bytes,
             keyed="compact" in opened.topic.settings.cleanup_policy,
+            clock=self._core.heads,
         )
         made = _Road(opened, lane)
         if road is not None and same:

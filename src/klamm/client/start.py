@@ -16,7 +16,7 @@ that was appended since the consumer was made is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.client.options import to_ms
@@ -43,9 +43,12 @@ class Starting:
                     f"start: {start!r} does not fit", hint="want 'earliest', 'latest', an offset or a time"
                 )
             self._kind = start
-        elif isinstance(start, datetime | timedelta):
+        elif isinstance(start, timedelta):
+            self._kind = "ago"
+            self._number = start // timedelta(milliseconds=1)
+        elif isinstance(start, datetime):
             self._kind = "timestamp"
-            self._number = to_ms(datetime.now(UTC) - start if isinstance(start, timedelta) else start)
+            self._number = to_ms(start)
         elif isinstance(start, Mapping):
             self._kind = "earliest"
             self._offsets = {_checked_key(key): checked_position(value) for key, value in start.items()}
@@ -69,6 +72,8 @@ class Starting:
             return resume_at(partition, known)
         ends = partition.ends()
         offset = ends.start
+        if self._kind == "ago":  # than the store has it now
+            self._kind, self._number = "timestamp", partition.stamp_of(-1) - self._number
         if self._kind == "timestamp":
             found = partition.offset_at(self._number)
             offset = ends.end if found is None else found

@@ -286,6 +286,7 @@ class Transaction(RecordSending):
             self._keys.to_bytes,
             self._values.to_bytes,
             first=self._pool.turn,
+            clock=self._core.heads,
         )
         self._topics[topic] = opened, lane
         self._lanes[topic] = lane

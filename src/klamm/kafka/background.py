@@ -36,7 +36,7 @@ def server(path: str | Path | Store, **settings: Value | bool) -> Background:
 
 
 class _Running(NamedTuple):
-    address: str
+    service: Service
     loop: asyncio.AbstractEventLoop
     enough: asyncio.Event
 
@@ -62,7 +62,7 @@ class Background:
         """Its address, once it listens. Its error, if it cannot."""
         self._thread.start()
         try:
-            return self._started.result().address
+            return self._started.result().service.address
         except BaseException:
             if self._started.done():
                 self._thread.join()
@@ -75,6 +75,11 @@ class Background:
         self._started.result().stop()
         self._thread.join()
         self._ended.result()
+
+    def settle(self) -> None:
+        """Wait until it has done what is due by the store's clock: see klamm.testing.advance."""
+        running = self._started.result()
+        asyncio.run_coroutine_threadsafe(running.service.server.settle(), running.loop).result()
 
     def _run(self) -> None:
         try:
@@ -90,7 +95,7 @@ class Background:
         service = Service(self._path, self._settings)
         await service.start()
         enough = asyncio.Event()
-        self._started.set_result(_Running(service.address, asyncio.get_running_loop(), enough))
+        self._started.set_result(_Running(service, asyncio.get_running_loop(), enough))
         try:
             await enough.wait()
         finally:

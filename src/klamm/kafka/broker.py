@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -87,10 +86,9 @@ class Broker:
 
     # ---- what is where
 
-    @staticmethod
-    def now_ms() -> int:
+    def now_ms(self) -> int:
         """For the coordinator: grows, whatever the wall clock does."""
-        return time.monotonic_ns() // 1_000_000
+        return self.core.heads.boot_ms()
 
     def address(self, call: Call) -> tuple[str, int]:
         """What this client is told to dial."""

@@ -97,7 +97,7 @@ cdef int cut(Writer *w, Commit *now) noexcept nogil:
 
 
 cdef int64_t store_clock_ms(Writer *w) noexcept nogil:
-    return w.store.anchor_wall_ms + klamm_boot_ms() - w.store.anchor_boot_ms
+    return w.store.anchor_wall_ms + klamm_boot_ms() - w.store.anchor_boot_ms + store_ahead_ms(w.store)
 
 
 cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t size) noexcept nogil:

@@ -8,6 +8,7 @@ a result >= 0, -errno, or one of the codes below; `Log` passes them on, and part
 import os
 from collections import namedtuple
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, errno
@@ -40,141 +41,7 @@ EVENTFUL = -(1 << 61)               # append_one: EVENTFUL - offset is an offset
 MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the end of the file
 
 
-cdef class Heads:
-    """The mapped file `heads`: slot 0 is the store's, slot n is a partition's."""
-    cdef unsigned char *map
-    cdef size_t length
-    cdef int64_t reach                  # how much of the file the mapping shows
-    cdef int fd
-    cdef readonly str path
-    cdef readonly bint private
-
-    def __cinit__(self, path, *, bint writable=True, bint private=False):
-        """`private`: changes stay in this process (recovery of a read-only store happens in memory)."""
-        self.map, self.fd, self.path, self.private = NULL, -1, os.fspath(path), private
-        self.length = <size_t>MAX_SLOTS * SLOT_SIZE
-        self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
-        self.reach = self.length if KLAMM_MAPS_GROW else os.fstat(self.fd).st_size
-        self.map = <unsigned char *>os_map(self.fd, self.length, writable, private)
-        if self.map == NULL:
-            raise OSError(errno, os.strerror(errno), path)
-
-    def __dealloc__(self):
-        if self.map != NULL:
-            os_unmap(self.map, self.length)
-        if self.fd >= 0:
-            close(self.fd)
-
-    cdef StoreSlot *store(self):
-        return <StoreSlot *>self.map
-
-    def close_descriptor(self):
-        """The mapping stays until nobody uses it any more."""
-        if self.fd >= 0:
-            close(self.fd)
-        self.fd = -1
-
-    def size(self):
-        """How many slots the file holds, slot 0 included."""
-        return min(os.fstat(self.fd).st_size, self.reach) // SLOT_SIZE
-
-    def lay_out(self, int64_t first, int64_t end, uint64_t flags=0):
-        """Write empty slots [first, end) in full and sync them: a sparse page on a full disk would be a SIGBUS."""
-        if end > MAX_SLOTS:
-            raise OverflowError(f"{self.path}: a store holds at most {MAX_SLOTS - 1} partitions in its life")
-        cdef Slot slot
-        memset(&slot, 0, sizeof(slot))
-        slot.ring[0].max_timestamp = -1
-        slot.ring[0].crc = commit_crc(&slot.ring[0])
-        slot.recovery_base = -1
-        slot.index_base = -1
-        slot.flags = flags
-        self.write(bytes((<char *>&slot)[:sizeof(slot)]) * (end - first), first * SLOT_SIZE)
-
-    def initialise(self):
-        """Write slot 0 of a new file."""
-        cdef StoreSlot store
-        memset(&store, 0, sizeof(store))
-        memcpy(store.magic, <char *>MAGIC, 8)
-        store.format = FORMAT
-        self.write(bytes((<char *>&store)[:sizeof(store)]), 0)
-
-    cdef write(self, bytes slots, int64_t position):
-        _os.pwrite(self.fd, slots, position)
-        _os.fsync(self.fd)
-        if os_map_more(self.map, self.fd, position, len(slots)):
-            raise OSError(errno, os.strerror(errno), self.path)
-        self.reach = max(self.reach, position + len(slots))
-
-    def is_sane(self):
-        """Whether slot 0 is one of ours."""
-        return self.size() >= 1 and memcmp(self.store().magic, <char *>MAGIC, 8) == 0
-
-    @property
-    def format(self):
-        return self.store().format
-
-    def is_trusted(self, bytes boot_id not None):
-        """Whether this file was last written under this boot, and is not a copy."""
-        status = os.fstat(self.fd)
-        cdef StoreSlot *store = self.store()
-        if store.anchor_check != store.anchor_wall_ms ^ ~store.anchor_boot_ms:
-            return False
-        return (bytes(store.boot_id[:16]) == boot_id and store.device == status.st_dev and store.inode == status.st_ino)
-
-    def trust(self, bytes boot_id not None):
-        """The last step of an opener's recovery: from now on this file is believed."""
-        status = os.fstat(self.fd)
-        cdef StoreSlot *store = self.store()
-        store_i64(&store.anchor_wall_ms, klamm_wall_ms())
-        store_i64(&store.anchor_boot_ms, klamm_boot_ms())
-        store_i64(&store.anchor_check, store.anchor_wall_ms ^ ~store.anchor_boot_ms)
-        store.bell.mask = 0
-        store.device, store.inode = status.st_dev, status.st_ino
-        klamm_step(STEP_STORE)
-        memcpy(store.boot_id, <char *>boot_id, 16)
-
-    def mark_all(self, uint64_t flag):
-        """Set a flag in every partition's slot."""
-        cdef int64_t number
-        for number in range(1, self.size()):
-            fetch_or64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags, flag)
-
-    def flags_of(self, int64_t number):
-        """The flags of one partition's slot."""
-        if not 0 < number < self.size():
-            raise IndexError(f"{self.path}: has no slot {number}")
-        return load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags)
-
-    @property
-    def catalog_version(self):
-        return load64(&self.store().catalog_version)
-
-    def bump_catalog_version(self):
-        """Tell every process that topics or settings changed."""
-        fetch_add64(&self.store().catalog_version, 1)
-
-    @property
-    def groups_version(self):
-        return load64(&self.store().groups_version)
-
-    def bump_groups_version(self):
-        """Tell every process that members of a group came, went or gave partitions back."""
-        fetch_add64(&self.store().groups_version, 1)
-
-    def clock_ms(self):
-        """The store's clock: wall time at the first open since boot, plus time passed. It does not jump."""
-        cdef StoreSlot *store = self.store()
-        return store.anchor_wall_ms + klamm_boot_ms() - store.anchor_boot_ms
-
-    def wall_ms(self):
-        """Wall time, for records stamped at their append."""
-        return klamm_wall_ms()
-
-    def ring_all(self):
-        """Wake every waiter."""
-        cdef StoreSlot *store = self.store()
-        klamm_ring(&store.bell, 0xffffffffu)
+include "_heads.pxi"
 
 
 cdef class Log:
@@ -265,7 +132,7 @@ cdef class Log:
         if size > ONE_ROOM or timestamp < -1:
             return R_NOT_PLAIN
         if timestamp < 0:
-            timestamp = klamm_wall_ms()
+            timestamp = klamm_wall_ms() + store_ahead_ms(self.w.store)
         while True:
             with nogil:
                 klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0

@@ -38,7 +38,7 @@ cdef extern from "slot.h" nogil:
         char boot_id[16]
         uint64_t device, inode, catalog_version, groups_version
         KlammBell bell
-        int64_t anchor_wall_ms, anchor_boot_ms, anchor_check
+        int64_t anchor_wall_ms, anchor_boot_ms, anchor_check, ahead_ms, ahead_check
     ctypedef struct IndexHeader:
         char magic[8]
         uint64_t inode
@@ -64,6 +64,7 @@ cdef extern from "slot.h" nogil:
     uint64_t be64 "klamm_get64"(const unsigned char *)
     void put_be32 "klamm_put32"(unsigned char *, uint32_t)
     void put_be64 "klamm_put64"(unsigned char *, uint64_t)
+    int64_t store_ahead_ms(const StoreSlot *)
     uint32_t commit_crc(const Commit *)
     uint32_t header_crc "entry_crc"(IndexHeader *)
     uint32_t index_crc "entry_crc"(IndexEntry *)

@@ -39,7 +39,8 @@ typedef struct {                        /* slot 0 belongs to the store */
     uint64_t unused2[7];
     int64_t anchor_wall_ms, anchor_boot_ms;     /* line 2: the store's clock, by which retention deletes */
     int64_t anchor_check;               /* wall ^ ~boot, so that a damaged clock is not believed */
-    uint64_t reserved[109];
+    int64_t ahead_ms, ahead_check;      /* for tests: so far ahead of the true time; believed if the check is ~ahead */
+    uint64_t reserved[107];
 } StoreSlot;
 
 typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
@@ -55,6 +56,10 @@ _Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32 && sizeof(A
 #error "mapped files are little-endian"
 #endif
 
+static inline int64_t store_ahead_ms(const StoreSlot *store) {
+    int64_t ahead = klamm_load(&store->ahead_ms);
+    return klamm_load(&store->ahead_check) == ~ahead ? ahead : 0;
+}
 static inline uint32_t commit_crc(const Commit *c) { return klamm_crc32c(0, c, offsetof(Commit, crc)); }
 static inline void load_commit(Commit *to, const Commit *from) {
     for (int i = 0; i < 8; i++)

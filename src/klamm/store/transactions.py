@@ -50,7 +50,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.disk import _os
 from klamm.disk.locks import TRANSACTION
 from klamm.errors import Aborted, Fenced, KlammError, NotAStore, TransactionError, UnknownTopic
 from klamm.store.marking import (
@@ -147,7 +146,7 @@ class Transactions:
     # ---- one's own, in the order of the steps above
 
     def identity(self, name: str | None = None, *, after: Identity | None = None) -> Identity:
-        """A new producer id. With a name it takes over from whoever had the name; `after`: only from that one."""
+        """A new producer id. With a name it takes over from whoever had it; `after`: only from that one, or nobody."""
         core = self._core
         core.catalog.database.refuse_read_only()
         made = Identity(core.catalog.allocate_producer_id(), name)
@@ -175,7 +174,7 @@ class Transactions:
         database = self._core.catalog.database
         with database.gate(), database.transaction() as execute:
             before = _holder(execute, name)
-            if after is not None and before != after.producer_id:
+            if after is not None and before not in (after.producer_id, None):  # None: swept, as nobody held it any more
                 raise fenced(name)
             if before is not None:
                 self.prepare_abort(execute, before)
@@ -199,7 +198,7 @@ class Transactions:
                 mine.name,
                 timeout_ms,
                 self._boot_id,
-                _os.boot_ms(),
+                self._core.heads.boot_ms(),
                 frozenset(together),
             )
             if mine.partitions:
@@ -375,14 +374,14 @@ class Transactions:
         return members is not None and bool(members.held(TRANSACTION + producer_id))
 
     def _timed_out(self, row: _Row) -> bool:
-        return row.boot_id == self._boot_id and _os.boot_ms() - row.started_boot_ms > row.timeout_ms
+        return row.boot_id == self._boot_id and self._core.heads.boot_ms() - row.started_boot_ms > row.timeout_ms
 
     # ---- for people, and for those who keep house
 
     def infos(self) -> list[TransactionInfo]:
         """Those that are not over, and those whose rows are still to be forgotten."""
         names = {topic.id: topic.name for topic in self._core.catalog.topics()}
-        now = _os.boot_ms()
+        now = self._core.heads.boot_ms()
         with self._core.catalog.database.reading() as execute:
             rows = self._rows(execute)
             others = self.wire.infos(execute, names)

@@ -40,7 +40,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.disk import _os
 from klamm.disk.locks import SERVER
 from klamm.errors import KlammError, NotAStore, OutOfOrderSequence, UnknownTopic
 from klamm.store.groups import OffsetRow, checked_name, put_offsets
@@ -253,7 +252,7 @@ class WireTransactions:
             row = row._replace(
                 state=ONGOING,
                 boot_id=self._boot_id,
-                started_boot_ms=_os.boot_ms(),
+                started_boot_ms=self._core.heads.boot_ms(),
                 started_ms=self._core.heads.wall_ms(),
                 places=frozenset(),
                 groups=frozenset(),
@@ -321,7 +320,7 @@ class WireTransactions:
         return found
 
     def timed_out(self, row: WireRow) -> bool:
-        return row.boot_id != self._boot_id or _os.boot_ms() - row.started_boot_ms > row.timeout_ms
+        return row.boot_id != self._boot_id or self._core.heads.boot_ms() - row.started_boot_ms > row.timeout_ms
 
     def resolve_held(self, of: int | None = None) -> None:
         """By who holds SERVER: abort what has timed out, and mark what is prepared."""
@@ -431,7 +430,7 @@ class WireTransactions:
 
     def infos(self, execute: Execute, topics: Mapping[str, str]) -> list[TransactionInfo]:
         """What is not over, for people; `topics`: names by id."""
-        now = _os.boot_ms()
+        now = self._core.heads.boot_ms()
         return [
             TransactionInfo(
                 row.producer_id,
