@@ -31,8 +31,8 @@ GUIDE = (DOCS / "guide").glob("*.md")
 # .py files (pyproject.toml); native modules it cannot see.
 ROOMS = [
     ["cli"],
-    ["kafka", "spark", "testing"],
-    ["aio"],
+    ["kafka", "spark"],
+    ["aio", "testing"],
     ["api"],
     ["arrow", "client"],
     ["store"],

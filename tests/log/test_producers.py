@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.batch import walk
+from klamm.disk import _os
 from klamm.errors import Fenced, KlammError, OutOfOrderSequence
 from klamm.log import head, producers, segment
 from klamm.log.partition import Partition
@@ -458,3 +461,41 @@ def check(partition: Partition, model: Model, producer: int, epoch: int, first: 
     else:
         with pytest.raises(want):
             send(partition, producer, first, count, epoch)
+
+
+# ---- a writer that dies between its commit and the table
+
+
+def roll(partition: Partition) -> None:
+    partition._close_if(lambda _: True)
+
+
+def move_start(partition: Partition) -> None:
+    partition.delete_before(1)
+
+
+@pytest.mark.parametrize("step", range(1, 30))
+@pytest.mark.parametrize("action", [roll, move_start, Partition.checkpoint, None])
+def test_whatever_comes_next_the_batch_of_a_killed_writer_is_known(
+    rig: Rig, action: Callable[[Partition], None] | None, step: int
+) -> None:
+    """Be it a commit that is no append, or a snapshot that recovery starts from."""
+    partition = rig.partition(1)
+    send(partition, 7, 0)
+
+    def append() -> None:
+        mine = rig.child().partition(1)
+        mine.producers()
+        _os.trap(step, kinds=_os.STORE, signal=signal.SIGKILL)
+        send(mine, 7, 1)
+
+    with children() as start:
+        start(append).ended()
+    if action is not None:
+        action(partition)
+    if action is Partition.checkpoint:
+        partition = reopened(rig, partition)  # which takes a batch that was written, and not committed
+    committed = partition.ends().end == 2
+    assert send(partition, 7, 1) == 1
+    assert partition.log.was_duplicate == committed
+    assert send(partition, 7, 2) == 2

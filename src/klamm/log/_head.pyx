@@ -204,8 +204,24 @@ cdef class Log:
         publish(self.w.slot, &now)
         store64(&self.w.slot.intent, now.seq)
 
+    def make_up(self):
+        """Under the append byte, before a commit that is no append: what a writer that died still owes the table.
+
+        The note of it is for the very next commit; and a snapshot of the table would not have it.
+        """
+        cdef Commit now = self.w.slot.ring[self.w.slot.seq % RING]
+        if not self.w.slot.redo_seq:
+            return
+        cdef int error = use_active(&self.w, &now)
+        if not error:
+            map_table(&self.w)
+            error = redo(&self.w, &now)
+        if error:
+            raise result_error(error, self.directory)
+
     def roll(self):
         """Under the append byte: close the active segment, though it has room."""
+        self.make_up()
         cdef Commit now = self.w.slot.ring[self.w.slot.seq % RING]
         cdef int error = use_active(&self.w, &now)
         if not error and now.position:
@@ -401,6 +417,7 @@ cdef class Log:
 
     def producers(self):
         """Under the append byte: what the table knows, for a snapshot: [(id, first open offset, batches)]."""
+        self.make_up()
         return list_table(&self.w)
 
     def restore_producers(self, entries):

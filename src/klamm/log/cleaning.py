@@ -84,6 +84,7 @@ def move_log_start(log: head.Log, offset: int) -> None:
         log.unlock_flush()
     log.lock()
     try:
+        log.make_up()
         log.publish(log_start=max(offset, log.snapshot().log_start))
     finally:
         log.unlock()
