@@ -199,6 +199,16 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_every_document_can_be_reached_from_the_readme() -> None:
+    found, left = set[Path](), [ROOT / "README.md"]
+    while left:
+        path = left.pop()
+        found.add(path)
+        named = (path.parent / target for target in re.findall(r"\]\(([^)#\s:]+\.md)(?:#[^)]*)?\)", path.read_text()))
+        left += {each.resolve() for each in named if each.exists()} - found - set(left)
+    assert sorted(str(path.relative_to(ROOT)) for path in set(DOCS.rglob("*.md")) - found) == []
+
+
 def python_blocks(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
