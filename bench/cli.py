@@ -2,8 +2,8 @@
 
     klamm --help    seconds, from the start of the process to its end; beside it, `import typer` in a Python of its own
     klamm tail      the last 10 of a topic of 10 GiB (if 12 GiB of disk are free, or by --gib), and of one of 10 MiB
-    klamm bench     CPU of the parent, which only looks, beside that of its workers, which do what is measured; what the
-                    operating system says of all of them, less what the workers say of themselves
+    klamm bench     CPU of all its processes, beside that of a program without counters, clocks and a parent that looks:
+                    one process that sends, one that reads, the same calls. Of both, less what it takes with one record
 
 Each run is a process. CPU is user and system time; `cpu` beside a wall time says how much of it that was.
 """
@@ -92,23 +92,52 @@ def fill(path: str, size: int) -> None:
             store.append_many("bench", part, acks=1)
 
 
+BARE = """
+import os, sys
+import klamm
+
+path, count = sys.argv[1], int(sys.argv[2])
+with klamm.open(path) as store:
+    store.create_topic("bench")
+child = os.fork()
+with klamm.open(path) as store:
+    if child:
+        value, chunk = os.urandom(100), 500
+        with store.producer(acks=1) as producer:
+            for _ in range(max(count // chunk, 1)):
+                for _ in range(min(count, chunk)):
+                    producer.send("bench", value)
+        os.waitpid(child, 0)
+    else:
+        done = 0
+        with store.consumer("bench", start="earliest", form="values", wait_ms=100) as reader:
+            while done < count:
+                done += len(reader.poll(10_000))
+"""
+
+
 def bench(rounds: int, count: int) -> None:
-    def measured() -> tuple[float, float]:
+    def tool(count: int) -> float:
         with harness.folder() as path:
             _, cpu, printed = ran(KLAMM, "bench", f"{path}/store", "-n", str(count), "--seconds", "120")
         rows = [json.loads(line) for line in printed.splitlines()]
         assert [row["records"] for row in rows] == [count, count], rows
-        workers = sum(row["cpu_s"] for row in rows)
-        return cpu - workers, workers
+        return cpu
 
-    runs = [measured() for _ in range(rounds)]
-    parents, workers = ([run[each] for run in runs] for each in (0, 1))
+    def bare(count: int) -> float:
+        with harness.folder() as path:
+            return ran(sys.executable, "-c", BARE, f"{path}/store", str(count))[1]
+
+    runs = harness.interleave(
+        {"tool": lambda: tool(count) - tool(1), "bare": lambda: bare(count) - bare(1)},
+        rounds,
+    )
     harness.answer(
-        "klamm bench: CPU of the parent",
-        parents,
-        "CPU of its workers",
-        workers,
-        harness.at_most(0.1),
+        "klamm bench: CPU of all its processes",
+        runs["tool"],
+        "CPU of the same calls without it",
+        runs["bare"],
+        harness.at_most(1.1),
         unit="s",
         count=count,
     )
@@ -120,7 +149,7 @@ def main() -> None:
     parts = {
         "help": lambda: help_(options.rounds),
         "tail": lambda: tail(options.rounds, [MIB, 4 * MIB] if options.quick else [10 * MIB, large << 30]),
-        "bench": lambda: bench(min(options.rounds, 3), 20_000 if options.quick else 20_000_000),
+        "bench": lambda: bench(min(options.rounds, 5), 20_000 if options.quick else 5_000_000),
     }
     for name, part in parts.items():
         if options.only in name:

@@ -67,6 +67,13 @@ def test_topics_join_each_other_and_themselves(cli: Cli, topics: klamm.Store) ->
     assert cli("sql", query).rows == [{"n": 5}]
 
 
+def test_topics_that_differ_by_case_alone_are_refused_rather_than_mixed_up(cli: Cli, topics: klamm.Store) -> None:
+    topics.create_topic("Orders")
+    told = cli("sql", 'select * from "Orders"', code=2).err
+    assert "Orders and orders differ by case alone" in told and "store.scan" in told
+    assert cli("sql", 'select count(*) as n from "my-topic"').rows == [{"n": 1}]
+
+
 def test_an_empty_topic_has_no_rows(cli: Cli, topics: klamm.Store) -> None:
     assert cli("sql", "select * from empty").out == b""
     assert cli("sql", "select count(*) as n from latest.empty").rows == [{"n": 0}]

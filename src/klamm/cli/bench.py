@@ -13,8 +13,9 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -258,8 +259,7 @@ def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]
 
     store = klamm.open(load.target)
     sender = store.producer(acks="all" if load.acks == "all" else 1, compression=load.compression)
-    topic = load.topic
-    return lambda value: sender.send(topic, value), store.close
+    return partial(sender.send, load.topic), store.close
 
 
 def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
@@ -277,7 +277,7 @@ def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
             mine.records.value = done
             now = time.time()
             for value in values[:: max(1, min(_SAMPLE, len(values)))]:
-                if len(value) >= _STAMP.size and not load.from_start:
+                if value is not None and len(value) >= _STAMP.size and not load.from_start:
                     mine.sample((now - _STAMP.unpack_from(value)[0]) * 1000)
             mine.end()
             quiet = mine.ended.value
@@ -288,7 +288,7 @@ def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
     close()
 
 
-def _poller(load: Load) -> tuple[Callable[[], list[bytes]], Callable[[], object], int]:
+def _poller(load: Load) -> tuple[Callable[[], Sequence[bytes | None]], Callable[[], object], int]:
     """How to get values, how to end, and how many there are to be read from the start."""
     if load.is_kafka:
         kafka = _confluent()
@@ -309,8 +309,8 @@ def _poller(load: Load) -> tuple[Callable[[], list[bytes]], Callable[[], object]
             there += high - low
         consumer.assign(places)
 
-        def poll() -> list[bytes]:
-            return [message.value() or b"" for message in consumer.consume(10_000, 0.1) if message.error() is None]
+        def poll() -> Sequence[bytes | None]:
+            return [message.value() for message in consumer.consume(10_000, 0.1) if message.error() is None]
 
         return poll, consumer.close, there
     import klamm
@@ -320,7 +320,7 @@ def _poller(load: Load) -> tuple[Callable[[], list[bytes]], Callable[[], object]
         load.topic, start="earliest" if load.from_start else "latest", form="values", wait_ms=_WAIT_MS
     )
     return (
-        lambda: [value or b"" for value in reader.poll(max_records=10_000)],
+        partial(reader.poll, 10_000),
         store.close,
         store.topic(load.topic).count,
     )

@@ -1,7 +1,7 @@
 """`klamm sql`: DuckDB over topics. One query, a file of them, or a prompt.
 
 orders           a topic: key, value, topic, partition, offset, timestamp, timestampType, headers
-"my-topic"       one whose name is no word of SQL; two whose names differ by case alone are not told apart
+"my-topic"       one whose name is no word of SQL; two whose names differ by case alone are refused
 latest.users     the latest record of each key that has a value: a compacted topic as a table
 text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '$.id' looks into JSON
 """
@@ -9,6 +9,7 @@ text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,11 +50,19 @@ def connect(store: Store, query: str | None = None) -> Any:
         import duckdb
     except ImportError:
         raise KlammError("duckdb is not installed", hint="pip install 'klamm[sql]'") from None
+    named = [name for name in store.topics() if query is None or name.lower() in query.lower()]
+    alike = [name for name in named if sum(name.lower() == other.lower() for other in named) > 1]
+    wanted = [name for name in alike if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", query or "", re.IGNORECASE)]
+    if wanted:
+        raise InvalidSetting(
+            f"sql: {' and '.join(wanted)} differ by case alone, and SQL does not tell them apart",
+            hint="ask in Python, which does: duckdb.sql on store.scan",
+        )
     connection = duckdb.connect()
     connection.execute("create macro text(data) as try(decode(data))")
     connection.execute("create schema latest")
-    for name in store.topics():
-        if query is None or name.lower() in query.lower():
+    for name in named:
+        if name not in alike:
             _register(connection, store, name)
     return connection
 
