@@ -36,7 +36,7 @@ h1{font-size:1.5em;margin-bottom:.1em;overflow-wrap:anywhere}h2{font-size:1.1em;
 p{margin:.3em 0}.note{color:#59636e;font-size:.9em}
 table{border-collapse:collapse;font-size:.9em}
 th,td{text-align:left;padding:.25em .9em .25em 0;border-bottom:1px solid #e4e7eb;vertical-align:top}
-td{overflow-wrap:anywhere}
+td{overflow-wrap:anywhere}td:first-child{min-width:8em}
 th{font-weight:600;color:#59636e}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .tiles{display:flex;flex-wrap:wrap;gap:.6em;margin:1em 0}
 .tile{border:1px solid #d5dae0;border-radius:6px;padding:.5em .9em;min-width:7em}
@@ -265,7 +265,8 @@ def _over_time(quality: Quality) -> str:
             title = f"{_short(each['at'])}: {records:,} records" + (f" of partition {number}" if several else "")
             parts.append(_rect(axis.x(each["at"]), y, min(axis.bar, _WIDEST), height, colour, title))
     key = _key((f"partition {n}", _COLOURS[n]) for n in range(len(quality.partitions))) if several else ""
-    return _svg(_HEIGHT, "records over time", parts) + key + _note(f"Each bar is of a {quality.bucket}.")
+    article = "an" if quality.bucket == "hour" else "a"
+    return _svg(_HEIGHT, "records over time", parts) + key + _note(f"Each bar is of {article} {quality.bucket}.")
 
 
 def _partitions(quality: Quality) -> str:
