@@ -15,7 +15,8 @@ from tests.procs import PATIENCE, until
 
 KLAMM = Path(sys.executable).parent / "klamm"
 READY = re.compile(
-    r"klamm: serving (?P<path>.+) at (?P<address>\S+) \(store (?P<store>\w+)(?:, metrics at (?P<metrics>\S+))?\)\n"
+    r"klamm: serving (?P<path>.+) at (?P<address>\S+) "
+    r"\((?:new )?store (?P<store>\w+)(?:, metrics at (?P<metrics>\S+))?\)\n"
 )
 
 

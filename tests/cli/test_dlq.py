@@ -29,11 +29,13 @@ def test_list_says_why(cli: Cli, letters: klamm.Store) -> None:
     assert [row["key"] for row in rows] == [{"base64": "/w=="}, "c", "d"]
     assert [row["value"] for row in rows] == ["one", "0", {"base64": "/g=="}]
     assert "did you mean 'orders'" in cli("dlq", "list", "order", code=1).err
+    told = cli("dlq", "list", "orders", code=2).err
+    assert "orders: is no dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
 
 
 def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) -> None:
     told = cli("dlq", "redrive", "orders.dlq", code=2).err
-    assert "3 dead letters of orders.dlq go back to where they came from" in told
+    assert "3 dead letters of orders.dlq would go back to where they came from" in told
     assert letters.topic("orders").count == 4
     assert cli("dlq", "redrive", "orders.dlq", "--limit", 1, "--yes").rows == [{"topic": "orders.dlq", "redriven": 1}]
     assert len(cli("dlq", "list", "orders.dlq").rows) == 2
@@ -46,7 +48,7 @@ def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) 
 def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.Store) -> None:
     letters.create_topic("zeros")
     told = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", code=2).err
-    assert "1 dead letter of orders.dlq go back to zeros" in told
+    assert "1 dead letter of orders.dlq would go back to zeros" in told
     rows = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", "-y").rows
     assert rows == [{"topic": "orders.dlq", "redriven": 1}]
     assert [row["value"] for row in cli("tail", "zeros").rows] == ["0"]

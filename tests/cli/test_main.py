@@ -89,7 +89,7 @@ def test_a_store_is_found_by_option_by_environment_or_here(
     [["tail", "t"], ["send", "t", "v"], ["sql", "select 1"], ["export", "t"], ["check"], ["compact"], ["backup", "b"]],
 )
 def test_no_command_but_those_that_make_something_makes_a_store(cli: Cli, home: Path, command: list[str]) -> None:
-    assert f"{home}: is not a store" in cli(*command, code=1).err
+    assert f"{home}: is not there" in cli(*command, code=1).err
     assert not home.exists()
 
 

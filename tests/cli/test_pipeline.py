@@ -16,7 +16,7 @@ from tests.serving import KLAMM
 @pytest.mark.parametrize("command", ["archive", "compact", "quality"])
 def test_what_is_not_there_is_told_at_once(cli: Cli, home: Path, command: str) -> None:
     more = [home.parent / "out"] if command == "archive" else []
-    assert "is not a store" in cli("pipeline", command, "orders", *more, code=1).err
+    assert "is not there" in cli("pipeline", command, "orders", *more, code=1).err
     with klamm.open(home):
         pass
     assert "there is no topic 'orders'" in cli("pipeline", command, "orders", *more, code=1).err

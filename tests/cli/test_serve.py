@@ -214,11 +214,22 @@ def test_without_advertise_clients_are_told_what_they_dialled(server: Serving) -
     assert [f"{each.host}:{each.port}" for each in brokers.values()] == [server.address]
 
 
+def test_the_store_may_be_named_by_the_environment_and_a_new_one_is_told(path: Path, tmp_path: Path) -> None:
+    told = refused("serve", code=2)
+    assert "serve: what?" in told
+    command = [KLAMM, "serve", "--kafka", "0"]
+    for new in ("new ", ""):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "KLAMM_STORE": str(path)}) as process:
+            assert process.stdout is not None
+            assert f" ({new}store ".encode() in process.stdout.readline()
+            process.terminate()
+
+
 def test_a_port_that_is_taken_is_one_line_and_1(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = refused("serve", path, "--kafka", str(port), code=1)
-        assert f"127.0.0.1:{port}: cannot listen" in told and "--kafka" not in told and "kafka" in told
+        assert f"127.0.0.1:{port}: cannot listen" in told and "choose another port with --kafka" in told
         told = refused("serve", path, "--kafka", "0", "--metrics", str(port), code=1)
         assert f"127.0.0.1:{port}: cannot listen" in told and "metrics" in told
 

@@ -79,6 +79,8 @@ def test_a_row_that_is_too_wide_for_a_table_is_a_list(screen: Terminal, orders: 
     shown = screen.run("klamm sql 'select text(key) as who, \"offset\" as n from orders where n < 2 order by n'")
     assert re.search(r"^ who +n\s*$", shown, re.MULTILINE) and re.search(r"^ user-1 +1\s*$", shown, re.MULTILINE)
     assert "no rows" in screen.run("klamm sql 'select 1 where false'")
+    assert "a_b" in screen.run("klamm sql 'select 1 as a_b'")
+    assert "no records" in screen.run("klamm tail orders --since 2099-01-01")
 
 
 def test_only_so_many_rows_come_to_a_terminal_and_it_says_so(screen: Terminal, orders: klamm.Store) -> None:
@@ -89,7 +91,7 @@ def test_only_so_many_rows_come_to_a_terminal_and_it_says_so(screen: Terminal, o
 def test_a_destructive_verb_asks_and_no_means_no(screen: Terminal, orders: klamm.Store) -> None:
     screen.start("klamm topic delete orders")
     shown = screen.shows("Do it?")
-    assert "The topic orders is deleted, for good: 12 records" in shown
+    assert "The topic orders would be deleted, for good: 12 records" in shown
     screen.type("n")
     assert screen.code() == 1 and orders.topics() == ["orders"]
     screen.start("klamm topic delete orders")

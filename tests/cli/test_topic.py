@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import klamm
 from tests.cli.conftest import Cli
 
@@ -54,6 +56,34 @@ def test_show_tells_of_its_partitions(cli: Cli, store: klamm.Store) -> None:
     assert "did you mean 'orders'?" in cli("topic", "show", "ordres", code=1).err
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, "records for 7 days"),
+        ({"retention.ms": 5_400_000, "retention.bytes": 2**20}, "records for 1.5 hours, at most 1.0 MiB a partition"),
+        ({"retention.ms": -1}, "everything"),
+        ({"cleanup.policy": "compact"}, "the latest record of each key"),
+        ({"cleanup.policy": "compact,delete"}, "records for 7 days, of each key the latest only"),
+    ],
+)
+def test_show_says_what_is_kept(cli: Cli, store: klamm.Store, settings: dict[str, int | str], kept: str) -> None:
+    store.create_topic("orders", settings=settings)
+    assert cli("topic", "show", "orders").rows[0]["keeps"] == kept
+
+
+def test_a_length_of_time_is_told_in_milliseconds(cli: Cli, store: klamm.Store) -> None:
+    told = cli("topic", "create", "orders", "retention.ms=7d", code=2).err
+    assert "want milliseconds: 7d is 604800000" in told
+
+
+def test_what_is_not_there_is_told_with_what_to_do(cli: Cli, store: klamm.Store, tmp_path: Path) -> None:
+    assert "klamm topic list shows" in cli("topic", "show", "zzz", code=1).err
+    assert "klamm group list shows" in cli("group", "show", "zzz", code=1).err
+    (tmp_path / "file").write_text("")
+    assert "file: is a file, and a store is a directory" in cli("topic", "list", "-s", tmp_path / "file", code=1).err
+    assert "nowhere: is not there" in cli("topic", "list", "-s", tmp_path / "nowhere", code=1).err
+
+
 def test_set_changes_settings_and_partitions(cli: Cli, store: klamm.Store) -> None:
     store.create_topic("orders", 1, {"retention.ms": 5})
     (row,) = cli("topic", "set", "orders", "cleanup.policy=compact", "--reset", "retention.ms", "--partitions", 4).rows
@@ -95,7 +125,7 @@ def test_delete_says_what_goes_and_does_nothing_without_yes(cli: Cli, store: kla
     store.create_topic("orders")
     store.append_many("orders", [b"x"] * 3)
     told = cli("topic", "delete", "orders", code=2).err
-    assert "The topic orders is deleted, for good: 3 records" in told and "nothing was done" in told
+    assert "The topic orders would be deleted, for good: 3 records" in told and "nothing was done" in told
     assert store.topics() == ["orders"]
     assert cli("topic", "delete", "orders", "--yes").err == "deleted orders\n"
     assert store.topics() == []

@@ -23,7 +23,7 @@ import typer
 
 from klamm.cli.output import count_of, facts, is_terminal, size_of
 from klamm.cli.stores import StoreOption, found_path
-from klamm.errors import InvalidSetting, KlammError
+from klamm.errors import InvalidSetting, KlammError, NotAStore
 
 __all__ = ["bench"]
 
@@ -90,7 +90,12 @@ def bench(
         raise InvalidSetting("bench: nobody sends, so what is to be read?", hint="want --topic, or a producer")
     if target is not None and "://" in target and not target.startswith("kafka://"):
         raise InvalidSetting(f"{target}: is neither a directory nor kafka://host:port")
-    where = found_path(store) if target is None else target
+    try:
+        where = found_path(store) if target is None else target
+    except NotAStore as error:
+        raise NotAStore(
+            f"bench: {error.message}", hint="klamm bench PATH makes a store for it, and removes it"
+        ) from None
     name = topic or f"bench-{os.urandom(4).hex()}"
     load = Load(where, name, size, count, seconds, acks, compression, from_start=producers == 0)
     if not load.is_kafka:

@@ -10,6 +10,8 @@ from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
 from klamm.cli.records import text
 from klamm.cli.stores import StoreOption, opened, some_topics
 from klamm.client.plain import plain_bytes
+from klamm.errors import InvalidSetting
+from klamm.store.names import nearest
 
 __all__ = ["app"]
 
@@ -26,7 +28,11 @@ def list_letters(topic: Name, store: StoreOption = None) -> None:
     """What lies there and was not sent back, with the reasons."""
     with opened(store) as events:
         rows = []
-        for letter in events.dead_letters(topic):
+        letters = events.dead_letters(topic)
+        if letters and all(letter.origin is None and letter.error == "" for letter in letters):
+            hint = nearest(f"{topic}.dlq", events.topics()) or "klamm topic list shows which there are"
+            raise InvalidSetting(f"{topic}: is no dead-letter topic: no record there says what it died of", hint=hint)
+        for letter in letters:
             origin, record = letter.origin, letter.record
             came_from = None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
             if is_terminal():
@@ -70,6 +76,6 @@ def redrive(
             return
         many = len(waiting) if limit is None else min(limit, len(waiting))
         where = f"to {to}" if to else "to where they came from"
-        confirm(f"{count_of(many, 'dead letter')} of {topic} go back {where}", yes=yes)
+        confirm(f"{count_of(many, 'dead letter')} of {topic} would go back {where}", yes=yes)
         done = events.redrive(topic, to, limit=limit, where=lambda letter: error in (None, letter.error))
         fact({"topic": topic, "redriven": done})

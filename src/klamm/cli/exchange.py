@@ -222,11 +222,11 @@ def _export_query(store: Store, query: str, form: str, file: IO[bytes], tick: Ti
     connection = connect(store, query)
     if form == "parquet":
         arrow = _pyarrow()
-        with asked(connection.sql, query) as found:
+        with asked(connection.sql, query, store.topics()) as found:
             if found is None:
                 raise InvalidSetting("sql: the query has no result", hint="want one that starts with select")
             return _parquet(arrow.RecordBatchReader.from_stream(found), file, tick, None)
-    with asked(connection.execute, query) as found:
+    with asked(connection.execute, query, store.topics()) as found:
         names = names_of(found)
         write = _csv_writer(file, names) if form == "csv" else None
         done = 0

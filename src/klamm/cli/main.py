@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from klamm import __version__
 from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
-from klamm.errors import CorruptBatch, InvalidSetting, KlammError
+from klamm.errors import CorruptBatch, InvalidSetting, KlammError, UnknownGroup, UnknownTopic
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
 
@@ -136,7 +136,7 @@ def run(arguments: Sequence[str]) -> int:
     except CorruptBatch as error:
         return _complain(error.message, error.hint, DAMAGED)
     except KlammError as error:
-        return _complain(error.message, error.hint, FAILED)
+        return _complain(error.message, error.hint or _HINTS.get(type(error)), FAILED)
     except MemoryError:
         return _complain("there is not enough memory", None, FAILED)
     except OSError as error:
@@ -148,6 +148,12 @@ def run(arguments: Sequence[str]) -> int:
         what = f"{type(error).__name__}: {error}"
         return _complain(what, "this should not have happened; KLAMM_TRACEBACK=1 shows where it did", FAILED)
     return code if isinstance(code, int) else FINE
+
+
+_HINTS: dict[type[KlammError], str] = {
+    UnknownTopic: "klamm topic list shows those that are there",
+    UnknownGroup: "klamm group list shows those that are there",
+}
 
 
 def _complain(what: str, hint: str | None, code: int) -> int:

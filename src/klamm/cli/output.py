@@ -28,6 +28,7 @@ __all__ = [
     "moment",
     "progress",
     "size_of",
+    "span_of",
     "styled",
     "write",
 ]
@@ -62,8 +63,8 @@ def write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
 
 
-def facts(rows: Sequence[Mapping[str, Any]], *, empty: str = "nothing") -> None:
-    """Several things of a kind: a table, or a JSON line each."""
+def facts(rows: Sequence[Mapping[str, Any]], *, empty: str = "nothing", spoken: bool = True) -> None:
+    """Several things of a kind: a table, or a JSON line each. `spoken`: names are ours, and told in words."""
     if not is_terminal():
         for row in rows:
             _line(row)
@@ -75,7 +76,7 @@ def facts(rows: Sequence[Mapping[str, Any]], *, empty: str = "nothing") -> None:
 
     # Plain text: "[red]" in a record is what somebody wrote, not how to print it.
     console = Console(markup=False, emoji=False, highlight=False)
-    heads = [name.replace("_", " ") for name in rows[0]]
+    heads = [name.replace("_", " ") if spoken else name for name in rows[0]]
     cells = [[_text(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     whole = _whole(widths, console.width)
@@ -149,6 +150,15 @@ def size_of(number: float) -> str:
             break
         number /= 1024
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def span_of(milliseconds: int) -> str:
+    """How long that is, for people."""
+    for unit, length in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
+        if milliseconds >= length:
+            number = milliseconds / length
+            return count_of(int(number), unit) if number.is_integer() else f"{number:.1f} {unit}s"
+    return f"{milliseconds} ms"
 
 
 def moment(time_ms: int) -> str:

@@ -1,6 +1,6 @@
 """`klamm serve`: the Kafka door of a store, until a signal comes.
 
-    stdout   one line, once clients can come: klamm: serving events/ at 127.0.0.1:9092 (store 6f0c…)
+    stdout   one line, once clients can come: klamm: serving events/ at 127.0.0.1:9092 (store 6f0c…), or (new store 6f0c…)
     stderr   the log, one line an event; if it cannot start, one line that says why
     signals  SIGTERM, SIGINT: take nobody new, finish what is under way, exit 0. A second one: exit at once.
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from klamm.cli.pairs import split_pair
+from klamm.cli.stores import path_of
 from klamm.errors import InvalidSetting
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
 from klamm.store.names import nearest
@@ -39,7 +40,10 @@ def _option(name: str, metavar: str) -> Any:
 
 # Texts, all of them: the table parses, whether they come from here or from a file.
 def serve(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The store's directory; made if it is not there.")],
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="[PATH]", help="The store; made if it is not there. [default: $KLAMM_STORE]"),
+    ] = None,
     kafka: Annotated[str | None, _option("kafka", "PORT")] = None,
     host: Annotated[str | None, _option("host", "ADDRESS")] = None,
     advertise: Annotated[str | None, _option("advertise", "HOST:PORT")] = None,
@@ -86,7 +90,19 @@ def serve(
 
     to_stderr(log_as, log_from)
     _raise_open_files()
-    _serve(path, chosen)
+    _serve(_where(path), chosen)
+
+
+def _where(given: str | None) -> Path:
+    """A store that is to be made has to be named."""
+    path = Path(path_of(given))
+    if path == Path() and not _is_store(path):
+        raise InvalidSetting("serve: what?", hint="want the directory of a store, one that is there or a new one")
+    return path
+
+
+def _is_store(path: Path) -> bool:
+    return Path(path, "klamm.db").exists()
 
 
 # ---- settings
@@ -222,12 +238,13 @@ def _serve(path: Path, settings: ServerSettings) -> None:
     from klamm.kafka.service import Service
 
     signals = _Signals()
+    new = not _is_store(path)  # which may be a slip of the fingers, and is told
 
     async def run() -> None:
         service = Service(path, settings)
         await service.start()
         _tune_collector()
-        _say(path, service.address, service.store_id, service.metrics)
+        _say(path, service.address, f"{'new ' if new else ''}store {service.store_id}", service.metrics)
         notify("READY=1", f"STATUS=serving {path} at {service.address}")
         try:
             event("stopping", signal=await signals.wait())
@@ -266,8 +283,8 @@ def _leave_stuck_threads() -> None:
                 os._exit(0)
 
 
-def _say(path: Path, address: str, store_id: str, metrics: str) -> None:
-    beside = f"store {store_id}" + (f", metrics at {metrics}" if metrics else "")
+def _say(path: Path, address: str, store: str, metrics: str) -> None:
+    beside = store + (f", metrics at {metrics}" if metrics else "")
     shown = f"{path}{os.sep}" if not str(path).endswith(os.sep) else str(path)
     try:
         sys.stdout.write(f"klamm: serving {shown} at {address} ({beside})\n")

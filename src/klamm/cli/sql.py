@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from klamm.cli.output import facts, is_terminal
 from klamm.cli.stores import StoreOption, opened
 from klamm.client.plain import plain_bytes
 from klamm.errors import InvalidSetting, KlammError
+from klamm.store.names import nearest
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -41,7 +42,7 @@ def sql(
             _prompt(connect(events), events)
             return
         wanted = sys.stdin.read() if query is None else query
-        _answer(connect(events, wanted), wanted)
+        _answer(connect(events, wanted), wanted, events.topics())
 
 
 def connect(store: Store, query: str | None = None) -> Any:
@@ -79,14 +80,30 @@ def _register(connection: Any, store: Store, name: str) -> None:
 
 
 @contextmanager
-def asked(ask: Callable[[str], Any], query: str) -> Iterator[Any]:
+def asked(ask: Callable[[str], Any], query: str, topics: Sequence[str]) -> Iterator[Any]:
     """What DuckDB finds, by its `execute` or `sql`. What it has to say against the query is an error of ours."""
     import duckdb
 
+    if not query.strip().strip(";"):
+        raise InvalidSetting("sql: there is no query", hint="want one, or stdin with one: klamm sql 'select …'")
     try:
         yield ask(query)
     except duckdb.Error as error:
-        raise InvalidSetting("sql: " + " ".join(str(error).split()), hint="klamm topic list names the topics") from None
+        raise _refused(str(error), topics) from None
+
+
+def _refused(told: str, topics: Sequence[str]) -> KlammError:
+    """What DuckDB said, in one line: it points at the place with a line of its own, and knows nothing of topics."""
+    if "pytz" in told:
+        return KlammError("sql: pytz is not installed, and DuckDB wants it for times", hint="pip install 'klamm[sql]'")
+    said = " ".join(told.partition("LINE ")[0].split("Did you mean")[0].split())
+    missing = re.search(r"Table with name (\S+) does not exist", said)
+    if missing is not None:
+        there = ", ".join(topics[:10]) or "none"
+        return InvalidSetting(
+            f"sql: there is no topic {missing[1]!r}", hint=nearest(missing[1], topics) or f"there are: {there}"
+        )
+    return InvalidSetting(f"sql: {said}")
 
 
 def names_of(found: Any) -> list[str]:
@@ -100,8 +117,8 @@ def names_of(found: Any) -> list[str]:
     return names
 
 
-def _answer(connection: Any, query: str) -> None:
-    with asked(connection.execute, query) as found:
+def _answer(connection: Any, query: str, topics: Sequence[str]) -> None:
+    with asked(connection.execute, query, topics) as found:
         names = names_of(found)
         first = True
         while rows := found.fetchmany(_SHOWN + 1 if is_terminal() else _ROWS):
@@ -110,7 +127,7 @@ def _answer(connection: Any, query: str) -> None:
             if not is_terminal():
                 facts(told)
                 continue
-            facts(told[:_SHOWN])
+            facts(told[:_SHOWN], spoken=False)
             if len(told) > _SHOWN:
                 typer.echo(f"… and more: only {_SHOWN} rows are shown on a terminal; a pipe gets all", err=True)
             return
@@ -148,7 +165,7 @@ def _prompt(connection: Any, store: Store) -> None:
                 query = ""
             elif query.rstrip().endswith(";"):
                 asking, query = query, ""
-                _answer(connection, asking)
+                _answer(connection, asking, store.topics())
         except EOFError:
             typer.echo("", err=True)
             return

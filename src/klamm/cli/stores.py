@@ -72,9 +72,13 @@ def found_path(given: str | None) -> str:
     """The same, if a store is there; NotAStore says how to name one."""
     path = path_of(given)
     if "://" not in path and not Path(path, "klamm.db").exists():
-        what = "this directory" if path == "." else path
+        what = "this directory: is not a store" if path == "." else f"{path}: is not a store"
+        if not Path(path).exists():
+            what = f"{path}: is not there"
+        elif not Path(path).is_dir():
+            what = f"{path}: is a file, and a store is a directory"
         raise NotAStore(
-            f"{what}: is not a store",
+            what,
             hint="name one by --store or KLAMM_STORE; klamm topic create makes one, and so does klamm serve",
         )
     return path

@@ -92,7 +92,9 @@ def tail(
             source = _last(events, topic, chosen, 10 if n is None else n, wanted, follow)
         try:
             with source as (batches, commit):
-                _print(batches, commit, show, wanted, count)
+                printed = _print(batches, commit, show, wanted, count)
+            if not printed and not follow and is_terminal():
+                typer.echo("no records", err=True)
         except KeyboardInterrupt:
             if not follow:
                 raise
@@ -107,19 +109,20 @@ def _print(
     show: Callable[[Record], bytes],
     wanted: Filter,
     count: int | None,
-) -> None:
-    left = count
+) -> int:
+    """How many."""
+    printed = 0
     for batch in batches:
         for record in filter(wanted, batch):
             write(show(record))
-            if left is not None:
-                left -= 1
-                if not left:
-                    sys.stdout.buffer.flush()
-                    commit(record)
-                    return
+            printed += 1
+            if printed == count:
+                sys.stdout.buffer.flush()
+                commit(record)
+                return printed
         sys.stdout.buffer.flush()
         commit(batch)
+    return printed
 
 
 def _shown(form: str | None) -> Callable[[Record], bytes]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, size_of
+from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, size_of, span_of
 from klamm.cli.pairs import split_pair
 from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, opened
 from klamm.errors import InvalidSetting, UnknownTopic
+from klamm.store.settings import SETTINGS
 
 if TYPE_CHECKING:
     from klamm.types import TopicInfo
@@ -87,12 +89,29 @@ def show(topic: TopicArgument, store: StoreOption = None) -> None:
             "id": found.id,
             "created": moment(found.created_ms),
             "settings": dict(found.settings),
+            "keeps": _kept(found.settings),
         }
         if is_terminal():
             fact(about)
             facts(rows)
         else:
             fact({**about, "partitions": rows})
+
+
+def _kept(settings: Mapping[str, Any]) -> str:
+    """What goes away by itself, in words: somebody who never set anything wants to know, too."""
+    if "delete" not in settings.get("cleanup.policy", "delete"):
+        return "the latest record of each key"
+    parts = []
+    milliseconds = int(settings.get("retention.ms", SETTINGS["retention.ms"].default))
+    if milliseconds >= 0:
+        parts.append(f"records for {span_of(milliseconds)}")
+    size = int(settings.get("retention.bytes", SETTINGS["retention.bytes"].default))
+    if size >= 0:
+        parts.append(f"at most {size_of(size)} a partition")
+    if "compact" in settings.get("cleanup.policy", "delete"):
+        parts.append("of each key the latest only")
+    return ", ".join(parts) or "everything"
 
 
 @app.command("set")
@@ -150,7 +169,7 @@ def purge(
             typer.echo("nothing to delete", err=True)
             return
         plan = "\n".join(f"  {topic}/{number}: offsets {start} to {end - 1}" for number, start, end in moves)
-        confirm(f"These are deleted, for good:\n{plan}", yes=yes)
+        confirm(f"These would be deleted, for good:\n{plan}", yes=yes)
         starts = events.delete_records(topic, {number: end for number, _, end in moves})
         facts([{"topic": topic, "partition": number, "start": start} for number, start in starts.items()])
 
@@ -161,6 +180,6 @@ def delete(topic: TopicArgument, store: StoreOption = None, yes: Yes = False) ->
     with opened(store) as events:
         found = events.topic(topic)
         what = f"{count_of(found.count, 'record')}, {size_of(found.size)}"
-        confirm(f"The topic {topic} is deleted, for good: {what}", yes=yes)
+        confirm(f"The topic {topic} would be deleted, for good: {what}", yes=yes)
         events.delete_topic(topic)
         typer.echo(f"deleted {topic}", err=True)

@@ -21,13 +21,13 @@ def refused(error: OSError, setting: str, host: str, port: int) -> OSError:
     """The same error, saying where, and which setting to change."""
     number = error.errno or 0
     if isinstance(error, socket.gaierror):
-        what, hint = "there is no such host", "choose another with host"
+        what, hint = "there is no such host", "choose another with --host"
     elif number == errno.EADDRINUSE:
-        what, hint = "somebody else listens there", f"choose another port with {setting}; 0 takes any that is free"
+        what, hint = "somebody else listens there", f"choose another port with --{setting}; 0 takes any that is free"
     elif number == errno.EADDRNOTAVAIL:
-        what, hint = "this machine has no such address", "choose another with host; 0.0.0.0 means all of them"
+        what, hint = "this machine has no such address", "choose another with --host; 0.0.0.0 means all of them"
     elif number == errno.EACCES:
-        what, hint = "not allowed", f"choose a port above 1023 with {setting}"
+        what, hint = "not allowed", f"choose a port above 1023 with --{setting}"
     else:
         what, hint = os.strerror(number) if number > 0 else str(error), f"see host and {setting}"
     return OSError(number, f"{spelled(host, port)}: cannot listen: {what} ({hint})")

@@ -359,7 +359,7 @@ class Catalog:
     def _refuse_taken(self, execute: Execute, name: str) -> None:
         taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()
         if taken is not None and taken[0] == name:
-            raise TopicExists(f"there is a topic {name!r} already")
+            raise TopicExists(f"there is a topic {name!r} already", hint="exist_ok=True leaves it as it is")
         if taken is not None:
             raise InvalidTopic(
                 f"{name!r} collides with the topic {taken[0]!r}", hint="'.' and '_' count as the same, as in Kafka"
