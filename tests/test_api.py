@@ -168,15 +168,18 @@ def test_a_closed_store_says_so_and_closing_twice_is_nothing(path: Path) -> None
             use()
 
 
-def test_a_program_that_ends_without_closing_has_sent_everything(path: Path) -> None:
+@pytest.mark.parametrize("where", ["if True:", "def main():"])
+def test_a_program_that_ends_without_closing_has_sent_everything(path: Path, where: str) -> None:
     code = f"""
 import klamm
-from klamm.log import head
-store = klamm.open({str(path)!r})
-store.create_topic("orders")
-producer = store.producer(linger_ms=60_000)
-for n in range(100):
-    producer.send("orders", b"%d" % n)
+main = int
+{where}
+    store = klamm.open({str(path)!r})
+    store.create_topic("orders")
+    producer = store.producer(linger_ms=60_000)
+    for n in range(100):
+        producer.send("orders", b"%d" % n)
+main()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=30)
     with klamm.open(path) as store:

@@ -1,14 +1,13 @@
 """What `klamm.open` gives: a store, with everything that can be done to it.
 
 A Store is cheap: it holds a share of what all openers of the directory in this process have in common. Any thread may
-use it. After a fork the child's copy opens the directory anew when it is first used; pickled, it is its path, and opens
+use it. It lives for as long as a producer, consumer or table of it: what was sent is delivered, whatever is dropped
+first. After a fork the child's copy opens the directory anew when it is first used; pickled, it is its path, and opens
 it again wherever it is unpickled.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import re
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm.batch import encode_one
+from klamm.client import ending
 from klamm.client.consumer import Consumer
 from klamm.client.group_admin import GroupAdmin
 from klamm.client.options import ALL, Acks, acks_of, to_ms
@@ -124,7 +124,7 @@ class Store(GroupAdmin):
         if self._maintainer is not None:
             self._maintainer.start(self)
         fork.register(self)
-        _open_stores.add(self)
+        ending.open_stores.add(self)
 
     def _acquire(self, create: bool) -> Core:
         core = directory.acquire(
@@ -356,6 +356,7 @@ class Store(GroupAdmin):
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """Sends records in batches, from any thread. Leaving its `with` block flushes."""
         producer = Producer(self._acquired(), **options)
+        producer._store = self
         self._clients.add(producer)
         return producer
 
@@ -369,6 +370,7 @@ class Store(GroupAdmin):
         log: "error", or go on at the "earliest" or "latest". The other options: docs/reference/api.md.
         """
         consumer = Consumer(self._acquired(), topics, **options)
+        consumer._store = self
         self._clients.add(consumer)
         return consumer
 
@@ -415,10 +417,15 @@ class Store(GroupAdmin):
         key_serde: Serde | None = None,
         wait_ms: float | None = 10_000,
     ) -> Table:
-        """The topic as a read-only mapping: the latest value of each key, kept in RocksDB. `wait_ms` bounds a read."""
+        """The topic as a read-only mapping: the latest value of each key, kept in RocksDB.
+
+        A read waits until the table has what was committed before, be it the whole topic the first time. StoreBusy if
+        the table gets no further for `wait_ms`; None waits for ever, 0 takes what is there.
+        """
         from klamm.client.table import open_table
 
         table = open_table(self._acquired(), topic, serde=serde, key_serde=key_serde, wait_ms=wait_ms)
+        table._store = self
         self._clients.add(table)
         return table
 
@@ -542,7 +549,7 @@ class Store(GroupAdmin):
             core, self._core = self._core, None
             self._closed = True
             self._targets.clear()
-        _open_stores.discard(self)
+        ending.open_stores.discard(self)
         if core is not None:
             directory.release(core)
         if failed is not None:
@@ -581,16 +588,3 @@ def _info(partition: Partition) -> PartitionInfo:
 
 def _reopen(path: str, read_only: bool, force_filesystem: bool) -> Store:
     return Store(path, read_only=read_only, create=False, force_filesystem=force_filesystem)
-
-
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A program that ends without closing its stores loses nothing it sent: producers flush."""
-    for store in list(_open_stores):
-        try:
-            store.close()
-        except Exception:  # the others are closed, too
-            logging.getLogger("klamm").exception("%r: not everything could be delivered", store)

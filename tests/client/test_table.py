@@ -7,6 +7,8 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from hypothesis import strategies as st
 
 import klamm
 from klamm.client import materialised, rocks
+from klamm.client.applying import Applying, Place
+from klamm.client.rocks import Rocks
 from klamm.client.table import Table
 from tests.client.conftest import directory_of, put
-from tests.procs import until
+from tests.procs import PATIENCE, until
 
 
 def read_by(table: Table) -> int:
@@ -136,6 +140,40 @@ def test_a_table_that_was_dropped_is_closed(store: klamm.Store) -> None:
     until(lambda: shared.closed and not materialised._open, "it is closed")
     with store.table("users") as table:
         assert len(table) == 0 and table.maintains
+
+
+def test_threads_that_wait_for_another_wait_while_it_gets_further(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_topic("users")
+    store.append_many("users", ((b"%d" % n, b"x" * 1000) for n in range(20_000)), acks=1)
+    table = store.table("users", wait_ms=500)
+    apply = Applying.apply
+
+    def slow(self: Applying, place: Place, rocks: Rocks) -> None:
+        apply(self, place, rocks)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(Applying, "apply", slow)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: len(table), range(4))) == [20_000] * 4
+    monkeypatch.undo()
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with table._shared._mutex:
+            held.set()
+            over.wait(PATIENCE)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(PATIENCE)
+    put(store, {b"a": b"1"})
+    with pytest.raises(klamm.StoreBusy, match="another thread is at it, and gets no further"):
+        table[b"a"]
+    over.set()
+    holder.join()
+    assert table[b"a"] == b"1"
 
 
 def test_threads_may_read_while_others_append(store: klamm.Store, users: Table) -> None:

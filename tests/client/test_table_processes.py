@@ -89,12 +89,26 @@ def test_a_stopped_maintainer_makes_followers_wait_and_say_so(path: Path) -> Non
         assert second("table[b'a']") == b"1"
         first.stop()
         put(store, {b"a": b"2"})
-        with pytest.raises(klamm.StoreBusy, match="1 records were not applied in time"):
+        with pytest.raises(klamm.StoreBusy, match="1 of 2 records were not applied in time"):
             second("store.table('users', wait_ms=50)[b'a']")
         assert second("table.get(b'a', wait=False)") == b"1"
         first.signal(signal.SIGCONT)
         until(lambda: second("table.get(b'a', wait=False)") == b"2", "the maintainer goes on")
         assert second("table[b'a']") == b"2"
+
+
+def test_a_follower_waits_while_the_maintainer_gets_further(path: Path) -> None:
+    with klamm.open(path) as store, spawned() as start:
+        store.create_topic("users")
+        first = start(path, "users")
+        assert first("table.maintains")
+        second = start(path, "users", wait_ms=2000)
+        first(
+            "exec('import time, klamm.client.applying as a; b = a.Applying.apply; '"
+            "'a.Applying.apply = lambda *c: (b(*c), time.sleep(0.4))', {})"
+        )
+        store.append_many("users", ((b"%d" % n, b"x" * 1000) for n in range(8_000)), acks=1)
+        assert second("len(table)") == 8_000 and not second("table.maintains")
 
 
 def test_a_generation_made_anew_is_followed(path: Path) -> None:

@@ -78,6 +78,7 @@ class Consumer:
         **sharing: Unpack[SharingOptions],
     ) -> None:
         self._core = core
+        self._store: object = None  # whose consumer it is, kept from being dropped
         self._heads = core.heads
         self._subscription = Subscription(topics, pattern, partitions)
         if group is not None and (start is not None or last is not None):

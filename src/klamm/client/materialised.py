@@ -30,6 +30,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from klamm.client import ending
 from klamm.client import rocks as rocksdb
 from klamm.client.applying import Applying, Lost, Place
 from klamm.disk import fork
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core
     from klamm.types import Position
 
-__all__ = ["Materialised", "acquire", "release", "release_later"]
+__all__ = ["Materialised", "acquire", "close_all", "release", "release_later"]
 
 _NAP_S = 0.5
+_CLOSING_S = 5.0  # that the end of a process waits for its tables
 _LOOK_S = (0.0002, 0.01)  # how often a follower that waits looks again: at first, and at last
 _NEVER = 2**64 - 1  # a seq that no head has
 _log = logging.getLogger("klamm")
@@ -125,25 +127,31 @@ class Materialised:
     # ---- reading
 
     def freshen(self, wait_s: float | None) -> None:
-        """Return when the table has everything that was committed before the call; StoreBusy after `wait_s`.
+        """Return when the table has everything that was committed before the call.
 
-        0: it has what it has.
+        StoreBusy when it gets no further for `wait_s`; 0: it has what it has.
         """
-        until = None if wait_s is None else time.monotonic() + wait_s
-        if not self._mutex.acquire(timeout=-1 if wait_s is None else wait_s):
-            if wait_s != 0:
-                raise self._busy("another thread is still at it")
-            self.check_usable()
-            return
+        if not self._mutex.acquire(blocking=False):
+            if wait_s == 0:
+                self.check_usable()
+                return
+            self._wait_for_mutex(wait_s)
         try:
             self.check_usable()
             self._look_at_catalog()
             if wait_s != 0:
-                self._reach(self._moved(), until)
+                self._reach(self._moved(), wait_s)
             elif not self.maintains:
                 self._look(self._moved())
         finally:
             self._mutex.release()
+
+    def _wait_for_mutex(self, wait_s: float | None) -> None:
+        far = self._far()
+        while not self._mutex.acquire(timeout=-1 if wait_s is None else wait_s):
+            before, far = far, self._far()
+            if far == before:
+                raise self._busy("another thread is at it, and gets no further")
 
     def find_again(self, key: Any) -> Any:
         """After `find` has failed: a follower may have lost a file to its maintainer, and opens the table again."""
@@ -172,7 +180,7 @@ class Materialised:
     def _busy(self, why: str) -> StoreBusy:
         return StoreBusy(
             f"the table of {self.name} is behind its log: {why}",
-            hint="give it more time with wait_ms, or read what it has with wait=False",
+            hint="read again, give it more time with wait_ms, or read what it has with wait=False",
         )
 
     # ---- catching up, with the mutex held
@@ -198,22 +206,23 @@ class Materialised:
                 found.append(_Wanted(index, seq, end))
         return found
 
-    def _reach(self, wanted: list[_Wanted], until: float | None) -> None:
-        pause = _LOOK_S[0]
+    def _reach(self, wanted: list[_Wanted], wait_s: float | None) -> None:
+        pause, since = _LOOK_S[0], 0.0
+        far: tuple[int, int] | None = None
         while wanted:
-            late = until is not None and time.monotonic() >= until
-            if self.maintains:
-                wanted = self._apply(wanted)
-                if wanted and late:
-                    raise self._busy(f"{self._missing(wanted)} records are still to be applied")
-                continue
-            wanted = self._look(wanted)
-            if not wanted or self._maintain():
-                continue
-            if late:
-                raise self._busy(self._why_behind(wanted))
-            if self._stop.wait(pause):
+            if not self.in_use():
                 raise _closed()
+            wanted = self._apply(wanted) if self.maintains else self._look(wanted)
+            if not wanted or (not self.maintains and self._maintain()):
+                continue
+            before, far = far, self._far()
+            if far != before:
+                since = time.monotonic()
+            elif wait_s is not None and time.monotonic() - since >= wait_s:
+                raise self._busy(self._why_behind(wanted))
+            if self.maintains:
+                continue
+            self._stop.wait(pause)
             pause = min(2 * pause, _LOOK_S[1])
             newest = rocksdb.generations(self._directory)
             if self._rocks is None or (newest and newest[-1] != self.generation):
@@ -230,8 +239,9 @@ class Materialised:
             self.watch.seen(each.place, each.seq)
         return left
 
-    def _missing(self, wanted: list[_Wanted]) -> int:
-        return sum(each.end - self.applying.places[each.place].position.offset for each in wanted)
+    def _far(self) -> tuple[int, int]:
+        """What changes when the table gets further."""
+        return self.generation, sum(place.position.offset for place in self.applying.places)
 
     # ---- following
 
@@ -259,10 +269,15 @@ class Materialised:
         return self._left(wanted)
 
     def _why_behind(self, wanted: list[_Wanted]) -> str:
-        missing = f"{self._missing(wanted)} records were not applied in time"
+        places = self.applying.places
+        missing = sum(each.end - places[each.place].position.offset for each in wanted)
+        total = sum(each.end - places[each.place].beginning().offset for each in wanted)
+        told = f"{missing} of {total} records were not applied in time"
+        if self.maintains:
+            return told
         if rocksdb.can_maintain():
-            return f"{missing} by the process that maintains it"
-        return f"{missing}, and this process cannot: it was forked from one that used tables"
+            return f"{told} by the process that maintains it, which gets no further"
+        return f"{told}, and this process cannot: it was forked from one that used tables"
 
     # ---- maintaining
 
@@ -370,14 +385,14 @@ class Materialised:
                 self._stop.wait(_NAP_S)
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or self.core.closed
+        return self.closed or self._stop.is_set() or self.core.closed
 
     def _stand_by(self) -> None:
         """For the end of whoever maintains the table."""
         if not self._stop.wait(_NAP_S):
             with self._mutex:
                 self._look_at_catalog()
-                if not self.maintains:
+                if not self.maintains and not self._is_over():
                     self._maintain()
 
     def _apply_some(self) -> bool:
@@ -403,24 +418,36 @@ class Materialised:
     # ---- the end
 
     def in_use(self) -> bool:
-        return self.users > 0
+        return self.users > 0 and not self.closed
 
-    def stop(self) -> None:
-        """End the thread."""
+    def stop(self, wait_s: float | None = None) -> bool:
+        """End the thread; whether it has ended within that time."""
         self._stop.set()
         if not self.core.closed:
             self.seqs[0] = _NEVER  # that is what the thread compares with, after the bell
             if not self.core.read_only:
                 self.logs[0].ring()
-        thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(wait_s)
+        if thread.is_alive():
+            return False
+        if self._thread is thread:
+            self._thread = None
+        return True
 
-    def close(self) -> None:
+    def close(self, wait_s: float = -1) -> bool:
+        """Let go of everything; whether that could be done within that time."""
         self.closed = True
-        with self._mutex:
+        if not self._mutex.acquire(timeout=wait_s):
+            return False
+        try:
             self.watch, self.version = _Moved(), -1
             self._let_go()
+        finally:
+            self._mutex.release()
+        return True
 
     def _let_go(self) -> None:
         maintained, rocks = self.maintains, self._rocks
@@ -428,8 +455,8 @@ class Materialised:
         self._use(None)
         self.applying.close()
         if rocks is not None:
-            if maintained and not self.core.closed and not self._moved():
-                with suppress(Exception):  # its files may be gone, with the topic
+            with suppress(Exception):  # its files may be gone, with the topic
+                if maintained and not self.core.closed and not self._moved():
                     self.applying.keep(rocks)
             rocks.close()
         if maintained and self.core.members is not None:
@@ -459,12 +486,15 @@ def _closed() -> StoreError:
 
 _open: dict[tuple[int, str], Materialised] = {}
 _open_mutex = threading.RLock()  # a dropped table may be collected, and released, by whoever holds it
+_over = False  # the process ends
 
 
 def acquire(core: Core, topic: str) -> Materialised:
     """The table of that topic in this process. Give it back with `release`."""
     topic_id = core.topic(topic).topic.id
     with _open_mutex:
+        if _over:
+            raise StoreError("the process ends: no table can be opened any more")
         key = (id(core), topic_id)
         found = _open.get(key)
         if found is None:
@@ -475,7 +505,7 @@ def acquire(core: Core, topic: str) -> Materialised:
 
 def release(table: Materialised) -> None:
     """Close it when its last user has gone."""
-    if table.forked:
+    if table.forked or _over:
         return
     with _open_mutex:
         table.users -= 1
@@ -493,9 +523,34 @@ def release(table: Materialised) -> None:
 
 def release_later(table: Materialised) -> None:
     """The same for a table that was dropped: whoever collects it may hold what our thread waits for."""
-    if not table.forked:
-        with suppress(RuntimeError):  # the interpreter ends: no more threads, and nothing to be closed for
+    if not table.forked and not _over:
+        with suppress(RuntimeError):  # Python ends, and starts no more threads: `close_all` comes, or has been
             threading.Thread(target=release, args=(table,), name="klamm-table-end", daemon=True).start()
+
+
+def close_all() -> None:
+    """At the end of the process, whoever uses them: RocksDB must be at rest before Python goes, see rocks.py.
+
+    A table that is being closed by another thread is waited for, too, since that thread holds one of the mutexes.
+    """
+    global _over
+    _over = True
+    until = time.monotonic() + _CLOSING_S
+    if not _open_mutex.acquire(timeout=_CLOSING_S):
+        rocksdb.skip_destructors()
+        return
+    tables = list(_open.values())
+    _open.clear()
+    _open_mutex.release()
+    for table in tables:
+        table.closed = True  # whoever is reading it gives up
+    for table in tables:
+        ended = table.stop(max(0.0, until - time.monotonic()))
+        if not table.close(max(0.0, until - time.monotonic())) or not ended:
+            rocksdb.skip_destructors()
+
+
+ending.before_stores(close_all)
 
 
 def _forget_in_child() -> None:

@@ -97,6 +97,7 @@ class Producer(RecordSending):
         if partitioner is not None and not callable(partitioner):
             raise TypeError(f"partitioner is {type(partitioner).__name__}; want a callable (key, count) -> partition")
         self._core = core
+        self._store: object = None  # whose producer it is, kept from being dropped
         self._values = value_pair(serde)
         self._keys = key_pair(key_serde, serde)
         self._partitioner = partitioner

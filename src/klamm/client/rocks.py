@@ -16,6 +16,9 @@ Promises
 RocksDB does not survive a fork: its threads are gone in the child, where opening for writing, and even closing, waits
 for them for ever, and its destructors at the end of the process crash. So whatever is open is leaked in a child, which
 then ends without C++'s destructors, and which can follow a table, but not maintain one.
+
+Nor does it survive the end of a process: its destructors take from its threads what those work with, and a thread that
+comes back from `close` when Python is gone aborts. So everything is closed before: `close_all` in materialised.py.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ __all__ = [
     "open_follower",
     "open_maintainer",
     "require",
+    "skip_destructors",
 ]
 
 _FORMAT = b"1"
@@ -275,11 +279,16 @@ def leak(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
+def skip_destructors() -> None:
+    """Let the process end without those of C++, but with its status, and with what it printed."""
+    for handler in _AT_EXIT:
+        _libc.on_exit(handler, None)
+
+
 def _in_child() -> None:
     global _used, _used_before_fork
     if _used:
-        for handler in _AT_EXIT:
-            _libc.on_exit(handler, None)
+        skip_destructors()
     _used, _used_before_fork = False, _used or _used_before_fork
 
 

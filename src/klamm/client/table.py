@@ -41,6 +41,7 @@ class Table(Mapping[Any, Any]):
         "_key_to",
         "_serde",
         "_shared",
+        "_store",
         "_value_from",
         "_wait_s",
         "topic",
@@ -58,6 +59,7 @@ class Table(Mapping[Any, Any]):
         self._shared: Any = _CLOSED
         self.topic = topic
         self._core = core
+        self._store: object = None  # whose table it is, kept from being dropped
         self._serde, self._key_serde = serde, key_serde
         self._key_to, self._key_from = key_pair(key_serde, serde)
         self._value_from = value_pair(serde).from_bytes
@@ -174,7 +176,7 @@ class Table(Mapping[Any, Any]):
     def refresh(self) -> None:
         """Return when the table has everything that was committed before the call, as every read does by itself.
 
-        StoreBusy if that takes longer than the table's `wait_ms`; with 0, what is there is taken.
+        StoreBusy if the table gets no further for its `wait_ms`; with 0, what is there is taken.
         """
         if self._shared.watch.moved:
             self._shared.freshen(self._wait_s)
@@ -199,6 +201,7 @@ class Table(Mapping[Any, Any]):
             serde=self._serde,
             key_serde=self._key_serde,
         )
+        consumer._store = self._store
         return _keyed(consumer)
 
     @property
