@@ -222,6 +222,13 @@ where = store.append_many("orders", [(b"user-%d" % (n % 10), b"%d" % n) for n in
 """
 
 
+def test_a_page_of_the_guide_shows_what_it_takes_for_granted() -> None:
+    for path in (DOCS / "guide").glob("*.md"):
+        used = "\n".join(python_blocks(path))
+        if re.search(r"\bstore\.", used) and "klamm.open(" not in used:
+            assert BEFORE_GUIDE in path.read_text(), path.name
+
+
 # When a program ends while Spark's workers are idle, one of them may have something to say to a JVM that has gone.
 HUNG_UP = re.compile(r'Traceback [^\n]*\n(?:  File "[^"\n]*pyspark/daemon\.py", [^\n]*\n)+BrokenPipeError: [^\n]*\n')
 

@@ -1,6 +1,6 @@
 """`klamm serve`: the Kafka door of a store, until a signal comes.
 
-    stdout   one line, once clients can come: klamm: serving events/ at 127.0.0.1:9092 (store 6f0c…), or (new store 6f0c…)
+    stdout   one line, once clients can come: klamm: serving events/ at 127.0.0.1:9092 (store 6f0c…); or (new store …)
     stderr   the log, one line an event; if it cannot start, one line that says why
     signals  SIGTERM, SIGINT: take nobody new, finish what is under way, exit 0. A second one: exit at once.
 
