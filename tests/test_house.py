@@ -217,7 +217,7 @@ def python_blocks(path: Path) -> list[str]:
 BEFORE_GUIDE = """
 import klamm
 store = klamm.open("events/")
-info = store.create_topic("orders", partitions=3)
+info = store.create_topic("orders", partitions=3, exist_ok=True)
 where = store.append_many("orders", [(b"user-%d" % (n % 10), b"%d" % n) for n in range(1000)])
 """
 

@@ -135,7 +135,9 @@ def _of_yaml(text: str, path: Path) -> Iterator[tuple[str, _Topic]]:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        raise KlammError(f"{path}: PyYAML is not installed", hint="pip install pyyaml, or use JSON lines") from None
+        raise KlammError(
+            f"{path}: PyYAML is not installed", hint="pip install 'klamm[testing]', or use JSON lines"
+        ) from None
     try:
         topics = yaml.safe_load(text)
     except yaml.YAMLError as error:

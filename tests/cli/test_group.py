@@ -86,7 +86,7 @@ def test_reset_shows_a_plan_and_does_nothing_without_yes(cli: Cli, orders: klamm
 
 
 def test_reset_gives_a_new_group_offsets_if_topics_are_named(cli: Cli, orders: klamm.Store) -> None:
-    assert "name the topics" in cli("group", "reset", "new", "--to-earliest", "-y", code=1).err
+    assert "name its topics (klamm group reset -t)" in cli("group", "reset", "new", "--to-earliest", "-y", code=1).err
     told = cli("group", "reset", "new", "-t", "orders", "--to-offset", 4, code=2).err
     assert "orders/0: – → 4" in told and "orders/1: – → 4" in told
     rows = cli("group", "reset", "new", "--topic", "orders", "--to-offset", 4, "-y").rows

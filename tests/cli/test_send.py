@@ -130,7 +130,7 @@ def test_create_makes_store_and_topic_and_nothing_for_a_wrong_name(cli: Cli, hom
     cli("send", "orders", "v", "--create", "--acks", 1)
     assert sent(home) == [(None, b"v", ())] * 2
     told = cli("send", "others", "v", code=1).err
-    assert "there is no topic 'others' (did you mean 'orders'?)" in told
+    assert "there is no topic 'others' (did you mean 'orders'? else klamm topic create others" in told
     assert "klamm topic create new, or send --create" in cli("send", "new", "v", code=1).err
 
 

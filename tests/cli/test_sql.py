@@ -114,7 +114,7 @@ def test_a_wrong_query_is_one_line(cli: Cli, topics: klamm.Store) -> None:
     told = cli("sql", "select nothing from orders", code=2).err
     assert "sql: Binder Error" in told and told.count("\n") == 1
     assert "there is no topic 'ordres' (did you mean 'orders'?)" in cli("sql", "select * from ordres", code=2).err
-    assert cli("sql", "selct 1", code=2).err == 'klamm: sql: Parser Error: syntax error at or near "selct"\n'
+    assert cli("sql", "selct 1", code=2).err.startswith('klamm: sql: Parser Error: syntax error at or near "selct" (')
     assert "there is no query" in cli("sql", stdin=b"", code=2).err
     assert "Parser Error" in cli("sql", "selec", code=2).err
 

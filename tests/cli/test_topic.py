@@ -127,6 +127,6 @@ def test_delete_says_what_goes_and_does_nothing_without_yes(cli: Cli, store: kla
     told = cli("topic", "delete", "orders", code=2).err
     assert "The topic orders would be deleted, for good: 3 records" in told and "nothing was done" in told
     assert store.topics() == ["orders"]
-    assert cli("topic", "delete", "orders", "--yes").err == "deleted orders\n"
+    assert cli("topic", "delete", "orders", "--yes").rows == [{"topic": "orders", "deleted": True}]
     assert store.topics() == []
     assert "orders" in cli("topic", "delete", "orders", "-y", code=1).err

@@ -258,7 +258,7 @@ cdef inline int take(object given, Slice *out, str what) except -1:
 
 cdef int take_view(object given, Slice *out, str what) except -1:
     if not PyObject_CheckBuffer(given):
-        raise TypeError(f"{what} is {type(given).__name__}, want bytes or None")
+        raise TypeError(f"{what} is {type(given).__name__}, want bytes or None (a serde makes bytes of it: serde=\"json\")")
     PyObject_GetBuffer(given, &out.view, PyBUF_SIMPLE)
     out.held = True
     out.data = <const uint8_t *> out.view.buf

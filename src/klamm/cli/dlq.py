@@ -30,7 +30,8 @@ def list_letters(topic: Name, store: StoreOption = None) -> None:
         rows = []
         letters = events.dead_letters(topic)
         if letters and all(letter.origin is None and letter.error == "" for letter in letters):
-            hint = nearest(f"{topic}.dlq", events.topics()) or "klamm topic list shows which there are"
+            others = [name for name in events.topics() if name != topic and name.endswith(".dlq")]
+            hint = nearest(f"{topic}.dlq", others) or "klamm topic list shows which there are"
             raise InvalidSetting(f"{topic}: is no dead-letter topic: no record there says what it died of", hint=hint)
         for letter in letters:
             origin, record = letter.origin, letter.record

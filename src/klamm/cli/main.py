@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from klamm import __version__
 from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
-from klamm.errors import CorruptBatch, InvalidSetting, KlammError, UnknownGroup, UnknownTopic
+from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
 
@@ -134,9 +134,9 @@ def run(arguments: Sequence[str]) -> int:
     except InvalidSetting as error:
         return _complain(error.message, error.hint, MISUSED)
     except CorruptBatch as error:
-        return _complain(error.message, error.hint, DAMAGED)
+        return _complain(error.message, "klamm check tells all of it; klamm check --repair puts it right", DAMAGED)
     except KlammError as error:
-        return _complain(error.message, error.hint or _HINTS.get(type(error)), FAILED)
+        return _complain(error.message, _HINTS.get(error.hint or "", error.hint), FAILED)
     except MemoryError:
         return _complain("there is not enough memory", None, FAILED)
     except OSError as error:
@@ -150,9 +150,11 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else FINE
 
 
-_HINTS: dict[type[KlammError], str] = {
-    UnknownTopic: "klamm topic list shows those that are there",
-    UnknownGroup: "klamm group list shows those that are there",
+# For those who type commands, where an error's own hint is for those who write Python.
+_HINTS = {
+    "create_topic makes one": "klamm topic list shows those that are there",
+    "a group begins with the first member that joins": "klamm group list shows those that are there",
+    "exist_ok=True leaves it as it is": "klamm topic show tells what it is, klamm topic set changes it",
 }
 
 
@@ -180,4 +182,6 @@ def _misuse(error: Any) -> tuple[str, str | None]:
     command = path.removeprefix("klamm").strip()
     knows_better = "did you mean" in what.lower() or "possible options" in what.lower()
     hint = None if knows_better else f"see {path} --help"
+    if not command and "--store" in what:
+        hint = "it goes behind the command: klamm topic list --store …"
     return f"{command}: {what}" if command else what, hint

@@ -17,6 +17,8 @@ from typing import Any
 
 import typer
 
+from klamm.errors import InvalidSetting, KlammError
+
 __all__ = [
     "Tick",
     "confirm",
@@ -178,10 +180,13 @@ def confirm(will: str, *, yes: bool) -> None:
         return
     typer.echo(will, err=True)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        from klamm.errors import InvalidSetting
-
         raise InvalidSetting("nothing was done", hint="say --yes to have it done without being asked")
-    typer.confirm("Do it?", abort=True, err=True)
+    try:
+        if typer.confirm("Do it?", err=True):
+            return
+    except typer.Abort:  # Ctrl-C, or the end of what is typed
+        typer.echo("", err=True)
+    raise KlammError("nothing was done")
 
 
 @contextmanager

@@ -108,7 +108,9 @@ def provide(store: str | None, topic: str, *, create: bool, command: str) -> Ite
         elif topic not in events.topics():
             from klamm.store.names import nearest
 
-            hint = nearest(topic, events.topics()) or f"klamm topic create {topic}, or {command} --create"
+            make = f"klamm topic create {topic}, or {command} --create"
+            near = nearest(topic, events.topics())
+            hint = f"{near} else {make}" if near else make
             raise UnknownTopic(f"there is no topic {topic!r}", hint=hint)
         yield events
 

@@ -103,7 +103,8 @@ def _refused(told: str, topics: Sequence[str]) -> KlammError:
         return InvalidSetting(
             f"sql: there is no topic {missing[1]!r}", hint=nearest(missing[1], topics) or f"there are: {there}"
         )
-    return InvalidSetting(f"sql: {said}")
+    quotes = 'words of SQL, and names that are more than letters, go in double quotes: "offset", "my-topic"'
+    return InvalidSetting(f"sql: {said}", hint=quotes if said.startswith(("Parser", "Binder")) else None)
 
 
 def names_of(found: Any) -> list[str]:
@@ -163,6 +164,8 @@ def _prompt(connection: Any, store: Store) -> None:
             query += input("   … " if query else "sql> ") + "\n"
             if not query.strip():
                 query = ""
+            elif query.strip().rstrip(";").lower() in ("quit", "exit"):
+                return
             elif query.rstrip().endswith(";"):
                 asking, query = query, ""
                 _answer(connection, asking, store.topics())
@@ -173,4 +176,4 @@ def _prompt(connection: Any, store: Store) -> None:
             typer.echo("", err=True)
             query = ""
         except KlammError as error:
-            typer.echo(f"klamm: {error.message}", err=True)
+            typer.echo(f"klamm: {error}", err=True)

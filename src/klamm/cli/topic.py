@@ -182,4 +182,4 @@ def delete(topic: TopicArgument, store: StoreOption = None, yes: Yes = False) ->
         what = f"{count_of(found.count, 'record')}, {size_of(found.size)}"
         confirm(f"The topic {topic} would be deleted, for good: {what}", yes=yes)
         events.delete_topic(topic)
-        typer.echo(f"deleted {topic}", err=True)
+        typer.echo(f"deleted {topic}", err=True) if is_terminal() else fact({"topic": topic, "deleted": True})

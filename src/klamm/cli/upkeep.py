@@ -35,7 +35,7 @@ def check(
     where = found_path(_one_of(path, store))
     if repair:
         confirm(
-            f"{where} is repaired: torn tails and damaged batches are moved aside, heads and indexes rebuilt", yes=yes
+            f"{where} would be repaired: torn tails and damaged batches moved aside, heads and indexes rebuilt", yes=yes
         )
     with progress("checking", "bytes") as tick:
         report = klamm.check(where, repair=repair, progress=tick)

@@ -87,7 +87,9 @@ class GroupAdmin(ABC):
         if topics is None and isinstance(to, Mapping):
             topics = _of_mapping(to)
         if topics is None and found is None:
-            raise UnknownGroup(f"there is no group {group!r}", hint="name the topics, to give a new one offsets")
+            raise UnknownGroup(
+                f"there is no group {group!r}", hint="name its topics (klamm group reset -t), to give a new one offsets"
+            )
         places = sorted(stored) if topics is None else _places(core, topics)
         moves = []
         for place in places:

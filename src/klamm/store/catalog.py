@@ -354,7 +354,7 @@ class Catalog:
 
     def _unknown(self, name: str) -> UnknownTopic:
         known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]
-        return UnknownTopic(f"there is no topic {name!r}", hint=nearest(str(name), known))
+        return UnknownTopic(f"there is no topic {name!r}", hint=nearest(str(name), known) or "create_topic makes one")
 
     def _refuse_taken(self, execute: Execute, name: str) -> None:
         taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()

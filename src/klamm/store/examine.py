@@ -131,14 +131,14 @@ class Examination:
         for chance in range(5, 0, -1):
             walk = _Walk()
             version = self.log.segments_version
-            counted = (report.segments, report.batches, report.records, report.size)
+            self.counted = (report.segments, report.batches, report.records, report.size)
             try:
                 self._walk(walk)
                 if not walk.found or chance == 1 or self.log.segments_version == version:
                     break
                 raise FileNotFoundError  # compacted under our eyes, perhaps
             except FileNotFoundError:  # expired under our eyes
-                report.segments, report.batches, report.records, report.size = counted
+                report.segments, report.batches, report.records, report.size = self.counted
         if walk.found and self._is_deleted():
             return
         report.breaches += self._repair(walk) if self.repair else [breach for breach, _ in walk.found]
@@ -382,7 +382,8 @@ class Examination:
             done = breach.repaired or told.get(remedy)
             result.append(breach._replace(repaired=done, message=breach.message + ("" if done else why)))
         if told.get("mend"):
-            again = _Walk()
+            again, report = _Walk(), self.report
+            report.segments, report.batches, report.records, report.size = self.counted
             self._walk(again)
             result += [breach for breach, _ in again.found]
         return result

@@ -84,6 +84,9 @@ CREATE INDEX offsets_by_topic ON offsets (topic_id);
 """
 
 
+_NONE_YET = "a group begins with the first member that joins"
+
+
 class Group(NamedTuple):
     name: str
     number: int
@@ -251,7 +254,7 @@ class Groups:
     def get(self, name: str) -> Group:
         found = self.find(checked_name(name))
         if found is None:
-            raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self.names()))
+            raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self.names()) or _NONE_YET)
         return found
 
     def _find(self, execute: Execute, name: str) -> Group | None:
@@ -330,7 +333,7 @@ class Groups:
         with self._database.gate(), self._database.transaction() as execute:
             group = self._find(execute, checked_name(name))
             if group is None:
-                raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self._names(execute)))
+                raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self._names(execute)) or _NONE_YET)
             self.refuse_live(group)
             delete_group(execute, group)
 
