@@ -128,7 +128,7 @@ def test_a_world_that_stands_still_ends_the_run_and_a_stray_event_fails_the_next
 
 @pytest.mark.timeout(400)
 def test_each_generation_equals_numpy_s_though_the_driver_is_killed(store: klamm.Store, life: Any) -> None:
-    size, generations = 64, 12
+    size, generations = 64, 8
     dice = random.Random(seed_of())
     kill_after(store, size, generations, 3, dice)
     finish(store, size, generations)
