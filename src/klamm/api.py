@@ -267,7 +267,8 @@ class Store(GroupAdmin):
             offset = log.append_one(key, value, time_ms)
         else:
             batch = bytearray(256)
-            offset = log.append(batch, encode_one(batch, key, value, headers, log.stamp_of(time_ms)))
+            stamp = log.now_ms() if time_ms == -1 else time_ms
+            offset = log.append(batch, encode_one(batch, key, value, headers, stamp))
         if durable:
             log.sync(offset + 1)
         return offset if acks else None

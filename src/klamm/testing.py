@@ -97,14 +97,7 @@ def seed(store: Store, path: str | Path, *, topic: str | None = None) -> dict[st
     with store.producer() as producer:
         for name, each in found.items():
             for record in each.records:
-                producer.send(
-                    name,
-                    record.value,
-                    key=record.key,
-                    headers=record.headers or None,
-                    partition=record.partition,
-                    timestamp=record.timestamp,
-                )
+                record.send(producer, name)
     return {name: len(each.records) for name, each in found.items()}
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 __all__ = [
+    "UNITS_MS",
     "Appended",
     "Batch",
     "Committed",
@@ -25,6 +26,9 @@ __all__ = [
     "TransactionInfo",
     "html_table",
 ]
+
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+"""Units in which people write lengths of time, as in "90s" and "7d"."""
 
 
 def html_table(title: str, names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

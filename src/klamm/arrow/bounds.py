@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from klamm.errors import InvalidSetting, OffsetOutOfRange
+from klamm.types import UNITS_MS
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -28,14 +29,6 @@ Bound: TypeAlias = int | str | datetime | Mapping[int, int] | None
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MILLISECOND = timedelta(milliseconds=1)
-_UNITS = {
-    "ms": _MILLISECOND,
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-    "w": timedelta(weeks=1),
-}
 _PART = re.compile(r"(\d+)(ms|s|m|h|d|w)")
 
 
@@ -47,7 +40,7 @@ def length_of(since: object) -> timedelta:
         text = since.replace(" ", "")
         if not re.fullmatch(f"({_PART.pattern})+", text):
             raise InvalidSetting(f"since: {since!r} is no length of time", hint="want as '90s', '1h30m' or '7d'")
-        length = sum((int(number) * _UNITS[unit] for number, unit in _PART.findall(text)), timedelta())
+        length = sum((int(number) * UNITS_MS[unit] * _MILLISECOND for number, unit in _PART.findall(text)), timedelta())
     else:
         raise TypeError(f"since is a timedelta or a text as '1h', not {type(since).__name__}")
     if length < timedelta():

@@ -117,7 +117,7 @@ class Scan:
         assemble = _Assembly(self._topic, self._columns, batch_rows, self.schema)
         start, opened = self._start, self._opened()
         if self._since is not None:
-            start = datetime.fromtimestamp(opened[0].stamp_of(-1) / 1000, UTC) - self._since
+            start = datetime.fromtimestamp(opened[0].now_ms() / 1000, UTC) - self._since
         # All ends are looked at before the first record is read: the stream is of one moment.
         ranges = [(each, bounds.range_in(each, start, self._end, committed=self._committed)) for each in opened]
         columns = Columns(assemble.gathered, max_rows=batch_rows, max_bytes=self._batch_bytes)

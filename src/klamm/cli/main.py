@@ -154,6 +154,7 @@ def run(arguments: Sequence[str]) -> int:
 _HINTS = {
     "create_topic makes one": "klamm topic list shows those that are there",
     "a group begins with the first member that joins": "klamm group list shows those that are there",
+    "name the topics, to give a new one offsets": "name its topics (klamm group reset -t), to give a new one offsets",
     "exist_ok=True leaves it as it is": "klamm topic show tells what it is, klamm topic set changes it",
 }
 

@@ -20,12 +20,12 @@ from klamm.batch import Record
 from klamm.cli.output import harmless, moment
 from klamm.cli.pairs import split_pair
 from klamm.errors import InvalidSetting
+from klamm.types import UNITS_MS
 
 __all__ = ["Filter", "Format", "json_path", "parse_headers", "parse_time", "text"]
 
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 def text(data: bytes | None) -> str:
@@ -49,7 +49,7 @@ def parse_time(given: str, what: str) -> datetime:
     try:
         ago = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", wanted)
         if ago is not None:
-            return datetime.now(UTC) - timedelta(milliseconds=float(ago[1]) * _UNITS[ago[2]])
+            return datetime.now(UTC) - timedelta(milliseconds=float(ago[1]) * UNITS_MS[ago[2]])
         if re.fullmatch(r"\d{11,14}", wanted):
             return _EPOCH + timedelta(milliseconds=int(wanted))
         return datetime.fromisoformat(wanted).astimezone(UTC)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -128,10 +128,7 @@ def send_all(
     try:
         with store.producer(acks="all" if durable else 1) as producer:
             for each in given:
-                options: dict[str, Any] = {} if each.timestamp is None else {"timestamp": each.timestamp}
-                producer.send(
-                    topic, each.value, key=each.key, headers=each.headers or None, partition=each.partition, **options
-                )
+                each.send(producer, topic)
                 sent += 1
                 if tick is not None and sent % 1000 == 0:
                     tick(sent)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from klamm.cli.pairs import split_pair
-from klamm.cli.stores import path_of
+from klamm.cli.stores import is_store, path_of
 from klamm.errors import InvalidSetting
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
 from klamm.store.names import nearest
@@ -96,13 +96,9 @@ def serve(
 def _where(given: str | None) -> Path:
     """A store that is to be made has to be named."""
     path = Path(path_of(given))
-    if path == Path() and not _is_store(path):
+    if path == Path() and not is_store(path):
         raise InvalidSetting("serve: what?", hint="want the directory of a store, one that is there or a new one")
     return path
-
-
-def _is_store(path: Path) -> bool:
-    return Path(path, "klamm.db").exists()
 
 
 # ---- settings
@@ -238,7 +234,7 @@ def _serve(path: Path, settings: ServerSettings) -> None:
     from klamm.kafka.service import Service
 
     signals = _Signals()
-    new = not _is_store(path)  # which may be a slip of the fingers, and is told
+    new = not is_store(path)  # which may be a slip of the fingers, and is told
 
     async def run() -> None:
         service = Service(path, settings)

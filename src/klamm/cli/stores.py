@@ -22,6 +22,7 @@ __all__ = [
     "StoreOption",
     "TopicArgument",
     "found_path",
+    "is_store",
     "opened",
     "path_of",
     "some_groups",
@@ -68,10 +69,14 @@ def path_of(given: str | None) -> str:
     return given or os.environ.get("KLAMM_STORE") or "."
 
 
+def is_store(path: str | Path) -> bool:
+    return Path(path, "klamm.db").exists()
+
+
 def found_path(given: str | None) -> str:
     """The same, if a store is there; NotAStore says how to name one."""
     path = path_of(given)
-    if "://" not in path and not Path(path, "klamm.db").exists():
+    if "://" not in path and not is_store(path):
         what = "this directory: is not a store" if path == "." else f"{path}: is not a store"
         if not Path(path).exists():
             what = f"{path}: is not there"

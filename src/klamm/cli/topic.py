@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment
 from klamm.cli.pairs import split_pair
 from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, opened
 from klamm.errors import InvalidSetting, UnknownTopic
-from klamm.store.settings import SETTINGS
+from klamm.store.settings import Settings
 
 if TYPE_CHECKING:
     from klamm.types import TopicInfo
@@ -89,7 +88,7 @@ def show(topic: TopicArgument, store: StoreOption = None) -> None:
             "id": found.id,
             "created": moment(found.created_ms),
             "settings": dict(found.settings),
-            "keeps": _kept(found.settings),
+            "keeps": _kept(Settings.of(found.settings)),
         }
         if is_terminal():
             fact(about)
@@ -98,18 +97,16 @@ def show(topic: TopicArgument, store: StoreOption = None) -> None:
             fact({**about, "partitions": rows})
 
 
-def _kept(settings: Mapping[str, Any]) -> str:
+def _kept(settings: Settings) -> str:
     """What goes away by itself, in words: somebody who never set anything wants to know, too."""
-    if "delete" not in settings.get("cleanup.policy", "delete"):
+    if "delete" not in settings.cleanup_policy:
         return "the latest record of each key"
     parts = []
-    milliseconds = int(settings.get("retention.ms", SETTINGS["retention.ms"].default))
-    if milliseconds >= 0:
-        parts.append(f"records for {span_of(milliseconds)}")
-    size = int(settings.get("retention.bytes", SETTINGS["retention.bytes"].default))
-    if size >= 0:
-        parts.append(f"at most {size_of(size)} a partition")
-    if "compact" in settings.get("cleanup.policy", "delete"):
+    if settings.retention_ms >= 0:
+        parts.append(f"records for {span_of(settings.retention_ms)}")
+    if settings.retention_bytes >= 0:
+        parts.append(f"at most {size_of(settings.retention_bytes)} a partition")
+    if "compact" in settings.cleanup_policy:
         parts.append("of each key the latest only")
     return ", ".join(parts) or "everything"
 

@@ -109,7 +109,7 @@ class DeadLetterBox:
         )
         log = self._opened(record).choose(record.key, None)
         batch = bytearray(256)
-        offset = log.append(batch, encode_one(batch, record.key, record.value, headers, log.stamp_of(-1)))
+        offset = log.append(batch, encode_one(batch, record.key, record.value, headers, log.now_ms()))
         log.sync(offset + 1)
 
     def _opened(self, record: Record) -> Target:

@@ -87,9 +87,7 @@ class GroupAdmin(ABC):
         if topics is None and isinstance(to, Mapping):
             topics = _of_mapping(to)
         if topics is None and found is None:
-            raise UnknownGroup(
-                f"there is no group {group!r}", hint="name its topics (klamm group reset -t), to give a new one offsets"
-            )
+            raise UnknownGroup(f"there is no group {group!r}", hint="name the topics, to give a new one offsets")
         places = sorted(stored) if topics is None else _places(core, topics)
         moves = []
         for place in places:
@@ -250,7 +248,7 @@ def _standing(core: Core, place: tuple[str, int], row: OffsetRow | None) -> Grou
             lag_ms = None
         else:
             if waiting is not None:
-                lag_ms = max(0, partition.stamp_of(-1) - waiting)
+                lag_ms = max(0, partition.now_ms() - waiting)
             elif ends.stable == ends.end:  # only markers, and what was aborted
                 lag = 0
     return GroupOffset(*place, committed, ends.end, lag, lag_ms)

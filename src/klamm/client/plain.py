@@ -12,11 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.batch import Record
 from klamm.client.options import to_ms
 from klamm.errors import InvalidRecord
+
+if TYPE_CHECKING:
+    from klamm.client.producer import Producer
 
 __all__ = ["PlainRecord", "as_plain", "bytes_of", "from_json", "from_plain", "plain_bytes"]
 
@@ -32,6 +35,16 @@ class PlainRecord(NamedTuple):
     partition: int | None = None
     timestamp: int | None = None
     topic: str | None = None  # where it was
+
+    def send(self, producer: Producer, topic: str) -> None:
+        producer.send(
+            topic,
+            self.value,
+            key=self.key,
+            headers=self.headers or None,
+            partition=self.partition,
+            timestamp=self.timestamp,
+        )
 
 
 def plain_bytes(data: bytes | None) -> Any:

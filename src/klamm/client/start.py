@@ -73,7 +73,7 @@ class Starting:
         ends = partition.ends()
         offset = ends.start
         if self._kind == "ago":  # than the store has it now
-            self._kind, self._number = "timestamp", partition.stamp_of(-1) - self._number
+            self._kind, self._number = "timestamp", partition.now_ms() - self._number
         if self._kind == "timestamp":
             found = partition.offset_at(self._number)
             offset = ends.end if found is None else found

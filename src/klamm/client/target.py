@@ -250,7 +250,8 @@ class _Work:
                 raise keyless(self._target.topic.name)
         extend = builder.extend_values if values else builder.extend
         done = 0
-        timestamp = partition.stamp_of(timestamp)
+        if timestamp == -1:
+            timestamp = partition.now_ms()
         while (done := extend(records, done, timestamp)) < len(records):
             self.commit(partition, builder)
 

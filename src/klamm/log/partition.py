@@ -170,11 +170,11 @@ class Partition(Housekeeping):
         if result <= head.EVENTFUL:
             return self._settle(head.EVENTFUL - result, b"", 0)
         batch = bytearray(head.ONE_BYTES)
-        return self.append(batch, encode_one(batch, key, value, None, self.stamp_of(timestamp)))
+        return self.append(batch, encode_one(batch, key, value, None, self.now_ms() if timestamp == -1 else timestamp))
 
-    def stamp_of(self, timestamp: int) -> int:
-        """What -1, for now, stands for."""
-        return self._heads.wall_ms() if timestamp == -1 else timestamp
+    def now_ms(self) -> int:
+        """What the store's clock shows: the time of a record that is given none."""
+        return self._heads.wall_ms()
 
     def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
         """The same, but None if somebody else holds the append byte just now."""

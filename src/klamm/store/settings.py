@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from klamm.errors import InvalidSetting
 from klamm.store.names import nearest
+from klamm.types import UNITS_MS
 
 __all__ = ["SETTINGS", "Setting", "Settings", "Value"]
 
@@ -22,7 +23,6 @@ _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 _DAY_MS = 24 * 60 * 60 * 1000
 _LENGTH = re.compile(r"([0-9]{1,9})\s*(s|m|h|d|w)")
-_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": _DAY_MS, "w": 7 * _DAY_MS}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _FRACTION = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?")
 
@@ -80,7 +80,7 @@ class Setting(NamedTuple):
         hint = f"want {self.valid}"
         length = _LENGTH.fullmatch(value.strip()) if isinstance(value, str) else None
         if length is not None and self.name.endswith(".ms"):
-            hint = f"want milliseconds: {length[0]} is {int(length[1]) * _UNITS_MS[length[2]]}"
+            hint = f"want milliseconds: {length[0]} is {int(length[1]) * UNITS_MS[length[2]]}"
         return InvalidSetting(f"{self.name}: {shown} does not fit", hint=hint)
 
 
