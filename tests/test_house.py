@@ -246,7 +246,7 @@ def test_python_of_a_page_works_when_pasted_into_a_prompt(page: str, tmp_path: P
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     told = HUNG_UP.sub("", prompt.stderr)
     assert "Error" not in told and "Warning" not in told, told
