@@ -197,9 +197,10 @@ def _batches(directory: str, base: int) -> Iterator[tuple[memoryview, int]]:
 
 
 def _damaged(path: str, position: int, error: CorruptBatch) -> CorruptBatch:
+    what = error.message.removeprefix(f"byte {error.position}: ")  # of what was read, not of the file
     position += error.position or 0
     return CorruptBatch(
-        f"{path}: byte {position}: {error.message}; the partition was not compacted",
+        f"{path}: byte {position}: {what}; the partition was not compacted",
         path=path,
         position=position,
         hint="run `check(repair=True)` on the store",

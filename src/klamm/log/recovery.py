@@ -74,7 +74,7 @@ def scan_segment(
             try:
                 done, following = verify(data, offset, contiguous)
             except CorruptBatch as error:
-                fault = error.message
+                fault = error.message.removeprefix(f"byte {error.position}: ")  # of what was read, not of the file
                 data = data[: error.position or 0]
                 done, following = verify(data, offset, contiguous)
             for found in walk(memoryview(data)[:done]):
