@@ -53,4 +53,11 @@ def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.
     assert rows == [{"topic": "orders.dlq", "redriven": 1}]
     assert [row["value"] for row in cli("tail", "zeros").rows] == ["0"]
     assert {row["error"] for row in cli("dlq", "list", "orders.dlq").rows} == {"ValueError"}
-    assert cli("dlq", "redrive", "orders.dlq", "--error", "KeyError", "-y").err == "no dead letters in orders.dlq\n"
+    told = cli("dlq", "redrive", "orders.dlq", "--error", "KeyError", "-y").err
+    assert told == "no dead letters in orders.dlq died of KeyError\n"
+
+
+def test_what_are_no_dead_letters_is_not_sent_anywhere(cli: Cli, letters: klamm.Store) -> None:
+    told = cli("dlq", "redrive", "orders", "--to", "orders", "-y", code=2).err
+    assert "orders: is no dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
+    assert letters.topic("orders").count == 4

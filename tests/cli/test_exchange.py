@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import klamm
 from klamm.cli import exchange
 from tests.cli.conftest import Cli, everything
+from tests.crash.mounts import small_disk
 
 T0 = 1_700_000_000_000
 ANYTHING = [
@@ -189,7 +191,9 @@ def test_what_cannot_be_is_refused(cli: Cli, fill: Fill, arguments: list[str], c
         ("csv", b"value\n1\n\xff\n", "line 3: is no CSV"),
         ("csv", b"value,key\n1,k\n2\n", "line 3: has fewer fields"),
         ("csv", b"value\n1\n2,3\n", "line 3: has more fields"),
-        ("csv", b"value,timestamp\n1,\n2,soon\n", "line 3: does not fit"),
+        ("csv", b"value,timestamp\n1,\n2,soon\n", "line 3: timestamp is 'soon'"),
+        ("csv", b"value,partition\n1,\n2,first\n", "line 3: does not fit"),
+        ("csv", b'value\n1\n"never ends\n', "line 3: is no CSV"),
         ("csv", b'value,headers\n1,\n2,"[1"\n', "line 3: does not fit"),
     ],
 )
@@ -217,6 +221,8 @@ def test_files_that_are_something_else(cli: Cli, fill: Fill, tmp_path: Path) -> 
     assert "there is no column value (it has a)" in cli("import", "copy", "other.parquet", code=1).err
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert "there is no column value" in cli("import", "copy", "other.csv", code=1).err
+    (tmp_path / "german.csv").write_text("key;value\n1;2\n")
+    assert "names the columns: 'key;value'" in cli("import", "copy", "german.csv", code=1).err
 
 
 def test_a_file_of_somebody_else_needs_only_values(cli: Cli, home: Path, fill: Fill, tmp_path: Path) -> None:
@@ -227,6 +233,37 @@ def test_a_file_of_somebody_else_needs_only_values(cli: Cli, home: Path, fill: F
     cli("import", "copy", "o.parquet")
     assert sorted((row[4], row[3]) for row in everything(home, "copy"))[0] == (b"one", b"a")
     assert {row[4] for row in everything(home, "copy")} == {b"one", b"two", b"three"}
+
+
+def test_a_spreadsheets_csv_with_its_mark_and_times_as_people_write_them(
+    cli: Cli, home: Path, fill: Fill, tmp_path: Path
+) -> None:
+    fill([])
+    (tmp_path / "o.csv").write_bytes("\ufeffvalue,timestamp\r\nä,2023-11-14T22:13:20Z\r\nb,1700000000001\r\n".encode())
+    cli("import", "copy", "o.csv")
+    assert [(row[4], row[2]) for row in everything(home, "copy")] == [("ä".encode(), T0), (b"b", T0 + 1)]
+
+
+def test_where_a_file_cannot_be_written_is_told(cli: Cli, fill: Fill, tmp_path: Path) -> None:
+    fill([(None, b"x" * 1000, [], T0)] * 4000)
+    (tmp_path / "folder").mkdir()
+    told = cli("export", "orders", "-o", "folder", "--format", "csv", "--force", code=2).err
+    assert "folder: is a directory" in told
+    with small_disk(tmp_path / "full", 1 << 20):
+        told = cli("export", "orders", "-o", "full/o.jsonl", code=1).err
+        assert "klamm: full/o.jsonl: No space left on device" in told
+        assert list((tmp_path / "full").iterdir()) == []
+
+
+def test_what_is_said_to_be_sent_when_a_disk_is_full_is_there(cli: Cli, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "full", 3 << 20):
+        path = tmp_path / "full" / "events"
+        lines = b"".join(b"%01000d\n" % n for n in range(8000))
+        cli("topic", "create", "orders", "--store", path)
+        told = cli("send", "orders", "--store", path, "--acks", "1", stdin=lines, code=1).err
+        found = re.search(r"([\d,]+) records of [\d,]+ were sent", told)
+        assert found is not None, told
+        assert int(found[1].replace(",", "")) == len(everything(path, "orders"))
 
 
 def test_create_makes_store_and_topic(cli: Cli, home: Path, tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ def test_reset_of_one_partition_and_like_another_group(cli: Cli, orders: klamm.S
     assert "there is no group 'nobody'" in cli("group", "reset", "billing", "--like", "nobody", code=1).err
 
 
+def test_reset_of_a_group_that_was_mistyped_tells_the_nearest(cli: Cli, orders: klamm.Store) -> None:
+    told = cli("group", "reset", "biling", "--to-latest", "-y", code=1).err
+    assert "there is no group 'biling' (did you mean 'billing'?)" in told
+    assert "name its topics" in cli("group", "reset", "zzz", "--to-latest", "-y", code=1).err
+
+
 def test_reset_wants_one_place_to_go(cli: Cli, orders: klamm.Store) -> None:
     assert "where to? (give one of --to-earliest" in cli("group", "reset", "billing", code=2).err
     assert "where to?" in cli("group", "reset", "billing", "--to-latest", "--by", 1, code=2).err
@@ -115,6 +121,6 @@ def test_reset_wants_one_place_to_go(cli: Cli, orders: klamm.Store) -> None:
 def test_delete_forgets_it(cli: Cli, orders: klamm.Store) -> None:
     assert "with its offsets in 1 partition" in cli("group", "delete", "billing", code=2).err
     assert orders.groups() == ["billing"]
-    assert cli("group", "delete", "billing", "--yes").err == "deleted billing\n"
+    assert cli("group", "delete", "billing", "--yes").rows == [{"group": "billing", "deleted": True}]
     assert orders.groups() == []
     assert "there is no group" in cli("group", "delete", "billing", "-y", code=1).err

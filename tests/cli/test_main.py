@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,44 @@ def test_every_command_of_the_cheat_sheet_can_be_called(cli: Cli) -> None:
 
 
 # As a process
+
+
+def test_commands_that_only_look_need_no_right_to_write(home: Path, store: klamm.Store) -> None:
+    store.create_topic("orders")
+    store.append("orders", b"one")
+    store.reset_offsets(store.plan_reset("billing", ["orders"], to=0))
+    store.create_topic("orders.dlq")
+    store.close()
+    somebody: list[str] = []
+    if os.geteuid() == 0:  # who may write everything
+        if shutil.which("setpriv") is None:
+            pytest.skip("there is no setpriv to give up root's rights with")
+        lost = "-dac_override,-dac_read_search"
+        somebody = ["setpriv", "--bounding-set", lost, "--inh-caps", lost]
+    looks = ["tail orders", "export orders", "topic list", "topic show orders", "group list", "group show billing"]
+    for path in (home, *home.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        for command in (*looks, "dlq list orders.dlq", "check", "sql show\ttables"):
+            call = [*somebody, str(KLAMM), *(word.replace("\t", " ") for word in command.split(" "))]
+            said = subprocess.run(call, capture_output=True, text=True, timeout=60)
+            assert said.returncode == 0, said.stderr
+        for command in ("send orders two", "tail orders --group billing"):
+            call = [*somebody, str(KLAMM), *command.split()]
+            said = subprocess.run(call, capture_output=True, text=True, timeout=60)
+            assert said.returncode == 1 and "cannot be written" in said.stderr and "change its rights" in said.stderr
+    finally:
+        for path in (home, *home.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_do_not_matter(home: Path, store: klamm.Store, closed: str) -> None:
+    store.create_topic("orders")
+    for command in ("send orders one", "send orders", "tail orders"):
+        assert subprocess.run(["sh", "-c", f"{KLAMM} {command} {closed}"], input=b"two\n", timeout=60).returncode == 0
+    values = [record.value for record in store.tail("orders", 10)]
+    assert values == ([b"one"] if "<" in closed else [b"one", b"two"])
 
 
 def test_help_imports_nothing_heavy() -> None:

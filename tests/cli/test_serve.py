@@ -459,6 +459,19 @@ def test_a_stdout_that_nobody_reads_does_not_matter(path: Path) -> None:
         process.communicate()
 
 
+def test_a_stdout_that_is_closed_does_not_matter(path: Path) -> None:
+    command = f"exec {KLAMM} serve {path} --kafka 0 >&-"
+    process = subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        assert b"listening" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 # The log
 
 

@@ -105,6 +105,15 @@ def test_every_row_comes_in_a_pipe(cli: Cli, topics: klamm.Store) -> None:
     assert [row["n"] for row in cli("sql", "select range as n from range(2500)").rows] == [*range(2500)]
 
 
+def test_every_query_of_several_is_answered(cli: Cli, topics: klamm.Store) -> None:
+    several = "select 1 as a; create table t as select 2 as b; select * from t; select count(*) as n from orders;"
+    assert cli("sql", several).rows == [{"a": 1}, {"b": 2}, {"n": 3}]
+
+
+def test_topics_are_listed_as_tables(cli: Cli, topics: klamm.Store) -> None:
+    assert [row["name"] for row in cli("sql", "show tables").rows] == sorted(topics.topics())
+
+
 def test_a_query_comes_from_stdin(cli: Cli, topics: klamm.Store) -> None:
     assert cli("sql", stdin=b"select 1 as one;\n").rows == [{"one": 1}]
     assert cli("sql", stdin=b"create table t as select 7 as x; select x from t").rows == [{"x": 7}]

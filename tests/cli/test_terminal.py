@@ -56,6 +56,8 @@ def test_records_have_colours_and_control_characters_do_nothing(screen: Terminal
     assert "\x1b[36mevil" in screen.painted  # cyan
     screen.run("NO_COLOR=1 klamm tail orders -n 1")
     assert "\x1b[36m" not in screen.painted
+    screen.run("NO_COLOR=1 klamm cheat")
+    assert "\x1b[2m" not in screen.painted
     screen.run("klamm tail orders -n 1 | cat")
     assert "\x1b[36m" not in screen.painted and '"key": "evil"' in screen.screen.replace("\n", "")
 
@@ -129,8 +131,12 @@ def test_a_prompt_of_sql(screen: Terminal, orders: klamm.Store) -> None:
     screen.until(lambda shown: shown.rstrip().endswith("…"), "a prompt for the rest")
     screen.press("C-c")
     screen.until(lambda shown: shown.rstrip().endswith("sql>"), "a fresh prompt")
-    screen.type("select 6 * 7 as answer;")
-    screen.shows("42")
+    screen.type("select sum(a.range * b.range) from range(10000000) a, range(10000000) b;")
+    screen.press("C-c")
+    screen.until(lambda shown: shown.rstrip().endswith("sql>"), "a prompt after a query that would last for hours")
+    orders.create_topic("made-meanwhile")
+    screen.type('select 6 * 7 as answer; select count(*) as none from "made-meanwhile";')
+    assert "42" in screen.until(lambda shown: re.search(r"none\s.*\s0\s.*sql>\s*$", shown, re.DOTALL), "both answers")
     screen.press("C-d")
     assert screen.code() == 0
 
@@ -143,6 +149,17 @@ def test_lines_typed_at_a_terminal_are_sent(screen: Terminal, orders: klamm.Stor
     assert "1 record to orders" in screen.ended()
     with orders.consumer("orders", partitions=[1], form="values", wait_ms=0) as consumer:
         assert list(consumer) == [b"typed"]
+
+
+def test_ctrl_c_amid_sending_tells_how_many_were_sent(screen: Terminal, orders: klamm.Store) -> None:
+    screen.start("klamm send orders -p 1")
+    screen.shows("a record a line; Ctrl-D ends")
+    screen.type("one")
+    screen.type("two")
+    screen.until(lambda _: orders.topic("orders").partitions[1].end == 2, "both are there")
+    screen.press("C-c")
+    assert "klamm: interrupted (2 records before it were sent)" in screen.ended()
+    assert screen.code() == 1
 
 
 def test_an_export_that_takes_long_shows_a_bar_with_rate_and_time_left(
@@ -203,6 +220,9 @@ class _Screen(io.StringIO):
         (["export", "users", "-o", "users.parquet"], "exporting"),
         (["import", "users", "in.jsonl"], "importing"),
         (["tail", "users", "--key", "nobody"], "searching"),
+        (["send", "users", "--json"], "sending"),
+        (["sql", "select count(*) from users"], "reading"),
+        (["export", "--sql", "select * from users", "-o", "users.csv"], "exporting"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -212,6 +232,7 @@ def test_whatever_may_take_long_has_a_bar(
     store.create_topic("users", 1, {"cleanup.policy": "compact"})
     store.append_many("users", [(b"k%d" % (n % 7), b"v" * 100) for n in range(3000)])
     Path("in.jsonl").write_text('{"key": "k", "value": "v"}\n' * 2000)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("in.jsonl").read_bytes())))
     monkeypatch.setattr(output, "_PATIENCE_S", 0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", err := _Screen())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_damage_ends_check_with_3_and_says_where(cli: Cli, home: Path, damaged: 
     breach, summary = said.rows
     assert breach["path"] == str(damaged) and breach["position"] > 0 and "CRC" in breach["what"]
     assert breach["repaired"] is None and summary["ok"] is False
-    assert "klamm check --repair" in said.err
+    assert "keep a copy, by cp -r; then klamm check --repair" in said.err  # `klamm backup` refuses damage
 
 
 def test_repair_asks_first_and_then_all_is_well(cli: Cli, home: Path, damaged: Path) -> None:
@@ -61,8 +62,17 @@ def test_a_catalog_that_cannot_be_read_is_damage_too(cli: Cli, home: Path, store
 
 def test_reading_damage_ends_with_3(cli: Cli, damaged: Path) -> None:
     assert "CRC" in cli("tail", "orders", "--offset", 0, code=3).err
-    assert cli("export", "orders", "-o", "o.jsonl", code=3).err
-    assert not Path("o.jsonl").exists()
+    for command in (
+        ("export", "orders", "-o", "o.jsonl"),
+        ("export", "orders", "-o", "o.parquet"),
+        ("export", "--sql", "select * from orders", "-o", "q.csv"),
+        ("export", "--sql", "select * from orders", "-o", "q.parquet"),
+        ("sql", "select count(*) from orders"),
+        ("backup", "copy"),
+    ):
+        told = cli(*command, code=3).err
+        assert re.search(r"00\.log: byte \d+: CRC is .* \(klamm check tells", told) and len(told.splitlines()) == 1
+    assert not list(Path().glob("*.*"))
 
 
 def test_path_and_option_are_one_too_many(cli: Cli, home: Path, store: klamm.Store) -> None:

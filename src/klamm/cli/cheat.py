@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from klamm.cli.output import styled
+
 __all__ = ["CHEATS", "cheat"]
 
 CHEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -23,6 +25,6 @@ CHEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
 def cheat() -> None:
     """The ten commands people need."""
     for what, commands in CHEATS:
-        typer.echo(typer.style(f"# {what}", dim=True))
+        typer.echo(styled(f"# {what}", dim=True))
         for command in commands:
             typer.echo(f"  {command}")

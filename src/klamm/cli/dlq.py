@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from klamm.cli.stores import StoreOption, opened, some_topics
 from klamm.client.plain import plain_bytes
 from klamm.errors import InvalidSetting
 from klamm.store.names import nearest
+
+if TYPE_CHECKING:
+    from klamm.api import Store
+    from klamm.client.dead_letters import DeadLetter
 
 __all__ = ["app"]
 
@@ -23,17 +27,21 @@ Name = Annotated[
 ]
 
 
+def _letters(store: Store, topic: str) -> list[DeadLetter]:
+    letters = store.dead_letters(topic)
+    if letters and all(letter.origin is None and letter.error == "" for letter in letters):
+        others = [name for name in store.topics() if name != topic and name.endswith(".dlq")]
+        hint = nearest(f"{topic}.dlq", others) or "klamm topic list shows which there are"
+        raise InvalidSetting(f"{topic}: is no dead-letter topic: no record there says what it died of", hint=hint)
+    return letters
+
+
 @app.command("list")
 def list_letters(topic: Name, store: StoreOption = None) -> None:
     """What lies there and was not sent back, with the reasons."""
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         rows = []
-        letters = events.dead_letters(topic)
-        if letters and all(letter.origin is None and letter.error == "" for letter in letters):
-            others = [name for name in events.topics() if name != topic and name.endswith(".dlq")]
-            hint = nearest(f"{topic}.dlq", others) or "klamm topic list shows which there are"
-            raise InvalidSetting(f"{topic}: is no dead-letter topic: no record there says what it died of", hint=hint)
-        for letter in letters:
+        for letter in _letters(events, topic):
             origin, record = letter.origin, letter.record
             came_from = None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
             if is_terminal():
@@ -71,9 +79,9 @@ def redrive(
 ) -> None:
     """Send dead letters back, each once."""
     with opened(store) as events:
-        waiting = [each for each in events.dead_letters(topic) if error in (None, each.error)]
+        waiting = [each for each in _letters(events, topic) if error in (None, each.error)]
         if not waiting:
-            typer.echo(f"no dead letters in {topic}", err=True)
+            typer.echo(f"no dead letters in {topic}" + (f" died of {error}" if error else ""), err=True)
             return
         many = len(waiting) if limit is None else min(limit, len(waiting))
         where = f"to {to}" if to else "to where they came from"

@@ -86,7 +86,7 @@ def export(
         raise InvalidSetting("Parquet is nothing for a terminal", hint="want -o FILE")
     start = None if since is None else parse_time(since, "--since")
     end = None if until is None else parse_time(until, "--until")
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         ranges = {} if topic is None else _ranges(events, topic, start, end)  # UnknownTopic before a file is made
         with _into(to) as file, progress("exporting", printing=to == "-") as tick:
             if query is not None:
@@ -125,10 +125,16 @@ def _into(to: str) -> Iterator[IO[bytes]]:
     aside = Path(f"{to}.part")
     if not aside.parent.is_dir():
         raise InvalidSetting(f"{to}: there is no directory {aside.parent}")
+    if Path(to).is_dir():
+        raise InvalidSetting(f"{to}: is a directory", hint="name a file in it")
     try:
         with aside.open("wb") as file:
             yield file
         aside.replace(to)
+    except OSError as error:
+        if error.filename is None:  # a write; the disk may be full
+            error.filename = to
+        raise
     finally:
         aside.unlink(missing_ok=True)
 
@@ -217,28 +223,38 @@ def _parquet(reader: Any, file: IO[bytes], tick: Tick, total: int | None) -> int
 
 
 def _export_query(store: Store, query: str, form: str, file: IO[bytes], tick: Tick) -> int:
-    from klamm.cli.sql import asked, connect, names_of, plain
+    from klamm.cli.database import Database
 
-    connection = connect(store, query)
-    if form == "parquet":
-        arrow = _pyarrow()
-        with asked(connection.sql, query, store.topics()) as found:
+    database = Database(store)
+
+    def work(connection: Any) -> int:
+        if form == "parquet":
+            found = connection.sql(query)
             if found is None:
                 raise InvalidSetting("sql: the query has no result", hint="want one that starts with select")
-            return _parquet(arrow.RecordBatchReader.from_stream(found), file, tick, None)
-    with asked(connection.execute, query, store.topics()) as found:
-        names = names_of(found)
-        write = _csv_writer(file, names) if form == "csv" else None
-        done = 0
-        while rows := found.fetchmany(_CHUNK):
-            for row in rows:
-                told = [plain(each) for each in row]
-                if write is None:
-                    file.write(json.dumps(dict(zip(names, told, strict=True)), ensure_ascii=False).encode() + b"\n")
-                else:
-                    write([json.dumps(each) if isinstance(each, dict | list) else each for each in told])
-            tick(done := done + len(rows), None)
-        return done
+            reader = _pyarrow().RecordBatchReader.from_stream(found)
+            return _parquet(reader, file, lambda done, total: database.go_on(), None)
+        return _write_rows(connection.execute(query), form, file, database.go_on)
+
+    return database.ask(query, work, tick)
+
+
+def _write_rows(found: Any, form: str, file: IO[bytes], go_on: Callable[[], object]) -> int:
+    from klamm.cli.sql import names_of, plain
+
+    names = names_of(found)
+    write = _csv_writer(file, names) if form == "csv" else None
+    done = 0
+    while rows := found.fetchmany(_CHUNK):
+        for row in rows:
+            told = [plain(each) for each in row]
+            if write is None:
+                file.write(json.dumps(dict(zip(names, told, strict=True)), ensure_ascii=False).encode() + b"\n")
+            else:
+                write([json.dumps(each) if isinstance(each, dict | list) else each for each in told])
+        done += len(rows)
+        go_on()
+    return done
 
 
 # ---- import
@@ -296,7 +312,7 @@ def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[PlainR
     import csv
 
     csv.field_size_limit(_LONGEST)
-    reader = csv.DictReader(line.decode() for line in source)
+    reader = csv.DictReader(_text_lines(source), strict=True)
     while True:
         try:
             row = next(reader, None)
@@ -307,9 +323,15 @@ def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[PlainR
         yield _from_csv(row, f"{where}: line {reader.line_num}", in_base64)
 
 
+def _text_lines(source: IO[bytes]) -> Iterator[str]:
+    for number, line in enumerate(source):
+        yield line.decode("utf-8" if number else "utf-8-sig")  # spreadsheets begin with a mark
+
+
 def _from_csv(row: dict[Any, Any], where: str, in_base64: bool) -> PlainRecord:
     if "value" not in row:
-        raise InvalidRecord(f"{where}: there is no column value", hint="the first line names the columns")
+        named = ", ".join(map(repr, row))
+        raise InvalidRecord(f"{where}: there is no column value", hint=f"the first line names the columns: {named}")
     if None in row or None in row.values():
         raise InvalidRecord(f"{where}: has {'more' if None in row else 'fewer'} fields than there are columns")
     data: dict[str, Any] = {"value": row["value"]}
@@ -318,9 +340,10 @@ def _from_csv(row: dict[Any, Any], where: str, in_base64: bool) -> PlainRecord:
     if in_base64:
         data = {name: {"base64": each} for name, each in data.items()}
     try:
-        for name in ("partition", "timestamp"):
-            if row.get(name):
-                data[name] = int(row[name])
+        if row.get("partition"):
+            data["partition"] = int(row["partition"])
+        if row.get("timestamp"):
+            data["timestamp"] = int(row["timestamp"]) if row["timestamp"].lstrip("-").isdigit() else row["timestamp"]
         if row.get("headers"):
             data["headers"] = json.loads(row["headers"])
     except ValueError as error:

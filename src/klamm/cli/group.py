@@ -10,6 +10,7 @@ from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
 from klamm.cli.records import parse_time
 from klamm.cli.stores import PartitionOption, StoreOption, opened, some_groups, some_topics
 from klamm.errors import InvalidSetting, UnknownGroup
+from klamm.store.names import nearest
 
 __all__ = ["app"]
 
@@ -22,7 +23,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @app.command("list")
 def list_groups(store: StoreOption = None) -> None:
     """All groups, and how far they are behind."""
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         rows = []
         for name in events.groups():
             found = events.group(name)
@@ -43,7 +44,7 @@ def list_groups(store: StoreOption = None) -> None:
 @app.command()
 def show(group: Name, store: StoreOption = None) -> None:
     """A group: its members, and where it stands in each partition."""
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         found = events.group(group)
         members = [
             {"member": each.name or each.id, "partitions": [f"{topic}/{n}" for topic, n in each.assignment]}
@@ -132,7 +133,11 @@ def reset(
                     "--partition needs one --topic", hint="say -t TOPIC; each has a partition of that number"
                 )
             topics = {topic[0]: [partition]}
-        plan = events.plan_reset(group, topics, to=to)
+        try:
+            plan = events.plan_reset(group, topics, to=to)
+        except UnknownGroup as error:
+            error.hint = nearest(group, events.groups()) or error.hint
+            raise
         if not plan:
             raise UnknownGroup(
                 f"group {group!r}: has no offsets that could be moved so",
@@ -166,4 +171,4 @@ def delete(group: Name, store: StoreOption = None, yes: Yes = False) -> None:
             f"The group {group} is forgotten, with its offsets in {count_of(len(found.offsets), 'partition')}", yes=yes
         )
         events.delete_group(group)
-        typer.echo(f"deleted {group}", err=True)
+        typer.echo(f"deleted {group}", err=True) if is_terminal() else fact({"group": group, "deleted": True})

@@ -32,6 +32,8 @@ def inspect(
     name = re.fullmatch(r"(\d{20})\.log.*", file.name)
     if name is None:
         raise InvalidSetting(f"{file}: is not named like a segment", hint="want 00000000000000000000.log")
+    if file.is_dir():
+        raise InvalidSetting(f"{file}: is a directory", hint="want a segment in it: 00000000000000000000.log")
     rows: list[dict[str, Any]] = []
     shown = 0
     damaged = False

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from klamm import __version__
 from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
+from klamm.cli.hints import hint_of
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
@@ -117,7 +118,18 @@ def klamm(
 
 def main() -> None:
     """The entry point."""
+    _open_closed()
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed() -> None:
+    """Who closed our stdin, stdout or stderr gets no file of a store in its place, and is not read or told anything."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -132,11 +144,9 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         return _complain("interrupted", None, FAILED)
     except InvalidSetting as error:
-        return _complain(error.message, error.hint, MISUSED)
-    except CorruptBatch as error:
-        return _complain(error.message, "klamm check tells all of it; klamm check --repair puts it right", DAMAGED)
+        return _complain(error.message, hint_of(error), MISUSED)
     except KlammError as error:
-        return _complain(error.message, _HINTS.get(error.hint or "", error.hint), FAILED)
+        return _complain(error.message, hint_of(error), DAMAGED if isinstance(error, CorruptBatch) else FAILED)
     except MemoryError:
         return _complain("there is not enough memory", None, FAILED)
     except OSError as error:
@@ -148,15 +158,6 @@ def run(arguments: Sequence[str]) -> int:
         what = f"{type(error).__name__}: {error}"
         return _complain(what, "this should not have happened; KLAMM_TRACEBACK=1 shows where it did", FAILED)
     return code if isinstance(code, int) else FINE
-
-
-# For those who type commands, where an error's own hint is for those who write Python.
-_HINTS = {
-    "create_topic makes one": "klamm topic list shows those that are there",
-    "a group begins with the first member that joins": "klamm group list shows those that are there",
-    "name the topics, to give a new one offsets": "name its topics (klamm group reset -t), to give a new one offsets",
-    "exist_ok=True leaves it as it is": "klamm topic show tells what it is, klamm topic set changes it",
-}
 
 
 def _complain(what: str, hint: str | None, code: int) -> int:

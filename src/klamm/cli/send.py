@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.cli.output import count_of, fact, is_terminal
+from klamm.cli.output import count_of, fact, is_terminal, progress
 from klamm.cli.records import parse_headers
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened
 from klamm.client.plain import PlainRecord, from_json
@@ -19,6 +20,7 @@ from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
 
 if TYPE_CHECKING:
     from klamm.api import Store
+    from klamm.batch import Delivery
 
 __all__ = ["provide", "send", "send_all"]
 
@@ -87,8 +89,8 @@ def send(
 
 
 def _send(store: str | None, topic: str, given: Iterator[PlainRecord], *, create: bool, durable: bool) -> None:
-    with provide(store, topic, create=create, command="send") as events:
-        sent = send_all(events, topic, given, durable=durable)
+    with provide(store, topic, create=create, command="send") as events, progress("sending") as tick:
+        sent = send_all(events, topic, given, durable=durable, tick=lambda sent: tick(sent, None))
     if is_terminal():
         typer.echo(f"{count_of(sent, 'record')} to {topic}", err=True)
     else:
@@ -123,20 +125,26 @@ def send_all(
     durable: bool = True,
     tick: Callable[[int], object] | None = None,
 ) -> int:
-    """Send them: how many. What cannot be sent is said with how many were before it."""
-    sent = 0
+    """Send them: how many. What goes wrong is said with how many are in the topic."""
+    waiting: deque[Delivery] = deque()
+    sent = arrived = 0
     try:
         with store.producer(acks="all" if durable else 1) as producer:
             for each in given:
-                each.send(producer, topic)
+                waiting.append(each.send(producer, topic))
                 sent += 1
+                while waiting[0].done and len(waiting) > 1:
+                    arrived += waiting.popleft().error is None
                 if tick is not None and sent % 1000 == 0:
                     tick(sent)
-    except KlammError as error:
+    except (KlammError, KeyboardInterrupt) as error:
+        failed = error if isinstance(error, KlammError) else KlammError("interrupted")
+        arrived += sum(each.done and each.error is None for each in waiting)
         if sent:
-            before = f"{count_of(sent, 'record')} before it {'was' if sent == 1 else 'were'} sent"
-            error.hint = f"{error.hint}; {before}" if error.hint else before
-        raise
+            which = " before it" if arrived == sent else f" of {sent:,}"
+            told = f"{count_of(arrived, 'record')}{which} {'was' if arrived == 1 else 'were'} sent"
+            failed.hint = f"{failed.hint}; {told}" if failed.hint else told
+        raise failed from None
     return sent
 
 

@@ -1,4 +1,4 @@
-"""`klamm sql`: DuckDB over topics. One query, a file of them, or a prompt.
+"""`klamm sql`: DuckDB over topics. A query, several with semicolons between them, or a prompt.
 
 orders           a topic: key, value, topic, partition, offset, timestamp, timestampType, headers
 "my-topic"       one whose name is no word of SQL; two whose names differ by case alone are refused
@@ -9,24 +9,23 @@ text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '
 from __future__ import annotations
 
 import math
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import facts, is_terminal
+from klamm.cli.database import Database
+from klamm.cli.hints import hint_of
+from klamm.cli.output import facts, is_terminal, progress
 from klamm.cli.stores import StoreOption, opened
 from klamm.client.plain import plain_bytes
-from klamm.errors import InvalidSetting, KlammError
-from klamm.store.names import nearest
+from klamm.errors import KlammError
 
 if TYPE_CHECKING:
     from klamm.api import Store
 
-__all__ = ["asked", "connect", "names_of", "plain", "sql"]
+__all__ = ["names_of", "plain", "sql"]
 
 _ROWS = 1000  # fetched at a time
 _SHOWN = 200  # in one table on a terminal; a pipe gets all
@@ -37,74 +36,11 @@ def sql(
     store: StoreOption = None,
 ) -> None:
     """Ask topics in SQL (DuckDB)."""
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         if query is None and sys.stdin.isatty():
-            _prompt(connect(events), events)
+            _prompt(Database(events, whole=True), events)
             return
-        wanted = sys.stdin.read() if query is None else query
-        _answer(connect(events, wanted), wanted, events.topics())
-
-
-def connect(store: Store, query: str | None = None) -> Any:
-    """A connection to DuckDB in which topics are tables: all, or those that a query may name."""
-    try:
-        import duckdb
-    except ImportError:
-        raise KlammError("duckdb is not installed", hint="pip install 'klamm[sql]'") from None
-    named = [name for name in store.topics() if query is None or name.lower() in query.lower()]
-    alike = [name for name in named if sum(name.lower() == other.lower() for other in named) > 1]
-    wanted = [name for name in alike if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", query or "", re.IGNORECASE)]
-    if wanted:
-        raise InvalidSetting(
-            f"sql: {' and '.join(wanted)} differ by case alone, and SQL does not tell them apart",
-            hint="ask in Python, which does: duckdb.sql on store.scan",
-        )
-    connection = duckdb.connect()
-    connection.execute("create macro text(data) as try(decode(data))")
-    connection.execute("create schema latest")
-    for name in named:
-        if name not in alike:
-            _register(connection, store, name)
-    return connection
-
-
-def _register(connection: Any, store: Store, name: str) -> None:
-    quoted = f'"{name}"'  # no name of a topic has a quote in it
-    connection.register(name, store.scan(name))
-    # The highest offset of a key counts, as in compaction; a key in two partitions (some were added) goes by time.
-    connection.execute(
-        f"create or replace view latest.{quoted} as select * from (select * from (select * from {quoted} "
-        'where key is not null qualify row_number() over (partition by key, "partition" order by "offset" desc) = 1) '
-        "qualify row_number() over (partition by key order by timestamp desc) = 1) where value is not null"
-    )
-
-
-@contextmanager
-def asked(ask: Callable[[str], Any], query: str, topics: Sequence[str]) -> Iterator[Any]:
-    """What DuckDB finds, by its `execute` or `sql`. What it has to say against the query is an error of ours."""
-    import duckdb
-
-    if not query.strip().strip(";"):
-        raise InvalidSetting("sql: there is no query", hint="want one, or stdin with one: klamm sql 'select …'")
-    try:
-        yield ask(query)
-    except duckdb.Error as error:
-        raise _refused(str(error), topics) from None
-
-
-def _refused(told: str, topics: Sequence[str]) -> KlammError:
-    """What DuckDB said, in one line: it points at the place with a line of its own, and knows nothing of topics."""
-    if "pytz" in told:
-        return KlammError("sql: pytz is not installed, and DuckDB wants it for times", hint="pip install 'klamm[sql]'")
-    said = " ".join(told.partition("LINE ")[0].split("Did you mean")[0].split())
-    missing = re.search(r"Table with name (\S+) does not exist", said)
-    if missing is not None:
-        there = ", ".join(topics[:10]) or "none"
-        return InvalidSetting(
-            f"sql: there is no topic {missing[1]!r}", hint=nearest(missing[1], topics) or f"there are: {there}"
-        )
-    quotes = 'words of SQL, and names that are more than letters, go in double quotes: "offset", "my-topic"'
-    return InvalidSetting(f"sql: {said}", hint=quotes if said.startswith(("Parser", "Binder")) else None)
+        _answer(Database(events), sys.stdin.read() if query is None else query)
 
 
 def names_of(found: Any) -> list[str]:
@@ -118,22 +54,32 @@ def names_of(found: Any) -> list[str]:
     return names
 
 
-def _answer(connection: Any, query: str, topics: Sequence[str]) -> None:
-    with asked(connection.execute, query, topics) as found:
-        names = names_of(found)
-        first = True
-        while rows := found.fetchmany(_SHOWN + 1 if is_terminal() else _ROWS):
-            told = [dict(zip(names, map(plain, row), strict=True)) for row in rows]
-            first = False
-            if not is_terminal():
-                facts(told)
-                continue
-            facts(told[:_SHOWN], spoken=False)
-            if len(told) > _SHOWN:
+def _answer(database: Database, query: str) -> None:
+    """The rows of each query; of what is no query, only the last is told how it went."""
+    from duckdb import StatementType
+
+    statements = database.ask(query, lambda connection: connection.extract_statements(query))
+    for statement in statements:
+        told = statement is statements[-1] or statement.type == StatementType.SELECT
+        with progress("reading") as tick:
+            rows = database.ask(query, partial(_rows, database, statement, told), tick)
+        if told and is_terminal():  # behind the bar
+            facts(rows[:_SHOWN], empty="no rows", spoken=False)
+            if len(rows) > _SHOWN:
                 typer.echo(f"… and more: only {_SHOWN} rows are shown on a terminal; a pipe gets all", err=True)
-            return
-        if first and is_terminal():
-            facts([], empty="no rows")
+
+
+def _rows(database: Database, statement: Any, told: bool, connection: Any) -> list[dict[str, Any]]:
+    """Those that a terminal shows; into a pipe all are printed."""
+    found = connection.execute(statement)
+    names = names_of(found)
+    while some := found.fetchmany(_SHOWN + 1 if is_terminal() else _ROWS):
+        rows = [dict(zip(names, map(plain, row), strict=True)) for row in some]
+        if is_terminal() or not told:
+            return rows
+        facts(rows)
+        database.go_on()
+    return []
 
 
 def plain(value: Any) -> Any:
@@ -151,7 +97,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
-def _prompt(connection: Any, store: Store) -> None:
+def _prompt(database: Database, store: Store) -> None:
     import contextlib
 
     with contextlib.suppress(ImportError):
@@ -168,7 +114,7 @@ def _prompt(connection: Any, store: Store) -> None:
                 return
             elif query.rstrip().endswith(";"):
                 asking, query = query, ""
-                _answer(connection, asking, store.topics())
+                _answer(database, asking)
         except EOFError:
             typer.echo("", err=True)
             return
@@ -176,4 +122,5 @@ def _prompt(connection: Any, store: Store) -> None:
             typer.echo("", err=True)
             query = ""
         except KlammError as error:
-            typer.echo(f"klamm: {error}", err=True)
+            hint = hint_of(error)
+            typer.echo(f"klamm: {error.message}" + (f" ({hint})" if hint else ""), err=True)

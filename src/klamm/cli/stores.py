@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.errors import KlammError, NotAStore
+from klamm.errors import KlammError, NotAStore, ReadOnly
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -90,10 +90,16 @@ def found_path(given: str | None) -> str:
 
 
 @contextmanager
-def opened(given: str | None, *, create: bool = False, read_only: bool = False) -> Iterator[Store]:
-    """The store. It is made only by commands that make things."""
+def opened(given: str | None, *, create: bool = False, looks: bool = False, read_only: bool = False) -> Iterator[Store]:
+    """The store. It is made only by commands that make things; those that only look need no right to write it."""
     import klamm
 
     path = path_of(given) if create else found_path(given)
-    with klamm.open(path, create=create, read_only=read_only) as store:
+    try:
+        store = klamm.open(path, create=create, read_only=read_only)
+    except ReadOnly:
+        if not looks:
+            raise
+        store = klamm.open(path, read_only=True)
+    with store:
         yield store

@@ -78,7 +78,7 @@ def tail(
     show = _shown(form)
     wanted = Filter(key=key, grep=grep, headers=header or (), where=where or ())
     moment_since = None if since is None else parse_time(since, "--since")
-    with opened(store) as events:
+    with opened(store, looks=group is None) as events:
         chosen = _chosen(events, topic, partition)
         if group is not None:
             if partition:

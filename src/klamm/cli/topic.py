@@ -54,7 +54,7 @@ def create(
 @app.command("list")
 def list_topics(store: StoreOption = None) -> None:
     """All topics."""
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         facts([_row(events.topic(name)) for name in events.topics()], empty="no topics yet: klamm topic create NAME")
 
 
@@ -71,7 +71,7 @@ def _row(topic: TopicInfo) -> dict[str, Any]:
 @app.command()
 def show(topic: TopicArgument, store: StoreOption = None) -> None:
     """A topic: its partitions, and what was set."""
-    with opened(store) as events:
+    with opened(store, looks=True) as events:
         found = events.topic(topic)
         rows = [
             {

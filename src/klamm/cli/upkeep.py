@@ -67,7 +67,9 @@ def check(
     )
     if not report.ok:
         what = count_of(sum(each.repaired is None for each in report.breaches), "broken promise")
-        hint = "a backup may have what is gone" if repair else f"klamm check --repair {where}, after a backup"
+        hint = (
+            "a backup may have what is gone" if repair else f"keep a copy, by cp -r; then klamm check --repair {where}"
+        )
         typer.echo(f"klamm: {where}: {what} ({hint})", err=True)
         raise typer.Exit(DAMAGED)
 

@@ -19,6 +19,7 @@ from klamm.client.options import to_ms
 from klamm.errors import InvalidRecord
 
 if TYPE_CHECKING:
+    from klamm.batch import Delivery
     from klamm.client.producer import Producer
 
 __all__ = ["PlainRecord", "as_plain", "bytes_of", "from_json", "from_plain", "plain_bytes"]
@@ -36,8 +37,8 @@ class PlainRecord(NamedTuple):
     timestamp: int | None = None
     topic: str | None = None  # where it was
 
-    def send(self, producer: Producer, topic: str) -> None:
-        producer.send(
+    def send(self, producer: Producer, topic: str) -> Delivery:
+        return producer.send(
             topic,
             self.value,
             key=self.key,
