@@ -110,6 +110,17 @@ def test_what_a_store_exports_seeds_another(store: klamm.Store, tmp_path: Path) 
         ("a.jsonl", '{"value": 1}\n{', InvalidRecord, "line 2: is not JSON"),
         ("a.txt", "", InvalidSetting, "YAML or JSON lines"),
         ("a.yaml", "there: {partitions: 2}", InvalidSetting, "there: is there already"),
+        ("a.yaml", "orders: [a, {value: b, partition: -1}]", InvalidRecord, "record 1: there is no partition -1"),
+        ("a.yaml", "orders: {partitions: 2, records: [{value: a, partition: 2}]}", InvalidRecord, "no partition 2; it"),
+        (
+            "a.yaml",
+            "orders: [a]\nthere: [{value: a, partition: 1}]",
+            InvalidRecord,
+            "there: record 0: there is no part",
+        ),
+        ("a.yaml", "a: [x]\nb: {settings: {cleanup.policy: compact}, records: [x]}", InvalidRecord, "0: has no key"),
+        ("a.yaml", "orders: [a]\nb: {settings: {clenup.policy: compact}}", InvalidSetting, "b: clenup.policy"),
+        ("a.yaml", "orders: [a]\nor/ders: [b]", klamm.InvalidTopic, "or/ders"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_whole(

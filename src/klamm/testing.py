@@ -28,9 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.client.plain import PlainRecord, bytes_of, from_json, from_plain
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError, ReadOnly
+from klamm.store.names import validate
+from klamm.store.settings import Settings
 
 if TYPE_CHECKING:
     from klamm.api import Store
+    from klamm.types import TopicInfo
 
 __all__ = ["advance", "now", "seed"]
 
@@ -76,6 +79,12 @@ class _Topic:
     settings: Mapping[str, Any] = field(default_factory=dict)
     records: list[PlainRecord] = field(default_factory=list)
 
+    @property
+    def count(self) -> int:
+        """Its partitions, or as many as its records name."""
+        named = max((record.partition for record in self.records if record.partition is not None), default=0) + 1
+        return named if self.partitions is None else self.partitions
+
 
 def seed(store: Store, path: str | Path, *, topic: str | None = None) -> dict[str, int]:
     """Append the records of a file, YAML or JSON lines: how many by topic. Nothing, if the file cannot be read.
@@ -86,19 +95,32 @@ def seed(store: Store, path: str | Path, *, topic: str | None = None) -> dict[st
     found = _read(path, topic)
     known = store.topics()
     for name, each in found.items():
-        named = max((record.partition for record in each.records if record.partition is not None), default=0) + 1
-        if name not in known:
-            store.create_topic(name, each.partitions or named, each.settings)
-        elif each.partitions is not None or each.settings:
+        if name in known and (each.partitions is not None or each.settings):
             raise InvalidSetting(
                 f"{path}: {name}: is there already",
                 hint="leave out partitions and settings, or do not create it before",
             )
+        _check(each, store.topic(name) if name in known else None, f"{path}: {name}")
+        validate(name)
+    for name, each in found.items():
+        if name not in known:
+            store.create_topic(name, each.count, each.settings)
     with store.producer() as producer:
         for name, each in found.items():
             for record in each.records:
                 record.send(producer, name)
     return {name: len(each.records) for name, each in found.items()}
+
+
+def _check(told: _Topic, there: TopicInfo | None, where: str) -> None:
+    """What the topic would not take is told before anything is done."""
+    settings = Settings.of(told.settings if there is None else there.settings, where=where)
+    count = told.count if there is None else len(there.partitions)
+    for number, record in enumerate(told.records):
+        if record.partition is not None and not 0 <= record.partition < count:
+            raise InvalidRecord(f"{where}: record {number}: there is no partition {record.partition}; it has {count}")
+        if record.key is None and "compact" in settings.cleanup_policy:
+            raise InvalidRecord(f"{where}: record {number}: has no key, and the topic is compacted")
 
 
 def _read(path: Path, topic: str | None) -> dict[str, _Topic]:
