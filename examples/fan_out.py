@@ -52,5 +52,7 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         main(sys.argv[1])
-    else:
+    elif len(sys.argv) == 4:
         service(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    else:
+        sys.exit(__doc__)

@@ -26,4 +26,6 @@ def main(path: str, name: str = "reader") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -19,6 +19,13 @@ def run(name: str, *arguments: str | Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "tour.py"))
+def test_without_a_directory_an_example_says_how_it_is_called(name: str) -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1 and f"python examples/{name} events/" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_reading_again_gives_the_same(tmp_path: Path) -> None:
     _, first, second = run("read_again.py", tmp_path / "events")
     assert "the sum of all n is 4,999,950,000" in first and "the sum of all n is 4,999,950,000" in second
