@@ -443,11 +443,12 @@ class Store(GroupAdmin):
         *,
         limit: int | None = None,
         where: Callable[[DeadLetter], bool] | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> int:
         """Put dead letters back to where they came from, or to the topic `to`, each once: how many."""
         from klamm.client.dead_letters import redrive
 
-        return redrive(self._acquired(), topic, to, limit=limit, where=where)
+        return redrive(self._acquired(), topic, to, limit=limit, where=where, progress=progress)
 
     def scan(
         self,

@@ -166,7 +166,7 @@ class RecordTooLarge(LogError):
 
 
 class InvalidRecord(LogError):
-    """A record that the topic does not take: without a key, and the topic is compacted."""
+    """A record that the topic does not take: without a key, if it is compacted. Or no record at all, in a file."""
 
 
 class OutOfOrderSequence(LogError):

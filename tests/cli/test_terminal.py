@@ -220,6 +220,8 @@ class _Screen(io.StringIO):
         (["export", "users", "-o", "users.parquet"], "exporting"),
         (["import", "users", "in.jsonl"], "importing"),
         (["tail", "users", "--key", "nobody"], "searching"),
+        (["tail", "users", "--since", "1h"], "reading"),
+        (["dlq", "redrive", "jobs.dlq", "--yes"], "redriving"),
         (["send", "users", "--json"], "sending"),
         (["sql", "select count(*) from users"], "reading"),
         (["export", "--sql", "select * from users", "-o", "users.csv"], "exporting"),
@@ -231,6 +233,10 @@ def test_whatever_may_take_long_has_a_bar(
 ) -> None:
     store.create_topic("users", 1, {"cleanup.policy": "compact"})
     store.append_many("users", [(b"k%d" % (n % 7), b"v" * 100) for n in range(3000)])
+    store.create_topic("jobs")
+    store.append_many("jobs", [b"job"] * 5)
+    with store.consumer("jobs", group="workers", wait_ms=0) as jobs:
+        jobs.run(lambda record: 1 // 0, workers=1, retries=0, on_error="dead-letter")
     Path("in.jsonl").write_text('{"key": "k", "value": "v"}\n' * 2000)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("in.jsonl").read_bytes())))
     monkeypatch.setattr(output, "_PATIENCE_S", 0)

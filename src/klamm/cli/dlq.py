@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
+from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progress
 from klamm.cli.records import text
 from klamm.cli.stores import StoreOption, opened, some_topics
 from klamm.client.plain import plain_bytes
@@ -86,5 +86,7 @@ def redrive(
         many = len(waiting) if limit is None else min(limit, len(waiting))
         where = f"to {to}" if to else "to where they came from"
         confirm(f"{count_of(many, 'dead letter')} of {topic} would go back {where}", yes=yes)
-        done = events.redrive(topic, to, limit=limit, where=lambda letter: error in (None, letter.error))
+        with progress("redriving", "letters") as tick:
+            fitting = (lambda letter: letter.error == error) if error is not None else None
+            done = events.redrive(topic, to, limit=limit, where=fitting, progress=tick)
         fact({"topic": topic, "redriven": done})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from klamm.cli.output import is_terminal, moment, progress, styled, write
+from klamm.cli.output import Tick, is_terminal, moment, progress, styled, write
 from klamm.cli.records import Filter, Format, parse_time, text
 from klamm.cli.stores import StoreOption, TopicArgument, opened, some_groups
 from klamm.client.plain import as_plain
@@ -91,8 +91,8 @@ def tail(
         else:
             source = _last(events, topic, chosen, 10 if n is None else n, wanted, follow)
         try:
-            with source as (batches, commit):
-                printed = _print(batches, commit, show, wanted, count)
+            with source as (batches, commit), progress("reading", printing=True) as tick:
+                printed = _print(batches, commit, show, wanted, count, tick if not follow else None)
             if not printed and not follow and is_terminal():
                 typer.echo("no records", err=True)
         except KeyboardInterrupt:
@@ -109,10 +109,13 @@ def _print(
     show: Callable[[Record], bytes],
     wanted: Filter,
     count: int | None,
+    tick: Tick | None,
 ) -> int:
     """How many."""
-    printed = 0
+    printed = read = 0
     for batch in batches:
+        if tick is not None:
+            tick(read := read + len(batch), None)
         for record in filter(wanted, batch):
             write(show(record))
             printed += 1

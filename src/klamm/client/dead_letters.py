@@ -192,13 +192,16 @@ def redrive(
     *,
     limit: int | None = None,
     where: Callable[[DeadLetter], bool] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> int:
-    """Put letters back to where they came from, or to the topic `to`: how many."""
+    """Put letters back to where they came from, or to the topic `to`: how many. `progress` is told of how many."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
         raise TypeError(f"limit is an int, not {type(limit).__name__}")
     if limit is not None and limit < 0:
         raise InvalidSetting(f"limit: {limit} is negative")
-    letters = iter([each for each in dead_letters(core, topic) if where is None or where(each)])
+    found = [each for each in dead_letters(core, topic) if where is None or where(each)]
+    letters = iter(found)
+    total = len(found) if limit is None else min(limit, len(found))
     known: set[tuple[int, int]] = set()
     count = 0
     pool = Pool(core, ())
@@ -212,6 +215,8 @@ def redrive(
                     for letter in fresh:
                         _put_back(core, transaction, letter, to)
                 count += len(fresh)
+                if progress is not None:
+                    progress(count, total)
     finally:
         pool.close()
     return count
