@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 import klamm
+from klamm.cli.database import Database
 from tests.cli.conftest import Cli
 
 pytest.importorskip("duckdb")
@@ -112,6 +116,23 @@ def test_every_query_of_several_is_answered(cli: Cli, topics: klamm.Store) -> No
 
 def test_topics_are_listed_as_tables(cli: Cli, topics: klamm.Store) -> None:
     assert [row["name"] for row in cli("sql", "show tables").rows] == sorted(topics.topics())
+
+
+@pytest.mark.parametrize("delay_ms", [0, 2, 10, 50, 500])
+def test_ctrl_c_ends_a_query_whenever_it_comes_and_the_next_one_is_answered(topics: klamm.Store, delay_ms: int) -> None:
+    database = Database(topics, whole=True)
+    for_hours = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b, orders"
+    ctrl_c = threading.Timer(delay_ms / 1000, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    def ask() -> None:
+        ctrl_c.start()
+        database.ask(for_hours, lambda connection: connection.execute(for_hours).fetchall())
+
+    with pytest.raises(KeyboardInterrupt):
+        ask()
+    ctrl_c.join()
+    count = "select count(*) from orders"
+    assert database.ask(count, lambda connection: connection.execute(count).fetchall()) == [(3,)]
 
 
 def test_a_query_comes_from_stdin(cli: Cli, topics: klamm.Store) -> None:

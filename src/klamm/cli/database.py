@@ -1,14 +1,18 @@
 """DuckDB over topics: what `klamm sql` and `klamm export --sql` ask.
 
-A query runs in a thread of its own: Ctrl-C is then never raised within what DuckDB calls, where it would be an error
-of the topic's stream, or be lost. The thread is told to stop, and heard out.
+A query runs in a thread of its own, and Ctrl-C raises nothing meanwhile: within what DuckDB calls, it would be an error
+of the topic's stream, or be lost. The thread is told to stop, again and again, and heard out.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.cli.output import Tick
@@ -27,6 +31,17 @@ _NAG_S = 0.05  # DuckDB forgets an interrupt that comes before its query has beg
 
 class _Stopped(Exception):
     """Ctrl-C, in the thread of a query."""
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Event]:
+    """Set when Ctrl-C is pressed, which raises nothing meanwhile."""
+    pressed = Event()
+    heard = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 class Database:
@@ -50,26 +65,31 @@ class Database:
 
         if not query.strip().strip(";"):
             raise InvalidSetting("sql: there is no query", hint="want one, or stdin with one: klamm sql 'select …'")
-        self._register(query)
         self._reading.begin(tick)
         try:
-            return self._in_a_thread(work)
+            return self._in_a_thread(partial(self._work, query, work))
         except duckdb.Error as error:
             if self._reading.damage:
                 raise self._reading.damage.pop().with_traceback(None) from None  # which holds what holds DuckDB
             raise _refused(str(error), self._store.topics()) from None
 
-    def _in_a_thread(self, work: Callable[[Any], T]) -> T:
-        with ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(work, self._connection)
-            try:
-                return coming.result()
-            except KeyboardInterrupt:
-                self._reading.stopped = True
-                while not coming.done():
-                    self._connection.interrupt()
-                    wait([coming], _NAG_S)
-                raise
+    def _work(self, query: str, work: Callable[[Any], T]) -> T:
+        self._register(query)
+        return work(self._connection)
+
+    def _in_a_thread(self, work: Callable[[], T]) -> T:
+        import duckdb
+
+        with _ctrl_c() as pressed, ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(work)
+            while not wait([coming], _NAG_S).done:
+                if pressed.is_set():
+                    self._reading.stopped = True
+                    with suppress(duckdb.Error):  # it may be too busy to hear
+                        self._connection.interrupt()
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        return coming.result()
 
     def go_on(self) -> None:
         """Called by `work` now and then: raises if nobody waits for it any more."""
