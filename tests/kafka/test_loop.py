@@ -13,15 +13,27 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.frames import read_response
-from klamm.kafka.wire.messages import API_VERSIONS, CREATE_TOPICS, METADATA, OFFSET_COMMIT, PRODUCE
+from klamm.kafka.wire.messages import (
+    API_VERSIONS,
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DELETE_TOPICS,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FOR_LEADER_EPOCH,
+    PRODUCE,
+)
 from klamm.log import head
 from klamm.store.directory import Core, acquire, release
 from tests.kafka.asking import altered, fetch, offsets, produce, producing, sealed, values
@@ -142,22 +154,22 @@ def test_a_client_that_leaves_while_its_batch_waits(server: Served, raw: Raw) ->
     assert server.call(lambda: server.server.listener.budget.used) == 0
 
 
+def stop_before_recovery(path: str) -> None:
+    """In a process of its own: stopped while it holds the append byte of a partition that needs recovery."""
+    with opened(path) as core:
+        core.create_topic("other", 2, {})
+        log = core.topic("other").partition(0).log
+        log.lock()
+        log.set_flags(head.NEEDS_RECOVERY)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        log.clear_flags(head.NEEDS_RECOVERY)
+        log.unlock()
+
+
 def test_a_recovery_that_waits_keeps_only_its_partition_waiting(server: Served, raw: Raw) -> None:
     """A partition that nobody here has opened, needs recovery, and whose append byte a stopped process holds."""
-    path = server.broker.core.path
-
-    def stop() -> None:
-        with opened(path) as core:
-            core.create_topic("other", 2, {})
-            log = core.topic("other").partition(0).log
-            log.lock()
-            log.set_flags(head.NEEDS_RECOVERY)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            log.clear_flags(head.NEEDS_RECOVERY)
-            log.unlock()
-
     with children() as start:
-        child = start(stop)
+        child = start(lambda: stop_before_recovery(server.broker.core.path))
         assert child.stopped()
         assert raw.ask(API_VERSIONS, 0).error_code == 0  # and the catalog is read
         with server.dial() as blocked, server.dial() as new:
@@ -171,6 +183,62 @@ def test_a_recovery_that_waits_keeps_only_its_partition_waiting(server: Served, 
             finally:
                 child.go_on()
             assert produced(blocked)[0] == 0
+
+
+def listing(topic: str, timestamp: int) -> dict[str, Any]:
+    partition = LIST_OFFSETS.request.Partition(partition_index=0, timestamp=timestamp)
+    return {"replica_id": -1, "topics": [LIST_OFFSETS.request.Topic(name=topic, partitions=[partition])]}
+
+
+def of_an_epoch(topic: str) -> dict[str, Any]:
+    request = OFFSET_FOR_LEADER_EPOCH.request
+    partition = request.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
+    return {"replica_id": -1, "topics": [request.Topic(topic=topic, partitions=[partition])]}
+
+
+def deleting(topic: str) -> dict[str, Any]:
+    partition = DELETE_RECORDS.request.Partition(partition_index=0, offset=-1)
+    topics = [DELETE_RECORDS.request.Topic(name=topic, partitions=[partition])]
+    return {"topics": topics, "timeout_ms": 60_000}
+
+
+def creating(topic: str) -> dict[str, Any]:
+    topics = [CREATE_TOPICS.request.Topic(name=topic, num_partitions=1, replication_factor=1)]
+    return {"topics": topics, "timeout_ms": 60_000}
+
+
+STUCK: dict[str, tuple[Callable[[str], None], Api, int, dict[str, Any]]] = {
+    "ends of a log": (stop_before_recovery, LIST_OFFSETS, 7, listing("other", -1)),
+    "by time": (stop_before_recovery, LIST_OFFSETS, 7, listing("other", 0)),
+    "epochs": (stop_before_recovery, OFFSET_FOR_LEADER_EPOCH, 3, of_an_epoch("other")),
+    "deletions": (stop_in_append, DELETE_RECORDS, 2, deleting("orders")),
+    "the whole topic": (stop_before_recovery, DELETE_TOPICS, 5, {"topic_names": ["other"], "timeout_ms": 60_000}),
+}
+
+
+@pytest.mark.parametrize("what", STUCK)
+def test_those_who_wait_for_a_stopped_process_take_no_thread_from_the_others(
+    server: Served, raw: Raw, what: str
+) -> None:
+    stop, api, version, fields = STUCK[what]
+    with children() as start, ExitStack() as dialled:
+        child = start(lambda: stop(server.broker.core.path))
+        assert child.stopped()
+        blocked = [dialled.enter_context(server.dial()) for _ in range(8)]
+        for each in blocked:
+            each.send(api, version, **fields)
+        try:
+            until(lambda: len(server.broker.lanes) == 1, "they wait")
+            (made,) = raw.ask(CREATE_TOPICS, 7, **creating("new")).topics
+            assert made.error_code == 0
+            (found,) = raw.ask(LIST_OFFSETS, 7, **listing("orders", 0)).topics
+            assert (found.partitions[0].error_code, found.partitions[0].offset) == (0, 0)
+            assert produce(raw, "new", sealed(1), acks=-1).error_code == 0
+            assert all(is_unanswered(each) for each in blocked)
+        finally:
+            child.go_on()
+        for each in blocked:
+            each.receive()
 
 
 # ---- SQLite

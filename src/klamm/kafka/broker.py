@@ -78,6 +78,10 @@ class Broker:
         """In a thread: what takes long."""
         return self.pools.administer(function, *args)
 
+    def delete(self, what: object, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In a thread of its own: whoever deletes waits for whoever appends there, and that may be for long."""
+        return self.lanes.run(("delete", what), partial(function, *args))
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """A task of its own."""
         task = self.loop.create_task(work)

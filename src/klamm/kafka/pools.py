@@ -2,10 +2,11 @@
 
 read          reads of SQLite and of cold files                  a few, in any order
 write         short writes of SQLite                             one, in the order they were asked for
-administer    what takes long: create, delete, alter, compact    a few
+administer    what takes long: create, alter, compact            a few
 
 A lane is a thread for one partition, as long as there is something to do that may block: its appends, in order, when
-somebody holds the append byte. So a stopped process makes those wait who want the same partition, and nobody else.
+somebody holds the append byte; to open it; to delete from it. So a stopped process makes those wait who want the same
+partition, and nobody else.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@
 A look-up by time sees the log as it lies, markers and aborted records included, but nothing at or beyond "latest". What
 is not found is offset -1. The time-out of version 10 is for logs in remote storage, of which there are none.
 
-Beginning and end of an open partition are answered on the loop. For the rest a thread reads.
+Beginning and end of an open partition are answered on the loop. For the rest a thread reads; a partition that has to be
+opened first is opened in its lane, for that may wait for whoever appends there.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from klamm.kafka.wire.structs import Struct
     from klamm.log.lookup import Found
     from klamm.log.partition import Partition
-    from klamm.store.directory import OpenTopic
 
 __all__ = ["HANDLERS"]
 
@@ -119,15 +119,15 @@ async def _finish(broker: Broker, answer: Struct, slow: list[tuple[str, Struct, 
         try:
             if found is None:
                 raise _unknown(name, wanted.partition_index)
-            await broker.read(_fill, found, wanted, place, committed)
+            partition = await broker.opened(found, wanted.partition_index)
+            await broker.read(_fill, partition, wanted, place, committed)
         except (Refusal, KlammError) as error:
             place.error_code, _ = told(error)
     return answer
 
 
-def _fill(opened: OpenTopic, wanted: Struct, place: Struct, committed: bool) -> None:
+def _fill(partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
     """In a thread."""
-    partition = opened.partition(wanted.partition_index)
     partition.epochs()  # from now on they are known
     try:
         _fill_at_once(partition, wanted, place, committed)
@@ -160,16 +160,16 @@ async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
                 place.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             try:
-                place.leader_epoch, place.end_offset = await broker.read(_end_of_epoch, found, wanted)
+                partition = await broker.opened(found, wanted.partition)
+                place.leader_epoch, place.end_offset = await broker.read(_end_of_epoch, partition, wanted)
             except (Refusal, KlammError) as error:
                 place.error_code, _ = told(error)
         answer.topics.append(response.Topic(topic=topic.topic, partitions=partitions))
     return answer
 
 
-def _end_of_epoch(opened: OpenTopic, wanted: Struct) -> tuple[int, int]:
+def _end_of_epoch(partition: Partition, wanted: Struct) -> tuple[int, int]:
     """In a thread: the largest epoch up to the one that is asked for, and where it ended; -1 and -1 if unknown."""
-    partition = opened.partition(wanted.partition)
     _check_epoch(partition, wanted.current_leader_epoch)
     ends = partition.ends()
     if not 0 <= wanted.leader_epoch <= ends.leader_epoch:

@@ -227,7 +227,7 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
             found = _to_delete(broker, name, uuid)
             name, uuid = found.name, broker.topics.uuid(found)
             _check_time(broker, call)
-            await broker.administer(delete_topic, broker.core, name, found.topic.id)
+            await broker.delete(found.topic.id, delete_topic, broker.core, name, found.topic.id)
         except (Refusal, KlammError) as error:
             code, message = told(error)
         answer.responses.append(response.Topic(name=name, topic_id=uuid, error_code=code, error_message=message))
@@ -279,7 +279,7 @@ async def _delete_records(broker: Broker, name: str, number: int, offset: int) -
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"{name}: its cleanup.policy does not let records be deleted")
     if offset == _END:
         offset = partition.ends().end
-    return await broker.administer(partition.delete_before, offset)
+    return await broker.delete(partition, partition.delete_before, offset)
 
 
 HANDLERS: tuple[Honoured, ...] = (
