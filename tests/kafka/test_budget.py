@@ -90,6 +90,19 @@ def test_who_waits_is_told_in_turn_and_no_more_than_can_go_on() -> None:
     assert told == [0, 1]
 
 
+def test_what_waits_for_its_turn_leaves_less_but_keeps_nobody_from_going_on() -> None:
+    budget = Budget(100)
+    budget.read_ahead(150)
+    assert budget.is_full
+    assert budget.take("a", 10, never), "one at a time may take more than there is"
+    told: list[str] = []
+    assert not budget.take("b", 10, lambda: told.append("b"))
+    budget.read_ahead(-30)
+    assert (told, budget.is_full) == ([], True)
+    budget.read_ahead(-40)
+    assert (told, budget.is_full) == (["b"], False)
+
+
 def test_who_is_gone_is_not_told() -> None:
     budget = Budget(10)
     assert budget.take("a", 20, never)
@@ -113,6 +126,8 @@ def test_whatever_comes_all_become_whole(data: st.DataObject) -> None:
         ready = [each for each in holders if not each.waits]
         assert ready, "all wait"
         one = chance.choice(ready)
+        if chance.random() < 0.1:
+            budget.read_ahead(chance.choice([-budget.ahead, 1, limit]))
         if one.is_whole or chance.random() < 0.01:
             holders.remove(one)
             one.leave()

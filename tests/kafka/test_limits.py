@@ -160,6 +160,32 @@ def test_clients_that_leave_while_they_wait_for_the_budget(tmp_path: Path) -> No
             assert produce(raw, "orders", sealed(1, padding=3 * MIB)).error_code == 0
 
 
+def test_what_is_sent_behind_a_request_that_waits_counts(tmp_path: Path) -> None:
+    limit, count, behind = MIB, 50, 150
+    with served(tmp_path / "events", queued_max_request_bytes=limit) as server, server.dial() as raw:
+        raw.create("orders")
+        raw.create("large", 1, max_message_bytes="10000000")
+        fields = fetching({("orders", 0): 0}, wait_ms=600_000)
+        asked = [b"".join(request_frame(FETCH, 12, 0, "x", FETCH.request(**fields)))]
+        more = API_VERSIONS.request()
+        asked += [b"".join(request_frame(API_VERSIONS, 0, n, "x" * 500, more)) for n in range(1, behind)]
+        listener = server.server.listener
+        with dialled(server, count) as clients:
+            for client in clients:
+                client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MIB)
+                client.send_bytes(b"".join(asked))
+            until(lambda: server.call(lambda: len(server.broker.parking)) == count, "all wait")
+            kept = server.call(lambda: sum(len(each._rest or b"") for each in listener.connections))
+            assert kept == server.call(lambda: listener.budget.ahead)
+            assert limit <= kept <= limit + len(listener.buffer) + count * 1024
+            assert produce(raw, "large", sealed(1, padding=3 * MIB)).error_code == 0, "nobody waits for them"
+            assert produce(raw, "orders", sealed(1)).error_code == 0
+            for client in clients:
+                assert [int.from_bytes(client.receive()[:4], "big") for _ in asked] == list(range(behind))
+        until(lambda: server.call(lambda: len(listener.connections)) == 1, "they are gone")
+        assert server.call(lambda: (listener.budget.used, listener.budget.ahead)) == (0, 0)
+
+
 def test_requests_that_are_stuck_count(tmp_path: Path) -> None:
     """Large ones for a partition whose append byte a stopped process holds: no more than the budget and one."""
     limit, size = 4 * MIB, MIB

@@ -1,9 +1,13 @@
-"""How many bytes of half-read requests there may be, of all connections together.
+"""How many bytes of requests there may be in memory, of all connections together.
 
 A connection asks before it makes room for more of a large request. If there is none it stops reading, and is told when
 to go on. One connection at a time may take more than there is, and only while no more than the limit is used: else
 connections that hold half a request each could wait for each other for ever. So it never is more than the limit and one
 request, but for what is charged: small requests that came whole, and have to stay.
+
+What was read behind a request that is still being handled is counted beside that (`ahead`). It leaves less to take, but
+keeps nobody from going on: a client may wait for its answer for minutes. While there is no room left (`is_full`),
+connections read little at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ class Budget:
         self._overdrawn: object | None = None
         self._waiting: deque[tuple[object, Callable[[], None]]] = deque()
         self.used = 0
+        self.ahead = 0
         self.most = 0
         """The most that was ever used at a time."""
 
@@ -29,9 +34,13 @@ class Budget:
         """How many wait."""
         return len(self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        return self.used + self.ahead >= self._limit
+
     def take(self, holder: object, size: int, told: Callable[[], None]) -> bool:
         """Whether `holder` has `size` bytes more now. If not, `told` is called once it is worth another try."""
-        if self.used + size > self._limit and self._overdrawn is not holder:
+        if self.used + self.ahead + size > self._limit and self._overdrawn is not holder:
             if self._overdrawn is not None or self.used > self._limit:
                 self._waiting.append((holder, told))
                 return False
@@ -50,8 +59,17 @@ class Budget:
         self.used -= size
         if holder is not None and self._overdrawn is holder:
             self._overdrawn = None
+        self._tell()
+
+    def read_ahead(self, size: int) -> None:
+        """Bytes that wait for their turn; less than 0: their turn has come."""
+        self.ahead += size
+        if size < 0:
+            self._tell()
+
+    def _tell(self) -> None:
         for _ in range(len(self._waiting)):
-            if self.used > self._limit or (self._overdrawn is not None and self.used == self._limit):
+            if self.used > self._limit or (self._overdrawn is not None and self.is_full):
                 break
             self._waiting.popleft()[1]()
 

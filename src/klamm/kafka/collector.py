@@ -72,8 +72,8 @@ _ROWS = [
     Row("klamm_request_errors", "counter", ("api", "error"), "Errors in answers, by Kafka's name of the error."),
     Row("klamm_fetch_waits", "counter", (), "Fetches that had to wait for records."),
     Row("klamm_parked_requests", "gauge", (), "Fetches that wait for records now."),
-    Row("klamm_queued_bytes", "gauge", (), "Memory for large requests that are being read now; bounded by"
-        " queued.max.request.bytes."),
+    Row("klamm_queued_bytes", "gauge", (), "Memory for requests that are being read now, or wait for their turn;"
+        " bounded by queued.max.request.bytes."),
     Row("klamm_groups", "gauge", ("state",), "Groups whose members are clients of this server, by Kafka's name of their"
         " state."),
     Row("klamm_group_members", "gauge", (), "Members of all these groups."),

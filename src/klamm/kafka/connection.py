@@ -6,7 +6,8 @@ So answers are in the order of the requests, and a client that asks faster than 
 Reading. All connections share one receive buffer, so one that has nothing to say costs no memory. Requests that are
 there whole are handled where they lie; the rest is kept: a large request in a buffer of its own, which grows as its
 bytes arrive (never by what its first four bytes promise), from a budget that all connections share. While there is
-something to do, nothing more is read.
+something to do, nothing more is read. What was read behind it already counts in the budget; when that is used up,
+little is read at a time.
 
 Writing. Small answers go in one send. Records that lie in files go by `sendfile`; if the socket is full, a piece is
 left to the transport, and the rest goes on when that is gone. So a slow reader holds a piece, and a place in a file.
@@ -37,6 +38,7 @@ __all__ = ["Connection"]
 _FIRST_ROOM = 16 * 1024  # of a request that has come in part: little, for a size is only a promise
 _GROWTH = 4  # then so many times what has come
 _AHEAD = 16 * 1024  # read of the next requests, while there is something to do
+_LITTLE = 1024  # read at a time, while there is no room for more
 _TURN = 64  # requests in a row, then the loop sees to others
 _PIECE = 16 * 1024  # of a file, when the socket is full: sent when there is room again, and the rest follows
 _MORE = getattr(socket, "MSG_MORE", 0)
@@ -118,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         frame, self._frame = self._frame, None
         self._drop_frame(frame)
         self._let_go()
-        self._rest = None
+        self._take_rest()
         self._out.clear()
         self._listener.gone(self)
 
@@ -164,6 +166,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._frame is not None:
             return self._frame[self._filled :]
         buffer = self._listener.buffer
+        if self._listener.budget.is_full:
+            return buffer[:_LITTLE]
         return buffer[:_AHEAD] if self.is_busy else buffer
 
     def buffer_updated(self, count: int) -> None:
@@ -179,11 +183,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         data = listener.buffer[:count]
         if self._rest is not None or self.is_busy:
-            self._rest = (self._rest or bytearray()) + data
+            self._put_rest(self._take_rest() + data)
             if self.is_busy:
                 self._hush()
                 return
-            data, self._rest = memoryview(self._rest), None
+            data = memoryview(self._take_rest())
         self._look_at(data)
 
     def _look_at(self, data: memoryview) -> None:
@@ -214,7 +218,18 @@ class Connection(asyncio.BufferedProtocol):
             self._malformed(error)
             return
         if position < end:
-            self._rest = bytearray(data[position:])
+            self._put_rest(bytearray(data[position:]))
+
+    def _put_rest(self, rest: bytearray) -> None:
+        self._rest = rest
+        self._listener.budget.read_ahead(len(rest))
+
+    def _take_rest(self) -> bytearray:
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return bytearray()
+        self._listener.budget.read_ahead(-len(rest))
+        return rest
 
     def _take_turn(self) -> None:
         self._yields = False
@@ -281,8 +296,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_busy or self.is_closed:
             return
         if self._rest is not None:
-            data, self._rest = memoryview(self._rest), None
-            self._look_at(data)
+            self._look_at(memoryview(self._take_rest()))
         if not self.is_busy and not self.is_closed and (self._frame is None or self._filled < len(self._frame)):
             self._unhush()
 

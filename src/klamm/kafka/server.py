@@ -152,7 +152,7 @@ class Server:
                 coordinator.tick(now_ms())
             self.broker.group_store.leave_doors()
             self.metrics.parked = len(self.broker.parking)
-            self.metrics.queued_bytes = self.listener.budget.used
+            self.metrics.queued_bytes = self.listener.budget.used + self.listener.budget.ahead
 
     async def _end_transactions(self) -> None:
         while True:
