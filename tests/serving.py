@@ -23,12 +23,15 @@ READY = re.compile(
 class Serving:
     """One `klamm serve`. What it writes goes to files, so that nobody has to read for it to go on."""
 
-    def __init__(self, path: Path, *options: str, where: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, *options: str, where: Path, environment: Mapping[str, str], open_files: int | None = None
+    ) -> None:
         where.mkdir(parents=True, exist_ok=True)
         self._out, self._err = where / "stdout", where / "stderr"
+        limited = () if open_files is None else ("prlimit", f"--nofile={open_files}:{open_files}")
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [KLAMM, "serve", path, *options],
+                [*limited, KLAMM, "serve", path, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -65,11 +68,14 @@ class Serving:
 
 
 @contextmanager
-def serving(path: Path, *options: str, where: Path | None = None, **environment: str) -> Iterator[Serving]:
+def serving(
+    path: Path, *options: str, where: Path | None = None, open_files: int | None = None, **environment: str
+) -> Iterator[Serving]:
     """A server that does not outlive the block; on a port that is free unless `options` say otherwise."""
     if "--kafka" not in options and "KLAMM_CONFIG" not in environment and "--config" not in options:
         options = ("--kafka", "0", *options)
-    server = Serving(path, *options, where=where or path.parent / f"{path.name}.out", environment=environment)
+    where = where or path.parent / f"{path.name}.out"
+    server = Serving(path, *options, where=where, environment=environment, open_files=open_files)
     try:
         yield server
     finally:

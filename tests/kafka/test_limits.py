@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+import klamm
 from klamm.disk import _os
 from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH, PRODUCE
 from klamm.store.directory import acquire
-from tests.kafka.asking import fetching, produce, producing, sealed
+from tests.kafka.asking import fetching, produce, produce_many, producing, sealed
 from tests.kafka.dial import ConnectionEnded, Raw, Served, served
 from tests.procs import children, readable, until
 from tests.serving import serving
@@ -240,6 +241,22 @@ def test_a_connection_too_many_is_closed_at_once(tmp_path: Path) -> None:
 
         until(welcome, "there is room again")
         assert clients[1].ask(API_VERSIONS, 0).error_code == 0
+
+
+def test_connections_leave_open_files_to_the_store(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "events") as store:
+        store.create_topic("orders", partitions=20)
+    with serving(tmp_path / "events", open_files=200) as process, ExitStack() as stack:
+        clients = [stack.enter_context(Raw(process.address)) for _ in range(100)]
+        for client in clients:
+            assert client.ask(API_VERSIONS, 0).error_code == 0
+        for _ in range(150):
+            with Raw(process.address) as more, pytest.raises(ConnectionEnded):
+                more.ask(API_VERSIONS, 0)
+        batches = {("orders", number): sealed(1) for number in range(20)}
+        answered = produce_many(clients[0], batches, acks=-1)
+        assert {each.error_code for each in answered.values()} == {0}
+        assert "refused: there are 100 connections, and of 200 open files (ulimit -n)" in process.stderr
 
 
 def test_a_thousand_connections(tmp_path: Path) -> None:

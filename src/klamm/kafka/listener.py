@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from klamm.disk import files
 from klamm.kafka.budget import Budget
 from klamm.kafka.call import Honoured
 from klamm.kafka.connection import Connection
@@ -21,6 +22,7 @@ _BUFFER = 256 * 1024
 _ROOM_STEP = 256 * 1024
 _MOST_SPARE = 4
 _LARGEST_SPARE = 2 * 1024 * 1024
+_MOST_KEPT = 4096  # descriptors that connections leave to the store: half of them, but no more than that
 _TOLD_PER_S = 20  # lines of the log about connections
 
 _log = logging.getLogger("klamm.kafka")
@@ -39,6 +41,12 @@ class Listener:
         self.buffer = memoryview(bytearray(_BUFFER))
         """Where everybody receives. What has to stay is copied before the loop goes on."""
         self.connections: set[Connection] = set()
+        self._most = broker.settings.max_connections
+        self._why = "max.connections is that"
+        open_files = files.most_open()
+        if (most := open_files - min(open_files // 2, _MOST_KEPT)) < self._most:
+            self._most = most
+            self._why = f"of {open_files} open files (ulimit -n) the store needs the others"
         self.now = broker.loop.time
         self._spare: list[bytearray] = []
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -50,11 +58,10 @@ class Listener:
 
     def admit(self, connection: Connection) -> bool:
         """A client has come; False if there are too many."""
-        limit = self.broker.settings.max_connections
-        if self._closing or len(self.connections) >= limit:
+        if self._closing or len(self.connections) >= self._most:
             self.metrics.refused += 1
             if not self._closing:
-                self.tell(connection, f"refused: there are {limit} connections, and max.connections is that")
+                self.tell(connection, f"refused: there are {self._most} connections, and {self._why}")
             return False
         self.connections.add(connection)
         self.metrics.connections_total += 1
