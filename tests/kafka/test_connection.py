@@ -324,6 +324,7 @@ def test_garbage_closes_the_connection_with_one_line(
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
     assert "127.0.0.1" in line.getMessage()
+    assert what not in ("HTTP", "TLS") or f"it speaks {what}" in line.getMessage()
     assert raw.ask(API_VERSIONS, 0).error_code == 0
 
 

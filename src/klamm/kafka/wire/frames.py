@@ -66,12 +66,29 @@ def response_header_version(api: Api, version: int) -> int:
     return 1 if api.is_flexible(version) and api is not API_VERSIONS else 0
 
 
+_HTTP = {b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI "}
+_OTHERS = {
+    "TLS": "it speaks TLS, and there is none here (clients want security.protocol=PLAINTEXT)",
+    "HTTP": "it speaks HTTP, and this is the port for Kafka clients",
+}
+
+
 def frame_size(data: bytes | bytearray | memoryview, position: int = 0, *, limit: int) -> int:
     """Bytes of the frame whose size is at `position`; one above `limit`, or below nothing, is malformed."""
     (size,) = _SIZE.unpack_from(data, position)
     if not 0 <= size <= limit:
-        raise MalformedMessage(f"a frame of {size} bytes, where up to {limit} are read")
+        raise MalformedMessage(
+            _OTHERS.get(_spoken(data, position), f"a frame of {size} bytes, where up to {limit} are read")
+        )
     return int(size)
+
+
+def _spoken(data: bytes | bytearray | memoryview, position: int) -> str:
+    """What else its first four bytes could be."""
+    first = bytes(data[position : position + SIZE_BYTES])
+    if first[:2] == b"\x16\x03":
+        return "TLS"
+    return "HTTP" if first in _HTTP else ""
 
 
 def read_request_header(frame: bytes | memoryview) -> RequestHeader:
