@@ -195,6 +195,19 @@ def test_it_listens_on_ipv6_when_told_so(path: Path) -> None:
     assert embedded(path) == [b"a", b"b"]
 
 
+def test_it_listens_on_all_addresses_of_both_kinds_and_tells_each_client_what_it_dialled(path: Path) -> None:
+    with serving(path, "--host", "::") as server:
+        everywhere, port = server.address.rsplit(":", 1)
+        assert everywhere == "[::]"
+        for host, dialled, family in (("127.0.0.1", "127.0.0.1", "v4"), ("[::1]", "::1", "v6")):
+            settings = {"bootstrap.servers": f"{host}:{port}", "broker.address.family": family}
+            brokers = AdminClient(settings).list_topics(timeout=10).brokers
+            assert [(each.host, each.port) for each in brokers.values()] == [(dialled, int(port))]
+            produce(f"{host}:{port}", [host.encode()], **{"broker.address.family": family})
+        assert server.stop() == 0
+    assert embedded(path) == [b"127.0.0.1", b"[::1]"]
+
+
 def test_nobody_but_this_machine_can_reach_it_unless_told_otherwise(server: Serving) -> None:
     port = f"{int(server.address.rpartition(':')[2]):04X}"
     listening = [
@@ -335,6 +348,7 @@ def test_a_toml_file_that_does_not_fit_is_one_line_that_names_it_and_2(
     [
         (["--kafka", "x"], "--kafka: 'x' does not fit"),
         (["--kafka", "65536"], "from 0 to 65535"),
+        (["--host", ""], "--host: is empty"),
         (["--advertise", "example.com"], "want host:port"),
         (["--advertise", ":9092"], "want host:port"),
         (["--advertise", "example.com:0"], "want host:port"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["CANNOT_LISTEN", "refused", "spelled"]
+__all__ = ["CANNOT_LISTEN", "plain", "refused", "spelled"]
 
 # What binding to an address may fail with.
 CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT, socket.EAI_NONAME})
@@ -15,6 +17,14 @@ CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, 
 def spelled(host: str, port: int) -> str:
     """127.0.0.1:9092, [::1]:9092."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plain(name: Sequence[Any] | None) -> tuple[str, int]:
+    """Host and port of a socket's end. A socket for both kinds of addresses calls 10.0.0.1 ::ffff:10.0.0.1."""
+    if not name:
+        return "", 0
+    host = str(name[0])
+    return host.removeprefix("::ffff:") if "." in host else host, int(name[1])
 
 
 def refused(error: OSError, setting: str, host: str, port: int) -> OSError:

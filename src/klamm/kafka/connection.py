@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from klamm.kafka.addresses import plain
 from klamm.kafka.call import LATER, Call, Put
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import SIZE_BYTES, RequestHeader, frame_size, read_request_header, response_frame
@@ -104,8 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         given = transport.get_extra_info("socket")
-        self.peer_host, self.peer_port = (transport.get_extra_info("peername") or ("", 0))[:2]
-        self.dialled = (transport.get_extra_info("sockname") or ("", 0))[:2]
+        self.peer_host, self.peer_port = plain(transport.get_extra_info("peername"))
+        self.dialled = plain(transport.get_extra_info("sockname"))
         self._socket = socket.socket(given.family, given.type, given.proto, fileno=given.fileno())
         self.active = self._listener.now()
         if not self._listener.admit(self):

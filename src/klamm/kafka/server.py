@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 _BACKLOG = 1024
+_EVERYWHERE = "::"
 _BEAT_S = 0.05  # how exact the time-outs of groups are
 _TRANSACTIONS_S = 1.0
 _BYTE_PATIENCE_S = 1.0  # a process that ends what a dead server left holds the byte for a moment
@@ -133,13 +134,18 @@ class Server:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self.listener), self.settings.host, self.settings.kafka, backlog=_BACKLOG
-        )
-        bound: list[socket.socket] = list(self._server.sockets)
-        self.host, self.port = bound[0].getsockname()[:2]
+        host, port = self.settings.host, self.settings.kafka
+        if host == _EVERYWHERE and socket.has_dualstack_ipv6():  # the loop would take clients of IPv6 alone
+            bound = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            self._server = await loop.create_server(self._connection, sock=bound, backlog=_BACKLOG)
+        else:
+            self._server = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+        self.host, self.port = self._server.sockets[0].getsockname()[:2]
         told = json.dumps({"pid": os.getpid(), "address": self.address})
         files.replace(f"{self.broker.core.path}/server", told.encode())
+
+    def _connection(self) -> Connection:
+        return Connection(self.listener)
 
     # ---- meanwhile
 

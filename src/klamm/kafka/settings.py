@@ -42,7 +42,7 @@ class ServerSettings:
     kafka: int = _number("kafka", 9092, 0, 65535,
         doc="The port that Kafka clients dial; 0: any that is free.")
     host: str = _text("host", "127.0.0.1",
-        doc="The address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all.")
+        doc="The address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for all, :: for all with IPv6.")
     advertise: str = _text("advertise", "",
         doc="The host:port that clients are told to dial. Empty: the address that each client dialled itself.")
     node_id: int = _number("node-id", 1, 0,
@@ -78,6 +78,8 @@ class ServerSettings:
     # fmt: on
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise InvalidSetting("host: is empty", hint="want an address: 127.0.0.1 is this machine alone, 0.0.0.0 all")
         if self.advertise:
             self.advertised()
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
