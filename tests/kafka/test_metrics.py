@@ -20,10 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 import klamm
 from klamm.kafka import collector, monitor
 from klamm.kafka.collector import METRICS, ServerCollector
+from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.metrics import BOUNDS, Metrics
 from klamm.kafka.service import Service
 from klamm.kafka.settings import ServerSettings
+from klamm.kafka.wire.messages import CREATE_TOPICS, METADATA, OFFSET_COMMIT
 from klamm.log import head
+from tests.kafka.asking import fetch, produce
+from tests.kafka.dial import Raw, Served
 from tests.procs import until
 from tests.serving import Serving, serving
 
@@ -184,6 +188,25 @@ def test_every_metric_of_the_table_is_scraped_and_no_other(path: Path) -> None:
         return {family.name for family in await asyncio.to_thread(list, given)}
 
     assert with_service(path, act) == set(METRICS)
+
+
+def test_errors_of_parts_are_counted_whatever_was_asked(server: Served, raw: Raw) -> None:
+    partition = OFFSET_COMMIT.request.Partition(partition_index=0, committed_offset=1)
+    commit = OFFSET_COMMIT.request.Topic(name="nowhere", partitions=[partition])
+    raw.ask(OFFSET_COMMIT, 7, group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=[commit, commit])
+    raw.ask(METADATA, 12, topics=[METADATA.request.Topic(name="nowhere")], allow_auto_topic_creation=False)
+    new = CREATE_TOPICS.request.Topic(name="orders", num_partitions=1, replication_factor=1)
+    raw.ask(CREATE_TOPICS, 7, topics=[new], timeout_ms=30_000)
+    fetch(raw, "orders", 5)
+    produce(raw, "orders", b"")
+    assert raw.ask(METADATA, 12, topics=[METADATA.request.Topic(name="orders")]).topics[0].error_code == 0
+    assert server.call(lambda: dict(server.server.metrics.errors)) == {
+        ("OffsetCommit", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION): 2,
+        ("Metadata", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION): 1,
+        ("CreateTopics", ErrorCode.TOPIC_ALREADY_EXISTS): 1,
+        ("Fetch", ErrorCode.OFFSET_OUT_OF_RANGE): 1,
+        ("Produce", ErrorCode.INVALID_RECORD): 1,
+    }
 
 
 def test_errors_bear_the_names_that_kafka_gives_them(path: Path) -> None:

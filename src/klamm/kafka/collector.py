@@ -69,7 +69,8 @@ _ROWS = [
     Row("klamm_appended_records", "counter", (), "Records in those batches."),
     Row("klamm_request_seconds", "histogram", ("api",), "How long requests took, from the last byte read to the answer;"
         " a fetch that waits for records takes as long as it waits."),
-    Row("klamm_request_errors", "counter", ("api", "error"), "Errors in answers, by Kafka's name of the error."),
+    Row("klamm_request_errors", "counter", ("api", "error"), "Errors in answers, of the whole and of its parts, by"
+        " Kafka's name of the error."),
     Row("klamm_fetch_waits", "counter", (), "Fetches that had to wait for records."),
     Row("klamm_parked_requests", "gauge", (), "Fetches that wait for records now."),
     Row("klamm_queued_bytes", "gauge", (), "Memory for requests that are being read now, or wait for their turn;"

@@ -24,6 +24,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.addresses import plain
+from klamm.kafka.answer_errors import errors_in
 from klamm.kafka.call import LATER, Call, Put
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import SIZE_BYTES, RequestHeader, frame_size, read_request_header, response_frame
@@ -408,7 +409,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.metrics.observe(call.api.name, now - call.started)
         if response is not None:
             self.active = now
-            if code := getattr(response, "error_code", 0):
+            for code in errors_in(call.api, response):
                 self._listener.metrics.error(call.api.name, code)
             self._send(response_frame(call.api, call.version, call.correlation_id, response))
 

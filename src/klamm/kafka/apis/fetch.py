@@ -80,7 +80,15 @@ class _Fetching:
         if not now_or_never and self.min_bytes > 0 and not self._has_something():
             return None
         response, size, wrong = self._build()
+        if wrong:
+            self._count(response)
         return response if now_or_never or wrong or size >= self.min_bytes else None
+
+    def _count(self, response: Struct) -> None:
+        for topic in response.responses:
+            for each in topic.partitions:
+                if each.error_code:
+                    self.broker.metrics.error(self.call.api.name, each.error_code)
 
     def _has_something(self) -> bool:
         """Quickly: whether it is worth to look for bytes, or something is wrong."""
@@ -153,7 +161,6 @@ class _Fetching:
         except OSError:
             _log.exception("%r: cannot be read", partition)
             code = ErrorCode.KAFKA_STORAGE_ERROR
-        self.broker.metrics.error(self.call.api.name, code)
         return _refused(wanted.index, code)
 
     def _put_records(
