@@ -271,6 +271,30 @@ def delete(client: Client, *names: str, version: int = 2) -> list[int]:
     return [each.error_code for each in answer.results]
 
 
+def test_groups_without_members_and_offsets_are_forgotten(server: Served, store: klamm.Store, client: Client) -> None:
+    def leave(group: str, member_id: str) -> None:
+        client.ask(LEAVE_GROUP, 3, group_id=group, members=[LEAVE_GROUP.request.Member(member_id=member_id)])
+
+    first = client.become_member("passing")
+    leave("passing", first.member_id)
+    reading = client.become_member("reading")
+    assert client.commit({("orders", 0): 1}, reading, group="reading") == [0]
+    leave("reading", reading.member_id)
+    client.become_member("staying")
+    client.begin_join(group="coming")
+    assert client.answer().error_code == E.MEMBER_ID_REQUIRED
+    with store.consumer("orders", group="embedded"):
+        assert states(client)["passing"] == "Empty"
+        until(lambda: server.call(lambda: "passing" not in server.broker.group_store._here), "its door is left")
+        server.run(server.broker.group_store.forget_blank())
+        kept = {"coming", "embedded", "reading", "staying"}
+        assert set(states(client)) == set(store.groups()) == kept
+        assert not server.call(lambda: server.broker.coordinator.knows("passing"))
+    again = client.become_member("passing")
+    assert again.generation > first.generation
+    assert client.commit({("orders", 0): 1}, again, group="passing") == [0]
+
+
 @every(LIST_GROUPS)
 def test_listing(store: klamm.Store, client: Client, version: int) -> None:
     client.become_member("joined")

@@ -194,6 +194,27 @@ class GroupStore:
             self._told.add(name)
             _log.warning("clients are refused: %s", error)
 
+    async def forget_blank(self) -> None:
+        """Forget groups without members and without offsets. Consumers that commit nothing leave one behind each time,
+        under a name that nobody will use again.
+        """
+        coordinator = self._broker.coordinator
+        names = [
+            name
+            for name in await self._broker.read(self.groups.blank)
+            if not (name in self._here or name in self._coming) and not coordinator.delete(name)
+        ]
+        if names:
+            forgotten = self.write(self.groups.forget_blank, names)
+            forgotten.add_done_callback(partial(self._forgotten, names))
+            await asyncio.shield(forgotten)
+
+    def _forgotten(self, names: list[str], _: object) -> None:
+        broker = self._of()
+        if broker is not None:
+            for name in names:
+                broker.coordinator.deleted(name)
+
     # ---- members that outlive the server
 
     def keep(self, image: GroupImage, number: int) -> None:

@@ -42,6 +42,7 @@ _BACKLOG = 1024
 _EVERYWHERE = "::"
 _BEAT_S = 0.05  # how exact the time-outs of groups are
 _TRANSACTIONS_S = 1.0
+_GROUPS_S = 600.0
 _BYTE_PATIENCE_S = 1.0  # a process that ends what a dead server left holds the byte for a moment
 
 _log = logging.getLogger("klamm.kafka")
@@ -96,7 +97,13 @@ class Server:
         self._core = core
         self._chores = [
             loop.create_task(chore)
-            for chore in (self._beat(), self._end_transactions(), self._close_idle(), self._maintain())
+            for chore in (
+                self._beat(),
+                self._end_transactions(),
+                self._forget_groups(),
+                self._close_idle(),
+                self._maintain(),
+            )
         ]
 
     def _acquire(self) -> Core:
@@ -164,6 +171,11 @@ class Server:
         while True:
             await asyncio.sleep(_TRANSACTIONS_S)
             await self._chore("transactions", lambda: self.broker.write(self.broker.desk.tick))
+
+    async def _forget_groups(self) -> None:
+        while True:
+            await asyncio.sleep(_GROUPS_S)
+            await self._chore("groups", self.broker.group_store.forget_blank)
 
     async def settle(self) -> None:
         """Do what is due by now: for tests, which set the clock ahead."""

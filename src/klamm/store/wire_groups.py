@@ -36,6 +36,13 @@ SCHEMA = """
 CREATE TABLE wire_groups (group_number INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
 """
 
+_BLANK = """
+SELECT name FROM groups WHERE door = 'kafka'
+AND NOT EXISTS (SELECT 1 FROM wire_groups WHERE wire_groups.group_number = groups.number)
+AND NOT EXISTS (SELECT 1 FROM offsets WHERE offsets.group_number = groups.number)
+AND NOT EXISTS (SELECT 1 FROM pending_offsets WHERE pending_offsets.group_number = groups.number)
+"""
+
 _LAST_GENERATION = 1 << 30  # an int32 on the wire, and a server may count on from here
 
 _log = logging.getLogger("klamm.kafka")
@@ -98,6 +105,20 @@ class WireGroups:
                 except KlammError as error:
                     outcomes.append(error)
         return outcomes
+
+    def blank(self) -> list[str]:
+        """Groups that were at this door, and have neither members nor offsets, nor a transaction that brings some."""
+        with self._database.reading() as execute:
+            return [name for (name,) in execute(_BLANK).fetchall()]
+
+    def forget_blank(self, names: Iterable[str]) -> None:
+        """Forget those that are still blank. The server lets nobody join meanwhile. A power cut may undo it."""
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            blank = {name for (name,) in execute(_BLANK).fetchall()}
+            for name in blank.intersection(names):
+                group = self._existing(execute, name)
+                if not self._groups.live_places(group.number):
+                    delete_group(execute, group)
 
     def _existing(self, execute: Execute, name: str) -> Group:
         group = self._groups._find(execute, name)
