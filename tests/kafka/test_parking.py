@@ -37,12 +37,15 @@ def waiting(server: Served) -> int:
 def parked(
     server: Served, count: int, *, number: int = 0, wait_ms: int = 20_000, offset: int = 0
 ) -> Iterator[list[Raw]]:
+    """Each has waited when the block begins; those who were to wait for long still do."""
+    metrics = server.server.metrics
     with ExitStack() as stack:
-        before = waiting(server)
+        before = metrics.fetch_waits
         clients = [stack.enter_context(server.dial()) for _ in range(count)]
         for client in clients:
             client.send(FETCH, 12, **fetching({("orders", number): offset}, wait_ms=wait_ms))
-        until(lambda: waiting(server) == before + count, "they wait")
+        until(lambda: metrics.fetch_waits == before + count, "they wait")
+        server.call(lambda: None)  # and the last is parked
         yield clients
 
 
