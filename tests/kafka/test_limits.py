@@ -313,21 +313,19 @@ def test_the_idle_are_closed_and_nobody_else(tmp_path: Path) -> None:
 
 
 def test_the_idle_are_closed_when_their_time_has_come(tmp_path: Path) -> None:
-    with served(tmp_path / "events", connections_max_idle_ms=200) as server, server.dial() as idle:
+    with served(tmp_path / "events", connections_max_idle_ms=200) as server:
         started = time.monotonic()
-        with pytest.raises(ConnectionEnded):
+        with server.dial() as idle, pytest.raises(ConnectionEnded):
             idle.receive()
         assert 0.15 < time.monotonic() - started < 5
 
 
 def test_who_does_not_read_its_answer_is_closed_in_the_end(tmp_path: Path) -> None:
-    batch = sealed(1, padding=8 * MIB)
-    with served(tmp_path / "events", connections_max_idle_ms=400) as server:
-        with server.dial() as raw:
-            raw.create("orders", 1, max_message_bytes="10000000")
-            for _ in range(4):
-                produce(raw, "orders", batch)
-        with server.dial() as deaf:
-            deaf.send(FETCH, 12, **fetching({("orders", 0): 0}, max_bytes=1 << 30))
-            until(lambda: server.call(lambda: len(server.server.listener.connections)) == 1, "it is there")
-            until(lambda: server.call(lambda: len(server.server.listener.connections)) == 0, "it is closed", 10)
+    with klamm.open(tmp_path / "events") as store:
+        store.create_topic("orders", 1, {"max.message.bytes": 10_000_000})
+        store.append_many("orders", [bytes(8 * MIB)] * 4, acks=1)
+    with served(tmp_path / "events", connections_max_idle_ms=400) as server, server.dial() as deaf:
+        deaf.send(FETCH, 12, **fetching({("orders", 0): 0}, max_bytes=1 << 30))
+        until(lambda: server.server.metrics.closed_idle == 1, "it is closed")
+        assert server.call(lambda: len(server.server.listener.connections)) == 0
+        assert server.server.metrics.bytes_out > 0, "it was answered"
