@@ -61,7 +61,7 @@ def test_a_killed_members_partitions_are_read_on_by_others_within_a_second(users
     print(f"first record {1000 * took:.0f} ms after the kill")
     assert (batch.topic, batch.partition) in theirs and batch.begin == 0
     assert took < 1
-    assert len(mine.assignment()) == 6
+    shared([mine], 6)  # the kernel frees a dead process's locks one after the other
     mine.close()
 
 

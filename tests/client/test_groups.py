@@ -232,7 +232,7 @@ def test_an_assignor_that_raises_is_asked_again(users: klamm.Store) -> None:
 
 def test_a_named_member_that_is_gone_keeps_its_share_until_it_is_late(users: klamm.Store) -> None:
     other = users.consumer("users", group="g")
-    named = users.consumer("users", group="g", member="m", rejoin_ms=1000)
+    named = users.consumer("users", group="g", member="m", rejoin_ms=60_000)
     shared([other, named], 7)
     had = named.assignment()
     named.close()
@@ -333,7 +333,7 @@ def hanging(
     """A member that has read a batch and was not heard of for too long; what it was told it lost."""
     fill(orders, 10)
     lost: Places = []
-    consumer = orders.consumer("orders", group="g", max_poll_interval_ms=150, on_lost=lost.extend)
+    consumer = orders.consumer("orders", group="g", max_poll_interval_ms=500, on_lost=lost.extend)
     yield orders, consumer, lost
     consumer.close()
 

@@ -58,7 +58,7 @@ def test_a_killed_maintainer_is_replaced_and_nothing_is_lost(path: Path) -> None
             killing.join()
             key = chance.choice(list(model))
             assert survivor(f"table.get({key!r})") == model[key]
-            until(lambda: survivor("table.maintains"), "the survivor takes over", 3)  # noqa: B023  # called at once
+            until(lambda: survivor("table.maintains"), "the survivor takes over")  # noqa: B023  # called at once
             assert dict(survivor("list(table.items())")) == model
             processes = [survivor, start(path, "users")]
         applied = processes[1]("(len(table), table._shared.applying.count)")
@@ -230,5 +230,5 @@ if not pid:
 _, status = os.waitpid(pid, 0)
 print(os.waitstatus_to_exitcode(status), len(users))
 """
-    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=30)
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
     assert run.stdout == "7 30000\n" and run.stderr == ""
