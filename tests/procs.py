@@ -7,6 +7,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -120,17 +121,19 @@ def children() -> Iterator[Callable[[Callable[[], object]], Child]]:
             child.close()
 
 
-def asleep(child: Child) -> None:
-    """Wait until the process sleeps in the kernel, and still does a moment later."""
+def asleep(who: Child | threading.Thread) -> None:
+    """Wait until the process, or the thread of this one, sleeps in the kernel, and still does a moment later."""
+    number = who.pid if isinstance(who, Child) else who.native_id
+    state = Path(f"/proc/{number}/stat" if isinstance(who, Child) else f"/proc/self/task/{number}/stat")
 
     def sleeps() -> bool:
         for _ in range(3):
-            if Path(f"/proc/{child.pid}/stat").read_text().rsplit(") ", 1)[1][0] != "S":
+            if state.read_text().rsplit(") ", 1)[1][0] != "S":
                 return False
             time.sleep(0.003)
         return True
 
-    until(sleeps, f"process {child.pid} sleeps")
+    until(sleeps, f"{number} sleeps")
 
 
 class Flag:

@@ -408,10 +408,10 @@ def test_closing_waits_for_the_append_that_is_on_its_way(rig: Rig) -> None:
     done: list[int] = []
     appender = threading.Thread(target=lambda: done.append(partition.append(batch(0, 1))), daemon=True)
     appender.start()
-    time.sleep(0.05)  # it waits for the byte, and holds the mutex
+    asleep(appender)  # it waits for the byte, and holds the mutex
     closer = threading.Thread(target=partition.log.abandon, daemon=True)
     closer.start()
-    time.sleep(0.05)
+    asleep(closer)
     assert partition.log.open_files > 0, "its files are closed under it"
     other.log.unlock()
     appender.join(20)
@@ -454,4 +454,4 @@ def test_a_writer_that_waits_dies_quietly(rig: Rig) -> None:
         waiting[1].kill()
         partition.log.unlock()
         assert sorted(waiting[n].answer() for n in (0, 2)) == [1, 2]
-    until(lambda: partition.try_append(batch(2, 0)) == 3, "the byte is free", 5)
+    until(lambda: partition.try_append(batch(2, 0)) == 3, "the byte is free")
