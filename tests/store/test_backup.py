@@ -18,6 +18,7 @@ from klamm.log import segment
 from klamm.log.index import Index
 from klamm.store import backup as backup_module
 from klamm.store.backup import backup
+from tests.procs import until
 from tests.store.logs import batch, contents, fill, make_topic, opened
 
 SMALL = {"segment.bytes": 500, "index.interval.bytes": 100}
@@ -310,6 +311,8 @@ def test_copies_of_a_store_in_use_are_prefixes_of_it(tmp_path: Path) -> None:
             thread.start()
         try:
             for number in range(5):
+                known = written[0]
+                until(lambda known=known: written[0] > known, "it goes on")  # type: ignore[misc]
                 backup(core, str(tmp_path / f"copy-{number}"))
         finally:
             stop.set()
