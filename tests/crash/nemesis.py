@@ -18,7 +18,7 @@ from pathlib import Path
 import klamm
 from klamm.disk import _os
 from tests.crash.checker import COMMITTED, UNCOMMITTED
-from tests.crash.history import History, Recorder, now
+from tests.crash.history import ENDING, History, Recorder, now
 from tests.crash.jepsen_workload import IN, OUT, Life, record_poll
 from tests.procs import Child, Flag, children, until
 
@@ -99,6 +99,7 @@ class Nemesis:
             self._begin()
             for slot in self._slots:
                 self._start(slot)
+            self._wait(self._have_begun, "writers begin")
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline or (not self._enough() and time.monotonic() < deadline + _EXTRA_S):
                 time.sleep(self._dice.random() * self._pause_s)
@@ -110,6 +111,14 @@ class Nemesis:
 
     def _begin(self) -> None:
         """Before the first role starts."""
+
+    def _have_begun(self) -> bool:
+        """Whether each writer has done something: else, on a busy machine, a short run would be over before."""
+        return all(self._acts(slot.process) > 1 for slot in self._slots if slot.writes)
+
+    def _acts(self, process: str) -> int:
+        path = self.directory / f"{process}{ENDING}"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def _enough(self) -> bool:
         """Whether this run was violent enough to say something."""

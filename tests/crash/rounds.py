@@ -46,7 +46,8 @@ def soak(directory: Path, make: Callable[[Path, Path, int], N], judged: Callable
 def found_out(
     directory: Path, kinds: set[str], make: Callable[[Path, Path, int], Nemesis], *, rounds: int, seconds: float
 ) -> None:
-    """One of these anomalies shows. Somebody may have to be killed at the right moment, so it may need a few runs.
+    """One of these anomalies shows. Somebody may have to be killed at the right moment, so it may need a few runs, each
+    longer than the one before.
 
     A run that does not come to rest at its end is one, too: "restless".
     """
@@ -58,7 +59,7 @@ def found_out(
         with memory_directory(own) as memory:
             nemesis = make(own, memory / "store", seed + number)
             try:
-                found |= {anomaly.kind for anomaly in check(nemesis.run(seconds))}
+                found |= {anomaly.kind for anomaly in check(nemesis.run(seconds * (1 + number / 4)))}
             except Restless:
                 found.add("restless")
         if found & kinds:
