@@ -45,7 +45,7 @@ def store(server: Serving) -> Iterator[klamm.Store]:
 @contextmanager
 def wire_member(server: Serving, **settings: Any) -> Iterator[Consumer]:
     usual = {"bootstrap.servers": server.address, "group.id": GROUP, "auto.offset.reset": "earliest"}
-    usual |= {"enable.auto.commit": False, "session.timeout.ms": 2000, "heartbeat.interval.ms": 100, **QUICK}
+    usual |= {"enable.auto.commit": False, "session.timeout.ms": 20_000, "heartbeat.interval.ms": 100, **QUICK}
     made = Consumer({**usual, **settings})
     try:
         made.subscribe([TOPIC])
@@ -279,7 +279,8 @@ def test_consumers_go_on_after_a_restart_and_nobody_is_asked_to_rebalance(
     with contextlib.ExitStack() as stack:
         consumers = []
         for number in range(2):
-            config = {"partition_assignment_strategy": strategy, "auto_offset_reset": "earliest"}
+            # Longer than a server takes to come back: else a client gives up what it has by itself.
+            config = {"partition_assignment_strategy": strategy, "session_timeout_ms": 45_000}
             made = stack.enter_context(group_consumer(server.address, "steady", **config))
             made.subscribe(["shared"], **{f"on_{what}": told(what, number) for what in ("assign", "revoke", "lost")})
             consumers.append(made)
