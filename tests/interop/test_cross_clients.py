@@ -168,7 +168,7 @@ def test_members_of_every_make_share_one_group(broker: Broker, tools: Any, kcat:
                 len(member.assignment()),
             ]
 
-        confluents.drive([member], lambda: held() == [2, 2, 2, 2, 2], "five share ten partitions")
+        confluents.drive([member], lambda: held() == [2, 2, 2, 2, 2], "five share ten partitions", 60)
         cat.process.terminate()
         confluents.drive([member], lambda: sorted(held()[:1] + held()[2:]) == [2, 2, 3, 3], "four share them")
 
@@ -197,7 +197,7 @@ def test_an_idle_consumer_makes_about_ten_requests_in_five_seconds(broker: Broke
         cat = kcat("-C", "-b", address("kcat"), "-t", topic, "-u")
         java = tools("console-consumer", "--bootstrap-server", address("java"), "--topic", topic, "--from-beginning")
         confluents.read(member, 1)
-        until(lambda: "value" in cat.out and "value" in java.out and loop.read and snake.parts, "all have read")
+        until(lambda: "value" in cat.out and "value" in java.out and loop.read and snake.parts, "all have read", 60)
         seven = {make: len(proxies[make].of(FETCH)) + 8 for make in makes}
         confluents.drive(
             [member], lambda: all(len(proxies[make].of(FETCH)) >= seven[make] for make in makes), "they fetch on"

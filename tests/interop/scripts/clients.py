@@ -37,7 +37,7 @@ def records_through_librdkafka(desk: Desk) -> None:
 @script
 def errors_through_librdkafka(desk: Desk) -> None:
     topic = desk.topic(max_message_bytes="1000")
-    made = confluents.producer(desk.address, message_timeout_ms=5000)
+    made = confluents.producer(desk.address)
     large = [plain(1)[0]._replace(value=b"x" * 2000)]
     desk.note("too large", name_of(lambda: confluents.produce(made, topic, large)))
     with confluents.consumer(desk.address, auto_offset_reset="error") as reader:
@@ -97,7 +97,7 @@ def errors_through_kafka_python(desk: Desk) -> None:
         desk.note("too large", name_of(lambda: kafka_pythons.produce(made, topic, large)))
     with kafka_pythons.consumer(desk.address, auto_offset_reset="none") as reader:
         reader.assign([here])
-        desk.note("no offset", name_of(lambda: reader.poll(timeout_ms=5000)))
+        desk.note("no offset", name_of(lambda: reader.poll(timeout_ms=30_000)))
         reader.seek(here, 55)
         desk.note("out of range", name_of(lambda: kafka_pythons.read(reader, 1)))
         desk.note("partitions", sorted(reader.partitions_for_topic(topic)))
