@@ -127,7 +127,7 @@ def test_a_signal_amid_producing_loses_nothing_that_was_acknowledged(path: Path)
             acknowledged.append(message.value())  # type: ignore[attr-defined]
 
     with serving(path) as server:
-        settings = {"bootstrap.servers": server.address, "linger.ms": 0, "message.timeout.ms": 2000}
+        settings = {"bootstrap.servers": server.address, "linger.ms": 0}
         producer = Producer({**settings, "logger": None, "log_level": 0, "enable.idempotence": True})
         sent = 0
 

@@ -171,8 +171,8 @@ def test_an_export_that_takes_long_shows_a_bar_with_rate_and_time_left(
     screen.start(f"klamm export orders > {pipe}")
     with pipe.open("rb", buffering=0) as reader:  # as slow as we read, it writes
         bar = re.compile(r"exporting \S+ +\d+ % [\d,]+ records/s \d+:\d\d:\d\d left")
-        screen.until(lambda shown: bar.search(shown) or not reader.read(1 << 16), "a bar")
-        assert bar.search(screen.screen)
+        shown = screen.until(lambda shown: bar.search(shown) or not reader.read(1 << 16), "a bar")
+        assert bar.search(shown)
         while reader.read(1 << 20):
             pass
     ended = screen.ended()
