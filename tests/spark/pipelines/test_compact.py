@@ -149,7 +149,7 @@ def test_spark_leaves_the_same_files_as_the_built_in_compaction(
 def test_writers_and_readers_go_on_meanwhile(spark: Any, store: klamm.Store) -> None:
     store.create_topic("users", 2, settings=SETTINGS)
     store.append_many("users", [(b"k%d" % (n % 50), b"%d" % n * 9) for n in range(2000)])
-    over = threading.Event()
+    over, written = threading.Event(), threading.Event()
     sent = dict.fromkeys(range(50), b"")
     seen: list[tuple[int, int]] = []
     last: dict[bytes, bytes] = {}
@@ -157,6 +157,7 @@ def test_writers_and_readers_go_on_meanwhile(spark: Any, store: klamm.Store) -> 
     def append() -> None:
         for n in range(2000, 10**9):
             if over.is_set():
+                written.set()
                 return
             sent[n % 50] = b"%d" % n * 9
             store.append("users", sent[n % 50], key=b"k%d" % (n % 50))
@@ -164,7 +165,7 @@ def test_writers_and_readers_go_on_meanwhile(spark: Any, store: klamm.Store) -> 
     def follow() -> None:
         with store.consumer("users", start="earliest", wait_ms=20) as consumer:
             while True:
-                ending = over.is_set()
+                ending = written.is_set()
                 for record in consumer:
                     seen.append((record.partition, record.offset))
                     last[record.key] = record.value
