@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-PATIENCE = 30.0  # seconds that nothing here takes, on a machine that has other things to do
+PATIENCE = 60.0  # seconds that nothing here takes, on a machine that has other things to do
 
 T = TypeVar("T")
 

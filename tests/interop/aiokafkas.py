@@ -34,7 +34,7 @@ __all__ = [
     "record",
 ]
 
-BOUND = 30.0
+BOUND = 60.0
 
 
 @asynccontextmanager

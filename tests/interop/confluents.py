@@ -14,7 +14,7 @@ from tests.interop.records import Written
 
 __all__ = ["all_of", "consumer", "drive", "group_consumer", "produce", "producer", "read", "record"]
 
-BOUND = 30.0
+BOUND = 60.0
 
 
 def producer(address: str, **config: Any) -> Producer:
