@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 
 import klamm
 import klamm.spark
-from klamm.spark.sink import check_columns
+from klamm.spark.sink import Plan, _Stager, check_columns
 from klamm.spark.sink_options import SINK_OPTIONS, WriteOptions
+from klamm.spark.source import arrow_schema
 from klamm.store import staging
+from klamm.store.staging import StagedName
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StructType, _parse_datatype_string
 
+HEADERS = "array<struct<key:string,value:binary>>"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
 
@@ -235,7 +239,7 @@ def test_no_job_starts_for_a_write_that_cannot_end_well(spark: Any, store: klamm
         (save(topic="ordres"), "there is no topic 'ordres' .did you mean 'orders'"),
         (save(topic="users"), "users: the topic is compacted, and the DataFrame has no column 'key'"),
         (save("overwrite", topic="orders"), "a log cannot be overwritten"),
-        (save(path=str(tmp_path / "nothing"), topic="orders"), "nothing"),
+        (save(path=str(tmp_path / "nothing"), topic="orders"), "nothing.*path is the directory of a store"),
     ):
         with pytest.raises(Exception, match=sentence) as error:
             attempt()
@@ -246,6 +250,32 @@ def test_no_job_starts_for_a_write_that_cannot_end_well(spark: Any, store: klamm
     with pytest.raises(Exception, match=r"there is no partition 7 .it has 2"):
         klamm.spark.write(df.selectExpr("value", "7 AS partition"), store.path, topic="orders")
     assert records(store, "orders") == records(store, "users") == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "said"),
+    [
+        ("partition int", {"partition": -1}, "orders: column 'partition': -1 in row 0 is negative"),
+        ("timestamp timestamp", {"timestamp": datetime(1950, 1, 1, tzinfo=UTC)}, "orders: column 'timestamp'"),
+        (f"headers {HEADERS}", {"headers": [None]}, "orders: column 'headers': a header is null"),
+        (f"headers {HEADERS}", {"headers": [{"key": None, "value": b"x"}]}, "orders: "),
+    ],
+)
+def test_a_row_that_cannot_be_a_record_is_told_in_one_sentence(
+    store: klamm.Store, columns: str, row: dict[str, Any], said: str
+) -> None:
+    import pyarrow as pa
+
+    store.create_topic("orders", 2)
+    schema = _parse_datatype_string(f"value string, {columns}")
+    assert isinstance(schema, StructType)
+    given = {"path": store.path, "topic": "orders", "keepTimestamps": str("timestamp" in row).lower()}
+    plan = Plan(schema, WriteOptions.parse(given, streaming=False))
+    batch = pa.RecordBatch.from_pylist([{"value": "v", **row}], arrow_schema(schema))
+    with pytest.raises(klamm.InvalidRecord) as caught:
+        _Stager(plan, StagedName("job", 0, 0, 0)).run(iter([batch]))
+    assert said in str(caught.value)
+    assert left_behind(store) == []
 
 
 @pytest.mark.parametrize("option", SINK_OPTIONS)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.api import Store
 from klamm.batch import patch
-from klamm.errors import Fenced, KlammError, UnknownTopic
+from klamm.errors import Fenced, KlammError, NotAStore, UnknownTopic
 from klamm.spark.staging import Staged, frames
 from klamm.store import spark_batches
 from klamm.store.transactions import MAX_EPOCH, Identity, Place
@@ -159,7 +159,10 @@ def core_of(path: str) -> Core:
         del _stores[path]
         store = None
     if store is None:
-        store = _stores[path] = Store(path, create=False)
+        try:
+            store = _stores[path] = Store(path, create=False)
+        except NotAStore as error:
+            raise NotAStore(error.message, hint="path is the directory of a store, made by klamm.open") from None
     return store._acquired()
 
 

@@ -210,7 +210,13 @@ class _Stager:
         encoder = self._encoders.get(topic)
         if encoder is None:
             encoder = self._encoders[topic] = self._encoder(topic)
-        encoder.take(Rows.of(rows))
+        try:
+            encoder.take(Rows.of(rows))
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # what a type does not tell: a partition of -1, a header without a name
+            raise InvalidRecord(f"{topic}: {error}") from None
         self._rows += rows.num_rows
 
     def _encoder(self, topic: str) -> Encoder:
