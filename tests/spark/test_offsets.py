@@ -367,7 +367,7 @@ def test_a_topic_that_is_deleted_while_the_planner_looks(store: klamm.Store, mon
             made.between(start, end)
 
 
-def test_a_checkpoint_of_another_store_or_ahead_of_the_log(store: klamm.Store, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_store_or_topic_or_ahead_of_the_log(store: klamm.Store, tmp_path: Path) -> None:
     store.create_topic("orders")
     fill(store, 10)
     with klamm.open(tmp_path / "other") as other:
@@ -377,6 +377,13 @@ def test_a_checkpoint_of_another_store_or_ahead_of_the_log(store: klamm.Store, t
     with planner(store, streaming=True) as made:
         with pytest.raises(NotAStore, match="is another store than the one that the checkpoint is of"):
             made.latest(foreign)
+        store.create_topic("payments")
+        with planner(store, streaming=True, subscribe="payments") as other_topic:
+            for ask in (other_topic.latest, lambda start: other_topic.between(start, start)):
+                with pytest.raises(InvalidSetting, match="the checkpoint is of orders, which the query does not"):
+                    ask(made.initial())
+        with planner(store, streaming=True, subscribe="orders,payments") as one_more:
+            assert [place.topic for place, _ in one_more.latest(made.initial())] == ["orders", "payments"]
         (place,) = made.initial().offsets
         with pytest.raises(OffsetOutOfRange, match="the query has come to offset 99, but the log ends at 10"):
             made.latest(StreamOffsets(made.store_id, {place: 99}))

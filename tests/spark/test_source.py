@@ -157,6 +157,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"startingOfset": "x"}, "klamm.errors.InvalidSetting: format klamm has no option 'startingofset' (did you mean"),
     ({"startingOffsets": '{"orders": {"0": 9}}'}, "klamm.errors.OffsetOutOfRange: orders/0: offsets 9 to 1 are not"),
     ({"schema": "key string"}, "klamm.errors.InvalidSetting: the schema's column key is string, not binary"),
+    ({"schema": "key binary", "includeHeaders": "true"}, "klamm.errors.InvalidSetting: the schema has no column head"),
     ({"schema": "valu binary"}, "klamm.errors.InvalidSetting: there is no column 'valu' (did you mean 'value'?)"),
 ]
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import klamm
-from klamm.errors import GroupBusy
+import klamm.spark
+from klamm.errors import GroupBusy, InvalidSetting
 from klamm.spark.offsets import OURS
 from klamm.spark.source import KlammSource
 from tests.procs import until
@@ -194,6 +195,11 @@ def test_available_now_across_restarts(spark: SparkSession, store: klamm.Store, 
     assert sink.start(frame, availableNow=True).awaitTermination(PATIENCE)
     assert sink.rows() == everything(store, "orders")
     assert [sum(each["orders"].values()) for each in sink.offsets()] == [40, 80, 100, 107]
+    # What is no stream's is told when the query starts, and by read_stream before that.
+    with pytest.raises(Exception, match=r"InvalidSetting: endingOffsets: is for batch queries only \(leave it out\)"):
+        sink.start(stream_of(spark, store, endingOffsets="latest"), availableNow=True).awaitTermination(PATIENCE)
+    with pytest.raises(InvalidSetting, match="endingOffsets: is for batch queries only"):
+        klamm.spark.read_stream(spark, store.path, subscribe="orders", endingOffsets="latest")
 
 
 def test_partitions_and_topics_that_appear_in_a_running_stream(

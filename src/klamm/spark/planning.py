@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import walk
-from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
+from klamm.errors import InvalidSetting, KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
 from klamm.log import lookup
 from klamm.spark.offsets import EARLIEST, LATEST, Bound, Place, StreamOffsets
 from klamm.spark.pushdown import EVERYTHING, Wanted
@@ -192,7 +192,7 @@ class Planner:
         self, start: StreamOffsets, limit: int | None = None, target: Mapping[Place, int] | None = None
     ) -> StreamOffsets:
         """Where the next micro-batch ends: at most `limit` offsets further, and not beyond `target`."""
-        self._refuse_other_store(start)
+        self._refuse_other_source(start)
         here = self.places(strict=False)
         self._look_for_gone(start, here)
         begins: dict[Place, int] = {}
@@ -224,7 +224,7 @@ class Planner:
 
     def between(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         """What a micro-batch reads."""
-        self._refuse_other_store(end)
+        self._refuse_other_source(end)
         here = self.places(strict=False)
         ranges = []
         for place, upto in end:
@@ -247,11 +247,17 @@ class Planner:
                 ranges.append(Range(place, begin, upto))
         return self._split(ranges, here)
 
-    def _refuse_other_store(self, offsets: StreamOffsets) -> None:
+    def _refuse_other_source(self, offsets: StreamOffsets) -> None:
         if offsets.store_id != self.store_id:
             raise NotAStore(
                 f"{self._options.path}: is another store than the one that the checkpoint is of",
                 hint="give the path of that one, or the query a new checkpointLocation",
+            )
+        topics = offsets.topics()
+        if topics and not any(map(self._options.subscription.wants, topics)):
+            raise InvalidSetting(
+                f"the checkpoint is of {', '.join(list(topics)[:3])}, which the query does not subscribe to",
+                hint="give the query a new checkpointLocation",
             )
 
     def _look_for_gone(self, start: StreamOffsets, here: Mapping[Place, Partition]) -> None:

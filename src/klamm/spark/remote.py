@@ -118,6 +118,7 @@ def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, s
     columns: tuple[str, ...] = ()
     if plan.hosts is None:
         plan.for_directory()
+        ReadOptions.parse(plan.options, streaming=streaming)
     else:
         plan.for_cluster(
             SOURCE_OPTIONS,

@@ -145,9 +145,14 @@ class KlammSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         with clearly():
             refuse_old_spark()
-            from klamm.spark.stream import StreamReader
+            from klamm.spark.stream import Refused, StreamReader
 
-            return StreamReader(schema, ReadOptions.parse(self.options, streaming=True))
+            try:
+                return StreamReader(schema, ReadOptions.parse(self.options, streaming=True))
+            except KlammError as error:
+                if not is_sparks():
+                    raise
+                return Refused(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with clearly():
@@ -189,6 +194,8 @@ def check_schema(schema: StructType, options: ReadOptions) -> None:
     names = schema.fieldNames()
     if len(set(names)) < len(names):
         raise InvalidSetting("the schema has a column twice")
+    if "headers" in options.columns and "headers" not in names:
+        raise InvalidSetting("the schema has no column headers, but includeHeaders asks for it", hint="give no schema")
     if options.columns_given and set(names) != set(options.columns):
         raise InvalidSetting(
             f"the schema has {', '.join(names)}, but the option columns says {', '.join(options.columns)}",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from klamm.spark.options import ReadOptions
     from klamm.store.directory import Core
 
-__all__ = ["StreamReader"]
+__all__ = ["Refused", "StreamReader"]
 
 _log = logging.getLogger("klamm.spark")
 
@@ -141,6 +141,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with clearly():
             if isinstance(partition, RangePartition):
                 yield from read(partition.task, arrow_schema(self._schema))
+
+
+class Refused(DataSourceStreamReader):
+    """In the place of a reader that cannot be made. It says why when it is asked where to start, or to end.
+
+    Said when it is made, it would be lost: Spark's process then wants to stop a reader that it has not got, and tells
+    of that.
+    """
+
+    def __init__(self, error: KlammError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        with clearly():
+            raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        with clearly():
+            raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with clearly():
+            raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error  # no task is ever planned
 
 
 class _Progress:
