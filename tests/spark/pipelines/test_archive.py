@@ -15,7 +15,6 @@ import klamm
 from klamm.disk import _os
 from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy
 from klamm.spark.pipelines import archive
-from klamm.spark.pipelines.archiving import alone
 from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal
 from tests.crash.cases import seed_of
@@ -199,6 +198,11 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
         ({"schema": "INT"}, "schema: 'INT' is no struct"),
         ({"schema": "a INT, A INT"}, "two fields A"),
         ({"schema": "a ARRAY<STRUCT<b: INT NOT NULL>>"}, "a has something that may not be null inside of an array"),
+        ({"schema": "a STRUCT<b: MAP<INT, STRING>>"}, r"a\.b has keys of int; names in JSON are text"),
+        ({"schema": "a ARRAY<INTERVAL>"}, "a is interval, which Spark does not read from JSON into Parquet"),
+        ({"schema": "a CHAR(3)"}, r"a is char\(3\), which"),
+        ({"schema": "a STRUCT<>"}, "a is struct<>, which"),
+        ({"schema": "a TIME"}, r"a is time\(6\), which"),
         ({"dead_letters": "bad"}, "without a schema every record fits"),
         ({"dead_letters": "orders", "schema": "a INT"}, "orders is the topic itself"),
         ({"max_offsets": 0}, "max_offsets: 0 does not fit"),
@@ -222,7 +226,7 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
     Claim.take(tmp_path / "else", {"pipeline": "aggregate"}, {})
     with pytest.raises(InvalidSetting, match="belongs to the pipeline aggregate"):
         archive(spark, store.path, "orders", tmp_path / "else")
-    with alone(Claim(str(out), {})), pytest.raises(StoreBusy, match="another run is at work"):
+    with Claim(str(out), {}).alone(), pytest.raises(StoreBusy, match="another run is at work"):
         archive(spark, store.path, "orders", out)
     (out / "_klamm" / "journal.json").write_text(
         json.dumps({"version": 1, "sequence": 1, "batch": 3, "ends": {}, "adds": [], "removes": []})

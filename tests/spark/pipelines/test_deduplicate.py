@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting
+from klamm.errors import InvalidSetting, StoreBusy
+from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.deduplicating import deduplicate
 from tests.crash.cases import seed_of
 from tests.spark.pipelines.reference import (
@@ -120,6 +121,8 @@ def test_state_is_forgotten_when_the_watermark_has_passed_and_the_folder_is_of_t
         spark.read.format("statestore").option("stateVarName", "passed").load(str(tmp_path / "mine/_klamm/checkpoint"))
     )
     assert [bytes(row.key.id) for row in state.collect()] == [b"new"]
+    with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
+        run()
     with pytest.raises(InvalidSetting, match='was begun with within = "60000 milliseconds", not "120000 milliseconds"'):
         run(within="2 minutes")
     with pytest.raises(InvalidSetting, match='was begun with by = "key", not "header:id"'):

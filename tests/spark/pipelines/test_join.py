@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting
+from klamm.errors import InvalidSetting, StoreBusy
+from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.joining import join
 from tests.crash.cases import seed_of
 from tests.spark.pipelines.reference import (
@@ -156,6 +157,8 @@ def test_each_topic_may_have_its_own_field_and_values_need_not_be_json(
         "right_timestamp": iso(START_MS + 1),
     }
     assert (report.rows_read, report.rows_written, report.dead_letters, report.late) == (4, 1, 1, 0)
+    with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
+        run()
     with pytest.raises(InvalidSetting, match='was begun with how = "inner", not "left"'):
         run(how="left")
     with pytest.raises(InvalidSetting, match="was begun with left = "):

@@ -90,9 +90,9 @@ def aggregate(
     `window` and `slide` are times such as "1 minute"; without `slide` windows lie end to end. `watermark` is how much
     later than the latest a record may be. `by` is "key", or a field of the JSON in the value: "$.user.id". `aggregates`
     are "count", "sum(…)", "min(…)" and "max(…)" of a field, or of "value" if that is a number; a mapping gives them
-    names. `time` is the field that has the time of a record, as milliseconds since 1970 or as text with a zone; without
-    it, its timestamp counts. `table`: update results instead of waiting for windows to close. `dead_letters`:
-    instead of the topic with `.dlq` behind its name. `max_offsets`: how many a micro-batch has at most.
+    names. `time` is the field that has the time of a record, as milliseconds since 1970 or as text with a zone, of the
+    years 1 to 9999; without it, its timestamp counts. `table`: update results instead of waiting for windows to close.
+    `dead_letters`: instead of the topic with `.dlq` behind its name. `max_offsets`: how many a micro-batch has at most.
 
     `Report.late` is the number of records that came too late for at least one of their windows; `missed` in its details
     is how many windows they missed.
@@ -107,17 +107,18 @@ def aggregate(
     told = {**plan.options(), "to": to, "table": table, "dead_letters": letters}
     folder = home(found, f"aggregate-{topic}-{to}", checkpoint)
     claim = Claim.take(folder, found.identity("aggregate"), told)
-    make_topics(found, to, {}, {topic: letters} if plan.may_fail else {}, compacted=table)
-    own = own_session(spark)
-    late = _Late(own, found, topic, plan, claim.checkpoint)
-    rows = _rows(incoming(own, found, topic, max_offsets), plan, to, letters)
-    outcome = drain(
-        _writer(rows, found, claim.checkpoint, table=table),
-        every=every,
-        progress=progress,
-        total=behind(claim.checkpoint, found),
-        after=late.look,
-    )
+    with claim.alone():
+        make_topics(found, to, {}, {topic: letters} if plan.may_fail else {}, compacted=table)
+        own = own_session(spark)
+        late = _Late(own, found, topic, plan, claim.checkpoint)
+        rows = _rows(incoming(own, found, topic, max_offsets), plan, to, letters)
+        outcome = drain(
+            _writer(rows, found, claim.checkpoint, table=table),
+            every=every,
+            progress=progress,
+            total=behind(claim.checkpoint, found),
+            after=late.look,
+        )
     return Report(
         "aggregate",
         topic,

@@ -22,15 +22,13 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import klamm.spark
 from klamm.client.dead_letters import box
 from klamm.disk import files
-from klamm.disk.locks import LockFile
-from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy
+from klamm.errors import InvalidSetting, KlammError, NotAStore
 from klamm.spark.pipelines.claim import Claim, local
 from klamm.spark.pipelines.fitting import Fitting, infer, parse_schema
 from klamm.spark.pipelines.journal import Journal, files_in
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
     from klamm.spark.pipelines.report import Progress
 
-__all__ = ["COLUMNS", "alone", "archive"]
+__all__ = ["COLUMNS", "archive"]
 
 COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
 _DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS INT))"
@@ -91,7 +89,7 @@ def archive(
     every = None if every is None else duration(every, "every")
     read = source(store, topic)
     claim = _claimed(read, topic, to, schema, dead_letters)
-    with alone(claim):
+    with claim.alone():
         journal = Journal(claim)
         _refuse_lost_checkpoint(claim, journal)
         journal.recover()
@@ -153,18 +151,6 @@ def _claimed(read: Source, topic: str, to: str | os.PathLike[str], schema: Any, 
     if known is None and has_schema:
         dead_letters = dead_letters or f"{topic}.dlq"
     return Claim.take(to, read.identity("archive"), {"schema": text, "dead_letters": dead_letters})
-
-
-@contextmanager
-def alone(claim: Claim) -> Iterator[None]:
-    """As the only one who reads or changes the folder."""
-    lock = LockFile(claim.inside("lock"))
-    try:
-        if not lock.try_hold(0):
-            raise StoreBusy(f"{claim.directory}: another run is at work", hint="wait until it has ended")
-        yield
-    finally:
-        lock.close()
 
 
 def _refuse_lost_checkpoint(claim: Claim, journal: Journal) -> None:

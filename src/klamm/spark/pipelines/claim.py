@@ -2,6 +2,7 @@
 
     _klamm/pipeline.json    whose it is: pipeline, store, topics, and the options that may not change between two runs
     _klamm/checkpoint/      Spark's
+    _klamm/lock             held by the run that is at work
 
 A folder is claimed by the first run, and every other run has to be the same pipeline on the same topics with the same
 options: else two of them would write into each other's output, or one would go on where another stood. What Spark and
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from klamm.disk import files
-from klamm.errors import InvalidSetting, NotAStore
+from klamm.disk.locks import LockFile
+from klamm.errors import InvalidSetting, NotAStore, StoreBusy
 
 __all__ = ["OURS", "Claim"]
 
@@ -39,6 +42,17 @@ class Claim:
     def inside(self, name: str) -> str:
         """A path beside the checkpoint, for what the pipeline itself has to remember."""
         return f"{self.directory}/{OURS}/{name}"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As the only one who reads or changes the folder; StoreBusy if another run is at work."""
+        lock = LockFile(self.inside("lock"))
+        try:
+            if not lock.try_hold(0):
+                raise StoreBusy(f"{self.directory}: another run is at work", hint="wait until it has ended")
+            yield
+        finally:
+            lock.close()
 
     @staticmethod
     def take(directory: str | os.PathLike[str], identity: Mapping[str, Any], options: Mapping[str, Any]) -> Claim:

@@ -85,20 +85,21 @@ def deduplicate(
     }
     folder = home(found, f"deduplicate-{topic}-{to}", checkpoint)
     claim = Claim.take(folder, found.identity("deduplicate"), told)
-    make_topics(found, to, {"max.message.bytes": max_bytes(found, topic)}, {topic: letters})
-    own = own_session(spark)
-    records = incoming(own, found, topic, max_offsets)
-    outcome = drain(
-        write_stream(
-            _rows(records, field, f"{delay} milliseconds", reach, to, letters),
-            found.path,
-            checkpointLocation=claim.checkpoint,
-            keepTimestamps=True,
-        ),
-        every=every,
-        progress=progress,
-        total=behind(claim.checkpoint, found),
-    )
+    with claim.alone():
+        make_topics(found, to, {"max.message.bytes": max_bytes(found, topic)}, {topic: letters})
+        own = own_session(spark)
+        records = incoming(own, found, topic, max_offsets)
+        outcome = drain(
+            write_stream(
+                _rows(records, field, f"{delay} milliseconds", reach, to, letters),
+                found.path,
+                checkpointLocation=claim.checkpoint,
+                keepTimestamps=True,
+            ),
+            every=every,
+            progress=progress,
+            total=behind(claim.checkpoint, found),
+        )
     rows, passed, wrong = (outcome.counts[name] for name in ("read", "written", "letters"))
     late = outcome.late
     return Report(

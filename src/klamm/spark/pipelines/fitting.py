@@ -48,13 +48,16 @@ def parse_schema(given: str | StructType) -> StructType:
 
 def _check(kind: Any, where: str) -> None:
     """What Spark would find out in the middle of a job, or not at all."""
-    from pyspark.sql.types import ArrayType, MapType, StructType
+    from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
     if isinstance(kind, StructType):
         seen: set[str] = set()
         for each in kind.fields:
             if each.name.lower() in seen:
-                raise InvalidSetting(f"schema: there are two fields {where}{each.name}")
+                raise InvalidSetting(
+                    f"schema: there are two fields {where}{each.name}",
+                    hint="give a schema in which names differ by more than case",
+                )
             seen.add(each.name.lower())
             _check(each.dataType, f"{where}{each.name}.")
     elif isinstance(kind, ArrayType | MapType):
@@ -65,7 +68,40 @@ def _check(kind: Any, where: str) -> None:
                 f"schema: {where[:-1]} has something that may not be null inside of an array or a map",
                 hint="leave NOT NULL out there",
             )
+        if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
+            raise InvalidSetting(
+                f"schema: {where[:-1]} has keys of {kind.keyType.simpleString()}; names in JSON are text",
+                hint="want MAP<STRING, …>",
+            )
         _check(inner, where)
+    if _is_none_of_json(kind):
+        raise InvalidSetting(
+            f"schema: {where[:-1]} is {kind.simpleString()}, which Spark does not read from JSON into Parquet",
+            hint="want STRING, or a type of numbers, times, arrays, maps or structs",
+        )
+
+
+def _is_none_of_json(kind: Any) -> bool:
+    """CHAR and VARCHAR are among them, and a struct without fields."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.StructType):
+        return not kind.fields
+    return not isinstance(
+        kind,
+        types.StringType
+        | types.BooleanType
+        | types.NumericType
+        | types.DateType
+        | types.TimestampType
+        | types.TimestampNTZType
+        | types.BinaryType
+        | types.DayTimeIntervalType
+        | types.YearMonthIntervalType
+        | types.VariantType
+        | types.ArrayType
+        | types.MapType,
+    )
 
 
 def _has_required(kind: Any) -> bool:

@@ -103,19 +103,20 @@ def join(
     }
     claim = Claim.take(home(found, f"join-{left}-{right}-{to}", checkpoint), found.identity("join"), told)
     largest = sum(max_bytes(found, name) for name in boxes) + _ROOM
-    make_topics(found, to, {"max.message.bytes": largest}, boxes)
-    own = own_session(spark)
-    records = [incoming(own, found, name, max_offsets) for name in (left, right)]
-    rows = _joined(records[0], records[1], fields, f"{delay} milliseconds", reach, how, to)
-    for each, field, name in zip(records, fields, (left, right), strict=True):
-        wrong = each.where(field.bytes().isNull())
-        rows = rows.unionByName(aside(wrong, boxes[name], _reason(field), f"letters {name}"))
-    outcome = drain(
-        write_stream(rows, found.path, checkpointLocation=claim.checkpoint, keepTimestamps=True),
-        every=every,
-        progress=progress,
-        total=behind(claim.checkpoint, found),
-    )
+    with claim.alone():
+        make_topics(found, to, {"max.message.bytes": largest}, boxes)
+        own = own_session(spark)
+        records = [incoming(own, found, name, max_offsets) for name in (left, right)]
+        rows = _joined(records[0], records[1], fields, f"{delay} milliseconds", reach, how, to)
+        for each, field, name in zip(records, fields, (left, right), strict=True):
+            wrong = each.where(field.bytes().isNull())
+            rows = rows.unionByName(aside(wrong, boxes[name], _reason(field), f"letters {name}"))
+        outcome = drain(
+            write_stream(rows, found.path, checkpointLocation=claim.checkpoint, keepTimestamps=True),
+            every=every,
+            progress=progress,
+            total=behind(claim.checkpoint, found),
+        )
     letters = {name: outcome.counts[f"letters {name}"] for name in boxes}
     counts = {"left_read": outcome.counts["left"], "right_read": outcome.counts["right"]}
     return Report(

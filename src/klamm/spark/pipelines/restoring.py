@@ -22,7 +22,6 @@ from klamm.arrow.placing import Placer
 from klamm.batch import decode
 from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore, UnknownTopic
-from klamm.spark.pipelines.archiving import alone
 from klamm.spark.pipelines.claim import Claim, local
 from klamm.spark.pipelines.journal import Journal, State
 from klamm.spark.pipelines.report import Report
@@ -78,7 +77,7 @@ def restore(
         raise InvalidSetting("restore: this session is a client of Spark Connect", hint="run it where the driver is")
     begin = time.monotonic()
     claim = _archive_of(source)
-    with alone(claim):
+    with claim.alone():
         Journal(claim).recover()
         known = _archived(claim)
         core = acquire(local(store), read_only=False, create=True, force_filesystem=False)
