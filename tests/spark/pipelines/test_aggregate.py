@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, UnknownTopic
+from klamm.errors import InvalidSetting, StoreBusy, UnknownTopic
 from klamm.spark.pipelines.aggregating import aggregate
+from klamm.spark.pipelines.claim import Claim
 from tests.crash.cases import seed_of
 from tests.spark.pipelines.reference import (
     NO_RETENTION,
@@ -143,12 +145,41 @@ def test_windows_have_what_plain_python_counts_and_late_and_broken_records_are_c
     assert origins.items() <= kept.items() and len(origins) == before.broken
 
 
+TIMES = (
+    b'{"at": %d.75, "total": 1}' % START_MS,
+    b'{"at": "%d", "total": 1}' % START_MS,
+    b'{"at": "%s", "total": 1}' % iso(START_MS).encode(),
+    b'{"at": -120000, "total": 1}',  # before 1970, where watermarks begin: late
+    b'{"at": %d, "total": 1} and more' % START_MS,
+    b'{"at": %d000, "total": 1}' % START_MS,  # microseconds
+    b'{"at": %d000000, "total": 1}' % START_MS,
+    b'{"at": 9223372036854775807, "total": 1}',
+    b'{"at": "+12000-01-01T00:00:00Z", "total": 1}',
+    b'{"at": "12:30", "total": 1}',
+    b'{"at": [%d], "total": 1}' % START_MS,
+)
+
+
+def when(at: Any) -> int | None:
+    """The time that a record says; None: it is none."""
+    if isinstance(at, str) and at.startswith("20"):
+        return int(datetime.fromisoformat(at).timestamp() * 1000)
+    try:
+        return int(float(at)) if abs(float(at)) < 1e14 else None
+    except (TypeError, ValueError):
+        return None
+
+
 def test_a_table_has_the_windows_as_they_are_now_and_a_micro_batch_done_again_changes_nothing(
     spark: Any, store: klamm.Store
 ) -> None:
     dice = random.Random(seed_of())
     store.create_topic("orders", 2, NO_RETENTION)
-    runs = [[orders(dice, 40, START_MS, 4 * MINUTE)], [[*orders(dice, 20, START_MS, 8 * MINUTE), order(START_MS, 0)]]]
+    timed = [Event(START_MS, b"anna-0", value) for value in TIMES]
+    runs = [
+        [orders(dice, 40, START_MS, 4 * MINUTE) + timed],
+        [[*orders(dice, 20, START_MS, 8 * MINUTE), order(START_MS, 0)]],
+    ]
 
     def run() -> Any:
         report = aggregate(
@@ -175,7 +206,7 @@ def test_a_table_has_the_windows_as_they_are_now_and_a_micro_batch_done_again_ch
             MINUTE,
             MINUTE,
             by=lambda event, value: None if event.key is None else event.key.decode(),
-            time=lambda event, value: value.get("at"),
+            time=lambda event, value: when(value.get("at")),
         )
         want.run(runs[: number + 1])
         send(store, "orders", runs[number][0])
@@ -214,6 +245,8 @@ def test_an_empty_topic_is_no_error_and_its_folder_is_of_this_pipeline_only(
             run(**more)
         assert said in refused.value.message
     assert "counts" in store.topics() and "others" not in store.topics()
+    with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
+        run()
 
 
 @pytest.mark.parametrize(
@@ -221,6 +254,9 @@ def test_an_empty_topic_is_no_error_and_its_folder_is_of_this_pipeline_only(
     [
         ({"window": "soon"}, "window: 'soon' is no time"),
         ({"window": "0 seconds"}, "window: '0 seconds' is too short"),
+        ({"window": "99999999999 weeks"}, "window: '99999999999 weeks' is too long"),
+        ({"window": 60}, "window: 60 is no time"),
+        ({"by": None}, "by: None is no part of a record that serves here"),
         ({"watermark": "-1 minute"}, "watermark: '-1 minute' is no time"),
         ({"slide": "1 hour"}, "slide: 1 hour is longer than the window of 1 minute"),
         ({"max_offsets": 0}, "max_offsets: 0 does not fit"),

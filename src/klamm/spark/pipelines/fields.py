@@ -6,8 +6,9 @@
     $.user.id       a field of the value, which is JSON: names with dots between them, items of a list as [0],
                     and ['a name'] for one with other characters
 
-A part that is missing, or null, or behind JSON that is broken, is null. Numbers are exact decimals, 18 digits before
-and 10 behind the point, so that a sum is the same in whichever order it is made.
+A part that is missing, or null, or in JSON that is broken, is null. Numbers are exact decimals, 18 digits before and 10
+behind the point, so that a sum is the same in whichever order it is made. Times are of the years 1 to 9999: so one
+that was meant as micro- or nanoseconds is none, and moves no watermark.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["NUMBER", "Field"]
 
 NUMBER = "decimal(28,10)"
+_FIRST_MS, _END_MS = -62_135_596_800_000, 253_402_300_800_000  # the years 1 and 10000
 _PATH = re.compile(r"\$(\.[A-Za-z_][\w-]*|\[\d+\]|\['[^'\[\]?*]+'\])+")
 _EXAMPLES = {
     "key": "key",
@@ -43,7 +45,7 @@ class Field:
     @staticmethod
     def of(text: str, what: str, kinds: tuple[str, ...]) -> Field:
         """What `text` names; InvalidSetting if that is nothing, or none of `kinds`."""
-        word = text.strip()
+        word = text.strip() if isinstance(text, str) else ""
         if word.startswith("$"):
             if not _PATH.fullmatch(word):
                 raise InvalidSetting(
@@ -75,7 +77,9 @@ class Field:
         from pyspark.sql import functions as F  # noqa: N812
 
         if self.kind == "json":
-            return F.get_json_object(F.col("value").cast("string"), self.name)
+            # Spark's parser is content when the text begins with JSON. Inside of this, it has to be JSON to its end.
+            whole = F.concat(F.lit('{"v":'), F.col("value").cast("string"), F.lit("}"))
+            return F.get_json_object(whole, f"$.v{self.name[1:]}")
         return self.bytes().cast("string")
 
     def number(self) -> Column:
@@ -83,8 +87,13 @@ class Field:
         return self.text().try_cast(NUMBER)
 
     def time(self) -> Column:
-        """As a time: milliseconds since 1970, or text such as 2026-01-31T12:00:00Z."""
+        """As a time: milliseconds since 1970, or text such as 2026-01-31T12:00:00Z; null for what is none."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        text = self.text()
-        return F.coalesce(F.timestamp_millis(text.try_cast("long")), text.try_cast("timestamp"))
+        number = self.number()
+        milliseconds = F.when(
+            (number >= _FIRST_MS) & (number < _END_MS), F.timestamp_millis(F.floor(number).cast("long"))
+        )
+        dated = F.when(self.text().rlike(r"^\s*\d{4,}-"), self.text())  # of a time alone, Spark would make one of today
+        time = F.when(number.isNull(), dated.try_cast("timestamp")).otherwise(milliseconds)
+        return F.when(F.unix_millis(time).between(_FIRST_MS, _END_MS - 1), time)

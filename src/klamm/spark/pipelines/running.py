@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from klamm.spark.pipelines.report import Progress
 
 __all__ = [
+    "UNITS_MS",
     "Outcome",
     "Source",
     "behind",
@@ -41,6 +42,9 @@ __all__ = [
     "source",
 ]
 
+UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+UNITS_MS["week"] = 7 * UNITS_MS["day"]
+_LONGEST_MS = 365_000 * UNITS_MS["day"]
 _POLL_S = 0.2
 _OURS = re.compile(r"klamm\.errors\.\w+: ([^\n]+)")
 
@@ -221,6 +225,10 @@ def collected(rows: DataFrame) -> list[Any]:
 
 def duration(text: str, what: str) -> str:
     """A time as Spark spells it: "5 minutes"."""
-    if not re.fullmatch(r"\s*\d+\s+(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)\s*", text):
-        raise InvalidSetting(f"{what}: {text!r} is no time", hint="want a number and a unit: 5 minutes")
-    return " ".join(text.split())
+    wanted = "want a number and a unit: 5 minutes"
+    if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s+(millisecond|second|minute|hour|day|week)s?\s*", text):
+        raise InvalidSetting(f"{what}: {text!r} is no time", hint=wanted)
+    number, unit = text.split()
+    if int(number) * UNITS_MS[unit.removesuffix("s")] > _LONGEST_MS:
+        raise InvalidSetting(f"{what}: {text!r} is too long", hint=f"{wanted}, of a thousand years at most")
+    return f"{number} {unit}"

@@ -11,14 +11,13 @@ that has dead letters.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from klamm.client.dead_letters import box
 from klamm.errors import InvalidSetting, TopicExists, UnknownTopic
 from klamm.spark.pipelines.dead_letters import COLUMNS, letters
-from klamm.spark.pipelines.running import duration
+from klamm.spark.pipelines.running import UNITS_MS, duration
 from klamm.spark.remote import read_stream
 from klamm.store import names
 from klamm.store.directory import acquire, release
@@ -52,8 +51,6 @@ _OWN = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
 }
-_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_UNITS_MS["week"] = 7 * _UNITS_MS["day"]
 
 
 def own_session(spark: SparkSession) -> SparkSession:
@@ -85,8 +82,8 @@ def check(spark: SparkSession, pipeline: str, max_offsets: int | None, every: st
 
 def milliseconds(text: str, what: str, *, least: int = 1) -> int:
     """How long "5 minutes" is; InvalidSetting if that is no time, or less than `least`."""
-    number, unit = re.split(r"\s+", duration(text, what))
-    found = int(number) * _UNITS_MS[unit.removesuffix("s")]
+    number, unit = duration(text, what).split()
+    found = int(number) * UNITS_MS[unit.removesuffix("s")]
     if found < least:
         raise InvalidSetting(f"{what}: {text!r} is too short", hint="want a number and a unit: 5 minutes")
     return found
