@@ -210,12 +210,9 @@ class _Stager:
         encoder = self._encoders.get(topic)
         if encoder is None:
             encoder = self._encoders[topic] = self._encoder(topic)
-        try:
+        try:  # what a type does not tell: a partition of -1, a header without a name
             encoder.take(Rows.of(rows))
-        except (
-            TypeError,
-            ValueError,
-        ) as error:  # what a type does not tell: a partition of -1, a header without a name
+        except (TypeError, ValueError) as error:
             raise InvalidRecord(f"{topic}: {error}") from None
         self._rows += rows.num_rows
 
