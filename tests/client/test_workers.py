@@ -514,7 +514,7 @@ def test_a_partition_that_is_lost_while_a_handler_hangs_is_done_by_its_new_owner
             until(lambda: committed(orders, "g", 0) == committed(orders, "g", 1) == 1, "both are committed")
             second.stop()
         first.stop()
-    assert outcome["report"].done == 2
+    assert outcome["report"].done == len(seen) >= 2  # more, if it got one of them back in between
     assert set(again) <= {0, 1}
 
 
