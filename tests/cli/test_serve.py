@@ -458,32 +458,28 @@ def test_a_notify_socket_that_is_not_there_does_not_matter(path: Path) -> None:
         assert server.ready() and server.stop() == 0
 
 
+def serves_and_stops(process: subprocess.Popen[bytes]) -> None:
+    try:
+        assert process.stderr is not None
+        assert b"listening" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_stdout_that_nobody_reads_does_not_matter(path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     process = subprocess.Popen([KLAMM, "serve", path, "--kafka", "0"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-    try:
-        assert process.stderr is not None
-        assert b"listening" in process.stderr.readline()
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    serves_and_stops(process)
 
 
 def test_a_stdout_that_is_closed_does_not_matter(path: Path) -> None:
     command = f"exec {KLAMM} serve {path} --kafka 0 >&-"
-    process = subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        assert b"listening" in process.stderr.readline()
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    serves_and_stops(subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE))
 
 
 # The log
