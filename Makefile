@@ -18,6 +18,8 @@ KAFKA_JARS := .tools/kafka
 KAFKA_POM := tests/interop/kafka/pom.xml
 SPARK_JARS := .tools/spark-kafka
 SPARK_POM := tests/spark/connector/pom.xml
+# What a JVM has made of Spark's classes, so that those of tests start in half the time.
+SPARK_CLASSES := .tools/spark.jsa
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check format docs bench soak tools build venv lock clean
@@ -29,7 +31,7 @@ help: ## this list
 run: build ## a short tour: write, read, query, kill a writer, lose nothing
 	@$(PY) examples/tour.py
 
-test: tools build ## all tests but the long ones; ARGS="-k name" to choose
+test: tools build $(SPARK_CLASSES) ## all tests but the long ones; ARGS="-k name" to choose
 	@$(PY) tests/parts.py $(ARGS)
 
 check: build ## format, lint, types, direction of imports
@@ -65,6 +67,11 @@ tools: ## what tests need: Debian packages, by apt-get when root or sudo may, el
 	@cmp -s $(SPARK_POM) $(SPARK_JARS)/pom.xml || { echo "tools: Spark's Kafka connector into $(SPARK_JARS)" && rm -rf $(SPARK_JARS) && \
 	mvn -q -B -f $(SPARK_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(SPARK_JARS)" && \
 	cp $(SPARK_POM) $(SPARK_JARS)/pom.xml; } || echo "tools: tests with Spark's Kafka connector are skipped until Maven can fetch it"
+
+$(SPARK_CLASSES): $(VENV)/.packages tests/spark/classes.py | tools build
+	@echo "tools: Spark's classes into $@"
+	@$(PY) -W ignore -m tests.spark.classes >/dev/null 2>&1 && touch $@ || \
+	echo "tools: that failed, so tests that start Spark take longer; $(PY) -m tests.spark.classes says why"
 
 venv: $(VENV)/.packages ## .venv with the packages of requirements.lock
 

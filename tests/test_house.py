@@ -22,6 +22,7 @@ import klamm
 import klamm.errors
 from klamm.store.settings import SETTINGS
 from klamm.store.store_settings import STORE_SETTINGS
+from tests.spark.classes import ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "klamm"
@@ -251,6 +252,7 @@ def test_python_of_a_page_works_when_pasted_into_a_prompt(page: str, tmp_path: P
         [sys.executable, "-i", "-q", "-W", "error"],
         input="\n".join([*blocks, "print('reached the end')\n"]),
         cwd=tmp_path,
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=280,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import klamm
 from tests.cli.conftest import Cli
 from tests.serving import KLAMM
+from tests.spark.classes import ENVIRONMENT
 
 
 @pytest.mark.parametrize("command", ["archive", "compact", "quality"])
@@ -35,7 +37,8 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
         store.create_topic("orders", 2)
         store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)])
     command = [KLAMM, "pipeline", "archive", "orders", tmp_path / "out", "--store", tmp_path / "events"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    environment = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["pipeline"], told["rows_read"], told["rows_written"]) == ("archive", 100, 100)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.spark.classes import QUICK
+
 SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
+    "spark.driver.extraJavaOptions": QUICK,
     "spark.driver.memory": "1g",
     "spark.log.level": "OFF",
     "spark.sql.shuffle.partitions": "2",

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import klamm
+from tests.spark.classes import ENVIRONMENT
 
 pytest.importorskip("pyspark")
 pytest.importorskip("grpc")
 pytest.importorskip("yaml")
 
 RUN = Path(__file__).parents[3] / "examples" / "declarative" / "run.py"
-JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx1g"}  # it lives for seconds
 
 
 def order(number: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def append(store: klamm.Store, numbers: range) -> None:
 def run(path: str) -> None:
     """To its end."""
     told = subprocess.run(
-        [sys.executable, RUN, path], env={**os.environ, **JAVA}, capture_output=True, text=True, timeout=300
+        [sys.executable, RUN, path], env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=300
     )
     assert told.returncode == 0 and "Run is COMPLETED" in told.stdout + told.stderr, told.stdout + told.stderr
 

@@ -19,6 +19,7 @@ import pytest
 
 import klamm
 from tests.crash.cases import seed_of
+from tests.spark.classes import ENVIRONMENT
 from tests.spark.processes import together
 
 pytest.importorskip("pyspark")
@@ -28,7 +29,6 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
 LIFE = Path(__file__).parents[3] / "examples" / "life"
-JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx1g"}  # it lives for seconds
 WORLD = 7
 PATIENCE_S = 300
 
@@ -48,7 +48,7 @@ def life() -> SimpleNamespace:
 def pipeline(path: str, size: int, generations: int, *, quick: bool = True) -> Iterator[subprocess.Popen[bytes]]:
     """The example, as one runs it."""
     command = [sys.executable, LIFE / "life.py", path, "--size", size, "--generations", generations, "--seed", WORLD]
-    environment = {**os.environ, **(JAVA if quick else {})}
+    environment = {**os.environ, **(ENVIRONMENT if quick else {})}
     said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with together(list(map(str, command)), env=environment, **said) as process:
         yield process

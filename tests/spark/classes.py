@@ -1,0 +1,61 @@
+"""JVMs of tests: they live for seconds, so they are to start soon rather than to run fast.
+
+    python -m tests.spark.classes
+
+writes what the JVM has made of Spark's classes into a file, which the next ones map instead of reading, checking and
+linking thousands of classes again: a session starts in half the time. `make test` does that once. Where the file is
+missing, or of another Java, everything goes on without.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+ARCHIVE = Path(__file__).parents[2] / ".tools" / "spark.jsa"
+_SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+
+
+def _flags() -> str:
+    if not ARCHIVE.exists() or " " in str(ARCHIVE):  # flags are told apart by spaces
+        return _SOON
+    return f"{_SOON} -XX:SharedArchiveFile={ARCHIVE}"
+
+
+QUICK = _flags()
+"""For spark.driver.extraJavaOptions."""
+ENVIRONMENT = {"JAVA_TOOL_OPTIONS": f"{QUICK} -Xmx1g"}
+"""For programs that make their session themselves."""
+
+
+def main() -> None:
+    import klamm
+    import klamm.spark
+
+    unfinished = ARCHIVE.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place, klamm.open(f"{place}/events") as store:
+        store.create_topic("from")
+        store.create_topic("to")
+        store.append_many("from", [(b"%d" % n, b"{}") for n in range(100)])
+        flags = f"{_SOON} -XX:ArchiveClassesAtExit={unfinished}"
+        options = {"spark.driver.extraJavaOptions": flags, "spark.log.level": "OFF", "spark.ui.enabled": "false"}
+        options |= {"spark.sql.shuffle.partitions": "2", "spark.ui.showConsoleProgress": "false"}
+        spark = klamm.spark.session(store.path, master="local[2]", **options)
+        read = klamm.spark.read(spark, subscribe="from")
+        read.groupBy("partition").count().write.parquet(f"{place}/counts")
+        spark.read.parquet(f"{place}/counts").orderBy("count").collect()
+        rows = klamm.spark.read_stream(spark, subscribe="from", startingOffsets="earliest")
+        counts = rows.withWatermark("timestamp", "1 minute").groupBy("key", "timestamp").count().selectExpr("key value")
+        query = klamm.spark.write_stream(counts, topic="to", checkpointLocation=f"{place}/checkpoint")
+        query.outputMode("append").trigger(availableNow=True).start().awaitTermination()
+        jvm = spark.sparkContext._gateway.proc
+        spark.stop()
+        jvm.stdin.close()
+        jvm.wait(120)
+    unfinished.replace(ARCHIVE)
+
+
+if __name__ == "__main__":
+    main()
