@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import struct
 import time
@@ -13,6 +14,7 @@ import pytest
 import klamm
 from klamm.batch import codecs, crc32c, parse
 from klamm.batch.header import CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, TRANSACTIONAL
+from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import API_VERSIONS, INIT_PRODUCER_ID, PRODUCE
 from tests.kafka.asking import altered, batches_of, fetch, produce, produce_many, producing, sealed, values
@@ -226,6 +228,28 @@ def test_acks(server: Served, raw: Raw, acks: int) -> None:
     assert found.end == base + 3
     if acks == -1:
         assert found.flushed == found.end
+
+
+def test_acks_all_syncs_every_partition_of_a_request(server: Served, raw: Raw) -> None:
+    responses = produce_many(raw, {("orders", number): GOOD for number in range(4)}, acks=-1)
+    assert {response.error_code for response in responses.values()} == {0}
+    for (topic, number), response in responses.items():
+        ends = server.broker.core.topic(topic).partition(number).ends()
+        assert ends.flushed == ends.end == response.base_offset + 3
+
+
+def test_acks_all_is_refused_when_the_sync_fails_and_accepted_when_the_disk_works_again(raw: Raw) -> None:
+    base = produce(raw, "orders", GOOD, acks=-1).base_offset
+    _os.trap(1, kinds=_os.SYNC, error=errno.EIO, repeat=True)
+    try:
+        response = produce(raw, "orders", GOOD, acks=-1)
+    finally:
+        _os.trap(0)
+    assert (response.error_code, response.base_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    assert "sync" in response.error_message
+    again = produce(raw, "orders", GOOD, acks=-1)
+    assert again.error_code == 0
+    assert again.base_offset > base
 
 
 def test_no_other_acks(raw: Raw) -> None:
