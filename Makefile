@@ -22,7 +22,7 @@ SPARK_POM := tests/spark/connector/pom.xml
 SPARK_CLASSES := .tools/spark.jsa
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format docs bench soak tools build venv lock clean
+.PHONY: help run test check format docs bench soak mutants tools build venv lock clean
 
 help: ## this list
 	@echo "Klamm: what there is to make"
@@ -52,6 +52,9 @@ bench: tools build ## every script of bench/, each beside its peers, into bench/
 
 soak: tools build ## the long tests: hours of kills and fuzzing
 	@$(PY) -m pytest -q -m soak --timeout 0 $(ARGS)
+
+mutants: build ## break the code in known ways: a test must fail each time; ARGS="--native" for those that need a build, "-k text"
+	@$(PY) -m tests.mutants.run $(ARGS)
 
 tools: ## what tests need: Debian packages, by apt-get when root or sudo may, else the command; an Apache Kafka
 	@missing=; for p in $(DEBIAN); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \

@@ -1,13 +1,8 @@
-"""Break the protocol of transactions in known ways: each break must fail a test. See test_mutants.py."""
+"""Mutants of embedded transactions."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from tests.crash.test_mutants import Mutant
-from tests.crash.test_mutants import test_a_broken_promise_fails_a_test as notice
+from tests.mutants.mutant import Mutant
 
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
 TRANSACTION = "src/klamm/client/transaction.py"
@@ -18,14 +13,14 @@ RESOLVED = (
     "tests/crash/test_killed_transaction.py",
     "tests/crash/test_transaction_power_cut.py",
 )
-REGISTER = "                self._core.transactions.register(self._identity, fresh, self._timeout_ms)\n"
 
 MUTANTS = [
     Mutant(
         "a late commit is not refused",
-        STORE_TRANSACTIONS,
+        "store/transactions.py T3",
         (
             (
+                STORE_TRANSACTIONS,
                 "            if row is None or row.state != ONGOING:\n                raise",
                 "            if False:\n                raise",
             ),
@@ -34,21 +29,31 @@ MUTANTS = [
     ),
     Mutant(
         "a partition is registered after it was appended to",
-        TRANSACTION,
+        "store/transactions.py T1",
         (
-            (REGISTER, ""),
             (
+                TRANSACTION,
+                ("                self._core.transactions.register(self._identity, fresh, self._timeout_ms)\n"),
+                "",
+            ),
+            (
+                TRANSACTION,
                 "                self._append_first()\n",
-                "                self._append_first()\n            if fresh:\n" + REGISTER,
+                (
+                    "                self._append_first()\n"
+                    "            if fresh:\n"
+                    "                self._core.transactions.register(self._identity, fresh, self._timeout_ms)\n"
+                ),
             ),
         ),
         RESOLVED,
     ),
     Mutant(
         "a transaction is decided before its records are on disk",
-        TRANSACTION,
+        "store/transactions.py T2",
         (
             (
+                TRANSACTION,
                 "                partition.sync(end)\n            with self._members",
                 "                pass\n            with self._members",
             ),
@@ -57,19 +62,22 @@ MUTANTS = [
     ),
     Mutant(
         "offsets are committed apart from the decision",
-        TRANSACTION,
+        "store/transactions.py T1",
         (
             (
+                TRANSACTION,
                 "                    also=self._put_offsets if self._claims else None,",
                 "                    also=None,",
             ),
             (
+                TRANSACTION,
                 "                self._settle_claims()\n        except",
                 (
                     "                database = self._core.catalog.database\n"
                     "                with database.gate(), database.transaction() as execute:\n"
                     "                    self._put_offsets(execute)\n"
-                    "                self._settle_claims()\n        except"
+                    "                self._settle_claims()\n"
+                    "        except"
                 ),
             ),
         ),
@@ -77,33 +85,46 @@ MUTANTS = [
     ),
     Mutant(
         "a row goes before its markers are on disk",
-        STORE_TRANSACTIONS,
-        (("        return all(partition.log.flushed_offset >= end or", "        return all(True or"),),
+        "store/transactions.py T2",
+        (
+            (
+                STORE_TRANSACTIONS,
+                "        return all(partition.log.flushed_offset >= end or",
+                "        return all(True or",
+            ),
+        ),
         RESOLVED,
     ),
     Mutant(
         "a row is forgotten by a resolver before its markers are on disk",
-        STORE_TRANSACTIONS,
-        (("            partition.sync(_mark(partition, row.", "            (_mark(partition, row."),),
+        "store/transactions.py T2",
+        (
+            (
+                STORE_TRANSACTIONS,
+                "            partition.sync(_mark(partition, row.",
+                "            (_mark(partition, row.",
+            ),
+        ),
         RESOLVED,
     ),
     Mutant(
         "resolvers abort what was committed",
-        STORE_TRANSACTIONS,
-        (("row.epoch, commit=row.state == COMMIT))", "row.epoch, commit=False))"),),
+        "store/transactions.py T1",
+        ((STORE_TRANSACTIONS, "row.epoch, commit=row.state == COMMIT))", "row.epoch, commit=False))"),),
         RESOLVED,
     ),
     Mutant(
         "of a producer id, the younger transaction is resolved first",
-        STORE_TRANSACTIONS,
-        (("sorted(over + prepared, key=lambda row: row.key)", "over + prepared"),),
+        "store/transactions.py T5",
+        ((STORE_TRANSACTIONS, "sorted(over + prepared, key=lambda row: row.key)", "over + prepared"),),
         RESOLVED,
     ),
     Mutant(
         "a living process's transaction counts as abandoned",
-        STORE_TRANSACTIONS,
+        "store/transactions.py T4",
         (
             (
+                STORE_TRANSACTIONS,
                 "        return members is not None and bool(members.held(",
                 "        return members is None and bool(members.held(",
             ),
@@ -112,9 +133,10 @@ MUTANTS = [
     ),
     Mutant(
         "a resolver does not look again what is still going on",
-        STORE_TRANSACTIONS,
+        "store/transactions.py T1",
         (
             (
+                STORE_TRANSACTIONS,
                 (
                     'FROM transactions WHERE producer_id = ? AND epoch = ? AND state = ?"\n'
                     "        values = execute(query, (*row.key, ONGOING)).fetchone()"
@@ -129,9 +151,10 @@ MUTANTS = [
     ),
     Mutant(
         "a name that was taken over may still commit",
-        STORE_TRANSACTIONS,
+        "store/transactions.py T6",
         (
             (
+                STORE_TRANSACTIONS,
                 "        if mine.name is not None and _holder(execute, mine.name) != mine.producer_id:",
                 "        if False:",
             ),
@@ -140,24 +163,35 @@ MUTANTS = [
     ),
     Mutant(
         "a producer id is used again though a marker is missing",
-        TRANSACTION,
-        (("        identity.spoiled = error is not None or", "        identity.spoiled ="),),
+        "store/transactions.py T5",
+        ((TRANSACTION, "        identity.spoiled = error is not None or", "        identity.spoiled ="),),
         RESOLVED,
     ),
     Mutant(
         "an aborted transaction leaves its consumers where they are",
-        TRANSACTION,
-        (("            if rewind:\n                self._rewind()", "            pass"),),
+        "client/transaction.py: abort seeks the consumers back",
+        (
+            (
+                TRANSACTION,
+                "            if rewind:\n                self._rewind(",
+                "            if False:\n                self._rewind(",
+            ),
+        ),
         RESOLVED,
     ),
     Mutant(
         "a copy notes the ends of logs after it has let go of the gate",
-        "src/klamm/store/backup.py",
+        "a backup is one moment of the store",
         (
             (
-                "                partitions = [(topic, opened[topic.id, number]) for topic, number in wanted]\n",
+                "src/klamm/store/backup.py",
+                ("                partitions = [(topic, opened[topic.id, number]) for topic, number in wanted]\n"),
                 (
-                    "                break\n        # fmt: skip\n    if True:\n        if True:\n            if True:\n"
+                    "                break\n"
+                    "        # fmt: skip\n"
+                    "    if True:\n"
+                    "        if True:\n"
+                    "            if True:\n"
                     "                partitions = [(topic, opened[topic.id, number]) for topic, number in wanted]\n"
                 ),
             ),
@@ -165,9 +199,3 @@ MUTANTS = [
         RESOLVED,
     ),
 ]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-def test_a_broken_promise_of_transactions_fails_a_test(mutant: Mutant, tmp_path: Path) -> None:
-    notice(mutant, tmp_path)

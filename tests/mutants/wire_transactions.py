@@ -1,0 +1,100 @@
+"""Mutants of transactions over Kafka's protocol."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+WIRE = "src/klamm/store/wire_transactions.py"
+STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
+DESK = "src/klamm/kafka/transaction_desk.py"
+NOTICED = ("tests/kafka/transactions/test_desk.py", "tests/kafka/transactions/test_desk_failures.py")
+
+MUTANTS = [
+    Mutant(
+        "a resolver marks what may be the next transaction of the same epoch",
+        "store/transactions.py T3",
+        ((STORE_TRANSACTIONS, "            if producer_id in over_wire:\n", "            if False:\n"),),
+        NOTICED,
+    ),
+    Mutant(
+        "a resolver marks though a server lives",
+        "store/wire_transactions.py W4",
+        (
+            (
+                WIRE,
+                "        if members is None or not members.try_hold(SERVER):\n",
+                "        if members is None or (members.try_hold(SERVER) and False):\n",
+            ),
+        ),
+        NOTICED,
+    ),
+    Mutant(
+        "a transaction is complete before its markers are on disk",
+        "store/wire_transactions.py W4",
+        ((WIRE, "            return sync_if_possible(self._core, partition, end)\n", "            return True\n"),),
+        NOTICED,
+    ),
+    Mutant(
+        "an aborted transaction moves its groups",
+        "store/wire_transactions.py W2",
+        (
+            (
+                WIRE,
+                "        if row.state in (COMMIT, COMPLETE_COMMIT):\n            by",
+                "        if True:\n            by",
+            ),
+        ),
+        NOTICED,
+    ),
+    Mutant(
+        "whoever is fenced keeps the epoch",
+        "kafka/transaction_desk.py D2",
+        ((WIRE, "next_epoch=self.epoch + 1, last_epoch=last_epoch)", "next_epoch=self.epoch, last_epoch=last_epoch)"),),
+        NOTICED,
+    ),
+    Mutant(
+        "a transaction outlives the boot",
+        "store/transactions.py T4",
+        ((WIRE, "        return row.boot_id != self._boot_id or self._core", "        return self._core"),),
+        NOTICED,
+    ),
+    Mutant(
+        "a transaction is committed though its records are not on disk",
+        "store/transactions.py T2",
+        ((DESK, "                if not self._wire.sync(synced):\n", "                if False:\n"),),
+        NOTICED,
+    ),
+    Mutant(
+        "the next transaction begins before the last one is marked",
+        "store/transactions.py T5",
+        (
+            (
+                DESK,
+                (
+                    "                raise _Refused(ErrorCode.CONCURRENT_TRANSACTIONS)\n"
+                    "            if row.is_ongoing and places"
+                ),
+                "                pass\n            if row.is_ongoing and places",
+            ),
+        ),
+        NOTICED,
+    ),
+    Mutant(
+        "a call that comes again is not known",
+        "kafka/transaction_desk.py D3",
+        (
+            (
+                DESK,
+                ("    return rotated or (client[1] >= 0 and client == (row.producer_id, row.last_epoch))"),
+                "    return rotated",
+            ),
+        ),
+        NOTICED,
+    ),
+    Mutant(
+        "the last epoch is followed by another",
+        "store/transactions.py T5",
+        ((DESK, "        if ended.epoch <= MAX_EPOCH:\n", "        if True:\n"),),
+        NOTICED,
+    ),
+]
