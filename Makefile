@@ -21,6 +21,9 @@ SPARK_POM := tests/spark/connector/pom.xml
 # What a JVM has made of Spark's classes, so that those of tests start in half the time.
 SPARK_CLASSES := .tools/spark.jsa
 
+# Tests start a thousand interpreters; without bytecode on disk, each compiles pyspark, pandas or pytest again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test check format docs bench soak mutants tools build venv lock clean
 

@@ -232,10 +232,10 @@ def test_generations_go_on_after_a_restart_and_after_a_kill(tmp_path: Path) -> N
     seen = []
     with children() as start:
         for _ in range(3):
-            process = start(lambda: serve_for_ever(path, told))
+            process = start(lambda: serve_for_ever(path, told, group_min_session_timeout_ms=100))
             with Client(address_in(told)) as client:
                 member = client.become_member()
-                for _ in range(5):  # a leader that joins again wants a rebalance
+                for _ in range(4):  # a leader that joins again wants a rebalance
                     seen.append(client.join(member.member_id).generation_id)
                     assert (
                         client.ask(
@@ -243,6 +243,7 @@ def test_generations_go_on_after_a_restart_and_after_a_kill(tmp_path: Path) -> N
                         ).error_code
                         == 0
                     )
+                seen.append(client.shorten_session(member))
             process.kill()
     assert seen == sorted(set(seen))
 

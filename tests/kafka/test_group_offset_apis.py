@@ -357,12 +357,13 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
         opened.create_topic("orders", partitions=4)
     with children() as start:
         for life in range(3):
-            process = start(lambda: serve_for_ever(path, told))
+            process = start(lambda: serve_for_ever(path, told, group_min_session_timeout_ms=100))
             with Client(address_in(told)) as client:
                 assert client.offsets() == ({FIRST: life * 100} if life else {})
                 member = client.become_member()
                 for offset in range((life * 100) + 1, (life + 1) * 100 + 1):
                     assert client.commit({FIRST: offset}, member) == [0]
+                client.shorten_session(member)
                 process.kill()
     with klamm.open(path) as opened:
         assert opened.check().breaches == []
