@@ -9,8 +9,9 @@ bytes arrive (never by what its first four bytes promise), from a budget that al
 something to do, nothing more is read. What was read behind it already counts in the budget; when that is used up,
 little is read at a time.
 
-Writing. Small answers go in one send. Records that lie in files go by `sendfile`; if the socket is full, a piece is
-left to the transport, and the rest goes on when that is gone. So a slow reader holds a piece, and a place in a file.
+Writing. Small answers go in one send. Records that lie in files go by `sendfile` (where the system has none, by a copy
+through memory); if the socket is full, a piece is left to the transport, and the rest goes on when that is gone. So a
+slow reader holds a piece, and a place in a file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from klamm.disk import _os
 from klamm.kafka.addresses import plain
 from klamm.kafka.answer_errors import errors_in
 from klamm.kafka.call import LATER, Call, Put
@@ -43,9 +45,23 @@ _AHEAD = 16 * 1024  # read of the next requests, while there is something to do
 _LITTLE = 1024  # read at a time, while there is no room for more
 _TURN = 64  # requests in a row, then the loop sees to others
 _PIECE = 16 * 1024  # of a file, when the socket is full: sent when there is room again, and the rest follows
+_COPIED = 64 * 1024  # of a file, at a time, where the system has no sendfile
 _MORE = getattr(socket, "MSG_MORE", 0)
 
 _log = logging.getLogger("klamm.kafka")
+
+
+if hasattr(os, "sendfile"):
+
+    def _send_file(to: socket.socket, part: Range) -> int:
+        """Send as much of the range as the socket takes, and return how many bytes that were."""
+        return os.sendfile(to.fileno(), part.file.fd, part.position, part.size)
+
+else:
+
+    def _send_file(to: socket.socket, part: Range) -> int:
+        """Like os.sendfile, for systems without it (Windows): copy through memory. The bytes were read before."""
+        return to.send(_os.pread(part.file.fd, min(_COPIED, part.size), part.position))
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -460,7 +476,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send_range(self, part: Range) -> None:
         try:
-            sent = os.sendfile(self._socket.fileno(), part.file.fd, part.position, part.size)
+            sent = _send_file(self._socket, part)
         except BlockingIOError:
             self._leave_piece(part)
             return
@@ -476,7 +492,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _leave_piece(self, part: Range) -> None:
         """The socket is full: the transport sends a piece when it can, and tells when it has."""
-        piece = os.pread(part.file.fd, min(_PIECE, part.size), part.position)
+        piece = _os.pread(part.file.fd, min(_PIECE, part.size), part.position)
         if not piece:
             self.close("closed, for a file of the log is shorter than it was")
             return

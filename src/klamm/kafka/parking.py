@@ -49,6 +49,55 @@ class _Parked:
         self.is_due = False  # its time is over
 
 
+class _EventFd:
+    """A descriptor to write to, from any thread, so that the loop calls `rung`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rung: Callable[[], None]) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._loop = loop
+        self._rung = rung
+        loop.add_reader(self.fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return
+        self._rung()
+
+    def close(self) -> None:
+        """After the last write."""
+        self._loop.remove_reader(self.fd)
+        os.close(self.fd)
+
+
+class _Pipe:
+    """Like `_EventFd`, where there is none (macOS), and where loops cannot wait for a descriptor (Windows)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rung: Callable[[], None]) -> None:
+        self._end, self.fd = os.pipe()
+        self._loop = loop
+        self._rung = rung
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._read, name="klamm-bell-pipe", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while os.read(self._end, 4096):
+            self._loop.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        if not self._is_closed:
+            self._rung()
+
+    def close(self) -> None:
+        """After the last write."""
+        self._is_closed = True
+        os.close(self.fd)
+        self._thread.join()
+        os.close(self._end)
+
+
 class Parking:
     """Of one server, on its loop."""
 
@@ -63,11 +112,10 @@ class Parking:
         self._moved: dict[Partition, None] = {}  # whose waiters are to be made ready
         self._ready: deque[_Parked] = deque()
         self._is_serving = False
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._chime = Chime(heads, self._fd)
+        self._signal = (_EventFd if hasattr(os, "eventfd") else _Pipe)(loop, self._rung)
+        self._chime = Chime(heads, self._signal.fd)
         self._thread = threading.Thread(target=self._chime.run, name="klamm-bell", daemon=True)
         self._thread.start()
-        loop.add_reader(self._fd, self._rung)
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     def __len__(self) -> int:
@@ -122,18 +170,13 @@ class Parking:
         self._sweeper.cancel()
         if self._timer is not None:
             self._timer[1].cancel()
-        self._loop.remove_reader(self._fd)
         self._chime.stop()
         self._thread.join()
-        os.close(self._fd)
+        self._signal.close()
 
     # ---- when something moves
 
     def _rung(self) -> None:
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:
-            return
         for place in self._chime.moved():
             self._moved[self._partitions[place]] = None
         self._serve_soon()

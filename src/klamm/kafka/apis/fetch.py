@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
+from klamm.disk import _os
 from klamm.errors import KlammError
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import LATER, Answer, Call, Honoured, Put
@@ -33,6 +34,10 @@ __all__ = ["HANDLERS"]
 _SMALL = 32 * 1024  # read and sent together with the answer, not as a file
 _SMALL_TOGETHER = 128 * 1024  # of all partitions: so much an answer holds while a client does not read it
 _PAGE = 4096
+_CHUNK = 256 * 1024  # read at a time by the thread that reads what is not in memory
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+"""The flag of a read that fails rather than waits for the disk. Only Linux with a C library that has preadv2 knows it;
+elsewhere nobody can tell whether a file is in memory, and a thread reads all of a range before the loop sends it."""
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -272,11 +277,13 @@ def _cold(response: Struct) -> list[Range]:
 
 def _is_warm(found: Range) -> bool:
     """By a look at its first and last page and some between, which reads nothing from disk."""
+    if _NOWAIT is None:
+        return False
     last = found.position + found.size - 1
     step = max(_PAGE, found.size // 8)
     try:
         for position in (*range(found.position, last, step), last):
-            if not os.preadv(found.file.fd, [bytearray(1)], position, os.RWF_NOWAIT):
+            if not os.preadv(found.file.fd, [bytearray(1)], position, _NOWAIT):
                 return True  # the end of the file: sending it will say so
     except BlockingIOError:
         return False
@@ -287,9 +294,11 @@ def _is_warm(found: Range) -> bool:
 
 def _read_warm(found: Range) -> bytes | None:
     """Its bytes, if they are all in memory."""
+    if _NOWAIT is None:
+        return None
     data = bytearray(found.size)
     try:
-        if os.preadv(found.file.fd, [data], found.position, os.RWF_NOWAIT) == found.size:
+        if os.preadv(found.file.fd, [data], found.position, _NOWAIT) == found.size:
             return bytes(data)
     except BlockingIOError:
         return None
@@ -304,11 +313,11 @@ async def _warmed(broker: Broker, response: Struct, cold: list[Range]) -> Put:
 
 
 def _warm(cold: list[Range]) -> None:
-    room = bytearray(256 * 1024)
+    """Read the ranges, in a thread, so that the loop finds them in memory."""
     for found in cold:
         position, end = found.position, found.position + found.size
-        while position < end and (count := os.preadv(found.file.fd, [room], position)):
-            position += count
+        while position < end and (data := _os.pread(found.file.fd, min(_CHUNK, end - position), position)):
+            position += len(data)
 
 
 HANDLERS = (Honoured(FETCH, FETCH.min_version, FETCH.max_version, _fetch, "No fetch sessions: session 0 is given."),)
