@@ -149,6 +149,9 @@ class Flag:
         with open(self.path, "wb"):
             pass
 
+    def down(self) -> None:
+        os.unlink(self.path)
+
     def wait(self, seconds: float = PATIENCE) -> None:
         until(lambda: bool(self), self.path, seconds)
 

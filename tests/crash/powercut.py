@@ -19,7 +19,6 @@ A trace is a run of records: kind, 3 unused bytes, length of two names and of da
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from klamm.log import _head
+from tests.shims import compiled
 
 SECTOR = 512
 _HEADER = struct.Struct("<B3xIIIQq")
@@ -53,15 +53,7 @@ class Step(NamedTuple):
 
 def shim() -> Path:
     """The compiled recorder, made once for each version of its source."""
-    source = Path(__file__).with_name("powercut.c")
-    name = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    made = source.parent.parent.parent / "build" / "tests" / f"powercut-{name}.so"
-    if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        temporary = made.with_suffix(f".{os.getpid()}")
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", temporary, source, "-ldl"], check=True)
-        temporary.rename(made)
-    return made
+    return compiled(Path(__file__).with_name("powercut.c"))
 
 
 def record(root: Path, trace: Path, script: Path, *arguments: str) -> list[Step]:

@@ -6,7 +6,6 @@ The server is a process of its own, with a Python that has lost these attributes
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH
 from tests.interop import confluents
 from tests.interop.records import NOW, Written
+from tests.kafka import waits
 from tests.kafka.asking import fetch, fetching, produce, sealed
 from tests.kafka.dial import Raw
 from tests.procs import Flag, until
@@ -69,51 +69,14 @@ def test_a_slow_reader_gets_megabytes_where_the_system_has_less_than_linux(syste
         assert fetch(slow, "orders", 0).records[61:] == batch[61:]
 
 
-SHIM = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/types.h>
-#include <unistd.h>
-
-/* Reads of a page or more from a segment wait as long as the file $HELD is there, and say so with the file $WAITS. */
-static void wait_for(int fd, size_t size) {
-    char link[64], path[4096];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length < 0 || size < 4096) return;
-    path[length] = 0;
-    if (!strstr(path, ".log")) return;
-    while (access(getenv("HELD"), F_OK) == 0) {
-        close(open(getenv("WAITS"), O_CREAT | O_WRONLY, 0600));
-        usleep(1000);
-    }
-}
-ssize_t pread(int fd, void *to, size_t size, off_t at) {
-    wait_for(fd, size);
-    return ((ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(fd, to, size, at);
-}
-ssize_t pread64(int fd, void *to, size_t size, off64_t at) {
-    wait_for(fd, size);
-    return ((ssize_t (*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64"))(fd, to, size, at);
-}
-"""
-
-
 @pytest.mark.parametrize("size", [10_000, 100_000])
 @pytest.mark.parametrize("system", MISSING)
 def test_a_read_that_waits_for_the_disk_keeps_only_its_own_client_waiting(
     system: str, size: int, tmp_path: Path
 ) -> None:
     """Where no read can say that it would wait, a thread reads; never the loop."""
-    source, shim = tmp_path / "shim.c", tmp_path / "shim.so"
-    source.write_text(SHIM)
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-    held, waits = Flag(tmp_path / "held"), Flag(tmp_path / "waits")
-    environment = {"LD_PRELOAD": str(shim), "HELD": held.path, "WAITS": waits.path}
+    held, seen = Flag(tmp_path / "held"), tmp_path / "seen"
+    environment = waits.hold(held, seen, path=".log", calls="read")
     batch = bytes(sealed(1, padding=size))
     with (
         serving_without(MISSING[system], tmp_path, **environment) as server,
@@ -124,7 +87,7 @@ def test_a_read_that_waits_for_the_disk_keeps_only_its_own_client_waiting(
         produce(raw, "orders", batch)
         held.up()
         reader.send(FETCH, 12, **fetching({("orders", 0): 0}))
-        until(lambda: bool(waits), "the read waits")
+        until(seen.exists, "the read waits")
         assert raw.ask(API_VERSIONS, 0).error_code == 0
-        Path(held.path).unlink()
+        held.down()
         assert batch[61:] in reader.receive()
