@@ -25,7 +25,7 @@ SPARK_CLASSES := .tools/spark.jsa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format docs bench soak mutants tools build venv lock clean
+.PHONY: help run test quick check format docs bench soak mutants tools build venv lock clean
 
 help: ## this list
 	@echo "Klamm: what there is to make"
@@ -36,6 +36,9 @@ run: build ## a short tour: write, read, query, kill a writer, lose nothing
 
 test: tools build $(SPARK_CLASSES) ## all tests but the long ones; ARGS="-k name" to choose
 	@$(PY) tests/parts.py $(ARGS)
+
+quick: build ## tests that need neither Java nor Debian packages, in two minutes; ARGS as above
+	@$(PY) tests/parts.py --quick $(ARGS)
 
 check: build ## format, lint, types, direction of imports
 	@$(VENV)/bin/ruff format --check .

@@ -1,77 +1,298 @@
-"""All tests, in parts, two at a time: what `make test` does.
+"""Run all tests in parts, three at a time: what `make test` and `make quick` do.
 
-    python tests/parts.py [argument of pytest …]
+    python tests/parts.py [--quick] [option of pytest …]
+    python tests/parts.py [--quick] -k name, or a path: one pytest, with these arguments
 
 A process for each part: librdkafka and the JVM leave threads and descriptors behind, and above the 1,024th descriptor
-select() fails, for whoever uses it. Two at a time, since most tests wait: for a disk, a time-out, somebody who was
-killed. What a part says is told when it has ended, and at last how long each took.
+select() fails for every user of it. Three at a time on two cores, since most tests wait: for a disk, a timeout, a
+process that was killed.
+
+A failure is printed when it happens, a part when it ends, and a line of progress at least every half minute. A part in
+which nothing happens for SILENCE_S is killed and counts as failed. Ctrl-C ends all parts.
+
+Temporary files are in memory (/dev/shm) where there is enough of it, but for parts whose tests need a disk. Those of a
+failed part are kept until the next run.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
+CACHE = ROOT / ".pytest_cache"
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
-AT_ONCE = 2
-PARTS = {  # the longest first
-    "pipelines": ["spark/pipelines"],
-    "others": [],
-    "crash": ["crash"],
-    "spark": ["spark"],
-    "interop": ["interop"],
-    "kafka": ["kafka"],
-    "log": ["batch", "disk", "log", "store"],
-}
-"""Folders of tests; those that no part names are the others."""
+AT_ONCE = 3
+PROGRESS_S = 30.0
+SILENCE_S = 400.0  # longer than a test may take (pyproject.toml: timeout)
+MEMORY = Path("/dev/shm")
+MEMORY_FREE = 4 << 30  # bytes that must be free in memory for temporary files to go there
+INTERRUPTED = 130
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     name: str
-    code: int
-    seconds: float
-    said: str
+    folders: tuple[str, ...] = ()
+    """Paths below tests/; a part without any has all that no other part names."""
+    quick: bool = True
+    """Whether `make quick` runs it."""
+    disk: bool = False
+    """Whether its tests need temporary files on a disk."""
 
 
-def arguments_of(name: str) -> list[str]:
-    mine = PARTS[name] or ["."]
-    others = [folder for part, folders in PARTS.items() for folder in folders if part != name]
-    return [*(str(HERE / folder) for folder in mine), *(f"--ignore={HERE / folder}" for folder in others)]
+PARTS = (  # the longest first
+    Part("pipelines", ("spark/pipelines",), quick=False),
+    Part("spark", ("spark",), quick=False),
+    Part("crash", ("crash",), quick=False, disk=True),
+    Part("interop", ("interop",), quick=False),
+    Part("others"),
+    Part("client", ("client", "arrow")),
+    Part("kafka", ("kafka",)),
+    Part("log", ("batch", "disk", "log", "store")),
+)
+QUICK_TESTS = ("-m", "not soak and not jvm")
 
 
-def run(name: str, more: list[str]) -> Part:
-    print(f"test: {name} …", flush=True)
-    begin = time.monotonic()
-    with tempfile.TemporaryFile("w+", errors="replace") as file:  # not a pipe: whoever outlives a test may hold it open
-        command = [sys.executable, "-m", "pytest", "-q", *arguments_of(name), *more]
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-        file.seek(0)
-        return Part(name, code, time.monotonic() - begin, file.read())
+def folders_of(part: Part, parts: Sequence[Part] = PARTS) -> list[str]:
+    """Arguments of pytest that choose the tests of a part."""
+    others = [folder for other in parts for folder in other.folders if other != part]
+    return [
+        *(str(HERE / folder) for folder in part.folders or ["."]),
+        *(f"--ignore={HERE / folder}" for folder in others),
+    ]
 
 
-def main(more: list[str]) -> int:
-    begin = time.monotonic()
-    names = list(PARTS)
-    done = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for part in pool.map(lambda name: run(name, more), names):
-            print(f"---- {part.name}\n{part.said}", end="", flush=True)
-            done.append(part)
-    chosen = [part for part in done if part.code != NOTHING_CHOSEN]
-    took = ", ".join(f"{part.name} {part.seconds:.0f} s" for part in chosen)
-    print(f"---- {took}; in all {time.monotonic() - begin:.0f} s")
-    failed = [part.name for part in chosen if part.code]
+class Temporary:
+    """Directories for the temporary files of this run: one in memory, if there is enough, and one on disk."""
+
+    def __init__(self) -> None:
+        self.disk = self._make(Path(tempfile.gettempdir()))
+        enough = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_FREE
+        self.memory = self._make(MEMORY) if enough else self.disk
+
+    @staticmethod
+    def _make(parent: Path) -> Path:
+        """Make a directory, and remove those of runs that have ended."""
+        for path in parent.glob(f"klamm-tests-{os.getuid()}-*"):
+            if not Path(f"/proc/{path.name.rpartition('-')[2]}").exists():
+                shutil.rmtree(path, ignore_errors=True)
+        made = parent / f"klamm-tests-{os.getuid()}-{os.getpid()}"
+        made.mkdir(exist_ok=True)
+        return made
+
+    def of(self, part: Part) -> Path:
+        made = (self.disk if part.disk else self.memory) / part.name
+        made.mkdir()
+        return made
+
+    def close(self) -> None:
+        """Remove both, unless a part that failed has left files there."""
+        for path in {self.memory, self.disk}:
+            if not any(each.is_dir() for each in path.iterdir()):
+                shutil.rmtree(path)
+
+
+class Run:
+    """One part, as it runs: a pytest and what it has reported so far."""
+
+    def __init__(self, part: Part, arguments: list[str], temporary: Temporary) -> None:
+        self.part = part
+        self.collected = self.ended = self.failed = 0
+        self.test: str | None = None
+        self.begin = self.heard = time.monotonic()
+        self.seconds = self.cpu_seconds = 0.0
+        self.code: int | None = None
+        self.temporary = temporary.of(part)
+        events = self.temporary.with_suffix(".events")
+        events.touch()
+        self._events: IO[bytes] = events.open("rb")
+        self._rest = b""
+        self._output = self.temporary.with_suffix(".output")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.progress", f"--progress={events}"]
+        # A cache for each part: they would overwrite each other's failures. With --lf, parts without any run nothing.
+        command += ["-o", f"cache_dir={CACHE / part.name}", "--last-failed-no-failures=none"]
+        command += [f"--basetemp={self.temporary / 'tests'}", "-o", "tmp_path_retention_policy=failed"]
+        with self._output.open("wb") as output:  # not a pipe: processes that outlive a test may hold it open
+            self.process = subprocess.Popen(
+                [*command, *arguments],
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What pytest has printed, without its dots."""
+        lines = self._output.read_text(errors="replace").splitlines(keepends=True)
+        return "".join(line for line in lines if not re.fullmatch(r"([.FEsxX]+ *\[ *\d+%\]|[.FEsxX]+|)\n", line))
+
+    def look(self) -> list[str]:
+        """Take in what has happened since the last look. Return the failures, as text to print."""
+        failures = []
+        ended = self._wait(0)
+        *lines, self._rest = (self._rest + self._events.read()).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            self.heard = time.monotonic()
+            if "collected" in event:
+                self.collected = event["collected"]
+            elif "start" in event:
+                self.test = event["start"]
+            elif "end" in event:
+                self.test = None
+                self.ended += 1
+                self.failed += event["failed"]
+            else:
+                failures.append(f"{f' {self.part.name}: ' + event['failure'] + ' ':_^120}\n{event['text']}")
+        if not ended and time.monotonic() - self.heard > SILENCE_S:
+            failures.append(self._give_up())
+        return failures
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait so long at most for pytest to end; return whether it has."""
+        deadline = time.monotonic() + seconds
+        while self.code is None:
+            pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if pid:
+                self.process.returncode = self.code = os.waitstatus_to_exitcode(status)
+                self.seconds = time.monotonic() - self.begin
+                self.cpu_seconds = usage.ru_utime + usage.ru_stime
+                self._kill_group()  # what it has left running
+            elif time.monotonic() >= deadline:
+                break
+            else:
+                time.sleep(0.05)
+        return self.code is not None
+
+    def _give_up(self) -> str:
+        """Kill a part that hangs, and return where it did. The tracebacks of its threads are in its output."""
+        self.process.send_signal(signal.SIGABRT)
+        self._wait(10)
+        self.kill()
+        where = self.test or ("between tests" if self.collected else "collecting tests")
+        return f"{f' {self.part.name}: hangs: {where} ':_^120}\nnothing has happened for {SILENCE_S:.0f} s"
+
+    def interrupt(self) -> None:
+        if self.code is None:
+            self.process.send_signal(signal.SIGINT)
+
+    def kill(self, wait_s: float = 0) -> None:
+        """Kill pytest and its process group."""
+        if not self._wait(wait_s):
+            self._kill_group()
+            self._wait(60)
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def progress(self) -> str:
+        """Say where it is: how many tests, how long, and which test if that one takes long."""
+        slow = ""
+        if self.test and (seconds := time.monotonic() - self.heard) > PROGRESS_S:
+            slow = f", {seconds:.0f} s in {self.test}"
+        failed = f", {self.failed} failed" if self.failed else ""
+        seconds = time.monotonic() - self.begin
+        return f"{self.part.name} {self.ended}/{self.collected or '?'} in {seconds:.0f} s{failed}{slow}"
+
+    def close(self) -> None:
+        """Remove the temporary files, unless the part failed."""
+        self._events.close()
+        if not self.code or self.code == NOTHING_CHOSEN:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def say(text: str) -> None:
+    """Write text and newline in one piece, at once."""
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()
+
+
+def run_parts(parts: Sequence[Part], arguments: list[str]) -> list[Run]:
+    """Run the parts, and return how each went."""
+    waiting, running, done = list(parts), list[Run](), list[Run]()
+    temporary = Temporary()
+    said = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                part = waiting.pop(0)
+                running.append(Run(part, [*folders_of(part), *arguments], temporary))
+            time.sleep(0.1)
+            for run in running:
+                for failure in run.look():
+                    say(failure)
+            for run in [run for run in running if run.code is not None]:
+                for failure in run.look():
+                    say(failure)
+                running.remove(run)
+                done.append(run)
+                run.close()
+                kept = f"its temporary files are in {run.temporary}" if run.temporary.exists() else ""
+                say(f"---- {run.part.name}: {run.seconds:.0f} s ({run.cpu_seconds:.0f} s CPU)\n{run.output}{kept}")
+                said = time.monotonic()
+            if running and time.monotonic() - said > PROGRESS_S:
+                later = f"; later: {', '.join(part.name for part in waiting)}" if waiting else ""
+                say(f"test: {'; '.join(run.progress() for run in running)}{later}")
+                said = time.monotonic()
+    finally:
+        for run in running:  # Ctrl-C, and what else ends us
+            run.interrupt()
+        for run in running:
+            run.kill(5)
+            run.close()
+        temporary.close()
+    return done
+
+
+def summarize(done: Sequence[Run], seconds: float) -> int:
+    """Print how long each part took and which failed; return the exit code."""
+    chosen = [run for run in done if run.code != NOTHING_CHOSEN]
+    took = ", ".join(f"{run.part.name} {run.seconds:.0f} s ({run.cpu_seconds:.0f} s CPU)" for run in chosen)
+    cpu_seconds = sum(run.cpu_seconds for run in chosen)
+    say(f"---- {took}; in all {seconds:.0f} s ({cpu_seconds:.0f} s CPU), {sum(run.ended for run in chosen)} tests")
+    failed = [run.part.name for run in chosen if run.code]
     if failed or not chosen:
-        print(f"test: failed: {', '.join(failed) or 'no test was chosen'}")
+        say(f"test: failed: {', '.join(failed) or 'no test was chosen'}")
         return 1
     return 0
 
 
+def main(arguments: list[str]) -> int:
+    quick = "--quick" in arguments
+    arguments = [argument for argument in arguments if argument != "--quick"]
+    parts = [part for part in PARTS if part.quick or not quick]
+    if any(not argument.startswith("-") or argument.startswith("-k") for argument in arguments):  # some tests only
+        unwanted = [f"--ignore={HERE / folder}" for part in PARTS if part not in parts for folder in part.folders]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *(QUICK_TESTS if quick else ()), *unwanted, *arguments]
+        ).returncode
+    begin = time.monotonic()
+    done = run_parts(parts, [*(QUICK_TESTS if quick else ()), *arguments])
+    return summarize(done, time.monotonic() - begin)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -241,7 +241,16 @@ def test_a_page_of_the_guide_shows_what_it_takes_for_granted() -> None:
 HUNG_UP = re.compile(r'Traceback [^\n]*\n(?:  File "[^"\n]*pyspark/daemon\.py", [^\n]*\n)+BrokenPipeError: [^\n]*\n')
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md", *sorted(f"docs/guide/{path.name}" for path in GUIDE)])
+PAGES = ["README.md", "docs/start.md", *sorted(f"docs/guide/{path.name}" for path in GUIDE)]
+
+
+def starts_spark(page: str) -> bool:
+    return any("klamm.spark" in block for block in python_blocks(ROOT / page))
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.jvm) if starts_spark(page) else page for page in PAGES]
+)
 def test_python_of_a_page_works_when_pasted_into_a_prompt(page: str, tmp_path: Path) -> None:
     # One prompt for the page, block after block, as a reader would paste them. -i parses as the prompt does: there, an
     # indented part without a blank line behind it is a syntax error, though not in a file.

@@ -30,6 +30,7 @@ def test_a_setting_of_sparks_is_one(cli: Cli, home: Path) -> None:
     assert "--conf x=1: does not fit" in cli("pipeline", "quality", "orders", "--conf", "x=1", code=2).err
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(200)
 def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
