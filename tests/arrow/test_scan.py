@@ -221,6 +221,18 @@ def test_each_stream_is_fresh_and_of_one_moment(store: klamm.Store) -> None:
     assert scan.reader().read_all().num_rows == 150
 
 
+def test_a_stream_ends_in_every_partition_where_it_ended_when_the_stream_began(store: klamm.Store) -> None:
+    store.create_topic("t", 2)
+    for number in (0, 1):
+        store.append_many("t", [(None, b"first")] * 10, partition=number)
+    stream = store.scan("t", columns=["partition", "value"], batch_rows=5).batches()
+    rows = next(stream).to_pylist()
+    for number in (0, 1):
+        store.append_many("t", [(None, b"later")] * 10, partition=number)
+    rows += [row for batch in stream for row in batch.to_pylist()]
+    assert rows == [{"partition": number, "value": b"first"} for number in (0, 1) for _ in range(10)]
+
+
 def test_duckdb_reads_it_by_the_name_of_the_variable(store: klamm.Store) -> None:
     fill(store)
     orders = store.scan("t")

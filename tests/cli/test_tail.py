@@ -77,6 +77,19 @@ def test_a_group_goes_on_behind_what_was_printed(cli: Cli, orders: klamm.Store) 
     assert orders.group("g").lag == 0
 
 
+@pytest.mark.parametrize("options", [[], ["-c", "3"]])
+def test_a_group_does_not_move_past_what_could_not_be_printed(
+    home: Path, orders: klamm.Store, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with open("/dev/full", "wb") as full:  # takes what a buffer holds, and refuses it when it is flushed
+        done = subprocess.run(
+            [KLAMM, "tail", "orders", "--group", "g", *options], stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE
+        )
+    assert done.returncode == 1 and done.stderr == b"klamm: No space left on device\n"
+    assert not any(offset.committed for offset in orders.group("g").offsets)
+
+
 def test_only_some_partitions(cli: Cli, store: klamm.Store) -> None:
     store.create_topic("orders", 3)
     for number in range(3):

@@ -188,6 +188,24 @@ def test_auto_commit_commits_when_a_partition_goes_to_another(orders: klamm.Stor
             assert not second.poll(timeout_ms=0)
 
 
+def test_auto_commit_leaves_out_partitions_that_were_lost(orders: klamm.Store) -> None:
+    fill(orders, 10)
+    lost: list[tuple[str, int]] = []
+    with orders.consumer(
+        "orders",
+        group="g",
+        enable_auto_commit=True,
+        auto_commit_interval_ms=0,
+        max_poll_interval_ms=500,
+        on_lost=lost.extend,
+    ) as consumer:
+        batch = consumer.poll(4)
+        until(lambda: orders.group("g").state == "empty", "the watchdog gives its partition up")
+        again = consumer.poll(4)
+        assert lost == [("orders", 0)] and list(again) == list(batch)
+        assert consumer.committed("orders", 0) is None
+
+
 def test_a_crash_between_work_and_commit_repeats_and_between_commit_and_work_skips(orders: klamm.Store) -> None:
     fill(orders, 10)
     done: list[int] = []

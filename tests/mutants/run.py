@@ -56,6 +56,7 @@ class Copy:
         """Run pytest on `tests` and return its exit code and output."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}"]
         environment = {**os.environ, "PYTHONPATH": f"{self.root / 'src'}{os.pathsep}{self.root}"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is compiled once serves all mutants
         with tempfile.TemporaryFile("w+", errors="replace") as file:  # a process that outlives a test keeps a pipe open
             process = subprocess.Popen(
                 [*command, *options, *tests],

@@ -226,7 +226,10 @@ def repaired_copy(store: Path) -> None:
 
 
 def test_offsets_after_damage_stay_what_they_were(store: Path) -> None:
-    flip(files_of(store) / f"{15:020}.log", 100)
+    path = files_of(store) / f"{15:020}.log"
+    position, header = next(each for each in batches_of(path) if each[0] + each[1].size > 100)
+    flip(path, 100)
+    damaged = path.read_bytes()[position : position + header.size]
     repaired(store)
     with opened(store) as core:
         partition = core.topic("orders").partition(0)
@@ -236,7 +239,7 @@ def test_offsets_after_damage_stay_what_they_were(store: Path) -> None:
         assert partition.ends().leader_epoch > 0
         fill(partition, 1, 20)
         assert partition.ends().end == 63
-    assert any(".cut-" in path.name for path in files_of(store).iterdir())
+    assert [each.read_bytes() for each in files_of(store).glob("*.cut-*")] == [damaged]
 
 
 def test_what_was_never_committed_does_not_come_back_by_a_repair(store: Path) -> None:
@@ -349,6 +352,7 @@ def test_a_stray_segment_after_the_active_one_is_moved_aside(store: Path) -> Non
     path.write_bytes(hole(99, 101, 0))
     assert any(each.path == str(path) for each in repaired(store).breaches)
     assert not path.exists()
+    assert [each.read_bytes() for each in path.parent.glob(f"{path.name}.cut-*")] == [hole(99, 101, 0)]
     assert read(store) == WHOLE
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import klamm
 from klamm.batch import walk
-from klamm.errors import InvalidRecord, InvalidSetting, ReadOnly, UnknownTopic
+from klamm.errors import CorruptBatch, InvalidRecord, InvalidSetting, ReadOnly, UnknownTopic
 from klamm.log import cleaned
 from klamm.log.partition import Partition
 from klamm.store import backup
@@ -94,6 +94,22 @@ def test_maintain_compacts_what_is_worth_it(store: klamm.Store) -> None:
     assert count(store) < 30
     with klamm.open(store.path, maintain_every_s=None) as other:
         other.maintain()
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_damaged_partition_is_reported_and_the_others_are_maintained(store: klamm.Store, damaged: int) -> None:
+    store.create_topic("orders", 2, settings=SMALL)
+    for number in range(200):
+        store.append("orders", b"%d" % number, key=b"k", partition=number % 2, acks=1)
+    directory = Path(store._acquired().topic("orders").partition(damaged).directory)
+    first = min(directory.glob("*.log"))
+    data = bytearray(first.read_bytes())
+    data[70] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(CorruptBatch, match=f"{directory.name}/{first.name}"):
+        store.maintain()
+    with store.consumer("orders", partitions=[1 - damaged], wait_ms=0) as consumer:
+        assert sum(1 for _ in consumer) < 30
 
 
 def test_every_start_of_a_consumer_and_a_scan_finds_its_records(store: klamm.Store) -> None:

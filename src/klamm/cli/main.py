@@ -119,7 +119,13 @@ def klamm(
 def main() -> None:
     """The entry point."""
     _open_closed()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:  # else the interpreter would report at exit what `run` has reported, and exit with 120
+        _silence()
+        code = code or FAILED
+    sys.exit(code)
 
 
 def _open_closed() -> None:

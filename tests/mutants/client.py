@@ -1,0 +1,143 @@
+"""Mutants of what programs use: consumers, groups, workers, producers, tables, scans, the command line."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+COMMITS = "src/klamm/client/commits.py"
+WORKERS = "src/klamm/client/workers.py"
+TAIL = "src/klamm/cli/tail.py"
+GROUP_TESTS = "tests/client/test_groups.py"
+WORKER_TESTS = "tests/client/test_workers.py"
+TAIL_TEST = "tests/cli/test_tail.py::test_a_group_does_not_move_past_what_could_not_be_printed"
+RANGES = "(each, bounds.range_in(each, start, self._end, committed=self._committed)) for each in opened"
+FLUSH = "sys.stdout.buffer.flush()"
+
+MUTANTS = [
+    Mutant(
+        "klamm tail commits a batch before it is printed",
+        "guide/command-line.md: what was printed, the group has read",
+        ((TAIL, f"        {FLUSH}\n        commit(batch)\n", f"        commit(batch)\n        {FLUSH}\n"),),
+        (TAIL_TEST,),
+    ),
+    Mutant(
+        "klamm tail --count commits its last record before it is printed",
+        "guide/command-line.md: what was printed, the group has read",
+        (
+            (
+                TAIL,
+                f"                {FLUSH}\n                commit(record)\n",
+                f"                commit(record)\n                {FLUSH}\n",
+            ),
+        ),
+        (TAIL_TEST,),
+    ),
+    Mutant(
+        "a scan looks at the end of a partition when it comes to it",
+        "arrow/scan.py: a stream is of one moment",
+        (
+            (
+                "src/klamm/arrow/scan.py",
+                f"ranges = [{RANGES}]",
+                f"ranges = ({RANGES})",
+            ),
+        ),
+        ("tests/arrow/test_scan.py::test_a_stream_ends_in_every_partition_where_it_ended_when_the_stream_began",),
+    ),
+    Mutant(
+        "auto-commit includes partitions that the member has lost",
+        "client/commits.py: a partition that was lost is committed by its new owner",
+        (
+            (
+                COMMITS,
+                " for place, entry in entries.items() if member.owns(*place)}",
+                " for place, entry in entries.items()}",
+            ),
+        ),
+        ("tests/client/test_commits.py::test_auto_commit_leaves_out_partitions_that_were_lost",),
+    ),
+    Mutant(
+        "a batch from before a partition was lost and came back can be committed",
+        "client/commits.py: the ownership epoch of a batch",
+        ((COMMITS, "            if entry.tenure is not None and (cursor", "            if False and (cursor"),),
+        (f"{GROUP_TESTS}::test_a_batch_from_before_a_loss_cannot_be_committed_when_the_partition_is_back",),
+    ),
+    Mutant(
+        "a member that lost its partitions is not told",
+        "guide/consuming.md: on_lost",
+        (("src/klamm/client/sharing.py", "            _call(self.on_lost, lost)\n", ""),),
+        (f"{GROUP_TESTS}::test_a_member_that_hangs_loses_its_partitions_and_cannot_commit",),
+    ),
+    Mutant(
+        "the partitions of a named member that is gone are shared out at once",
+        "client/membership.py M3",
+        (("src/klamm/client/membership.py", "        if now - since < row.rejoin_ms:\n", "        if False:\n"),),
+        (f"{GROUP_TESTS}::test_a_named_member_that_is_gone_keeps_its_share_until_it_is_late",),
+    ),
+    Mutant(
+        "workers commit past a record that is not done",
+        "client/workers.py W1",
+        ((WORKERS, "        while tasks and tasks[0].done:\n", "        while tasks:\n"),),
+        (f"{WORKER_TESTS}::test_what_is_committed_is_the_lowest_that_is_not_done",),
+    ),
+    Mutant(
+        "workers give a partition away without committing what is done of it",
+        "client/workers.py W2",
+        ((WORKERS, "        self._commit(places)\n        self.lost(places)\n", "        self.lost(places)\n"),),
+        (f"{WORKER_TESTS}::test_a_partition_goes_to_another_member_when_what_runs_of_it_is_done",),
+    ),
+    Mutant(
+        "workers give a partition away while a handler works on it",
+        "client/workers.py W2",
+        (
+            (
+                WORKERS,
+                "            while not tasks.wait(lambda: not tasks.running(places), 60.0):\n",
+                "            while False:\n",
+            ),
+        ),
+        (f"{WORKER_TESTS}::test_a_partition_goes_to_another_member_when_what_runs_of_it_is_done",),
+    ),
+    Mutant(
+        "a row of SqlOffsets is set whatever its epoch",
+        "client/sql_offsets.py O4",
+        (
+            (
+                "src/klamm/client/sql_offsets.py",
+                "self._database.run(_UPDATE + _AND_EPOCH, (*end, *key, *loaded))",
+                "self._database.run(_UPDATE, (*end, *key, begin))",
+            ),
+        ),
+        ("tests/client/test_sql_offsets.py::test_a_row_ahead_of_the_log_is_set_from_exactly_what_was_loaded",),
+    ),
+    Mutant(
+        "a follower of a table does not catch up with its maintainer",
+        "guide/tables.md: a read sees what was committed before it",
+        (("src/klamm/client/materialised.py", "            rocks.catch_up()\n", "            pass\n"),),
+        ("tests/client/test_table_processes.py::test_followers_see_what_was_committed_before_they_read",),
+    ),
+    Mutant(
+        "a follower of a table does not wait for its maintainer",
+        "guide/tables.md: a read sees what was committed before it",
+        (
+            (
+                "src/klamm/client/materialised.py",
+                "            if self.applying.places[each.place].position.offset < each.end:\n",
+                "            if self.maintains and self.applying.places[each.place].position.offset < each.end:\n",
+            ),
+        ),
+        ("tests/client/test_table_processes.py::test_a_stopped_maintainer_makes_followers_wait_and_say_so",),
+    ),
+    Mutant(
+        "flush does not raise what went wrong",
+        "guide/producing.md: errors of a batch",
+        (
+            (
+                "src/klamm/client/producer.py",
+                ' within {timeout} s")\n        with self._mutex:\n            self._raise_failed()\n',
+                ' within {timeout} s")\n',
+            ),
+        ),
+        ("tests/client/test_producer.py::test_a_batch_that_fails_is_told_by_flush_close_and_exit",),
+    ),
+]

@@ -1,0 +1,119 @@
+"""Mutants of the Kafka server: group coordinator, fetch, offsets."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+COORDINATOR = "src/klamm/kafka/coordinator.py"
+GROUP_STATE = "src/klamm/kafka/group_state.py"
+FETCH = "src/klamm/kafka/apis/fetch.py"
+GROUP_OFFSETS = "src/klamm/kafka/apis/group_offsets.py"
+COORDINATOR_TESTS = "tests/kafka/test_coordinator.py"
+OFFSET_TESTS = "tests/kafka/test_group_offset_apis.py"
+FETCH_TESTS = "tests/kafka/test_fetch.py"
+ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
+
+MUTANTS = [
+    Mutant(
+        "a heartbeat of any generation is taken",
+        "kafka/coordinator.py C4",
+        (
+            (
+                COORDINATOR,
+                f"        if generation != group.generation:\n{ILLEGAL}        self._heard_of",
+                f"        if False:\n{ILLEGAL}        self._heard_of",
+            ),
+        ),
+        (f"{COORDINATOR_TESTS}::test_heartbeats_are_checked",),
+    ),
+    Mutant(
+        "offsets are committed in any generation",
+        "kafka/coordinator.py C4",
+        (
+            (
+                COORDINATOR,
+                f"        if generation != group.generation:\n{ILLEGAL}        if transactional:",
+                f"        if False:\n{ILLEGAL}        if transactional:",
+            ),
+        ),
+        (f"{OFFSET_TESTS}::test_who_may_not_commit_stores_nothing",),
+    ),
+    Mutant(
+        "a SyncGroup of any generation is taken",
+        "kafka/coordinator.py C4",
+        ((GROUP_STATE, "        if request.generation != self.generation:\n", "        if False:\n"),),
+        (f"{COORDINATOR_TESTS}::test_a_sync_that_does_not_fit_is_refused",),
+    ),
+    Mutant(
+        "a member that is not heard of stays",
+        "kafka/coordinator.py C5",
+        (
+            (
+                COORDINATOR,
+                "            self._timers.arm(member.session, now_ms + member.session_timeout_ms)\n",
+                "            pass\n",
+            ),
+        ),
+        (f"{COORDINATOR_TESTS}::test_a_member_that_is_not_heard_of_makes_the_others_join_again",),
+    ),
+    Mutant(
+        "any session timeout is taken",
+        "guide/serving.md: group.min.session.timeout.ms, group.max.session.timeout.ms",
+        (
+            (
+                COORDINATOR,
+                "        if not error and not self.config.allows_session(request.session_timeout_ms):\n",
+                "        if False:\n",
+            ),
+        ),
+        (f"{COORDINATOR_TESTS}::test_a_session_timeout_out_of_range_is_refused",),
+    ),
+    Mutant(
+        "a group takes more members than group.max.size",
+        "kafka/coordinator.py C6",
+        (
+            (
+                GROUP_STATE,
+                "        return member is not None or len(self.members) < max_size\n",
+                "        return True\n",
+            ),
+        ),
+        (f"{COORDINATOR_TESTS}::test_a_full_group_lets_nobody_in_but_its_members",),
+    ),
+    Mutant(
+        "a fetch does not tell that the client's epoch ended earlier",
+        "internals/recovery.md: epochs",
+        (
+            (
+                FETCH,
+                "if wanted.last_epoch >= 0 and partition.end_of_epoch(wanted.last_epoch) < wanted.offset:",
+                "if False:",
+            ),
+        ),
+        (f"{FETCH_TESTS}::test_leader_epochs",),
+    ),
+    Mutant(
+        "partitions of a fetch do not share its max_bytes",
+        "kafka/apis/fetch.py: max_bytes of a request",
+        ((FETCH, "                left -= found\n", ""),),
+        (f"{FETCH_TESTS}::test_partitions_share_what_may_be_sent",),
+    ),
+    Mutant(
+        "a fetch ignores max_bytes of a partition",
+        "kafka/apis/fetch.py: max_bytes of a partition",
+        ((FETCH, "limit, min(left, wanted.max_bytes), first)", "limit, left, first)"),),
+        (f"{FETCH_TESTS}::test_the_first_batch_however_large_and_then_no_more_than_asked_for",),
+    ),
+    Mutant(
+        "an offset that a transaction is about to move counts as stable",
+        "kafka/apis/group_offsets.py: require_stable",
+        (
+            (
+                GROUP_OFFSETS,
+                "await _unstable(broker, wanted) if request.require_stable else [_NOTHING] * len(wanted)",
+                "[_NOTHING] * len(wanted)",
+            ),
+        ),
+        (f"{OFFSET_TESTS}::test_an_offset_that_a_transaction_is_about_to_move_is_not_told_to_who_wants_it_stable",),
+    ),
+]

@@ -1,0 +1,92 @@
+"""Mutants of retention, compaction, groups, backup, repair and maintenance."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+GROUPS = "src/klamm/store/groups.py"
+BACKUP = "src/klamm/store/backup.py"
+REPAIR = "src/klamm/store/repair.py"
+
+MUTANTS = [
+    Mutant(
+        "retention.bytes takes one segment too many",
+        "promise 8",
+        (
+            (
+                "src/klamm/log/cleaning.py",
+                "        too_much = 0 <= retention_bytes <= total - sizes[base]\n",
+                "        too_much = 0 <= retention_bytes <= total\n",
+            ),
+        ),
+        (
+            "tests/log/test_cleaning.py::test_the_oldest_segments_go_while_the_rest_is_still_as_large_as_retention_bytes",
+        ),
+    ),
+    Mutant(
+        "compaction goes beyond the stable offset",
+        "log/compaction.py X1",
+        (("src/klamm/log/compaction.py", "[now.active_base, now.stable_offset, ", "[now.active_base, "),),
+        ("tests/log/test_compaction.py::test_nothing_goes_from_where_a_transaction_is_open_and_what_was_aborted_goes",),
+    ),
+    Mutant(
+        "the first damaged partition ends maintenance",
+        "store/maintenance.py: the other partitions are maintained, too",
+        (
+            (
+                "src/klamm/store/maintenance.py",
+                "        except KlammError as error:  # the others",
+                "        except KeyError as error:  # the others",
+            ),
+        ),
+        ("tests/store/test_maintenance.py::test_a_damaged_partition_is_reported_and_the_others_are_maintained",),
+    ),
+    Mutant(
+        "a server takes a group over from processes that are members",
+        "store/groups.py G4",
+        ((GROUPS, '        if door == "kafka" and self.live_places(group.number):\n', "        if False:\n"),),
+        ("tests/store/test_groups.py::test_a_door_is_claimed_when_nobody_sits_at_the_other",),
+    ),
+    Mutant(
+        "processes take a group over from clients of a server",
+        "store/groups.py G4",
+        ((GROUPS, '        if door == "klamm" and self._sits_at_server(group):\n', "        if False:\n"),),
+        ("tests/store/test_groups.py::test_a_door_is_claimed_when_nobody_sits_at_the_other",),
+    ),
+    Mutant(
+        "a backup does not notice that a compaction has overtaken it",
+        "a backup is one moment of the store",
+        (
+            (
+                BACKUP,
+                "    if now.active_base < cleaned.load(source).gaps_below < cleaned.EVERYWHERE:\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/store/test_maintenance.py::test_a_copy_that_a_compaction_overtakes_starts_over",),
+    ),
+    Mutant(
+        "repair does not keep what it cuts out",
+        "store/repair.py: what is taken away is kept beside the log",
+        (
+            (
+                REPAIR,
+                "        if found and any(each.stop > each.position for each, _ in found):\n",
+                "        if False:\n",
+            ),
+        ),
+        ("tests/store/test_check.py::test_offsets_after_damage_stay_what_they_were",),
+    ),
+    Mutant(
+        "repair removes a segment that is out of line",
+        "store/repair.py: what is taken away is kept beside the log",
+        (
+            (
+                REPAIR,
+                "_os.rename(path, path + self.suffix)\n                if os.stat(path + self.suffix).st_size:",
+                "files.remove(path)\n                if True:",
+            ),
+        ),
+        ("tests/store/test_check.py::test_a_stray_segment_after_the_active_one_is_moved_aside",),
+    ),
+]
