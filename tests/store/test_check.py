@@ -368,6 +368,20 @@ def test_a_log_that_cannot_be_recovered_can_be_mended(store: Path) -> None:
     assert set(read(copy)) < set(WHOLE) and len(read(copy)) >= 54
 
 
+def test_a_log_that_ends_with_a_whole_batch_before_its_recovery_point_is_found_and_mended(store: Path) -> None:
+    copy = store.parent / "copy"
+    shutil.copytree(store, copy)  # heads cannot be believed there
+    path = sorted(files_of(copy).glob("*.log"))[-1]
+    position, header = batches_of(path)[-1]
+    os.truncate(path, position)
+    with pytest.raises(CorruptBatch, match="the file ends here"), opened(copy) as core:
+        core.topic("orders").partition(0)
+    (breach,) = check(copy).breaches
+    assert breach.message == f"offsets {header.base_offset} to {header.next_offset - 1} are missing"
+    repaired(copy)
+    assert read(copy) == WHOLE[: header.base_offset]
+
+
 @pytest.mark.parametrize("name", ["recovery", "producers", "snapshot"])
 def test_damage_beside_the_log_is_found_and_costs_no_record(store: Path, name: str) -> None:
     path = max(each for each in files_of(store).iterdir() if each.name.endswith(name))  # the youngest snapshot

@@ -128,6 +128,7 @@ def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
     _os.rename(f"{destination}/{_PART}", f"{destination}/klamm.db")
     files.sync_directory(destination)
     files.sync_directory(os.path.dirname(destination))
+    files.sync_ancestors(os.path.dirname(destination))  # some may be new, too
     return Copied(len({each.topic.id for each in kept}), len(kept), size)
 
 

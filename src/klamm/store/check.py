@@ -138,6 +138,7 @@ class _Check:
             if self.repair:
                 aside = f"{self.core.path}/orphans"
                 files.make_directory(aside)
+                files.sync_directory(self.core.path)  # the new directory is on disk before anything is moved into it
                 target = f"{aside}/{'-'.join(filter(None, (name, inner)))}"
                 _os.rename(path, target)
                 files.sync_directory(aside)

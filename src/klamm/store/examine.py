@@ -233,8 +233,9 @@ class Examination:
             if base > max(expected, self.gaps_below):
                 self._missing(walk, max(expected, self.gaps_below), base, now)
             expected = max(self._segment(walk, base, now, known, following.get(base)), base)
-        if now is not None and max(expected, self.gaps_below) < now.next_offset:
-            self._missing(walk, expected, now.next_offset, now)
+        end = now.next_offset if now is not None else known.offset if known is not None else 0
+        if max(expected, self.gaps_below) < end:  # without a head: what was synced once
+            self._missing(walk, expected, end, now)
 
     def _missing(self, walk: _Walk, first: int, end: int, now: head.Snapshot | None) -> None:
         if now is not None and self.log.snapshot().log_start >= end:

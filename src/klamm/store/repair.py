@@ -146,6 +146,7 @@ class _Mending:
             self._write(
                 path + self.suffix, (data for each, _ in found for data in self._bytes(path, each.position, each.stop))
             )
+            files.sync_directory(self.directory)  # what is taken away is kept, name and bytes, before it goes
         files.remove(segment.path_of(self.directory, base, ".index"))
         self._write(path + ".new", self._mended(base, found))
         _os.rename(path + ".new", path)

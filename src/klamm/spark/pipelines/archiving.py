@@ -248,6 +248,7 @@ class _Work:
             self._session = rows.sparkSession  # the query's own: others do not see what is set there
             for name, value in _SETTINGS.items():
                 self._session.conf.set(name, value)
+        sync_offsets(self._claim.checkpoint, number)
         path = self._journal.stage(f"batch-{number}")
         dated = rows.selectExpr(*COLUMNS, f"{_DATE} AS date")
         if self._fitting is None:
@@ -258,9 +259,6 @@ class _Work:
             self._fitting.parsed(dated).select(*columns).write.partitionBy("fits", "date").parquet(path)
             fitting = f"{path}/fits=true"
             self._bury(f"{path}/fits=false", number)
-        offsets = f"{self._claim.checkpoint}/offsets"
-        files.sync_file(f"{offsets}/{number}")  # else, after a power cut, Spark might plan this batch another way
-        files.sync_directory(offsets)
         staged = {day: files_in(f"{fitting}/{day}") for day in _days(fitting)}
         count = sum(map(_count, (each for day in staged.values() for each in day)))
         ends = {place.partition: end for place, end in ends_of(self._claim.checkpoint, number)}
@@ -311,6 +309,19 @@ class _Work:
             raise KlammError(f"{self._claim.directory}/{day}: merged files have other rows than those they are made of")
         self._journal.commit({day: merged}, [os.path.relpath(each, self._claim.directory) for each in small])
         self.merged += len(small)
+
+
+def sync_offsets(checkpoint: str, number: int) -> None:
+    """Sync Spark's plan of a micro-batch, name and bytes, before anything of the batch is committed.
+
+    Without it, a power cut could take the plan, and Spark plan a longer batch of the same number: its dead letters
+    would count as sent, and the journal would know a batch that the checkpoint does not.
+    """
+    offsets = f"{checkpoint}/offsets"
+    files.sync_file(f"{offsets}/{number}")
+    files.sync_directory(offsets)
+    files.sync_directory(checkpoint)
+    files.sync_directory(os.path.dirname(checkpoint))
 
 
 def _days(path: str) -> list[str]:

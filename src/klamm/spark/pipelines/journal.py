@@ -127,6 +127,7 @@ class Journal:
         folders = {os.path.dirname(name) for name in (*(name for _, name in self.state.adds), *self.state.removes)}
         for folder in folders:
             files.make_directory(f"{self._folder}/{folder}")
+        files.sync_directory(self._folder)  # a new sub-folder is on disk before a file is moved into it
         for path, name in self.state.adds:
             with suppress(FileNotFoundError):  # it was renamed already
                 _os.rename(f"{self._folder}/{path}", f"{self._folder}/{name}")
@@ -134,7 +135,6 @@ class Journal:
             files.remove(f"{self._folder}/{name}")
         for folder in folders:
             files.sync_directory(f"{self._folder}/{folder}")
-        files.sync_directory(self._folder)
 
 
 def files_in(path: str) -> list[str]:
