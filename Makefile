@@ -50,10 +50,11 @@ format: venv ## format and sort in place
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
 
-docs: build ## write the tables of docs/reference that come from the code
+docs: build ## write the tables of docs/reference that come from the code, and those of figures from bench/results
 	@$(PY) docs/reference/generate.py
+	@$(PY) bench/_tables.py
 
-bench: tools build ## every script of bench/, each beside its peers, into bench/results/; ARGS="read send" to choose
+bench: tools build ## every script of bench/, each beside its peers, into bench/results/; ARGS="read send" to choose, --readme for README's
 	@$(PY) bench/_collect.py $(ARGS)
 
 soak: tools build ## the long tests: hours of kills and fuzzing

@@ -6,10 +6,16 @@ compared:
 
     question   what was asked                       figure        Klamm's median, in `unit`
     peer       who it was compared with, and how    peer_figure   the peer's median in the same run
-    ratio      median over the rounds of figure / peer_figure of that round; ratio_range: the least and the most
-    want, ok   the goal for the ratio (or for the figure), and whether it was met; null: only shown beside
-    cpu_ratio  the same ratio of records per CPU second (user and system), where that makes sense
-    rounds, count, machine, commit, at
+    figure_range           the least and the most of the rounds
+    ratio, ratio_range     median, least and most over the rounds of figure / peer_figure of that round
+    want       the goal for the ratio (or for the figure); null: only shown beside
+    ok         "yes": the whole range meets the goal; "no": none of it; "unsure": the range crosses it; null: no goal
+    cpu_ratio  the ratio of records per CPU second (user and system), where that makes sense
+    tree       the git tree of src/ that was measured (`git rev-parse HEAD:src`); commit: the commit it was in
+    dirty      whether sources differed from the commit, or changed during the run
+    busy       whether others used more than a tenth of the machine, before or during the run (`_machine.py`)
+    machine    what the figures depend on; others_before, others, steal: cores that the benchmark did not have
+    rounds, count, at; seconds: from the start of the script
 
 A ratio is the figure to read; figures alone tell about the machine.
 
@@ -28,20 +34,25 @@ import contextlib
 import gc
 import json
 import os
-import platform
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import _machine
+from _results import Want, at_least, at_most, judge
+
+__all__ = ["Sample", "Want", "answer", "arguments", "at_least", "at_most", "clock", "compare", "digits", "folder"]
+__all__ += ["free_bytes", "interleave", "median", "percentile"]
+
 ROOT = Path(__file__).resolve().parent.parent
 QUICK_ROUNDS = 2
+QUICK_BEFORE_S = 0.02
 
 
 # ---- the command line
@@ -58,7 +69,37 @@ def arguments(question: str, *, rounds: int = 5, **more: Any) -> argparse.Namesp
     options = parser.parse_args()
     if options.rounds is None:
         options.rounds = QUICK_ROUNDS if options.quick else rounds
+    Run.current = Run(QUICK_BEFORE_S if options.quick else _machine.BEFORE_S)
     return options
+
+
+class Run:
+    """This run of a script: when it began, on which sources, and how busy others keep the machine."""
+
+    current: Run | None = None
+
+    def __init__(self, before_s: float) -> None:
+        self._begin = time.monotonic()
+        self._sources = _machine.read_sources()
+        self._watch = _machine.Watch(before_s)
+
+    def sign(self) -> dict[str, Any]:
+        """Return the fields of a line that say what was measured, and on which machine."""
+        sources, now = self._sources, _machine.read_sources()
+        before, during = self._watch.before, self._watch.read()
+        with folder() as path:
+            machine = _machine.describe(path)
+        machine["others_before"] = round(before.others + before.steal, 2)
+        machine["others"], machine["steal"] = round(during.others, 2), round(during.steal, 2)
+        return {
+            "machine": machine,
+            "busy": any(reading.is_busy(machine["cores"]) for reading in (before, during)),
+            "tree": sources.tree,
+            "commit": sources.commit,
+            "dirty": sources.dirty or now.dirty or now.tree != sources.tree,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._begin, 1),
+        }
 
 
 # ---- places
@@ -139,31 +180,6 @@ def percentile(values: list[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-@dataclass
-class Want:
-    """A goal, for the ratio unless said otherwise."""
-
-    text: str
-    of: str = "ratio"
-    relation: str = field(init=False)
-    limit: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.relation, limit = self.text.split()[:2]
-        self.limit = float(limit)
-
-    def met(self, value: float) -> bool:
-        return value >= self.limit if self.relation == ">=" else value <= self.limit
-
-
-def at_least(limit: float, of: str = "ratio") -> Want:
-    return Want(f">= {limit:g}", of)
-
-
-def at_most(limit: float, of: str = "ratio") -> Want:
-    return Want(f"<= {limit:g}", of)
-
-
 def compare(
     question: str, ours: list[Sample], peer: str, theirs: list[Sample], want: Want | None = None, **more: Any
 ) -> None:
@@ -194,24 +210,24 @@ def answer(
     **more: Any,
 ) -> None:
     """Print the line."""
+    run = Run.current
+    assert run is not None, "a script calls `arguments` first"
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)] if theirs else []
-    figure = median(ours)
-    judged = median(ratios) if want and want.of == "ratio" else figure
+    judged = ratios if want and want.of == "ratio" else ours
     line: dict[str, Any] = {
         "question": question,
-        "figure": digits(figure),
+        "figure": digits(median(ours)),
+        "figure_range": [digits(min(ours)), digits(max(ours))],
         "unit": unit,
         "peer": peer,
         "peer_figure": digits(median(theirs)) if theirs else None,
         "ratio": digits(median(ratios)) if ratios else None,
         "ratio_range": [digits(min(ratios)), digits(max(ratios))] if ratios else None,
         "want": None if want is None else f"{want.of} {want.text}",
-        "ok": None if want is None else want.met(judged),
+        "ok": judge(want, min(judged), max(judged)),
         **more,
         "rounds": len(ours),
-        "machine": machine(),
-        "commit": commit(),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **run.sign(),
     }
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
@@ -219,36 +235,3 @@ def answer(
 def digits(value: float) -> float:
     """Three digits are as many as a shared machine can answer for."""
     return float(f"{value:.3g}")
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the host."""
-    model = ""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-    with folder() as path:
-        df = subprocess.run(["df", "--output=fstype", path], capture_output=True, text=True, check=False).stdout
-    return {
-        "cpu": model or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "kernel": platform.release(),
-        "file_system": df.split()[-1] if df else "",
-        "python": platform.python_version(),
-        "load": round(os.getloadavg()[0], 1),
-    }
-
-
-def commit() -> str:
-    """The commit that was measured; + when the working tree differs from it (results of earlier runs aside)."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return (head + ("+" if changed else "")) or "unknown"

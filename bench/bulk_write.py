@@ -1,8 +1,8 @@
 """How many records a second does a program write that has them in a list, or in an Arrow table?
 
 (8 B key, 100 B value), one partition, acks=1: committed, not synced; and so the peers do not sync either. Every round
-writes a new store. LMDB is shown twice: called once a record (`put`), as bulk loaders in Python mostly do, and called
-once a transaction (`putmulti`), its quickest way.
+writes a new store. LMDB is shown in three ways: called once a record (`put`), as bulk loaders in Python mostly do,
+called once a transaction (`putmulti`), and so with `writemap`; one of the latter two is its quickest way.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def main() -> None:
         for part in calls:
             store.append_many("bench", part, acks=1)
 
-    def lmdb(write) -> harness.Sample:
-        with harness.folder() as path, peers.open_lmdb(path) as env:
+    def lmdb(write, writemap: bool = False) -> harness.Sample:
+        with harness.folder() as path, peers.open_lmdb(path, writemap=writemap) as env:
             with harness.clock(count) as sample:
                 write(env, rows)
             return sample
@@ -72,6 +72,7 @@ def main() -> None:
             "putmulti": lambda: lmdb(peers.lmdb_putmulti),
             "calls": lambda: ours(in_calls),
             "sqlite": sqlite,
+            "writemap": lambda: lmdb(peers.lmdb_putmulti, True),
             "duckdb": duck,
         },
         options.rounds,
@@ -80,6 +81,7 @@ def main() -> None:
     compare = harness.compare
     compare("bulk write: append_many of a list", found["list"], lmdb_name + ", put", found["put"], harness.at_least(5))
     compare("bulk write: append_many of a list", found["list"], lmdb_name + ", putmulti", found["putmulti"])
+    compare("bulk write: append_many of a list", found["list"], lmdb_name + ", putmulti, writemap", found["writemap"])
     compare("bulk write: append_many, 1000 a call", found["calls"], lmdb_name + ", put", found["put"])
     compare("bulk write: append_many, 1000 a call", found["calls"], lmdb_name + ", putmulti", found["putmulti"])
     sqlite_name = f"SQLite {peers.SQLITE_VERSION}, WAL/NORMAL, 1000 a transaction"

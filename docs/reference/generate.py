@@ -120,12 +120,16 @@ def generated(page: str) -> str:
     """The page with its tables as the code has them now."""
     text = (HERE / page).read_text()
     for name, part in PAGES[page].items():
-        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        assert len(pattern.findall(text)) == 1, f"{page}: wants one part {name!r}"
-        made = f"{begin}\n{part()}\n{end}"
-        text = pattern.sub(lambda _, made=made: made, text)
+        text = replace_part(text, name, part(), page)
     return text
+
+
+def replace_part(text: str, name: str, part: str, page: str) -> str:
+    """Return the text of a page with the part of that name replaced."""
+    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    assert len(pattern.findall(text)) == 1, f"{page}: wants one part {name!r}"
+    return pattern.sub(lambda _: f"{begin}\n{part}\n{end}", text)
 
 
 if __name__ == "__main__":
