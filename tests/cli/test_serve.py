@@ -397,20 +397,7 @@ def test_its_version_is_that_of_the_package() -> None:
     assert done.stdout == f"klamm {klamm.__version__}\n"
 
 
-def cpu_seconds(*command: str | Path) -> float:
-    """What a command costs, the least of several: cores may be shared."""
-    times = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(times)
-
-
-def test_help_costs_little_more_than_importing_klamm_and_typer() -> None:
-    # Those two are 0.18 s of the 0.2 s that it may take on a machine at rest.
-    assert cpu_seconds(KLAMM, "--help") < 1.3 * cpu_seconds(sys.executable, "-c", "import klamm, typer")
+def test_help_imports_neither_a_server_nor_rich() -> None:
     code = "import sys, klamm.cli.main; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in ("asyncio", "rich", "prometheus_client", "klamm.kafka.server") if name in modules] == []

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -73,10 +72,8 @@ def test_a_follower_that_does_not_read_takes_over_too(path: Path) -> None:
         assert first("table[b'a']") == b"1"
         second = start(path, "users")
         assert not second("table.maintains")
-        began = time.monotonic()
         first.kill()
         until(lambda: second("table.maintains"), "it takes over")
-        assert time.monotonic() - began < 5  # half a second, and what a busy machine adds
 
 
 def test_a_stopped_maintainer_makes_followers_wait_and_say_so(path: Path) -> None:

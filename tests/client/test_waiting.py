@@ -89,7 +89,7 @@ def test_wait_ms_is_how_long_a_loop_waits_for_more(orders: klamm.Store) -> None:
 
 @pytest.mark.parametrize("how", ["iterate", "batches", "poll"])
 @pytest.mark.parametrize("topics", [{"topics": "orders"}, {"pattern": "nothing.*"}])
-def test_stop_from_another_thread_ends_a_waiting_loop_quickly(
+def test_stop_from_another_thread_ends_a_loop_that_would_wait_forever(
     orders: klamm.Store, how: str, topics: dict[str, str]
 ) -> None:
     with orders.consumer(**topics) as consumer:
@@ -100,10 +100,8 @@ def test_stop_from_another_thread_ends_a_waiting_loop_quickly(
         }
         with reading(loops[how]) as outcome:
             in_wait(consumer)
-            began = time.monotonic()
             consumer.stop()
         assert outcome["result"] == []
-        assert outcome["at"] - began < 0.2  # it takes microseconds; the machine may be busy
         assert list(consumer) == [] and list(consumer.batches()) == []
 
 

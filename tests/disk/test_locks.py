@@ -65,7 +65,7 @@ def test_a_thread_that_waits_too_long_is_told_so_and_others_keep_their_lock(path
         started = time.monotonic()
         with pytest.raises(StoreBusy, match="byte 1"), lock.hold(1, timeout_ms=50):
             pass
-        assert 0.04 < time.monotonic() - started < 10
+        assert time.monotonic() - started > 0.04
         with lock.hold(2, timeout_ms=1000):  # bytes know nothing of each other
             pass
         assert not is_free(path, 1)

@@ -12,9 +12,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from tests.interop.brokers import fresh
 from tests.interop.records import Written
 
-__all__ = ["all_of", "consumer", "drive", "group_consumer", "produce", "producer", "read", "record"]
+__all__ = ["WAITS_LONG", "all_of", "consumer", "drive", "group_consumer", "produce", "producer", "read", "record"]
 
 BOUND = 60.0
+WAITS_LONG = {"fetch_wait_max_ms": 200_000, "socket_timeout_ms": 300_000}  # longer than `read` waits for messages
 
 
 def producer(address: str, **config: Any) -> Producer:

@@ -6,7 +6,6 @@ was acknowledged is lost and nothing is there twice.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from tests.interop.both_doors import (
     wire_reader,
     wire_writer,
 )
-from tests.interop.confluents import consumer, produce, producer, read
+from tests.interop.confluents import WAITS_LONG, consumer, produce, producer, read
 from tests.interop.java_tools import Tool
 from tests.interop.records import Written
 from tests.interop.serving import Serving
@@ -177,7 +176,7 @@ def test_whoever_is_killed_all_have_the_same_records_once_and_in_order(
 
 
 def test_an_embedded_append_wakes_a_consumer_of_the_wire(server: Serving, store: klamm.Store, tmp_path: Path) -> None:
-    """Whose fetches would wait for ten seconds. The appends are made by another process, each when it is asked for."""
+    """Its fetches would wait for longer than this test. Another process appends, each time that it is asked to."""
     store.create_topic("bell")
     asked = [Flag(tmp_path / f"asked-{n}") for n in range(15)]
 
@@ -185,18 +184,15 @@ def test_an_embedded_append_wakes_a_consumer_of_the_wire(server: Serving, store:
         with klamm.open(server.store) as opened:
             for flag in asked:
                 flag.wait()
-                opened.append("bell", str(time.monotonic_ns()).encode(), acks=1)
+                opened.append("bell", flag.path.encode(), acks=1)
 
-    with children() as fork, consumer(server.address, fetch_wait_max_ms=10_000) as reader:
+    with children() as fork, consumer(server.address, **WAITS_LONG) as reader:
         fork(append)
         reader.assign([TopicPartition("bell", 0, 0)])
-        took = []
         for flag in asked:
             flag.up()
             (message,) = read(reader, 1)
-            took.append((time.monotonic_ns() - int(message.value())) / 1e6)
-    print([f"{ms:.1f} ms" for ms in took])
-    assert statistics.median(took) < 50 and max(took) < 5_000
+            assert message.value() == flag.path.encode()
 
 
 def test_what_comes_over_the_wire_wakes_an_embedded_consumer(
@@ -204,7 +200,6 @@ def test_what_comes_over_the_wire_wakes_an_embedded_consumer(
 ) -> None:
     store.create_topic("bell")
     made = producer(server.address, linger_ms=0)
-    took = []
     with store.consumer("bell", start="earliest") as reader, children() as fork:
         reads = Flag(tmp_path / "reads")
 
@@ -213,17 +208,15 @@ def test_what_comes_over_the_wire_wakes_an_embedded_consumer(
                 reads.up()
                 found: list[int] = []
                 while len(found) < 15:
-                    found += [time.monotonic_ns() - int(each.value) for each in other.poll(timeout_ms=20_000)]
+                    found += [int(each.value) for each in other.poll()]
                 return found
 
         child = fork(follow)
         reads.wait()
-        for _ in range(15):
-            produce(made, "bell", [Written(None, str(time.monotonic_ns()).encode(), (), 0)])
-            assert len(reader.poll(timeout_ms=20_000)) == 1  # it comes before the next is sent
-        took = [ns / 1e6 for ns in child.answer()]
-    print([f"{ms:.1f} ms" for ms in took])
-    assert statistics.median(took) < 50 and max(took) < 5_000
+        for number in range(15):
+            produce(made, "bell", [Written(None, b"%d" % number, (), 0)])
+            assert len(reader.poll()) == 1  # it comes before the next is sent
+        assert child.answer() == list(range(15))
 
 
 # ---- restarts

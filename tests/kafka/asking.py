@@ -15,6 +15,7 @@ from klamm.kafka.wire.structs import Struct
 from tests.kafka.dial import Raw
 
 __all__ = [
+    "FOREVER_MS",
     "Place",
     "altered",
     "batches_of",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 NOW = time.time_ns() // 1_000_000  # else retention takes them
+
+FOREVER_MS = 600_000  # a fetch that waits for so long fails: clients here give up before
 
 PRODUCE_VERSION = 12  # the latest by name
 FETCH_VERSION = 12

@@ -25,7 +25,18 @@ from klamm.kafka.wire.structs import Struct
 from klamm.log import segment
 from klamm.log.partition import Partition
 from tests.arrow.test_placing import rows
-from tests.kafka.asking import Place, batches_of, fetch, fetch_many, fetching, offsets, produce, sealed, values
+from tests.kafka.asking import (
+    FOREVER_MS,
+    Place,
+    batches_of,
+    fetch,
+    fetch_many,
+    fetching,
+    offsets,
+    produce,
+    sealed,
+    values,
+)
 from tests.kafka.dial import Raw, Served, served
 from tests.procs import Flag, children, until
 
@@ -94,10 +105,8 @@ def test_below_at_and_above_the_range(raw: Raw, topic: str) -> None:
     assert offsets(fetch(raw, topic, 4)) == [0, 1, 2, 3, 4], "the whole batch that holds it"
 
 
-def test_out_of_range_is_told_at_once(raw: Raw, topic: str) -> None:
-    started = time.monotonic()
-    assert fetch(raw, topic, 7, wait_ms=20_000).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-    assert time.monotonic() - started < 5
+def test_a_fetch_that_is_out_of_range_does_not_wait(raw: Raw, topic: str) -> None:
+    assert fetch(raw, topic, 7, wait_ms=FOREVER_MS).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("where", [("", 0), ("nowhere", 0), (None, 3), (None, -1)])
@@ -234,16 +243,13 @@ def test_a_fetch_waits_for_its_time(server: Served, raw: Raw, topic: str) -> Non
         took = time.monotonic() - started
         assert (found.error_code, len(found.records)) == (0, 0)
         assert took >= wait_ms / 1000
-        assert took < wait_ms / 1000 + 2
 
 
 def test_a_fetch_does_not_wait_when_it_must_not(raw: Raw, topic: str) -> None:
-    started = time.monotonic()
     assert fetch(raw, topic, 0, wait_ms=0).records == b""
-    assert fetch(raw, topic, 0, wait_ms=20_000, min_bytes=0).records == b""
+    assert fetch(raw, topic, 0, wait_ms=FOREVER_MS, min_bytes=0).records == b""
     produce(raw, topic, sealed(1))
-    assert len(offsets(fetch(raw, topic, 0, wait_ms=20_000))) == 1
-    assert time.monotonic() - started < 5
+    assert len(offsets(fetch(raw, topic, 0, wait_ms=FOREVER_MS))) == 1
 
 
 def test_a_fetch_waits_for_as_many_bytes_as_it_wants(server: Served, raw: Raw, topic: str) -> None:
@@ -276,9 +282,7 @@ def test_a_fetch_of_many_partitions_waits_for_any(server: Served, raw: Raw, topi
             ]
 
 
-def test_another_process_wakes_a_fetch_within_milliseconds(
-    server: Served, tmp_path: Path, raw: Raw, topic: str
-) -> None:
+def test_an_append_of_another_process_wakes_a_fetch(server: Served, tmp_path: Path, raw: Raw, topic: str) -> None:
     path, rounds = server.broker.core.path, 15
     turns = [Flag(tmp_path / f"{n}") for n in range(rounds)]
 
@@ -288,17 +292,13 @@ def test_another_process_wakes_a_fetch_within_milliseconds(
                 turn.wait()
                 store.append(topic, b"%d" % number, partition=0)
 
-    took = []
     with children() as start:
         child = start(write)
         for number, turn in enumerate(turns):
-            with parked(server, topic, number) as waiting:
+            with parked(server, topic, number, wait_ms=FOREVER_MS) as waiting:
                 turn.up()
-                started = time.monotonic()
                 assert values(answer(waiting)) == [b"%d" % number]
-                took.append(time.monotonic() - started)
         child.answer()
-    assert sorted(took)[rounds // 2] < 0.1, took
 
 
 # ---- transactions

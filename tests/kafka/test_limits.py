@@ -317,7 +317,7 @@ def test_the_idle_are_closed_when_their_time_has_come(tmp_path: Path) -> None:
         started = time.monotonic()
         with server.dial() as idle, pytest.raises(ConnectionEnded):
             idle.receive()
-        assert 0.15 < time.monotonic() - started < 5
+        assert time.monotonic() - started > 0.15
 
 
 def test_who_does_not_read_its_answer_is_closed_in_the_end(tmp_path: Path) -> None:

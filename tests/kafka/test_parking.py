@@ -16,7 +16,7 @@ import pytest
 import klamm
 from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH
-from tests.kafka.asking import fetch, fetching, offsets, produce, sealed, values
+from tests.kafka.asking import FOREVER_MS, fetch, fetching, offsets, produce, sealed, values
 from tests.kafka.dial import ConnectionEnded, Raw, Served, served
 from tests.procs import children, until
 
@@ -182,9 +182,7 @@ def test_what_comes_just_before_it_is_watched_is_not_missed(server: Served, monk
 
     monkeypatch.setattr(server.broker.parking, "park", late)
     with server.dial() as client:
-        started = time.monotonic()
-        assert values(fetch(client, "orders", 0, wait_ms=20_000)) == [b"just before"]
-        assert time.monotonic() - started < 5
+        assert values(fetch(client, "orders", 0, wait_ms=FOREVER_MS)) == [b"just before"]
 
 
 def test_no_wake_up_is_lost(server: Served) -> None:
@@ -204,15 +202,12 @@ def test_no_wake_up_is_lost(server: Served) -> None:
     with children() as start, server.dial() as reader:
         child, thread = start(write), threading.Thread(target=produce_all)
         thread.start()
-        offset, longest = 0, 0.0
+        offset = 0
         while offset < 2 * count:
-            started = time.monotonic()
-            found = fetch(reader, "orders", offset, 2, wait_ms=20_000)
-            longest = max(longest, time.monotonic() - started)
+            found = fetch(reader, "orders", offset, 2, wait_ms=FOREVER_MS)
             offset = offsets(found)[-1] + 1
         thread.join()
         child.answer()
-    assert longest < 5
 
 
 def test_pipelined_fetches_wait_one_after_the_other(server: Served, raw: Raw) -> None:

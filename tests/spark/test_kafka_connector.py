@@ -72,6 +72,6 @@ def test_batch_stream_and_real_time_mode(spark: Any, tmp_path: Path) -> None:
                 until(lambda: round_trip(b"%d" % time.monotonic_ns(), 500), "a record goes through", 200)
                 took = [round_trip(b"%d" % number, 100_000) for number in range(30)]
             print("ms:", [each and round(each, 1) for each in took])
-            assert min(each or 1e9 for each in took) < 1000, "a micro-batch would take five minutes"
+            assert None not in took, "a micro-batch would take five minutes"
         finally:
             query.stop()
