@@ -52,6 +52,7 @@ README_RUNS = [
     Run("big_log", ("--only", "a kill"), 2),
     Run("cli", ("--only", "help"), 1),
     Run("cli", ("--only", "tail"), 1),
+    Run("stream_servers", minutes=2),
     Run("kafka_rdkafka", ("--only", "100 B"), 2),
     Run("kafka_java", ("--only", "100 B"), 4),
     Run("kafka_latency", ("--only", "sync, acks=1"), 3),

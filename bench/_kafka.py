@@ -147,7 +147,7 @@ def cpu_of(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -155,7 +155,7 @@ def _free_port() -> int:
 
 def start_klamm(directory: str) -> Server:
     """On the store of that directory, which is made if need be."""
-    port = _free_port()
+    port = free_port()
     command = [str(Path(sys.executable).parent / "klamm"), "serve", f"{directory}/store", f"--kafka={port}"]
     return Server("Klamm", [*command, "--set", "max.connections=20000"], port, Path(directory, "klamm.log"))
 
@@ -163,7 +163,7 @@ def start_klamm(directory: str) -> Server:
 def format_kafka(directory: str) -> str:
     """Its properties, after its storage has been made."""
     file = Path(directory, "server.properties")
-    port, controller = _free_port(), _free_port()
+    port, controller = free_port(), free_port()
     file.write_text(PROPERTIES.format(port=port, controller=controller, directory=directory) + MORE)
     name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
     made = java("kafka.tools.StorageTool", "format", "--standalone", "-t", name, "-c", str(file))

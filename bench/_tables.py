@@ -43,6 +43,7 @@ SEND = {  # as BULK, but a line of this script says more of putmulti
     f"{LMDB}, putmulti: one call for 1000": "LMDB, `putmulti`: one call for 1,000",
     f"{LMDB}, putmulti, writemap": "LMDB, `putmulti`, `writemap`",
 }
+STREAMS = {"Redis": "Redis Streams", "NATS": "NATS JetStream"}
 ONE_PARTITION = {"a store of one partition": "a store of one"}
 
 README_ROWS = [
@@ -110,6 +111,10 @@ README_ROWS = [
     Row("server: produce 100 B, Java client", "kafka_java", "produce 100 B with the Java client", WARM),
     Row("server: consume 100 B, Java client", "kafka_java", "consume 100 B with the Java client", WARM),
     Row("server: one record, until it is acknowledged", "kafka_latency", "one record, sync, acks=1", WARM),
+    Row("server: produce 100 B, bare client", "stream_servers", "produce 100 B, page cache", STREAMS),
+    Row("server: consume 100 B, bare client", "stream_servers", "consume 100 B, page cache", STREAMS),
+    Row("server: one record, bare client", "stream_servers", "one record, page cache", STREAMS),
+    Row("server: one record on disk, bare client", "stream_servers", "one record, on disk", {"Redis": "Redis Streams"}),
     Row(
         "server: start to first answer",
         "kafka_start",

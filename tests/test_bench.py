@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.interop.java_tools import need_kafka
 
 ROOT = Path(__file__).parent.parent
+PATH = "/usr/sbin:/usr/bin:/bin"
 KEYS = {"question", "figure", "figure_range", "unit", "peer", "peer_figure", "ratio", "ratio_range", "want", "ok"}
 KEYS |= {"machine", "busy", "tree", "commit", "dirty", "at", "seconds"}
 
@@ -21,7 +23,7 @@ def answers(script: str, tmp_path: Path, seconds: float = 60) -> list[dict[str, 
         [sys.executable, "-W", "error", ROOT / "bench" / f"{script}.py", "--quick"],
         capture_output=True,
         text=True,
-        env={"KLAMM_BENCH_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        env={"KLAMM_BENCH_DIR": str(tmp_path), "PATH": PATH},
         timeout=seconds,
     )
     assert run.returncode == 0, run.stderr
@@ -41,6 +43,14 @@ def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> 
 def test_each_answer_beside_apache_kafka_is_one(script: str, tmp_path: Path) -> None:
     need_kafka()
     signed(answers(script, tmp_path, 200), tmp_path)
+
+
+@pytest.mark.soak  # needs servers that no other test needs
+@pytest.mark.timeout(240)
+def test_each_answer_beside_redis_and_nats_is_one(tmp_path: Path) -> None:
+    if missing := [name for name in ("redis-server", "nats-server") if shutil.which(name, path=PATH) is None]:
+        pytest.skip(f"Debian's {' and '.join(missing)} are not installed")
+    signed(answers("stream_servers", tmp_path, 200), tmp_path)
 
 
 @pytest.mark.soak  # each starts two JVMs
