@@ -1,8 +1,6 @@
-"""kafka-python: produce, consume, offsets, transactions, groups, admin."""
+"""kafka-python: groups, admin, and what test_clients.py does not ask of every client."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
@@ -11,16 +9,13 @@ from tests.interop.brokers import Broker, fresh
 from tests.interop.kafka_pythons import (
     Member,
     admin,
-    all_of,
     consumer,
-    drive,
     kafka,
     produce,
     producer,
     read,
-    record,
 )
-from tests.interop.records import CODECS, ODD, plain
+from tests.interop.records import plain
 from tests.procs import until
 
 # kafka-python's tasks may end with an error that nobody asks for, when its objects are collected.
@@ -31,188 +26,16 @@ At = kafka.structs.OffsetAndMetadata
 errors = kafka.errors
 
 
-# It can snappy only with a package that it does not bring.
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "snappy" or kafka.codec.has_snappy()])
-def test_records_written_with_any_acks_and_codec_come_back(broker: Broker, codec: str) -> None:
-    topic, records = broker.topic(), plain(200)
-    for acks in (1, "all", 0):
-        config = {"acks": acks, "enable_idempotence": False, "compression_type": None if codec == "none" else codec}
-        with producer(broker.address, **config) as made:
-            produce(made, topic, records)
-    messages = all_of(broker.address, topic, 600)
-    assert [record(message) for message in messages] == records * 3
-    assert [message.offset for message in messages] == list(range(600))
-
-
-@pytest.mark.parametrize("codec", [None, "gzip"])
-def test_records_of_every_kind_come_back_as_they_were(broker: Broker, codec: str | None) -> None:
+def test_a_consumer_seeks_to_the_end_and_reads_batches_larger_than_its_fetches(broker: Broker) -> None:
     topic = broker.topic()
-    # It refuses to write those without key and value, and headers that are null.
-    records = [each for each in ODD if each[:2] != (None, None) and None not in dict(each.headers).values()]
-    with producer(broker.address, compression_type=codec) as made:
-        produce(made, topic, records)
-    messages = all_of(broker.address, topic, len(records))
-    assert [record(message) for message in messages] == records
-    assert {message.timestamp_type for message in messages} == {0}
-
-
-def test_the_time_of_the_append_replaces_the_producers(broker: Broker) -> None:
-    topic = broker.topic(message_timestamp_type="LogAppendTime")
-    with producer(broker.address) as made:
-        produce(made, topic, plain(5))
-    messages = all_of(broker.address, topic, 5)
-    assert {message.timestamp_type for message in messages} == {1}
-    assert all(message.timestamp > 1_750_000_000_000 for message in messages)
-
-
-def test_a_batch_may_be_as_large_as_the_topic_says_and_no_larger(broker: Broker) -> None:
-    topic = broker.topic(max_message_bytes="100000")
-    with producer(broker.address, max_request_size=10_000_000) as made:
-        (where,) = produce(made, topic, [plain(1)[0]._replace(value=b"x" * 99_900)])
-        assert where.offset == 0
-        with pytest.raises(errors.MessageSizeTooLargeError):
-            produce(made, topic, [plain(1)[0]._replace(value=b"x" * 100_000)])
-    (message,) = all_of(broker.address, topic, 1, max_partition_fetch_bytes=1000)
-    assert len(message.value) == 99_900
-
-
-def test_an_idempotent_producer_keeps_order_over_many_requests(broker: Broker) -> None:
-    topic, records = broker.topic(), plain(2000)
-    with producer(broker.address, enable_idempotence=True, batch_size=2000) as made:
-        assert [where.offset for where in produce(made, topic, records)] == list(range(2000))
-    assert [record(message) for message in all_of(broker.address, topic, 2000)] == records
-
-
-def test_a_consumer_goes_where_it_is_sent(broker: Broker) -> None:
-    topic = broker.topic(2)
-    records = [each._replace(timestamp=1_700_000_000_000 + n) for n, each in enumerate(plain(20))]
-    with producer(broker.address) as made:
-        produce(made, topic, records)
-        produce(made, topic, records, 1)
-    here, other = Part(topic, 0), Part(topic, 1)
-    with consumer(broker.address) as reader:
-        reader.assign([here, other])
-        reader.pause(other)
-        reader.seek(here, 17)
-        assert [message.offset for message in read(reader, 3)] == [17, 18, 19]
-        reader.resume(other)
-        assert {message.partition for message in read(reader, 20)} == {1}
-        reader.seek_to_end(here)
-        assert reader.position(here) == 20
-        assert reader.beginning_offsets([here, other]) == {here: 0, other: 0}
-        assert reader.end_offsets([here, other]) == {here: 20, other: 20}
-        found = [reader.offsets_for_times({here: 1_700_000_000_000 + n})[here] for n in (-5, 7, 20)]
-        assert [each and (each.offset, each.timestamp) for each in found] == [
-            (0, 1_700_000_000_000),
-            (7, 1_700_000_000_007),
-            None,
-        ]
-    with consumer(broker.address, auto_offset_reset="none") as reader:
-        reader.assign([here])
-        reader.seek(here, 1000)
-        with pytest.raises(errors.OffsetOutOfRangeError):
-            read(reader, 1)
-
-
-def test_committed_offsets_are_where_the_next_consumer_begins(broker: Broker) -> None:
-    topic, group = broker.topic(), fresh("group")
     here = Part(topic, 0)
     with producer(broker.address) as made:
-        produce(made, topic, plain(10))
-    with consumer(broker.address, topic, group_id=group) as first:
-        read(first, 4)
-        first.commit()
-    answers: list[Any] = []
-    with consumer(broker.address, topic, group_id=group) as second:
-        assert [message.offset for message in read(second, 3)] == [4, 5, 6]
-        second.commit_async({here: At(7, "so far", -1)}, callback=lambda *said: answers.append(said))
-        drive([second], lambda: bool(answers), "the commit is answered")
-        assert not isinstance(answers[0][1], Exception)
-        assert second.committed(here, metadata=True)[:2] == (7, "so far")
-    with consumer(broker.address, topic, group_id=group) as third:
-        assert read(third, 1)[0].offset == 7
-
-
-def test_a_topic_is_created_by_whoever_writes_to_it(broker: Broker) -> None:
-    topic = fresh("auto")
-    with producer(broker.address) as made:
-        produce(made, topic, plain(3))
-    assert len(all_of(broker.address, topic, 3)) == 3
-
-
-# Transactions
-
-
-def values(broker: Broker, topic: str, count: int, isolation: str) -> list[bytes]:
-    return [message.value for message in all_of(broker.address, topic, count, isolation_level=isolation)]
-
-
-def test_what_is_committed_is_read_and_what_is_aborted_is_not(broker: Broker) -> None:
-    topic = broker.topic()
-    with producer(broker.address, transactional_id=fresh("txn")) as made:
-        made.init_transactions()
-        for word, end in [
-            ("a", made.commit_transaction),
-            ("b", made.abort_transaction),
-            ("c", made.commit_transaction),
-        ]:
-            made.begin_transaction()
-            produce(made, topic, plain(3, word))
-            end()
-    committed = [each.value for word in "ac" for each in plain(3, word)]
-    assert values(broker, topic, 6, "read_committed") == committed
-    everything = [each.value for word in "abc" for each in plain(3, word)]
-    assert values(broker, topic, 9, "read_uncommitted") == everything
-
-
-def test_offsets_and_results_of_a_transaction_come_together(broker: Broker) -> None:
-    source, target, group = broker.topic(word="source"), broker.topic(word="target"), fresh("group")
-    here = Part(source, 0)
-    with producer(broker.address) as made:
-        produce(made, source, plain(10))
-    with (
-        producer(broker.address, transactional_id=fresh("txn")) as made,
-        consumer(broker.address, source, group_id=group, isolation_level="read_committed") as reader,
-    ):
-        made.init_transactions()
-
-        def transform(count: int) -> None:
-            made.begin_transaction()
-            for message in read(reader, count):
-                made.send(target, message.value.upper(), partition=0)
-            made.send_offsets_to_transaction({here: At(reader.position(here), "", -1)}, reader.group_metadata())
-
-        # It does not ask for stable offsets: those of a transaction may come a moment after its end.
-        transform(4)
-        made.commit_transaction()
-        until(lambda: reader.committed(here) == 4, "4 is committed")
-        transform(3)
-        made.abort_transaction()
-        assert reader.committed(here) == 4
-        reader.seek(here, 4)
-        transform(6)
-        made.commit_transaction()
-        until(lambda: reader.committed(here) == 10, "10 is committed")
-    assert values(broker, target, 10, "read_committed") == [each.value.upper() for each in plain(10)]
-
-
-def test_a_second_producer_of_the_same_id_fences_the_first(broker: Broker) -> None:
-    topic, name = broker.topic(), fresh("txn")
-    with (
-        producer(broker.address, transactional_id=name) as first,
-        producer(broker.address, transactional_id=name) as two,
-    ):
-        first.init_transactions()
-        first.begin_transaction()
-        produce(first, topic, plain(2, "first"))
-        two.init_transactions()
-        with pytest.raises(errors.KafkaError) as failed:
-            first.commit_transaction()
-        assert type(failed.value).__name__ in ("ProducerFencedError", "InvalidProducerEpochError")
-        two.begin_transaction()
-        produce(two, topic, plain(2, "second"))
-        two.commit_transaction()
-    assert values(broker, topic, 2, "read_committed") == [each.value for each in plain(2, "second")]
+        produce(made, topic, [plain(1)[0]._replace(value=b"x" * 99_900)])
+    with consumer(broker.address, max_partition_fetch_bytes=1000) as reader:
+        reader.assign([here])
+        assert len(read(reader, 1)[0].value) == 99_900
+        reader.seek_to_end(here)
+        assert reader.position(here) == 1
 
 
 # Groups
