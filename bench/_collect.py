@@ -41,16 +41,16 @@ class Run(NamedTuple):
 
 
 README_RUNS = [
-    Run("bulk_write", minutes=1),
-    Run("send", minutes=1),
-    Run("single_append", minutes=1),
-    Run("contention", minutes=1),
-    Run("read", minutes=1),
+    Run("bulk_write", minutes=0.7),
+    Run("send", minutes=0.3),
+    Run("single_append", minutes=0.7),
+    Run("contention", minutes=0.7),
+    Run("read", minutes=0.5),
     Run("latency", minutes=1),
     Run("flat", ("--only", "partitions"), 1),
-    Run("offsets", minutes=3),
+    Run("offsets", minutes=2.5),
     Run("big_log", ("--only", "a kill"), 2),
-    Run("cli", ("--only", "help"), 1),
+    Run("cli", ("--only", "help"), 0.2),
     Run("cli", ("--only", "tail"), 1),
     Run("stream_servers", minutes=2),
     Run("kafka_rdkafka", ("--only", "100 B"), 2),
