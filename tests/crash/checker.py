@@ -291,7 +291,10 @@ def missed(facts: Facts) -> Iterator[str]:
 
 
 def _runs(facts: Facts) -> Iterator[tuple[Event, int | None, int]]:
-    """Every poll, with where the last one ended if nothing moved the reader since, and since when it stands there."""
+    """Return every poll, with where it has to go on if that is known, and since when the reader stands there.
+
+    It has to go on where the last poll ended, or where the reader has sought to.
+    """
     for events in facts.history.by_process.values():
         ends: dict[Place, int] = {}
         since: dict[Place, int] = defaultdict(lambda start=events[0].time: start)  # type: ignore[misc]
@@ -303,6 +306,8 @@ def _runs(facts: Facts) -> Iterator[tuple[Event, int | None, int]]:
                 for place in event.places:
                     ends.pop(place, None)
                     since[place] = event.time
+            elif event.kind == "moved" and "begin" in event.facts:  # a seek
+                ends[event.place] = event["begin"]
             elif event.kind == "moved":
                 ends.pop(event.place, None)
                 since[event.place] = event.time

@@ -15,14 +15,20 @@ or not if the process was killed there, and certainly had not happened before th
                                                           that was not told
     committing  tx  ·  committed  tx  ·  aborting  tx  ·  aborted  tx, why
     polled      since, topic, partition, begin, end, records       [offset, value] of each; since: when poll was called
-    moved       topic, partition                          rewound: the next poll begins at what the group has committed
+    moved       topic, partition, begin                   rewound: the next poll begins there; without `begin`: at what
+                                                          the group has committed
     assigned    places  ·  revoked  places  ·  lost  places        [topic, partition] of each, as the callbacks say it
     processed   topic, partition, offsets                 what the group is for was done for these records
     storing     group, topic, partition, end, tx          progress of a group is committed; with tx: as a part of it
     stored      ... the same                              without a transaction; one with it is stored when committed
     refused     ... the same                              it was not
     closing                                               the consumer is closed from now on
+    met         call, error, action                       an error, and what the table of client_errors.py says of it
+    renewed                                               a transactional producer was made again (wire_workload.py)
+    went_back   topic, partition, begin, end  ·  hung  call        see wire_life.py; the process kills itself
     killing     process  ·  killed  process               the nemesis: SIGKILL is sent; the process is gone
+    crashed     process, signal                           ... it was gone by another signal, which librdkafka may cause
+    hung        process, call                             ... it did not end when it was told to
     stopping    process  ·  going  process                SIGSTOP, SIGCONT
 
 Roles: producer, reader, member, nemesis; `final`, a reader that came when all else was over and read everything.

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from typing import Any, Literal
 import klamm
 from klamm.batch import Builder
 from tests.crash.checker import COMMITTED, UNCOMMITTED
+from tests.crash.client_errors import Action, Error, describe, rule_for
 from tests.crash.history import ENDING, Event, Place, Recorder, now, read
 from tests.crash.workload import log_of
 from tests.procs import Flag
@@ -40,6 +41,7 @@ class Life:
         self.directory = directory
         self.patience_ms = patience_ms
         self.slot = slot
+        self.role = slot.rpartition("-")[0]
         self.life = life
         self.name = f"{slot}-{life}"
         self.dice = random.Random(f"{seed} {self.name}")
@@ -81,6 +83,15 @@ class Life:
             if path.exists() and (events := read(path)):
                 return events
         return []
+
+    def look_up(self, call: str, error: Error, *, only: Action | None = None) -> Action:
+        """Return what the table of errors says, which is `only` if given, and write it down. An error without a rule
+        fails the test.
+        """
+        action = rule_for(self.role, call, error).action
+        self.record("met", call=call, error=describe(error), action=action.name)
+        assert only in (None, action), f"{self.name}: {call} cannot {action.value}"
+        return action
 
     def end_of(self, partition: int) -> int:
         return self.store.topic(IN).partitions[partition].end
@@ -198,13 +209,13 @@ def transactional(life: Life) -> None:
                         time.sleep(0.2)
                 end_by_dice(life, tx, transaction)
             life.record("committed", tx=tx)
-        except (Regret, klamm.Aborted) as error:
-            life.record("aborted", tx=tx, why=str(error))
-        except klamm.Fenced as error:
-            if named is None:
-                raise
-            life.record("aborted", tx=tx, why=str(error))
-            return
+        except Regret as error:
+            life.record("aborted", tx=tx, why=repr(error))
+        except klamm.KlammError as error:
+            action = life.look_up("transaction" if named is None else "named transaction", error)
+            life.record("aborted", tx=tx, why=repr(error))
+            if action is Action.END:
+                return
 
 
 class Regret(Exception):
@@ -271,11 +282,15 @@ def joined(life: Life, group: str, output: str | None) -> Iterator[klamm.Consume
 
     try:
         member = join(life.slot if life.slot.endswith("-0") else None)
-    except klamm.GroupBusy:  # its predecessor was stopped, and lives
+    except klamm.GroupBusy as error:
+        life.look_up("join", error, only=Action.AGAIN)
         member = join(None)
-    with member as consumer, suppress(klamm.GroupBusy):  # it lost its place, and its successor has the name
-        yield consumer
-        life.record("closing")
+    with member as consumer:
+        try:
+            yield consumer
+            life.record("closing")
+        except klamm.GroupBusy as error:
+            life.look_up("poll", error, only=Action.END)
 
 
 def worker(life: Life) -> None:
@@ -306,7 +321,8 @@ def worker(life: Life) -> None:
                     try:
                         record_progress(life, "storing", [batch])
                         under_way.append(([batch], consumer.commit_async(batch)))
-                    except klamm.NotOwner:
+                    except klamm.KlammError as error:
+                        life.look_up("commit_async", error, only=Action.REFUSED)
                         record_progress(life, "refused", [batch])
             while under_way and (under_way[0][1].done() or len(under_way) > 5):
                 batches, future = under_way.pop(0)
@@ -325,10 +341,11 @@ def store_progress(life: Life, batches: list[klamm.Batch], commit: Callable[[], 
 
 
 def record_outcome(life: Life, batches: list[klamm.Batch], commit: Callable[[], object]) -> None:
-    """NotOwner refuses all of it."""
+    """Run `commit` and write down how it ends. NotOwner refuses all of it."""
     try:
         commit()
-    except klamm.NotOwner:
+    except klamm.KlammError as error:
+        life.look_up("commit", error, only=Action.REFUSED)
         record_progress(life, "refused", batches)
     else:
         record_progress(life, "stored", batches)
@@ -365,7 +382,9 @@ def transformer(life: Life) -> None:
                     transaction.commit_offsets(batch if dice.random() < 0.5 else consumer)
                     end_by_dice(life, tx, transaction)
                 life.record("committed", tx=tx)
-            except (Regret, klamm.Aborted, klamm.NotOwner, klamm.CommitGap) as error:
+            except (Regret, klamm.KlammError) as error:
+                if isinstance(error, klamm.KlammError):
+                    life.look_up("transaction", error, only=Action.REFUSED)
                 life.record("aborted", tx=tx, why=repr(error))
                 life.record("moved", **where)
 

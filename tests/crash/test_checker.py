@@ -310,6 +310,16 @@ def a_reader_goes_back(tale: Tale) -> None:
     poll(tale, "r", IN, 1, "p.1", before=END)
 
 
+@plants("back")
+def a_member_reads_before_the_offset_that_it_sought(tale: Tale) -> None:
+    change(tale, "x", "moved", 0, begin=3)
+
+
+@plants("skipped")
+def a_member_reads_behind_the_offset_that_it_sought(tale: Tale) -> None:
+    change(tale, "x", "moved", 0, begin=0)
+
+
 @plants("skipped")
 def a_reader_skips(tale: Tale) -> None:
     drop(tale, "r", "polled")
@@ -453,6 +463,14 @@ def a_member_at_a_server_is_told_late_that_it_is_none_any_more(tale: Tale) -> No
     for name in "mn":
         change(tale, name, "started", 0, door="kafka")
     a_member_takes_a_partition_of_one_that_lives(tale)
+
+
+@FORGIVEN.append
+def a_member_at_a_server_seeks_back_though_others_have_come_further(tale: Tale) -> None:
+    """It does not know yet that it is no member any more, and may commit nothing."""
+    change(tale, "x", "moved", 0, begin=2)
+    for kind, index in ("moved", 0), ("polled", 2), ("lost", 0):
+        delay(tale, "x", kind, index, after=("y", "committed", 0))
 
 
 @FORGIVEN.append

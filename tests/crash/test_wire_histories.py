@@ -21,10 +21,10 @@ from tests.crash.checker import Anomaly, check
 from tests.crash.jepsen_workload import IN, Life, plain, reader, transactional, transformer, worker
 from tests.crash.nemesis import Roles
 from tests.crash.rounds import soak
+from tests.crash.wire_life import PATIENCE_S, WireLife
 from tests.crash.wire_nemesis import WireNemesis
+from tests.crash.wire_tally import Tally
 from tests.crash.wire_workload import (
-    PATIENCE_S,
-    WireLife,
     dirty_wire_reader,
     wire_idempotent,
     wire_plain,
@@ -48,7 +48,8 @@ MORE_READERS: Roles = [
 ]
 
 
-def judged(nemesis: WireNemesis, seconds: float) -> list[Anomaly]:
+def judged(nemesis: WireNemesis, seconds: float, total: Tally) -> list[Anomaly]:
+    """Run the nemesis and return the anomalies. `total` counts what might hide some, in this run and those before."""
     history = nemesis.run(seconds)
     anomalies = check(history)
     for anomaly in anomalies[:20]:
@@ -57,22 +58,28 @@ def judged(nemesis: WireNemesis, seconds: float) -> list[Anomaly]:
     stored = sum(1 for event in history.of("stored") if event.process.startswith("wire"))
     print(f"{nemesis.kills} kills, {nemesis.server_kills} of servers; {committed} transactions, {stored} commits")
     assert committed and stored
+    tally = Tally()
+    for each in tally, total:
+        each.add(history)
+        assert each.exceeded() == [], each
+    print(total, flush=True)
     return anomalies
 
 
 def test_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Path) -> None:
     with memory_directory(tmp_path) as memory:
         nemesis = WireNemesis(tmp_path, memory / "store", seed_of(), WRITERS, READERS, least_kills=6)
-        assert judged(nemesis, 7) == []
+        assert judged(nemesis, 7, Tally()) == []
         assert nemesis.kills > 5 and nemesis.server_kills
 
 
 @pytest.mark.soak
 def test_hundreds_of_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Path) -> None:
+    total = Tally()
     soak(
         tmp_path,
         lambda directory, store, seed: WireNemesis(directory, store, seed, WRITERS, MORE_READERS),
-        lambda nemesis: judged(nemesis, ROUND_SECONDS),
+        lambda nemesis: judged(nemesis, ROUND_SECONDS, total),
     )
 
 

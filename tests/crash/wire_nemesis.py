@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,23 @@ from typing import Any
 import klamm
 from klamm.disk import _os
 from klamm.store.groups import OffsetRow
+from tests.crash.history import ENDING
 from tests.crash.jepsen_workload import IN, OUT, Life
 from tests.crash.nemesis import Nemesis, Restless, Roles, Slot
-from tests.crash.wire_workload import GROUPS, WIRED, WireLife, read_everything_by_wire
+from tests.crash.wire_life import SERVER_LIVES, WireLife
+from tests.crash.wire_workload import GROUPS, WIRED, read_everything_by_wire
 from tests.interop.serving import answers, free_port, serve_here
 from tests.procs import until
 
 PATIENCE_MS = 500
+ENDS_S = 30.0
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that others read meanwhile."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def server(life: Life) -> None:
@@ -71,11 +82,21 @@ class WireNemesis(Nemesis):
         until(lambda: answers(f"127.0.0.1:{self._port}"), "the server listens")
 
     def _enough(self) -> bool:
-        return super()._enough() and self.server_kills >= min(1, self._least_kills)
+        if not super()._enough() or self.server_kills < min(1, self._least_kills):
+            return False
+        return not self._least_kills or self._have_done("committed", "stored")
+
+    def _have_done(self, *kinds: str) -> bool:
+        """Whether clients of the server have written down an event of each of these kinds."""
+        for path in self.directory.glob(f"wire_*{ENDING}"):
+            written = path.read_bytes()
+            kinds = tuple(kind for kind in kinds if f',"{kind}",'.encode() not in written)
+        return not kinds
 
     def _serve(self, step: int) -> None:
         slot = self._server
         slot.process, slot.lives = f"server-{slot.lives}", slot.lives + 1
+        replace_text(self.directory / SERVER_LIVES, str(slot.lives))
 
         def run() -> None:
             self._break_server()
@@ -90,6 +111,7 @@ class WireNemesis(Nemesis):
 
     def _look_after(self) -> None:
         super()._look_after()
+        self._kill_hung()
         server = self._server
         self._wake_if_due(server)
         if server.child is not None and not server.child.running:
@@ -97,10 +119,20 @@ class WireNemesis(Nemesis):
             self.server_kills += 1
             self._serve(0 if self._written else self._step())
 
+    def _kill_hung(self) -> None:
+        """Kill clients that were told to end ENDS_S ago. A destructor of librdkafka may wait forever, as a call may."""
+        for slot in self._slots:
+            told = self._written if slot.writes else self._drained
+            if slot.child is not None and "wire" in slot.name and told and time.monotonic() > told + ENDS_S:
+                self._record("hung", process=slot.process, call="end")
+                slot.child.signal(signal.SIGUSR1)  # its traceback: see WireLife
+                time.sleep(0.1)
+                slot.child.kill()
+
     def _may_die_by(self, slot: Slot, number: int) -> bool:
         """librdkafka does not bear everything that happens to it here. Who has the store open has to."""
         if "wire" in slot.name and number in (signal.SIGABRT, signal.SIGSEGV):
-            print(f"{slot.process} crashed by {signal.Signals(number).name}")
+            self._record("crashed", process=slot.process, signal=signal.Signals(number).name)
             return True
         return super()._may_die_by(slot, number)
 
@@ -120,9 +152,13 @@ class WireNemesis(Nemesis):
         assert "Traceback" not in self.log, self.log[-8000:]
 
     def _has_stopped(self) -> bool:
-        """By SIGTERM. One that dies at its step before it has done so is started again (_look_after)."""
+        """By SIGTERM. One that dies at its step before it has done so is started again (_look_after), and gets the
+        signal when it listens: before it has a handler, it would die of it.
+        """
         server = self._server
         assert server.child is not None
+        if not answers(f"127.0.0.1:{self._port}"):
+            return False
         server.child.signal(signal.SIGTERM)
         if os.WIFSIGNALED(server.child.ended()):
             return False

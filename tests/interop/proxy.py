@@ -37,6 +37,8 @@ class Proxy:
         self.port = int(self._door.getsockname()[1])
         self.address = f"127.0.0.1:{self.port}"
         self.seen: list[Seen] = []
+        self.muted: set[int] = set()  # keys of APIs whose responses are dropped
+        self.refuses = False  # new connections are closed at once
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -58,6 +60,12 @@ class Proxy:
         for each in [self._door, *self._sockets]:
             each.close()
 
+    def cut(self, *, refuse: bool = False) -> None:
+        """Close all connections; `refuse` those that follow, until `refuses` is False again."""
+        self.refuses = refuse
+        for each in self._sockets:
+            _end(each)
+
     def of(self, api: Api) -> list[Seen]:
         """The requests for one API, oldest first."""
         return [each for each in self.seen if each.key == api.key]
@@ -71,6 +79,9 @@ class Proxy:
                 client, _ = self._door.accept()
             except OSError:
                 return
+            if self.refuses:
+                client.close()
+                continue
             try:
                 broker = socket.create_connection(self._target, timeout=30)
             except OSError:
@@ -100,6 +111,8 @@ class Proxy:
             key, version = pending.pop(int.from_bytes(frame[:4], "big"), (-1, 0))
             if key in (METADATA.key, FIND_COORDINATOR.key, DESCRIBE_CLUSTER.key):
                 frame = self._rewritten(APIS[key], version, frame)
+            if key in self.muted:
+                continue
             if not _send(client, frame):
                 break
         _end(client)
