@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from klamm.kafka.wire.messages import PRODUCE
+from klamm.kafka.wire.messages import HEARTBEAT, JOIN_GROUP, PRODUCE, SYNC_GROUP
 from tests.interop.brokers import Broker, fresh
 from tests.interop.proxy import Proxy
 from tests.procs import PATIENCE, until
@@ -112,3 +112,85 @@ def test_an_abort_after_a_broken_connection_gives_sequence_numbers_out_again(eit
     watcher.close()
     assert reports[b"second"] == (None, 2)  # the offset of the batch that was aborted
     assert committed_values(either, topic) == [b"first"]
+
+
+# ---- cooperative-sticky
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(either: Broker, static: bool) -> None:
+    """A member asks to join again, the connection breaks, and when it is back, the broker has removed it, and another
+    member has committed more. Told that it is unknown, librdkafka joins anew. A dynamic member is then asked to use
+    the id that it is given, and librdkafka takes its partitions as lost. A static one is let in at once, and librdkafka
+    keeps them: it commits, as a member of the new generation, what it had read before, and the group goes back.
+    """
+    topic, group = either.topic(), fresh("group")
+    sender = Producer({"bootstrap.servers": either.address, **QUICK})
+    for number in range(10):
+        sender.produce(topic, str(number).encode(), partition=0)
+    assert sender.flush(PATIENCE) == 0
+    told: list[str] = []
+
+    def member(address: str, **more: Any) -> Consumer:
+        settings = {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 1000,
+            "heartbeat.interval.ms": 100,
+        }
+        return Consumer({**settings, **QUICK, **more})
+
+    def read(consumer: Consumer, upto: int) -> Callable[[], bool]:
+        """Read up to an offset, one record at a time."""
+
+        def reads() -> bool:
+            message = consumer.poll(0.1)
+            return message is not None and message.error() is None and message.offset() == upto - 1
+
+        return reads
+
+    def committed() -> int:
+        return int(other.committed([TopicPartition(topic, 0)], 10.0)[0].offset)
+
+    with Proxy(either.address) as proxy:
+        own = {"group.instance.id": fresh("instance")} if static else {}
+        forgotten = member(proxy.address, **own)
+        forgotten.subscribe([topic], on_lost=lambda _, parts: told.append("lost"))
+        until(read(forgotten, 5), "the member has read five records")
+        seen = len(proxy.of(JOIN_GROUP))
+        other = member(either.address)
+        other.subscribe([topic])
+
+        def asks_to_join() -> bool:
+            other.poll(0.05)
+            forgotten.poll(0)
+            return len(proxy.of(JOIN_GROUP)) > seen
+
+        proxy.muted.add(JOIN_GROUP.key)
+        until(asks_to_join, "the member asks to join again")
+        proxy.cut(refuse=True)
+        until(read(other, 10), "another member has the partition, and has read all")
+        other.commit(offsets=[TopicPartition(topic, 0, 10)], asynchronous=False)
+        assert committed() == 10 and told == []
+        proxy.muted.clear()
+        proxy.refuses = False
+        other.unsubscribe()
+
+        since = time.monotonic()
+
+        def is_member_again() -> bool:
+            """It was given an assignment, and says that it lives."""
+            forgotten.poll(0.05)
+            synced = [request.at for request in proxy.of(SYNC_GROUP) if request.at > since]
+            return bool(synced) and sum(request.at > synced[-1] for request in proxy.of(HEARTBEAT)) > 1
+
+        until(is_member_again, "the member is one again")
+        assert told == ([] if static else ["lost"])
+        if static:  # it still has what it read before, and may commit that
+            forgotten.commit(offsets=[TopicPartition(topic, 0, 5)], asynchronous=False)
+        assert committed() == (5 if static else 10)
+        other.close()
+        forgotten.close()
