@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ import pytest
 from klamm.kafka.wire.messages import DESCRIBE_GROUPS, FIND_COORDINATOR, INIT_PRODUCER_ID
 from tests.interop.java_tools import Tool, need_kafka, start_tool
 from tests.interop.kafka_broker import KafkaBroker
+from tests.interop.one_jvm import Ran, ToolJvm
 from tests.interop.raw import Raw
 from tests.procs import until
 
-__all__ = ["Broker", "apache_broker", "broker", "fresh", "klamm_broker", "tools"]
+__all__ = ["Broker", "apache_broker", "broker", "fresh", "klamm_broker", "run_tool", "tools"]
 
 # Short sessions, so that a killed member is missed soon; and a look at transactions every half second. The last has
 # another name with Kafka.
@@ -151,9 +152,23 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     return made
 
 
+@pytest.fixture(scope="session")
+def _tool_jvm() -> Iterator[ToolJvm]:
+    need_kafka()
+    made = ToolJvm()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run_tool(_tool_jvm: ToolJvm) -> Callable[..., Ran]:
+    """Runs Java tools that end by themselves, in one JVM for all tests."""
+    return _tool_jvm.run
+
+
 @pytest.fixture
 def tools() -> Iterator[Any]:
-    """Starts Java tools, and kills those that still run in the end."""
+    """Starts Java tools as processes, and kills those that still run in the end."""
     need_kafka()
     started: list[Tool] = []
 

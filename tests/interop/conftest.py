@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.brokers import _apache_ahead, apache_broker, broker, klamm_broker, tools  # noqa: F401
+from tests.interop.brokers import (  # noqa: F401
+    _apache_ahead,
+    _tool_jvm,
+    apache_broker,
+    broker,
+    klamm_broker,
+    run_tool,
+    tools,
+)
 from tests.interop.serving import Serving, serving
 
 

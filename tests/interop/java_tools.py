@@ -1,5 +1,6 @@
-"""Kafka's Java tools, from the jars that `make tools` fetches. Each is a process of its own and takes a second or two
-to start: start those that do not depend on each other together, then wait for them.
+"""Kafka's Java tools, from the jars that `make tools` fetches, each in a process of its own.
+
+One takes two seconds of CPU to start. Tools that end by themselves are better run in one JVM: see one_jvm.py.
 """
 
 from __future__ import annotations

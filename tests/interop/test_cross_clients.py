@@ -57,7 +57,7 @@ async def _aiokafka_writes(address: str, topic: str, codec: str) -> None:
         await aiokafkas.produce(made, topic, records("aiokafka", codec))
 
 
-def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, tools: Any, kcat: Any) -> None:
+def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, run_tool: Any, kcat: Any) -> None:
     address, word = broker.address, fresh("cross")
     topics = {codec: broker.topic(word=f"{word}-{codec}") for codec in CODECS}
     expected: dict[str, set[str]] = {codec: set() for codec in CODECS}
@@ -68,7 +68,7 @@ def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, too
     started = []
     for codec, topic in topics.items():
         where = ["--bootstrap-server", address, "--topic", topic, "--compression-codec", codec]
-        started.append(tools("console-producer", *where, given=lines("java", codec)))
+        run_tool("console-producer", *where, given=lines("java", codec)).done()
         started.append(kcat("-P", "-b", address, "-t", topic, "-z", codec, given=lines("kcat", codec)))
         confluents.produce(confluents.producer(address, compression_type=codec), topic, records("confluent", codec))
         asyncio.run(_aiokafka_writes(address, topic, codec))
@@ -89,7 +89,7 @@ def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, too
     count = sum(map(len, expected.values()))
 
     where = ["--bootstrap-server", address, "--include", f"{word}-.*", "--group", fresh("group"), "--from-beginning"]
-    java = tools("console-consumer", *where, "--max-messages", str(count))
+    java = run_tool("console-consumer", *where, "--max-messages", str(count))
     kcats = {codec: kcat("-C", "-b", address, "-t", topic, "-e", "-q") for codec, topic in topics.items()}
     for codec, topic in topics.items():
         wanted, number = expected[codec], len(expected[codec])

@@ -1,18 +1,22 @@
-"""Kafka's own tools, and so the Java client. Tools that do not depend on each other run at the same time."""
+"""Kafka's own tools, and so the Java client: in one JVM, or in a process each where a test kills one."""
 
 from __future__ import annotations
 
 import json
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.interop.brokers import Broker, fresh
 from tests.interop.confluents import all_of, consumer, produce, producer, read, record
 from tests.interop.java_tools import Tool
+from tests.interop.one_jvm import Ran
 from tests.interop.records import Written, plain
 from tests.procs import until
+
+RunTool = Callable[..., Ran]
 
 
 def events(tool: Tool, name: str) -> list[dict[str, Any]]:
@@ -28,41 +32,41 @@ def table(text: str) -> list[dict[str, str]]:
     return [dict(zip(rows[start], row, strict=False)) for row in rows[start + 1 :]]
 
 
-def test_topics_and_configs(broker: Broker, tools: Any) -> None:
+def test_topics_and_configs(broker: Broker, run_tool: RunTool) -> None:
     server, name = ["--bootstrap-server", broker.address], fresh("topic")
     config = ["--config", "retention.ms=1000000", "--config", "cleanup.policy=compact"]
     create = ["--create", "--topic", name, "--partitions", "2", "--replication-factor", "1", *config]
-    assert f"Created topic {name}" in tools("topics", *server, *create).done()
+    assert f"Created topic {name}" in run_tool("topics", *server, *create).done()
 
-    again = tools("topics", *server, "--create", "--topic", name)
-    alter = tools("topics", *server, "--alter", "--topic", name, "--partitions", "4")
+    again = run_tool("topics", *server, "--create", "--topic", name)
+    alter = run_tool("topics", *server, "--alter", "--topic", name, "--partitions", "4")
     entity = ["--entity-type", "topics", "--entity-name", name]
     change = ["--alter", "--add-config", "segment.bytes=2097152", "--delete-config", "retention.ms"]
-    configs = tools("configs", *server, *entity, *change)
-    brokers = tools("configs", *server, "--entity-type", "brokers", "--entity-name", "1", "--describe", "--all")
-    assert again.ended() != 0 and "TopicExistsException" in again.err
+    configs = run_tool("configs", *server, *entity, *change)
+    brokers = run_tool("configs", *server, "--entity-type", "brokers", "--entity-name", "1", "--describe", "--all")
+    assert again.status != 0 and "TopicExistsException" in again.err
     alter.done()
     assert "Completed updating config" in configs.done()
     assert "num.partitions=1" in brokers.done()
 
-    described = tools("topics", *server, "--describe", "--topic", name)
-    settings = tools("configs", *server, *entity, "--describe")
-    wrong = tools("configs", *server, *entity, "--alter", "--add-config", "segment.bytes=tiny")
+    described = run_tool("topics", *server, "--describe", "--topic", name)
+    settings = run_tool("configs", *server, *entity, "--describe")
+    wrong = run_tool("configs", *server, *entity, "--alter", "--add-config", "segment.bytes=tiny")
     said = described.done()
     assert "PartitionCount: 4" in said and "ReplicationFactor: 1" in said
     assert len(re.findall(r"Partition: \d+\s+Leader: 1\s+Replicas: 1\s+Isr: 1", said)) == 4
     shown = settings.done()
     assert "segment.bytes=2097152" in shown and "cleanup.policy=compact" in shown and "retention.ms=" not in shown
-    assert wrong.ended() != 0 and "InvalidConfiguration" in wrong.err + wrong.out
+    assert wrong.status != 0 and "InvalidConfiguration" in wrong.err + wrong.out
 
-    deleted = tools("topics", *server, "--delete", "--topic", name)
-    versions = tools("api-versions", *server)
+    deleted = run_tool("topics", *server, "--delete", "--topic", name)
+    versions = run_tool("api-versions", *server)
     deleted.done()
     assert "Produce(0): " in versions.done()
     until(lambda: not broker.raw.leads(name, 4), "it is gone")
 
 
-def test_console_producer_and_consumer(broker: Broker, tools: Any) -> None:
+def test_console_producer_and_consumer(broker: Broker, run_tool: RunTool) -> None:
     topic = broker.topic()
     written = [Written(None, b"one"), Written(b"key", b"two", (("h", None), ("h", b"x"))), Written(b"key", b"three")]
     for codec, each in zip(("snappy", "lz4", "zstd"), written, strict=True):
@@ -72,10 +76,10 @@ def test_console_producer_and_consumer(broker: Broker, tools: Any) -> None:
     reading = [word for each in properties for word in ("--reader-property", each)]
     how = ["--sync", "--request-required-acks", "all", "--compression-codec", "gzip"]
     where = ["--bootstrap-server", broker.address, "--topic", topic]
-    tools("console-producer", *where, *reading, *how, given=given).done()
+    run_tool("console-producer", *where, *reading, *how, given=given).done()
     shown = ["print.key=true", "print.headers=true", "print.timestamp=true", "print.offset=true", "null.literal=NULL"]
     formats = [word for each in shown for word in ("--formatter-property", each)]
-    found = tools("console-consumer", *where, "--from-beginning", "--max-messages", "5", *formats).done()
+    found = run_tool("console-consumer", *where, "--from-beginning", "--max-messages", "5", *formats).done()
     assert [re.sub(r"CreateTime:\d{13}", "CreateTime", line) for line in found.splitlines()] == [
         "CreateTime\tOffset:0\tNO_HEADERS\tNULL\tone",
         "CreateTime\tOffset:1\th:NULL,h:x\tkey\ttwo",
@@ -122,10 +126,10 @@ def test_verifiable_producer_and_consumers_of_which_one_is_killed(broker: Broker
     assert events(first, "shutdown_complete")
 
 
-def test_a_transactional_copier_copies_each_record_once(broker: Broker, tools: Any) -> None:
+def test_a_transactional_copier_copies_each_record_once(broker: Broker, run_tool: RunTool) -> None:
     source, target, group = broker.topic(word="source"), broker.topic(word="target"), fresh("group")
     produce(producer(broker.address, compression_type="lz4"), source, plain(200))
-    copier = tools(
+    copier = run_tool(
         "transactional-message-copier",
         *["--broker-list", broker.address, "--input-topic", source, "--input-partition", "0"],
         *["--output-topic", target, "--transactional-id", fresh("txn"), "--consumer-group", group],
@@ -142,7 +146,7 @@ def test_a_transactional_copier_copies_each_record_once(broker: Broker, tools: A
         assert ended.error() is not None, "nothing is copied twice"
 
 
-def test_groups_are_described_reset_and_deleted(broker: Broker, tools: Any) -> None:
+def test_groups_are_described_reset_and_deleted(broker: Broker, run_tool: RunTool) -> None:
     topic, group, idle = broker.topic(2), fresh("group"), fresh("group")
     produce(producer(broker.address), topic, plain(10))
     server = ["--bootstrap-server", broker.address]
@@ -155,24 +159,22 @@ def test_groups_are_described_reset_and_deleted(broker: Broker, tools: Any) -> N
         last = read(reader, 4)[-1]
         reader.commit(last, asynchronous=False)
         asked = [
-            tools("consumer-groups", *server, "--describe", "--group", group, *more)
+            run_tool("consumer-groups", *server, "--describe", "--group", group, *more)
             for more in ([], ["--members", "--verbose"])
         ]
-        busy = tools("consumer-groups", *server, "--delete", "--group", group)
+        busy = run_tool("consumer-groups", *server, "--delete", "--group", group)
         offsets, members = (tool.done() for tool in asked)
         rows = {row["PARTITION"]: row for row in table(offsets)}
         assert (rows["0"]["CURRENT-OFFSET"], rows["0"]["LOG-END-OFFSET"], rows["0"]["LAG"]) == ("4", "10", "6")
         assert rows["0"]["CLIENT-ID"] == "reads"
         assert f"{topic}" in members and "reads" in members
-        busy.ended()
         assert "GroupNotEmptyException" in busy.out + busy.err
 
-    def reset(*how: str) -> Tool:
-        started: Tool = tools("consumer-groups", *server, "--reset-offsets", "--group", idle, "--topic", topic, *how)
-        return started
+    def reset(*how: str) -> Ran:
+        return run_tool("consumer-groups", *server, "--reset-offsets", "--group", idle, "--topic", topic, *how)
 
     dry = reset("--to-earliest", "--dry-run")
-    listed = tools("consumer-groups", *server, "--list")
+    listed = run_tool("consumer-groups", *server, "--list")
     assert [row["NEW-OFFSET"] for row in table(dry.done())] == ["0", "0"]
     assert {group, idle} <= set(listed.done().split())
     assert sorted(row["NEW-OFFSET"] for row in table(reset("--to-latest", "--execute").done())) == ["0", "10"]
@@ -180,13 +182,13 @@ def test_groups_are_described_reset_and_deleted(broker: Broker, tools: Any) -> N
         from confluent_kafka import TopicPartition
 
         assert reader.committed([TopicPartition(topic, 0)], timeout=20)[0].offset == 10
-    away = tools("consumer-groups", *server, "--delete-offsets", "--group", group, "--topic", f"{topic}:0")
-    deleted = tools("consumer-groups", *server, "--delete", "--group", idle)
+    away = run_tool("consumer-groups", *server, "--delete-offsets", "--group", group, "--topic", f"{topic}:0")
+    deleted = run_tool("consumer-groups", *server, "--delete", "--group", idle)
     assert "Successful" in away.done()
     assert "successful" in deleted.done()
 
 
-def test_performance_tools(broker: Broker, tools: Any) -> None:
+def test_the_java_performance_tools_run_against_the_server(broker: Broker, run_tool: RunTool) -> None:
     topics = {codec: broker.topic(2, word=codec) for codec in ("gzip", "zstd")}
     writers = []
     for codec, topic in topics.items():
@@ -194,11 +196,11 @@ def test_performance_tools(broker: Broker, tools: Any) -> None:
         if codec == "gzip":
             properties += [f"transactional.id={fresh('txn')}"]
         sizes = ["--num-records", "5000", "--record-size", "200", "--throughput", "-1"]
-        writers.append(tools("producer-performance", "--topic", topic, *sizes, "--command-property", *properties))
+        writers.append(run_tool("producer-performance", "--topic", topic, *sizes, "--command-property", *properties))
     for writer in writers:
         assert "5000 records sent" in writer.done()
     where = ["--bootstrap-server", broker.address, "--topic", topics["gzip"], "--num-records", "5000"]
-    reader = tools("consumer-performance", *where)
+    reader = run_tool("consumer-performance", *where)
     with consumer(broker.address) as other:
         other.subscribe([topics["zstd"]])
         assert {len(message.value()) for message in read(other, 5000)} == {200}
@@ -206,7 +208,7 @@ def test_performance_tools(broker: Broker, tools: Any) -> None:
     assert "5000" in row
 
 
-def test_offsets_records_transactions_and_directories(broker: Broker, tools: Any, tmp_path: Path) -> None:
+def test_offsets_records_transactions_and_directories(broker: Broker, run_tool: RunTool, tmp_path: Path) -> None:
     topic, txn = broker.topic(2), fresh("txn")
     server = ["--bootstrap-server", broker.address]
     produce(producer(broker.address), topic, plain(10))
@@ -218,19 +220,19 @@ def test_offsets_records_transactions_and_directories(broker: Broker, tools: Any
     wanted.write_text(
         json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 4}]}),
     )
-    away = tools("delete-records", *server, "--offset-json-file", str(wanted))
-    listed = tools("transactions", *server, "list")
-    described = tools("transactions", *server, "describe", "--transactional-id", txn)
-    writers = tools("transactions", *server, "describe-producers", "--topic", topic, "--partition", "1")
-    directories = tools("log-dirs", *server, "--describe", "--topic-list", topic)
+    away = run_tool("delete-records", *server, "--offset-json-file", str(wanted))
+    listed = run_tool("transactions", *server, "list")
+    described = run_tool("transactions", *server, "describe", "--transactional-id", txn)
+    writers = run_tool("transactions", *server, "describe-producers", "--topic", topic, "--partition", "1")
+    directories = run_tool("log-dirs", *server, "--describe", "--topic-list", topic)
     assert "low_watermark: 4" in away.done()
     assert re.search(rf"^{txn}\s+1\s+\d+\s+Ongoing", listed.done(), re.MULTILINE)
     assert f"{topic}-1" in described.done()
     # producer, its epoch, the coordinator's, last sequence, last timestamp, start of the transaction
     assert re.search(r"^\d+\s+\d+\s+-?\d+\s+2\s+\d{13}\s+0\s*$", writers.done(), re.MULTILINE), writers.out
     assert f'"{topic}-0"' in directories.done()
-    first = tools("get-offsets", *server, "--topic", topic, "--time", "earliest")
-    last = tools("get-offsets", *server, "--topic", topic, "--time", "latest")
+    first = run_tool("get-offsets", *server, "--topic", topic, "--time", "earliest")
+    last = run_tool("get-offsets", *server, "--topic", topic, "--time", "latest")
     assert sorted(first.done().split()) == [f"{topic}:0:4", f"{topic}:1:0"]
     assert sorted(last.done().split()) == [f"{topic}:0:10", f"{topic}:1:3"]
     open_one.abort_transaction(20)
