@@ -1,4 +1,4 @@
-"""One compaction of the topic `users`, to be recorded by powercut.c: compact_once.py STORE."""
+"""One compaction of the topic `users` in ROOT/store, to be recorded by powercut.c: compact_once.py ROOT."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import sys
 import klamm
 
 if __name__ == "__main__":
-    with klamm.open(sys.argv[1]) as store:
+    with klamm.open(f"{sys.argv[1]}/store") as store:
         store.compact("users", force=True)

@@ -5,7 +5,6 @@ and readers in the middle of it read on.
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from klamm.disk import _os
 from klamm.log import cleaned, head
 from klamm.log.partition import Partition
 from klamm.log.reader import Reader
-from klamm.store import directory
-from tests.crash import powercut
-from tests.crash.cases import memory_directory, run_cases, seed_of
-from tests.crash.powercut import Disk
+from tests.crash.cases import memory_directory, seed_of
+from tests.crash.powercut import LAST
+from tests.crash.recording import Notes, Recording
 from tests.log.compacted import Sent, append, in_transaction, indexes_are_true, latest, put, roll, seen
 from tests.log.logs import move_clock
 from tests.procs import until
@@ -166,39 +164,13 @@ def test_an_error_at_any_step_is_raised_or_harmless(rig: Rig) -> None:
 
 def test_a_power_cut_at_any_step_of_a_compaction_loses_nothing_and_brings_nothing_back(tmp_path: Path) -> None:
     """A store with everything synced is compacted, and cut at every step, with any part of what was not synced."""
-    seed = seed_of()
     with memory_directory(tmp_path) as scratch:
-        root = scratch / "root"
-        root.mkdir()
-        with klamm.open(root / "store") as store:
+        with klamm.open(scratch / "root" / "store") as store:
             store.create_topic("users", settings={"cleanup.policy": "compact", "delete.retention.ms": 0})
             fill(store._acquired().heads, store._acquired().topic("users").partition(0))
-        disk = Disk.of(root)
-        steps = powercut.record(root, scratch / "trace", SCRIPT, str(root / "store"))
-        moments = list(powercut.moments(steps))
-        assert len(moments) > 60
-
-        def states() -> Iterator[int]:
-            taken = 0
-            for moment in moments:
-                for step in steps[taken:moment]:
-                    disk.take(step)
-                taken = moment
-                yield moment
-
-        reached = states()  # begun in the children, each its own
-
-        def run(moment: int, worker: int) -> None:
-            directory.boot_id = lambda: b"after the outage"
-            assert any(found == moment for found in reached)
-            for variant, luck in enumerate((0, 1, None, None)):
-                dice = random.Random(f"{seed}:{moment}:{variant}")
-                target = scratch / f"cut{worker}"
-                shutil.rmtree(target, ignore_errors=True)
-                disk.cut(target, dice, luck)
-                check_users(target / "store")
-
-        run_cases(moments, run)
+        recording = Recording(scratch / "root", SCRIPT)
+        assert len(recording.moments) > 60
+        recording.cut(lambda root, _: check_users(root / "store"), seed=seed_of(), lucks=[0, 1, LAST, None, None])
 
 
 def check_users(path: Path) -> None:
@@ -211,3 +183,40 @@ def check_users(path: Path) -> None:
         store.compact("users", force=True)
         with store.consumer("users", wait_ms=0) as users:
             assert [record.key for record in users if record.value] == [b"unique", b"only", b"a", b"b"]
+
+
+def test_an_index_of_an_older_file_never_comes_back_beside_one_with_the_same_inode(tmp_path: Path) -> None:
+    """Two compactions replace a segment, each cut right after that; the third file may have the first one's inode."""
+
+    def append(root: Path, *keys: int) -> None:
+        with klamm.open(root / "store") as store:
+            if "users" not in store.topics():
+                store.create_topic("users", settings={"cleanup.policy": "compact", "index.interval.bytes": 100})
+            partition = store._acquired().topic("users").partition(0)
+            for key in keys:
+                put(partition, (b"%d" % key, b"." * (key + 10)))
+            roll(partition)
+            put(partition, (b"active", b"1"))
+
+    def replaced(recording: Recording) -> list[int]:
+        """Return the moments at which a segment has just been replaced, and the directory not been synced."""
+        return [
+            number
+            for number, step in enumerate(recording.steps, 1)
+            if step.kind == "R" and step.names[1].endswith(".log")
+        ]
+
+    def check(root: Path, _: Notes) -> None:
+        with klamm.open(root / "store") as store:
+            assert store.check().breaches == []
+
+    with memory_directory(tmp_path) as scratch:
+        append(scratch / "root", *range(20))
+        append(scratch / "root", *range(10))  # these go from the first segment
+        recording = Recording(scratch / "root", SCRIPT)
+        states = recording.states(replaced(recording))
+        _, disk, _ = next(states)
+        disk.cut(scratch / "again", random.Random(), LAST)
+        append(scratch / "again", *range(10, 15))
+        recording = Recording(scratch / "again", SCRIPT)
+        assert recording.cut(check, seed=seed_of(), lucks=[LAST, 1], moments=replaced(recording)) >= 2

@@ -16,6 +16,7 @@ from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal
 from tests.crash import on_disk
 from tests.crash.cases import memory_directory, seed_of
+from tests.crash.powercut import LAST
 from tests.crash.recording import Notes, Recording
 
 PROGRAM = Path(on_disk.__file__)
@@ -76,7 +77,7 @@ def test_a_backup_is_on_disk_when_it_returns_and_no_store_before_it_is_whole(roo
 
     seed = seed_of()
     recording.cut(check, seed=seed, lucks=[0, 1, None], moments=[end])
-    assert recording.cut(check, seed=seed, lucks=[0, 1, None], moments=recording.moments[::4]) > 100
+    assert recording.cut(check, seed=seed, lucks=[0, LAST, None], moments=recording.moments[::4]) > 100
 
 
 # ---- repair
@@ -95,7 +96,7 @@ def test_a_power_cut_at_any_step_of_a_repair_takes_nothing_that_was_good(root: P
 
     seed = seed_of()
     recording.cut(check, seed=seed, lucks=[0, None, None], moments=[end])
-    assert recording.cut(check, seed=seed, lucks=[0, None], moments=recording.moments) > 100
+    assert recording.cut(check, seed=seed, lucks=[0, LAST, None], moments=recording.moments) > 100
 
 
 # ---- pipelines
@@ -121,4 +122,4 @@ def test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_
         for batch in range(state.sequence):
             assert Path(f"{claim.checkpoint}/offsets/{batch}").read_text() == "the plan"
 
-    assert recording.cut(check, seed=seed_of(), lucks=[0, 1, None, None]) > 100
+    assert recording.cut(check, seed=seed_of(), lucks=[0, 1, LAST, None]) > 100

@@ -1,0 +1,273 @@
+"""Mutants of what is said to be on disk outside of the log itself: a sync that is missing, or comes too late."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ON_DISK = "tests/crash/test_on_disk.py"
+CALL = f"{ON_DISK}::test_what_a_call_says_is_on_disk_survives_a_power_cut"
+LETTERS = f"{ON_DISK}::test_no_offset_of_a_record_that_failed_survives_a_power_cut_without_its_dead_letter"
+BACKUP = f"{ON_DISK}::test_a_backup_is_on_disk_when_it_returns_and_no_store_before_it_is_whole"
+REPAIR = f"{ON_DISK}::test_a_power_cut_at_any_step_of_a_repair_takes_nothing_that_was_good"
+FOLDER = f"{ON_DISK}::test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_or_after_a_change"
+PRODUCE = "tests/kafka/test_produce.py"
+SERVE = "tests/crash/test_serve_power_cut.py::test_no_power_cut_of_a_server_loses_what_it_acknowledged"
+INODE = (
+    "tests/crash/test_killed_compaction.py::"
+    "test_an_index_of_an_older_file_never_comes_back_beside_one_with_the_same_inode"
+)
+NOT_DURABLE = "database.transaction(durable=False) as execute:"
+
+
+def _without(name: str, breaks: str, file: str, line: str, *tests: str, instead: str = "") -> Mutant:
+    """Return Klamm without a line of `file`."""
+    return Mutant(name, breaks, ((f"src/klamm/{file}", line, instead),), tests)
+
+
+MUTANTS = [
+    _without(
+        "a Produce request whose sync failed is answered as if it were on disk",
+        "4, 6",
+        "kafka/apis/produce.py",
+        "    def _synced(self, answered: Any, error: BaseException | None) -> None:\n",
+        PRODUCE,
+        instead="    def _synced(self, answered: Any, error: BaseException | None) -> None:\n        error = None\n",
+    ),
+    _without(
+        "acks=all waits for the first partition of a request only",
+        "4",
+        "kafka/apis/produce.py",
+        "            if partition.log.flushed_offset < end:\n",
+        PRODUCE,
+        instead="            if partition.log.flushed_offset < end and self.left == 1:\n",
+    ),
+    _without(
+        "a backup's segments are not synced",
+        "store/backup.py K2",
+        "store/backup.py",
+        "_os.fsync(writing)\n",
+        BACKUP,
+        instead="pass\n",
+    ),
+    _without(
+        "a backup's names are not synced",
+        "store/backup.py K2",
+        "store/backup.py",
+        "    files.sync_directory(destination)\n    files.sync_directory(os.path.dirname(destination))\n",
+        BACKUP,
+    ),
+    _without(
+        "new directories above a backup are not synced",
+        "store/backup.py K2",
+        "store/backup.py",
+        "    files.sync_ancestors(os.path.dirname(destination))  # some may be new, too\n",
+        BACKUP,
+    ),
+    _without(
+        "a backup has records that the store itself may lose",
+        "store/backup.py K1",
+        "store/backup.py",
+        "        partition.sync(now.next_offset)\n",
+        BACKUP,
+        instead="        pass\n",
+    ),
+    _without(
+        "a dead letter is not synced",
+        "client/dead_letters.py",
+        "client/dead_letters.py",
+        "        log.sync(offset + 1)\n",
+        CALL,
+        LETTERS,
+    ),
+    _without(
+        "a repaired segment is not synced",
+        "store/repair.py",
+        "store/repair.py",
+        "            _os.fsync(fd)\n",
+        REPAIR,
+        instead="            pass\n",
+    ),
+    _without(
+        "damaged bytes are taken away before they are kept",
+        "store/repair.py",
+        "store/repair.py",
+        "            files.sync_directory(self.directory)  # what is taken away",
+        REPAIR,
+        instead="            #",
+    ),
+    _without(
+        "a directory is moved into one that a power cut may take",
+        "store/check.py",
+        "store/check.py",
+        "                files.sync_directory(self.core.path)  # the new directory",
+        REPAIR,
+        instead="                #",
+    ),
+    _without(
+        "a check does not notice that a log ends before its recovery point",
+        "7",
+        "store/examine.py",
+        "known.offset if known is not None else 0\n",
+        REPAIR,
+        "tests/store/test_check.py",
+        instead="0\n",
+    ),
+    _without(
+        "staged files of a pipeline are not synced",
+        "spark/pipelines/journal.py J1",
+        "spark/pipelines/journal.py",
+        "                files.sync_file(path)\n",
+        FOLDER,
+    ),
+    _without(
+        "names of staged files of a pipeline are not synced",
+        "spark/pipelines/journal.py J1",
+        "spark/pipelines/journal.py",
+        "                files.sync_directory(above)\n",
+        FOLDER,
+    ),
+    _without(
+        "files of a pipeline are moved into a folder that a power cut may take",
+        "spark/pipelines/journal.py J2",
+        "spark/pipelines/journal.py",
+        "        files.sync_directory(self._folder)  # a new sub-folder is on disk before a file is moved into it\n",
+        FOLDER,
+    ),
+    _without(
+        "a change of a pipeline's folder is not synced before the next one",
+        "spark/pipelines/journal.py J2",
+        "spark/pipelines/journal.py",
+        '            files.sync_directory(f"{self._folder}/{folder}")\n',
+        FOLDER,
+        instead="            pass\n",
+    ),
+    _without(
+        "the plan of a micro-batch is not synced",
+        "spark/pipelines/archiving.py",
+        "spark/pipelines/archiving.py",
+        '    files.sync_file(f"{offsets}/{number}")\n',
+        FOLDER,
+    ),
+    _without(
+        "the directory of Spark's plans is not synced",
+        "spark/pipelines/archiving.py",
+        "spark/pipelines/archiving.py",
+        "    files.sync_directory(checkpoint)\n",
+        FOLDER,
+    ),
+    _without(
+        "the folder of a pipeline is not synced",
+        "spark/pipelines/claim.py",
+        "spark/pipelines/claim.py",
+        "    files.sync_ancestors(path)\n",
+        CALL,
+    ),
+    _without(
+        "generations that were reserved are reserved again after a power cut",
+        "store/wire_groups.py",
+        "store/wire_groups.py",
+        '        catalog, key = self._core.catalog, "next_generation"\n'
+        "        with self._database.gate(), self._database.transaction() as execute:\n",
+        CALL,
+        instead='        catalog, key = self._core.catalog, "next_generation"\n'
+        f"        with self._database.gate(), self._{NOT_DURABLE}\n",
+    ),
+    _without(
+        "producer ids that were given out are given out again after a power cut",
+        "store/catalog.py",
+        "store/catalog.py",
+        "        with self.database.gate(), self.database.transaction() as execute:\n"
+        '            first = int(self._meta(execute, "next_producer_id"))\n',
+        CALL,
+        instead=f"        with self.database.gate(), self.{NOT_DURABLE}\n"
+        '            first = int(self._meta(execute, "next_producer_id"))\n',
+    ),
+    _without(
+        "an imported group is not synced",
+        "store/database.py D2",
+        "client/group_admin.py",
+        "        with database.gate(), database.transaction() as execute:\n"
+        "            group = core.groups.claim(execute, wanted)\n",
+        CALL,
+        instead=f"        with database.gate(), {NOT_DURABLE}\n"
+        "            group = core.groups.claim(execute, wanted)\n",
+    ),
+    _without(
+        "a write of Spark is decided before its records are on disk",
+        "spark/publishing.py U1",
+        "spark/publishing.py",
+        "            log.sync(end)\n",
+        CALL,
+        instead="            pass\n",
+    ),
+    _without(
+        "Spark is told offsets that are not on disk",
+        "spark/planning.py P1",
+        "spark/planning.py",
+        "            partition.sync(upto)\n",
+        CALL,
+        instead="            pass\n",
+    ),
+    _without(
+        "restored records are not synced",
+        "spark/pipelines/restoring.py",
+        "spark/pipelines/restoring.py",
+        "        opened.partition(number).sync(placer.next_offset)\n",
+        CALL,
+    ),
+    _without(
+        "rows of a table are not synced",
+        "4",
+        "arrow/append_table.py",
+        "            self._opened.partition(number).sync(found[-1].stop)\n",
+        CALL,
+        instead="            pass\n",
+    ),
+    _without(
+        "records of append_many are not synced",
+        "4",
+        "client/target.py",
+        "            self._target.opened.partition(number).sync(found[-1].stop)\n",
+        CALL,
+        instead="            pass\n",
+    ),
+    _without(
+        "records of a producer are not synced",
+        "4",
+        "client/sender.py",
+        "                partition.sync(offset)\n",
+        CALL,
+        instead="                pass\n",
+    ),
+    _without(
+        "the server answers acks=all before the sync",
+        "4, 5",
+        "kafka/apis/produce.py",
+        "self.broker.syncing.wait(partition, end, partial(self._synced, answered))",
+        SERVE,
+        instead="self._synced(answered, None)",
+    ),
+    _without(
+        "the server commits a transaction whose records are not on disk",
+        "store/wire_transactions.py",
+        "kafka/transaction_desk.py",
+        "                if not self._wire.sync(synced):\n",
+        SERVE,
+        instead="                if False:\n",
+    ),
+    _without(
+        "rows of transactions over the wire are not synced",
+        "store/wire_transactions.py",
+        "store/wire_transactions.py",
+        "        with database.gate(), database.transaction(durable=durable) as execute:\n",
+        SERVE,
+        instead=f"        with database.gate(), {NOT_DURABLE}\n",
+    ),
+    _without(
+        "a compaction removes the index of a segment and does not sync that before it replaces the segment",
+        "9",
+        "log/compaction.py",
+        "        files.sync_directory(directory)  # no older index may come back: inodes are given out again\n",
+        INODE,
+    ),
+]
