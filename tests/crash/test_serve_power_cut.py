@@ -9,7 +9,6 @@ A failure prints its seed, which KLAMM_SEED gives back. Threads make the steps o
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import klamm
 from klamm.batch import RECORDS, Record, decode
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.recording import Luck, Notes, Recording
+from tests.crash.rounds import SOAK_SECONDS
 from tests.crash.serve_workload import GROUP, LOGS, MOVER, TOPICS
 from tests.crash.workload import log_of
 from tests.kafka.asking import sealed
@@ -168,7 +168,7 @@ def test_no_power_cut_of_a_server_loses_what_it_acknowledged(scratch: Path) -> N
 @pytest.mark.soak
 def test_no_power_cut_of_a_server_does_in_an_hour(scratch: Path) -> None:
     seed = seed_of()
-    until = time.monotonic() + float(os.environ.get("KLAMM_SOAK_S", "3600"))
+    until = time.monotonic() + SOAK_SECONDS
     while time.monotonic() < until:
         print(f"KLAMM_SEED={seed}")
         with memory_directory(scratch) as fresh:
