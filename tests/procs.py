@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import select
 import signal
+import struct
 import sys
 import threading
 import time
@@ -13,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 PATIENCE = 60.0  # seconds that nothing here takes, on a machine that has other things to do
 
@@ -36,28 +38,77 @@ def readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Get SIGKILL when the thread that forked this process ends, so that an interrupted test leaves no process."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_SIZE = struct.Struct("q")
+
+
 class Child:
-    """A forked process that runs `action` and hands its answer back. Killed at the latest when the test ends."""
+    """A forked process that runs `action` and returns its result, or its traceback, by a pipe.
+
+    It is killed at the latest when its parent ends. Waiting for it is bounded, and takes in what it writes to the
+    pipe: a result may be larger than a pipe. The size comes first: grandchildren may hold the pipe open.
+    """
 
     def __init__(self, action: Callable[[], object]) -> None:
-        self._answer, answer = os.pipe()
         self.status: int | None = None
+        self._pipe, pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._received = bytearray()
+        self._ended_pipe = False
         sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
-            code = 1
-            try:
-                os.close(self._answer)
-                os.write(answer, pickle.dumps(action()))
-                code = 0
-            except BaseException:
-                traceback.print_exc(file=sys.stderr)
-            finally:
+            self._run(action, pipe, parent)
+        os.close(pipe)
+
+    def _run(self, action: Callable[[], object], pipe: int, parent: int) -> NoReturn:
+        """In the child, which must not go on into the parent's tests, whatever happens."""
+        code = 1
+        try:
+            die_with_parent()
+            if os.getppid() != parent:  # it has ended already
                 os._exit(code)
-        os.close(answer)
+            os.close(self._pipe)
+            try:
+                result, code = pickle.dumps((True, action())), 0
+            except BaseException:
+                text = traceback.format_exc()
+                print(text, file=sys.stderr)
+                result = pickle.dumps((False, text))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with open(pipe, "wb") as file:
+                file.write(_SIZE.pack(len(result)) + result)
+        finally:
+            os._exit(code)
+
+    def _receive(self) -> bool:
+        """Take in what is in the pipe. Return whether there was anything."""
+        before = len(self._received)
+        while not self._ended_pipe:
+            try:
+                data = os.read(self._pipe, 1 << 20)
+            except BlockingIOError:
+                break
+            self._received += data
+            self._ended_pipe = not data
+        return len(self._received) > before
 
     def _look(self, flags: int = 0) -> bool:
+        """Whether it has ended; with WUNTRACED, or was stopped."""
         if self.status is None:
+            self._receive()
             pid, status = os.waitpid(self.pid, os.WNOHANG | flags)
             if pid and os.WIFSTOPPED(status):
                 return True
@@ -70,22 +121,45 @@ class Child:
         return not self._look()
 
     def ended(self, seconds: float = PATIENCE) -> int:
-        """How it ended, as os.waitpid says it."""
-        until(self._look, f"process {self.pid} ends", seconds)
+        """Wait until it has ended, and return its status, as os.waitpid returns it."""
+        deadline = time.monotonic() + seconds
+        while not self._look():
+            assert time.monotonic() < deadline, f"process {self.pid} ends: not within {seconds} s"
+            if self._ended_pipe:
+                time.sleep(0.0002)  # it is about to end
+            else:
+                readable(self._pipe, min(0.01, seconds))  # wakes when it ends, unless a grandchild has the pipe, too
         assert self.status is not None
         return self.status
 
     def stopped(self, seconds: float = PATIENCE) -> bool:
-        """Wait until SIGSTOP has hit it, or it has ended. Whether it is stopped."""
+        """Wait until SIGSTOP has hit it, or it has ended. Return whether it is stopped."""
         until(lambda: self._look(os.WUNTRACED), f"process {self.pid} stops", seconds)
         return self.status is None
 
+    def _result(self) -> tuple[bool, Any]:
+        """Whether `action` returned, and what; or why not."""
+        assert self.status is not None
+        self._receive()
+        if len(self._received) < _SIZE.size:
+            return False, ""  # it was killed, or called os._exit
+        assert len(self._received) == _SIZE.size + _SIZE.unpack_from(self._received)[0]
+        has_returned, result = pickle.loads(memoryview(self._received)[_SIZE.size :])
+        return has_returned, result
+
+    @property
+    def error(self) -> str:
+        """The traceback of `action`; empty if it has returned, or was killed."""
+        has_returned, result = self._result()
+        return "" if has_returned else result
+
     def answer(self, seconds: float = PATIENCE) -> Any:
-        """What `action` gave back. That it failed, or was killed, is the test's failure, too."""
+        """Wait for the result of `action`. That it failed, or was killed, is the test's failure, too."""
         status = self.ended(seconds)
-        assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"a child ended with {status:#x}"
-        with open(self._answer, "rb", closefd=False) as file:
-            return pickle.load(file)
+        has_returned, result = self._result()
+        assert status == 0, f"a child ended by {how_ended(status)}\n{'' if has_returned else result}"
+        assert has_returned, "a child ended without an answer"
+        return result
 
     def signal(self, number: int) -> None:
         if self.running:
@@ -99,10 +173,18 @@ class Child:
         self.ended()
 
     def close(self) -> None:
+        """Kill it, unless it has ended."""
         self.kill()
-        if self._answer >= 0:
-            os.close(self._answer)
-            self._answer = -1
+        self._receive()
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe, self._ended_pipe = -1, True
+
+
+def how_ended(status: int) -> str:
+    """What os.waitpid returns, in words."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 @contextmanager
@@ -156,4 +238,4 @@ class Flag:
         until(lambda: bool(self), self.path, seconds)
 
 
-__all__ = ["PATIENCE", "Child", "Flag", "asleep", "children", "readable", "until"]
+__all__ = ["PATIENCE", "Child", "Flag", "asleep", "children", "die_with_parent", "how_ended", "readable", "until"]

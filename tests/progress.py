@@ -14,16 +14,13 @@ Tracebacks are printed there and not again at the end of pytest's own output.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
 from collections.abc import Generator
 
 import pytest
 
-PR_SET_PDEATHSIG = 1
+from tests.procs import die_with_parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.progress:
         config.pluginmanager.register(_Progress(config.option.progress))
-        if sys.platform == "linux":  # nobody reads the file once parts.py is gone
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()  # nobody reads the file any more
 
 
 class _Progress:

@@ -6,11 +6,9 @@ rig lays out thousands of slots once and uses each for one case. Children open a
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from klamm.disk import _os
 from klamm.disk.locks import LockFile
 from klamm.log import head, segment
 from klamm.log.partition import Partition
+from tests.procs import children, how_ended
 
 BOOT = b"0123456789abcdef"
 
@@ -160,37 +159,20 @@ def index_is_true(partition: Partition) -> int:
     return count
 
 
-PR_SET_PDEATHSIG = 1
-
-
-def spawn(action: Callable[[], object]) -> int:
-    """Run `action` in a forked child, whose pid this is. It exits with 1, and says why, when `action` raises."""
-    pid = os.fork()
-    if not pid:
-        try:
-            if sys.platform == "linux":  # when a test fails, nobody may be left behind
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            action()
-            os._exit(0)
-        except BaseException:  # a child must not go on into the parent's tests
-            traceback.print_exc(file=sys.stderr)
-            os._exit(1)
-    return pid
-
-
 def run_child(action: Callable[[], object]) -> int:
-    """Run `action` in a forked child; how it ended, as os.waitpid says it."""
-    return os.waitpid(spawn(action), 0)[1]
+    """Run `action` in a forked child and return its status, as os.waitpid returns it."""
+    with children() as start:
+        return start(action).ended()
 
 
 def dies(action: Callable[[], object]) -> bool:
-    """Run `action` in a child; whether SIGKILL ended it. Its own failure is the test's, too."""
-    status = run_child(action)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL, f"a child got signal {os.WTERMSIG(status)}"
-        return True
-    assert os.WEXITSTATUS(status) == 0, "a child failed"
-    return False
+    """Run `action` in a child and return whether SIGKILL ended it. Its own failure is the test's, too."""
+    with children() as start:
+        child = start(action)
+        status = child.ended()
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert killed or status == 0, f"a child ended by {how_ended(status)}\n{child.error}"
+        return killed
 
 
 def killed_at(step: int, action: Callable[[], object]) -> Callable[[], None]:
@@ -216,5 +198,4 @@ __all__ = [
     "read_all",
     "run_child",
     "scan_files",
-    "spawn",
 ]

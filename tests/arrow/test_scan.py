@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ import klamm
 from klamm.arrow import Scan
 from klamm.batch import crc32c
 from klamm.errors import CorruptBatch, Forked, InvalidSetting, OffsetOutOfRange, StoreError, UnknownTopic
+from tests.procs import children
 
 ALL = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
 IN_ONE_STORE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -299,7 +299,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread_and_no_file_behind(store: 
 
 def test_damage_is_told_with_where_it_lies_and_rows_before_it_are_read(store: klamm.Store, tmp_path: Path) -> None:
     fill(store, count=300)
-    [log] = (tmp_path / "store").glob("topics/*/0/*.log")
+    [log] = (tmp_path / "events").glob("topics/*/0/*.log")
     data = bytearray(log.read_bytes())
     second = data.index((100).to_bytes(8, "big") + data[8:9])
     data[second + 61] = 0  # the first record's size; then the CRC is made right
@@ -332,21 +332,8 @@ def test_a_read_only_store_can_be_scanned(tmp_path: Path) -> None:
 
 
 def in_child(act: Callable[[], bool]) -> bool:
-    process = os.fork()
-    if process == 0:
-        try:
-            os._exit(0 if act() else 1)
-        finally:
-            os._exit(2)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return status == 0
-        time.sleep(0.01)
-    os.kill(process, 9)
-    os.waitpid(process, 0)
-    return False
+    with children() as start:
+        return start(act).answer()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

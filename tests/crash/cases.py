@@ -10,13 +10,15 @@ import signal
 import struct
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+from tests.procs import children, how_ended
 
 Case = TypeVar("Case")
 WORKERS = 2
@@ -46,32 +48,21 @@ def memory_directory(fallback: Path) -> Iterator[Path]:
 
 def run_cases(cases: Sequence[Case], run: Callable[[Case, int], None], *, limit_s: int = LIMIT_S) -> None:
     """run(case, worker) for each, in children. A case fails by an exception, by a signal, or by taking too long."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     board = mmap.mmap(-1, 8 * WORKERS)  # which case each child is at
-    children = []
-    for worker in range(WORKERS):
-        pid = os.fork()
-        if not pid:
-            try:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has its own
-                for number in range(worker, len(cases), WORKERS):
-                    struct.pack_into("q", board, 8 * worker, number)
-                    signal.alarm(limit_s)
-                    run(cases[number], worker)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(1)
-        children.append(pid)
+
+    def work(worker: int) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has its own
+        for number in range(worker, len(cases), WORKERS):
+            struct.pack_into("q", board, 8 * worker, number)
+            signal.alarm(limit_s)
+            run(cases[number], worker)
+
     failed = []
-    for worker, pid in enumerate(children):
-        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if ended:
-            case = cases[struct.unpack_from("q", board, 8 * worker)[0]]
-            how = "hangs" if ended == -signal.SIGALRM else f"dies by signal {-ended}" if ended < 0 else "fails"
-            failed.append(f"{case} {how}")
+    with children() as start:
+        for worker, child in enumerate([start(partial(work, worker)) for worker in range(WORKERS)]):
+            if status := child.ended(limit_s * (len(cases) + 1)):
+                case = cases[struct.unpack_from("q", board, 8 * worker)[0]]
+                hangs = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                failed.append(f"{case} {'hangs' if hangs else f'ends by {how_ended(status)}'}\n{child.error}")
     if failed:
-        pytest.fail("; ".join(failed) + "; see the output")
+        pytest.fail("\n".join(failed))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import signal
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from klamm.errors import KlammError
 from tests.crash.cases import memory_directory
 from tests.crash.oracle import read_all
 from tests.crash.workload import log_of, sealed
+from tests.procs import children, until
 from tests.rig import run_child
 
 SETTINGS = {"segment.bytes": "3000", "index.interval.bytes": "300", "retention.bytes": "100000"}
@@ -69,16 +68,10 @@ def copy_many(scratch: Path, times: int) -> tuple[int, int]:
     with klamm.open(path) as store:
         store.create_topic("orders", len(LOGS), SETTINGS)
     acked = mmap.mmap(-1, 8 * len(LOGS))
-    writer = os.fork()
-    if not writer:
-        try:
-            write_for_ever(path, acked)
-        finally:
-            os._exit(1)
     opened = torn = 0
-    try:
-        while not struct.unpack_from("q", acked)[0]:
-            time.sleep(0.01)
+    with children() as start:
+        writer = start(lambda: write_for_ever(path, acked))
+        until(lambda: struct.unpack_from("q", acked)[0], "the writer writes")
         for number in range(times):
             copy = scratch / "copy"
             shutil.rmtree(copy, ignore_errors=True)
@@ -97,10 +90,7 @@ def copy_many(scratch: Path, times: int) -> tuple[int, int]:
             assert os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 3), f"copy {number}: {status:#x}"
             torn += os.WEXITSTATUS(status) == 3
             opened += os.WEXITSTATUS(status) == 0
-        assert os.waitpid(writer, os.WNOHANG) == (0, 0), "the writer gave up"
-    finally:
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
+        assert writer.running, f"the writer gave up\n{writer.error}"
     print(f"{opened} copies opened, {torn} were torn")
     return opened, torn
 

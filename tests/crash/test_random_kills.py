@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ import pytest
 from klamm.disk import _os
 from klamm.log import head
 from klamm.log.partition import Partition
-from tests.rig import Rig, Seen, Sizes, batch, names, scan_files, spawn
+from tests.procs import children
+from tests.rig import Rig, Seen, Sizes, batch, names, scan_files
 
 SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
 SIZES = Sizes(segment_bytes=64 << 10, index_interval_bytes=4096)
@@ -66,28 +68,24 @@ def hammer(path: Path, kills: int, writers: int, readers: int) -> int:
             have = last.get(writer, -1) + 1
             assert have in (count, count + 1), f"writer {writer} was told {count}, {have} are there"
 
-    followers = [spawn(follow) for _ in range(readers)]
-    alive = {spawn(lambda n=n: write(n)): n for n in range(writers)}  # type: ignore[misc]
-    dice = random.Random(SEED)
-    killed = 0
-    while killed < kills:
-        time.sleep(dice.random() * 0.01)
-        victim = dice.choice(list(alive))
-        os.kill(victim, signal.SIGKILL)
-        pid, status = os.waitpid(-1, 0)
-        assert pid not in followers, "a reader found damage"
-        assert os.WIFSIGNALED(status), "a writer failed"
-        killed += 1
-        writer = alive.pop(pid)
-        assert writer >= 0
-        number = killed + writers - 1
-        alive[spawn(lambda n=number: write(n))] = number  # type: ignore[misc]
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    stop.touch()
-    for pid in followers:
-        assert os.waitpid(pid, 0)[1] == 0, "a reader found damage"
+    with children() as start:
+        followers = [start(follow) for _ in range(readers)]
+        alive = [start(partial(write, number)) for number in range(writers)]
+        dice = random.Random(SEED)
+        for killed in range(kills):
+            time.sleep(dice.random() * 0.01)
+            victim = alive.pop(dice.randrange(writers))
+            victim.kill()
+            assert os.WIFSIGNALED(victim.ended()), f"a writer failed\n{victim.error}"
+            victim.close()
+            for follower in followers:
+                assert follower.running, f"a reader found damage\n{follower.error}"
+            alive.append(start(partial(write, writers + killed)))
+        for writer in alive:
+            writer.kill()
+        stop.touch()
+        for follower in followers:
+            follower.answer()
     partition = rig.partition(SLOT, SIZES)
     partition.append(batch(10**6, 0))
     partition.sync(partition.ends().end)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from klamm.store.catalog import Catalog
+from tests.procs import Child, children
 from tests.store.conftest import gate_of
 
 WORKERS = 16
@@ -37,19 +38,15 @@ def work(directory: Path, worker: int, life: int) -> None:
         note("!id", catalog.allocate_producer_id())
 
 
-def start(directory: Path, worker: int, life: int) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work(directory, worker, life)
-        finally:
-            os._exit(1)
-    return pid
-
-
 def created(directory: Path) -> int:
     """How many topics they know to be there, or to have been."""
     return sum(journal.read_text().count("!create") for journal in directory.glob("journal-*"))
+
+
+def kill(worker: Child) -> None:
+    worker.kill()
+    assert os.WIFSIGNALED(worker.ended()), f"a worker failed before it was killed\n{worker.error}"
+    worker.close()
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.soak)])
@@ -57,18 +54,17 @@ def test_nothing_is_lost_or_doubled_when_creators_are_killed(tmp_path: Path, sec
     Catalog.create(str(tmp_path / "klamm.db"), gate_of(tmp_path), "x").close()
     chance = random.Random(seconds)
     lives = dict.fromkeys(range(WORKERS), 0)
-    pids = {worker: start(tmp_path, worker, 0) for worker in lives}
     end = time.monotonic() + seconds
-    while time.monotonic() < end or sum(lives.values()) <= 10 or created(tmp_path) <= 100:
-        time.sleep(chance.uniform(0, 0.05))
-        worker = chance.randrange(WORKERS)
-        os.kill(pids[worker], signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(pids[worker], 0)[1]), "a worker failed before it was killed"
-        lives[worker] += 1
-        pids[worker] = start(tmp_path, worker, lives[worker])
-    for pid in pids.values():
-        os.kill(pid, signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), "a worker failed before it was killed"
+    with children() as start:
+        workers = [start(partial(work, tmp_path, worker, 0)) for worker in lives]
+        while time.monotonic() < end or sum(lives.values()) <= 10 or created(tmp_path) <= 100:
+            time.sleep(chance.uniform(0, 0.05))
+            worker = chance.randrange(WORKERS)
+            kill(workers[worker])
+            lives[worker] += 1
+            workers[worker] = start(partial(work, tmp_path, worker, lives[worker]))
+        for child in workers:
+            kill(child)
 
     there: dict[str, tuple[int, int] | None] = {}  # what must be there, with its slots
     unsure: set[str] = set()  # what may be there or not: its creation or deletion was cut short
