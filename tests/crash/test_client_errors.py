@@ -23,8 +23,8 @@ from tests.crash.wire_life import SERVER_LIVES, MustAbort, MustEnd, WireLife
 from tests.crash.wire_tally import SHARES, Tally
 from tests.crash.wire_workload import Transactions
 from tests.interop.proxy import Proxy
-from tests.interop.serving import Serving, serving
 from tests.procs import children, until
+from tests.serving import Serving, restartable
 
 ELSEWHERE = {"final", "hasty", "careless", "copyist"}  # roles that are no functions of these two modules
 
@@ -82,7 +82,7 @@ def test_an_embedded_producer_without_a_name_may_not_be_fenced() -> None:
 def server(tmp_path: Path) -> Iterator[Serving]:
     with klamm.open(tmp_path / "store") as store:
         store.create_topic(IN, 1)
-    with serving(tmp_path) as made:
+    with restartable(tmp_path / "store") as made:
         yield made
 
 

@@ -21,8 +21,8 @@ from tests.crash.jepsen_workload import IN, OUT, Life
 from tests.crash.nemesis import Nemesis, Restless, Roles, Slot
 from tests.crash.wire_life import SERVER_LIVES, WireLife
 from tests.crash.wire_workload import GROUPS, WIRED, read_everything_by_wire
-from tests.interop.serving import answers, free_port, serve_here
 from tests.procs import until
+from tests.serving import free_port, listens, serve_here
 
 PATIENCE_MS = 500
 ENDS_S = 30.0
@@ -79,7 +79,7 @@ class WireNemesis(Nemesis):
             for name in {GROUPS[slot.role.__name__] for slot in self._slots if slot.role.__name__ in GROUPS}:
                 core.groups.commit(core.groups.claim_door(name, "klamm").number, start)
         self._serve(0)
-        until(lambda: answers(f"127.0.0.1:{self._port}"), "the server listens")
+        until(lambda: listens(f"127.0.0.1:{self._port}"), "the server listens")
 
     def _enough(self) -> bool:
         if not super()._enough() or self.server_kills < min(1, self._least_kills):

@@ -7,11 +7,7 @@ with KLAMM_INTEROP=apache, the second: a test that fails there is wrong about Ka
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,12 +22,11 @@ from tests.interop.kafka_broker import KafkaBroker
 from tests.interop.one_jvm import Ran, ToolJvm
 from tests.interop.raw import Raw
 from tests.procs import until
+from tests.serving import SHORT_SESSIONS, serving
 
 __all__ = ["Broker", "apache_broker", "broker", "fresh", "klamm_broker", "run_tool", "tools"]
 
-# Short sessions, so that a killed member is missed soon; and a look at transactions every half second. The last has
-# another name with Kafka.
-SETTINGS = {"group.min.session.timeout.ms": "100", "log.cleaner.backoff.ms": "500"}
+# What SHORT_SESSIONS are to `klamm serve`.
 APACHE_SETTINGS = {
     "group.min.session.timeout.ms": "100",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -115,33 +110,16 @@ def apache_broker(_apache_ahead: None) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def klamm_broker(_apache_ahead: None) -> Iterator[Broker]:
-    with tempfile.TemporaryDirectory(prefix="klamm-", ignore_cleanup_errors=True) as directory:
-        store = Path(directory) / "store"
-        log = Path(directory) / "log"
-        settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-        program = [sys.executable, "-c", "from klamm.cli.main import main; main()"]
-        command = [*program, "serve", str(store), "--kafka=0", *settings]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        try:
-
-            def listening() -> str | None:
-                said = log.read_text()
-                assert process.poll() is None, said
-                found = re.search(r"127\.0\.0\.1:(\d+)", said)
-                return found[0] if found else None
-
-            made = Broker("klamm", until(listening, "klamm serve listens"), store)
-            yield made
-            made.close()
-            assert process.poll() is None, f"klamm serve has ended\n{log.read_text()[-8000:]}"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0, log.read_text()[-8000:]
-            assert "Traceback" not in log.read_text(), log.read_text()[-8000:]
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait(30)
+    with (
+        tempfile.TemporaryDirectory(prefix="klamm-", ignore_cleanup_errors=True) as directory,
+        serving(Path(directory) / "store", *SHORT_SESSIONS) as server,
+    ):
+        made = Broker("klamm", server.address, server.store)
+        yield made
+        made.close()
+        assert server.process.poll() is None, f"klamm serve has ended\n{server.stderr[-8000:]}"
+        assert server.stop() == 0, server.stderr[-8000:]
+        server.check_log()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Fixtures of this folder. Who wants another server makes his own."""
+"""Brokers and servers for clients. Tests that want another server start their own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.interop.brokers import (  # noqa: F401
     run_tool,
     tools,
 )
-from tests.interop.serving import Serving, serving
+from tests.serving import Serving, restartable
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as made:
+    with restartable(tmp_path / "store") as made:
         yield made

@@ -110,18 +110,18 @@ class Tool:
     def err(self) -> str:
         return self._all(self._err)
 
-    def ended(self, seconds: float = 60) -> int:
+    def ended(self, seconds: float = 150) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name}: still runs after {seconds} s\n{self.out}\n{self.err}") from None
 
-    def done(self, seconds: float = 60) -> str:
+    def done(self, seconds: float = 150) -> str:
         """What it printed, after it has ended well."""
         assert self.ended(seconds) == 0, f"{self.name} ended with {self.process.returncode}\n{self.out}\n{self.err}"
         return self.out
 
-    def says(self, pattern: str, count: int = 1, seconds: float = 60) -> list[str]:
+    def says(self, pattern: str, count: int = 1, seconds: float = 150) -> list[str]:
         """Wait until it has printed what matches `pattern` so many times."""
 
         def said() -> list[str]:

@@ -17,8 +17,8 @@ import uuid
 from pathlib import Path
 
 from tests.interop.java_tools import java
-from tests.interop.serving import free_port
 from tests.procs import until
+from tests.serving import free_port
 
 __all__ = ["KafkaBroker"]
 

@@ -32,8 +32,8 @@ from tests.interop.both_doors import (
 from tests.interop.confluents import WAITS_LONG, consumer, produce, producer, read
 from tests.interop.java_tools import Tool
 from tests.interop.records import Written
-from tests.interop.serving import Serving
 from tests.procs import Child, Flag, children, until
+from tests.serving import Serving
 
 PARTITIONS = 3
 

@@ -28,8 +28,8 @@ from klamm.kafka.wire.structs import Struct
 from tests.interop.both_doors import PASSING, QUICK
 from tests.interop.confluents import group_consumer
 from tests.interop.raw import Raw
-from tests.interop.serving import Serving
 from tests.procs import Flag, children, until
+from tests.serving import Serving
 
 GROUP, TOPIC = "movers", "numbers"
 

@@ -13,8 +13,8 @@ import klamm
 from tests.interop.both_doors import QUICK, embedded
 from tests.interop.confluents import WAITS_LONG, all_of, consumer, produce, producer, read
 from tests.interop.records import Written
-from tests.interop.serving import Serving
 from tests.procs import Flag, children, until
+from tests.serving import Serving
 
 AT_ONCE: Any = {"batch_bytes": 1}  # a transaction whose records are appended before its end
 BOUND = 30.0

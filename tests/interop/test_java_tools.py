@@ -212,7 +212,7 @@ def test_offsets_records_transactions_and_directories(broker: Broker, run_tool: 
     topic, txn = broker.topic(2), fresh("txn")
     server = ["--bootstrap-server", broker.address]
     produce(producer(broker.address), topic, plain(10))
-    open_one = producer(broker.address, transactional_id=txn)
+    open_one = producer(broker.address, transactional_id=txn, transaction_timeout_ms=600_000)  # five JVMs are to see it
     open_one.init_transactions(20)
     open_one.begin_transaction()
     produce(open_one, topic, plain(3), 1)
