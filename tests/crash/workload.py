@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import klamm
 from klamm.batch import RECORDS, Builder, decode
+from klamm.errors import OffsetOutOfRange
 from klamm.log.partition import Partition
 
 STORE = "deep/store"  # below the root
@@ -167,12 +168,18 @@ class Life:
     def consume(self, name: str) -> None:
         """Read what is new, synced or not, and keep how far; the epoch is that of the last record read."""
         log = self.log(name)
-        ends = log.ends()
-        position, epoch = self.readers.get(name, (ends.start, -1))
-        with log.reader(max(position, ends.start)) as reader:
-            while data := reader.read():
-                for record in decode(data, form=RECORDS, from_offset=position):
-                    position, epoch = record.offset + 1, record.leader_epoch
+        position, epoch = self.readers.get(name, (0, -1))
+        while True:
+            position = max(position, log.ends().start)
+            try:
+                with log.reader(position) as reader:
+                    while data := reader.read():
+                        for record in decode(data, form=RECORDS, from_offset=position):
+                            position, epoch = record.offset + 1, record.leader_epoch
+                break
+            except OffsetOutOfRange:
+                if position >= log.ends().start:  # else the store's own retention took the segment in the meantime
+                    raise
         if epoch >= 0:
             self.readers[name] = position, epoch
             note(stored=name, position=position, epoch=epoch)
