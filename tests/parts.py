@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -276,23 +276,28 @@ def summarize(done: Sequence[Run], seconds: float) -> int:
     return 0
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], parts: Sequence[Part] = PARTS) -> int:
     quick = "--quick" in arguments
     arguments = [argument for argument in arguments if argument != "--quick"]
-    parts = [part for part in PARTS if part.quick or not quick]
-    if any(not argument.startswith("-") or argument.startswith("-k") for argument in arguments):  # some tests only
-        unwanted = [f"--ignore={HERE / folder}" for part in PARTS if part not in parts for folder in part.folders]
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *(QUICK_TESTS if quick else ()), *unwanted, *arguments]
-        ).returncode
+    chosen = [part for part in parts if part.quick or not quick]
+    if quick:
+        arguments = [*QUICK_TESTS, *arguments]
+    if any(not argument.startswith("-") or argument.startswith("-k") for argument in arguments[2 * quick :]):
+        others = [f"--ignore={HERE / folder}" for part in parts if part not in chosen for folder in part.folders]
+        return subprocess.run([sys.executable, "-m", "pytest", *others, *arguments]).returncode
     begin = time.monotonic()
-    done = run_parts(parts, [*(QUICK_TESTS if quick else ()), *arguments])
-    return summarize(done, time.monotonic() - begin)
+    return summarize(run_parts(chosen, arguments), time.monotonic() - begin)
+
+
+def interruptible(run: Callable[[], int]) -> int:
+    """Let SIGTERM end it as Ctrl-C does; either way parts are ended, too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        say("test: interrupted")
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    sys.exit(interruptible(lambda: main(sys.argv[1:])))

@@ -563,7 +563,7 @@ def test_runs_killed_at_any_instant_handle_everything_at_least_once(orders: klam
             child = start(work)
             if kills < 10:
                 until(lambda: not child.running or notes.stat().st_size > before + 1000, "it works")  # noqa: B023
-                child.signal(signal.SIGKILL)
+                child.kill()
                 kills += 1
             child.ended()
             handled = {int(line) for line in notes.read_bytes().split()}
@@ -574,19 +574,11 @@ def test_runs_killed_at_any_instant_handle_everything_at_least_once(orders: klam
 # Refused
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"workers": 0},
-        {"queue": 0},
-        {"on_error": "ignore"},
-        {"order": "none"},
-        {"retries": -1},
-        {"backoff_ms": -1},
-        {"commit_every_ms": float("nan")},
-    ],
-    ids=repr,
-)
+NOT_FITTING = [{"workers": 0}, {"queue": 0}, {"on_error": "ignore"}, {"order": "none"}, {"retries": -1}]
+NOT_FITTING += [{"backoff_ms": -1}, {"commit_every_ms": float("nan")}]
+
+
+@pytest.mark.parametrize("options", NOT_FITTING, ids=repr)
 def test_settings_that_do_not_fit_are_refused(orders: klamm.Store, options: dict[str, Any]) -> None:
     with orders.consumer("orders") as consumer, pytest.raises(klamm.InvalidSetting):
         consumer.run(print, **options)
