@@ -1,4 +1,5 @@
-"""What all tests share: how long hypothesis tries, and what a skip means where nothing may be skipped.
+"""What all tests share: a store in a directory, how long hypothesis tries, and what a skip means where nothing may be
+skipped.
 
 With KLAMM_NO_SKIP set (as .ci/run does), a skipped test is a failed one: a machine that silently cannot run the crash
 tests would otherwise look like one that passed them.
@@ -12,17 +13,32 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import klamm
 from tests import windows
 from tests.databases import database, postgres_server  # noqa: F401  # fixtures
 
 # Deadlines measure the machine, not the code, where cores are shared. The database lets a failure come back first.
 settings.register_profile("klamm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", settings.get_profile("klamm"), max_examples=20_000)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The directory of a store that may be yet to be made."""
+    return tmp_path / "events"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[klamm.Store]:
+    """An open store without topics. Folders redefine it to add theirs."""
+    with klamm.open(path) as opened:
+        yield opened
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,9 @@ from tests.procs import children
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "events"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(path) as opened:
-        opened.create_topic("orders")
-        yield opened
+def store(store: klamm.Store) -> klamm.Store:
+    store.create_topic("orders")
+    return store
 
 
 def everything(store: klamm.Store, topic: str = "orders") -> list[klamm.Record]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from tests.procs import children, until
 
 HOUR_MS = 3_600_000
 BOOT_ID_AT, AHEAD_AT = 16, 152  # in the file heads
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "store") as store:
-        yield store
 
 
 def values(store: klamm.Store, topic: str = "orders") -> list[bytes | None]:

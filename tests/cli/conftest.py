@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,9 +62,8 @@ def cli(home: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pyt
 
 
 @pytest.fixture
-def store(home: Path) -> Iterator[klamm.Store]:
-    with klamm.open(home) as opened:
-        yield opened
+def path(home: Path) -> Path:
+    return home
 
 
 def everything(home: Path, topic: str) -> list[tuple[Any, ...]]:

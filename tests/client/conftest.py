@@ -1,4 +1,4 @@
-"""A store in a directory, and ways to fill and read it."""
+"""Topics and tables in a store, and ways to fill and read it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ from typing import Any
 import pytest
 
 import klamm
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "events"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(path) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import klamm
 from klamm.errors import KlammError
 from klamm.store import directory
@@ -13,7 +15,7 @@ def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
         return [record.value for batch in consumer.batches() for record in batch]
 
 
-def open_on_another_boot(path: str, **options: bool) -> str:
+def open_on_another_boot(path: Path | str, **options: bool) -> str:
     """In a process of its own: what happens when the machine seems to have booted since."""
     directory.boot_id = lambda: b"another boot, 16"  # type: ignore[assignment]
     try:

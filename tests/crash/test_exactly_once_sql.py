@@ -30,7 +30,7 @@ STEPS = ("offsets", "consumer", "polled", "half saved", "saved", "noted", "commi
 
 
 @pytest.fixture
-def filled(path: str) -> str:
+def filled(path: Path) -> Path:
     """The path of a store whose topic has 60 records in 2 partitions."""
     with klamm.open(path) as store:
         store.create_topic("users", partitions=2)
@@ -46,7 +46,7 @@ def results(database: Database) -> Database:
     return database
 
 
-def consume(path: str, database: Database, name: str, step: Step, *, batch_records: int = 8) -> None:
+def consume(path: Path, database: Database, name: str, step: Step, *, batch_records: int = 8) -> None:
     """Read everything that is there; `step` is told where it is."""
     with klamm.open(path) as store, closing(database.connect()) as connection:
         offsets = klamm.SqlOffsets(connection, name)
@@ -101,7 +101,7 @@ def died(child: Child) -> bool:
 
 
 @pytest.mark.timeout(100)
-def test_a_consumer_killed_at_any_step_of_its_loop_leaves_each_record_once(filled: str, results: Database) -> None:
+def test_a_consumer_killed_at_any_step_of_its_loop_leaves_each_record_once(filled: Path, results: Database) -> None:
     seen: list[str] = []
     consume(filled, results, "not killed", dying(0, seen))
     assert set(seen) == set(STEPS)
@@ -118,7 +118,7 @@ def test_a_consumer_killed_at_any_step_of_its_loop_leaves_each_record_once(fille
             assert saved(results, name) == each_once(60), f"killed at step {at}, {seen[at - 1]!r}"
 
 
-def test_consumers_that_are_killed_again_and_again_come_to_the_end(filled: str, results: Database) -> None:
+def test_consumers_that_are_killed_again_and_again_come_to_the_end(filled: Path, results: Database) -> None:
     with children() as start:
         for at in itertools.count(3):
             if not died(start(lambda at=at: consume(filled, results, "billing", dying(at)))):  # type: ignore[misc]
@@ -131,7 +131,7 @@ def test_consumers_that_are_killed_again_and_again_come_to_the_end(filled: str, 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("many", [1, 2], ids=["one process", "two at once"])
 def test_consumers_killed_at_any_instant_leave_each_record_once(
-    filled: str, results: Database, tmp_path: Path, many: int
+    filled: Path, results: Database, tmp_path: Path, many: int
 ) -> None:
     print(f"KLAMM_SEED={SEED}")
     dice = random.Random(SEED)
@@ -180,7 +180,7 @@ def test_consumers_killed_at_any_instant_leave_each_record_once(
     assert saved(results, "billing") == each_once(count)
 
 
-def test_two_at_once_never_both_go_on(filled: str, results: Database, tmp_path: Path) -> None:
+def test_two_at_once_never_both_go_on(filled: Path, results: Database, tmp_path: Path) -> None:
     # Both hold a batch from the same place in their hands before either commits.
     ready = [Flag(tmp_path / "first"), Flag(tmp_path / "second")]
 

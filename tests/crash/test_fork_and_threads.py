@@ -89,7 +89,7 @@ def test_threads_share_a_producer_and_read_meanwhile(store: klamm.Store) -> None
         assert mine == [b"%d %d" % (number, n) for n in range(500)]
 
 
-def test_threads_open_create_append_and_close_without_order(path: str) -> None:
+def test_threads_open_create_append_and_close_without_order(path: Path) -> None:
     def work(number: int) -> None:
         for turn in range(6):
             with klamm.open(path) as store:
@@ -102,7 +102,7 @@ def test_threads_open_create_append_and_close_without_order(path: str) -> None:
             assert sorted(values(store, f"topic-{turn}")) == [b"%d" % number for number in range(5)]
 
 
-def test_a_store_closed_while_threads_append_refuses_them_and_keeps_what_it_took(path: str) -> None:
+def test_a_store_closed_while_threads_append_refuses_them_and_keeps_what_it_took(path: Path) -> None:
     for _ in range(5):
         store = klamm.open(path)
         store.create_topic("orders", exist_ok=True)
@@ -132,7 +132,7 @@ def test_a_store_closed_while_threads_append_refuses_them_and_keeps_what_it_took
 
 
 def test_a_child_forked_while_a_thread_appends_blocks_nobody_when_its_parent_is_killed(
-    path: str, tmp_path: Path
+    path: Path, tmp_path: Path
 ) -> None:
     """The parent dies in the middle of an append; its child lives on with a copy of every descriptor."""
     forked = Flag(tmp_path / "forked")
@@ -175,7 +175,7 @@ def test_a_child_forked_while_a_thread_appends_blocks_nobody_when_its_parent_is_
 
 
 @pytest.mark.parametrize("step", ["append byte", "flush byte"])
-def test_a_copy_of_a_descriptor_does_not_keep_a_lock_of_the_dead(path: str, tmp_path: Path, step: str) -> None:
+def test_a_copy_of_a_descriptor_does_not_keep_a_lock_of_the_dead(path: Path, tmp_path: Path, step: str) -> None:
     """Deterministic: the parent is killed exactly while it holds the byte, with a child forked before."""
     with klamm.open(path) as store:
         store.create_topic("orders")
@@ -301,7 +301,7 @@ def test_the_parents_handles_refuse_in_the_child_and_go_on_in_the_parent(store: 
     assert values(store) == [b"0", b"1", b"2"]
 
 
-def test_a_child_that_ends_or_closes_leaves_its_parents_locks(store: klamm.Store, path: str) -> None:
+def test_a_child_that_ends_or_closes_leaves_its_parents_locks(store: klamm.Store, path: Path) -> None:
     store.append("orders", b"0")
     with children() as start:
         start(store.close).answer()
@@ -351,7 +351,7 @@ def test_a_pool_of_forked_workers_appends_in_turn(store: klamm.Store) -> None:
 # ---- stopped and killed
 
 
-def test_a_stopped_process_holds_up_nobody_but_those_who_want_its_lock(store: klamm.Store, path: str) -> None:
+def test_a_stopped_process_holds_up_nobody_but_those_who_want_its_lock(store: klamm.Store, path: Path) -> None:
     store.create_topic("other")
     store.append("orders", b"0")
 
@@ -378,7 +378,7 @@ def test_a_stopped_process_holds_up_nobody_but_those_who_want_its_lock(store: kl
     assert sorted(values(store)) == [b"0", b"stopped", b"waited"]
 
 
-def test_killed_processes_leave_a_store_that_opens_at_once_and_is_all_right(path: str) -> None:
+def test_killed_processes_leave_a_store_that_opens_at_once_and_is_all_right(path: Path) -> None:
     print(f"KLAMM_SEED={SEED}")
     dice = random.Random(SEED)
     with klamm.open(path) as store:

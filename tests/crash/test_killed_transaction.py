@@ -25,7 +25,7 @@ from tests.rig import dies, killed_at
 
 
 @pytest.fixture
-def store(path: str) -> Iterator[klamm.Store]:
+def store(path: Path) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
         opened.create_topic("in")
         opened.create_topic("out", 2)
@@ -82,7 +82,7 @@ def first_step(stride: int) -> int:
 @pytest.mark.parametrize("batch_bytes", [1, 1000], ids=["appended at once", "appended at the end"])
 @pytest.mark.parametrize("stride", [6, ALL])
 def test_killed_at_any_step_it_is_there_whole_or_not_at_all(
-    store: klamm.Store, path: str, batch_bytes: int, stride: int
+    store: klamm.Store, path: Path, batch_bytes: int, stride: int
 ) -> None:
     """Another process resolves what the killed one left: one that is there already, or one that opens the store."""
     outcomes = set()
@@ -110,13 +110,13 @@ def test_killed_at_any_step_it_is_there_whole_or_not_at_all(
     assert store.check().ok
 
 
-def whole_when_opened(path: str) -> int:
+def whole_when_opened(path: Path) -> int:
     with klamm.open(path) as mine:
         return is_whole(mine)
 
 
 @pytest.mark.parametrize("stride", [6, ALL])
-def test_the_resolver_killed_at_any_step_leaves_it_to_the_next(store: klamm.Store, path: str, stride: int) -> None:
+def test_the_resolver_killed_at_any_step_leaves_it_to_the_next(store: klamm.Store, path: Path, stride: int) -> None:
     step, lived, decided = first_step(stride) - stride, 0, False
     while lived < 2:  # once with what was committed, once with what was not
         step += stride
@@ -161,7 +161,7 @@ def test_the_resolver_killed_at_any_step_leaves_it_to_the_next(store: klamm.Stor
 
 @pytest.mark.parametrize("stride", [9, ALL])
 def test_stopped_at_any_step_and_timed_out_it_is_whole_and_its_process_knows_how_it_ended(
-    store: klamm.Store, path: str, stride: int
+    store: klamm.Store, path: Path, stride: int
 ) -> None:
     """Whoever resolves may have to wait for a lock that the stopped process holds; then that one goes on first."""
     outcomes = set()
@@ -207,12 +207,12 @@ def test_stopped_at_any_step_and_timed_out_it_is_whole_and_its_process_knows_how
     assert outcomes == {"committed", "Aborted"} and step > 40
 
 
-def resolved(path: str) -> None:
+def resolved(path: Path) -> None:
     with klamm.open(path) as mine:
         mine._acquired().transactions.resolve()
 
 
-def test_a_stopped_process_holds_nobody_up_longer_than_its_time_out(store: klamm.Store, path: str) -> None:
+def test_a_stopped_process_holds_nobody_up_longer_than_its_time_out(store: klamm.Store, path: Path) -> None:
     """And when it goes on, neither a late record nor a late commit gets through."""
 
     def work() -> list[str]:
@@ -246,7 +246,7 @@ def test_a_stopped_process_holds_nobody_up_longer_than_its_time_out(store: klamm
 # ---- at random
 
 
-def pipeline(path: str, seed: int) -> None:
+def pipeline(path: Path, seed: int) -> None:
     """Consume, transform, produce, for ever: f(value) goes to the partition of `result` that it was in in `source`."""
     chance = random.Random(seed)
     with klamm.open(path) as store, store.consumer("source", group="p") as consumer:
@@ -263,7 +263,7 @@ def pipeline(path: str, seed: int) -> None:
     ("workers", "seconds"), [(1, 2.5), (3, 3), pytest.param(4, 600, marks=pytest.mark.soak)], ids=str
 )
 def test_every_record_is_processed_exactly_once_though_processes_are_killed_at_random(
-    path: str, workers: int, seconds: float
+    path: Path, workers: int, seconds: float
 ) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -329,7 +329,7 @@ class Reader:
         self._consumer.close()
 
 
-def test_a_named_process_that_is_restarted_ends_what_it_left_before_it_reads(path: str, tmp_path: Path) -> None:
+def test_a_named_process_that_is_restarted_ends_what_it_left_before_it_reads(path: Path, tmp_path: Path) -> None:
     with klamm.open(path) as store:
         store.create_topic("out")
         sent = Flag(tmp_path / "sent")

@@ -23,7 +23,7 @@ from tests.procs import Child, Flag, asleep, children
 # ---- one core a process
 
 
-def test_two_opens_of_one_directory_share_a_core_and_the_last_one_closes_it(path: str, tmp_path: Path) -> None:
+def test_two_opens_of_one_directory_share_a_core_and_the_last_one_closes_it(path: Path, tmp_path: Path) -> None:
     first = klamm.open(path)
     first.create_topic("orders")
     (tmp_path / "link").symlink_to(path)
@@ -42,7 +42,7 @@ def test_two_opens_of_one_directory_share_a_core_and_the_last_one_closes_it(path
         assert start(lambda: open_on_another_boot(path)).answer() == repr([b"0", b"1"]), "nobody is present any more"
 
 
-def test_a_read_only_open_beside_a_writable_one_in_the_same_process_follows_it(store: klamm.Store, path: str) -> None:
+def test_a_read_only_open_beside_a_writable_one_in_the_same_process_follows_it(store: klamm.Store, path: Path) -> None:
     with klamm.open(path, read_only=True) as reader:
         for number in range(5):
             store.append("orders", b"%d" % number, acks=1)
@@ -57,7 +57,7 @@ def test_a_read_only_open_beside_a_writable_one_in_the_same_process_follows_it(s
     assert store.append("orders", b"5") == 5
 
 
-def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: str) -> None:
+def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: Path) -> None:
     def descriptors() -> int:
         gc.collect()
         return len(os.listdir("/proc/self/fd"))
@@ -74,7 +74,7 @@ def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: str) -> Non
         assert values(store) == [b"%d" % number for number in range(20)]
 
 
-def test_an_open_that_fails_at_any_step_leaks_no_descriptor(path: str) -> None:
+def test_an_open_that_fails_at_any_step_leaks_no_descriptor(path: Path) -> None:
     klamm.open(path).close()
     gc.collect()  # what an earlier test has left
     before = sorted(os.listdir("/proc/self/fd"))
@@ -91,7 +91,7 @@ def test_an_open_that_fails_at_any_step_leaks_no_descriptor(path: str) -> None:
     assert failures > 2
 
 
-def test_a_store_that_is_dropped_without_being_closed_lets_go(path: str) -> None:
+def test_a_store_that_is_dropped_without_being_closed_lets_go(path: Path) -> None:
     store = klamm.open(path)
     store.create_topic("orders")
     store.append("orders", b"0")
@@ -103,7 +103,7 @@ def test_a_store_that_is_dropped_without_being_closed_lets_go(path: str) -> None
 # ---- opening together
 
 
-def test_sixteen_processes_that_make_the_same_store_make_one(path: str, tmp_path: Path) -> None:
+def test_sixteen_processes_that_make_the_same_store_make_one(path: Path, tmp_path: Path) -> None:
     go = Flag(tmp_path / "go")
 
     def race(number: int) -> tuple[str, int]:
@@ -136,7 +136,7 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
             step += 7  # of some hundreds
             path = str(tmp_path / str(step))
 
-            def create(path: str = path, step: int = step) -> None:
+            def create(path: Path = path, step: int = step) -> None:
                 _os.trap(step, signal=signal.SIGKILL)
                 store = klamm.open(path)
                 store.create_topic("orders")
@@ -259,7 +259,7 @@ def fork_and_use(old: Partition, start: Callable[[Callable[[], object]], Child])
     assert start(use).answer() in ("Forked", "UnknownTopic")
 
 
-def test_a_handle_of_a_deleted_topic_uses_no_descriptor_after_the_store_was_closed(path: str) -> None:
+def test_a_handle_of_a_deleted_topic_uses_no_descriptor_after_the_store_was_closed(path: Path) -> None:
     """Its number may be another file's by then, and that file's locks are not ours to take."""
     store = klamm.open(path)
     store.create_topic("orders")
@@ -277,7 +277,7 @@ def test_a_handle_of_a_deleted_topic_uses_no_descriptor_after_the_store_was_clos
 
 
 def test_after_another_boot_a_store_is_refused_while_somebody_has_it_open_and_recovered_when_not(
-    store: klamm.Store, path: str
+    store: klamm.Store, path: Path
 ) -> None:
     """A process that survived a boot is one of another machine on the same volume."""
     for number in range(10):
@@ -293,7 +293,7 @@ def test_after_another_boot_a_store_is_refused_while_somebody_has_it_open_and_re
         assert again.topic("orders").partitions[0].leader_epoch >= 2
 
 
-def test_a_torn_tail_after_another_boot_is_cut_off(path: str) -> None:
+def test_a_torn_tail_after_another_boot_is_cut_off(path: Path) -> None:
     with klamm.open(path) as store:
         store.create_topic("orders")
         for number in range(10):
@@ -307,7 +307,7 @@ def test_a_torn_tail_after_another_boot_is_cut_off(path: str) -> None:
     assert [entry.read_bytes() for entry in directory_of.glob("*.cut-*")] == [b"torn"]
 
 
-def fingerprint(path: str) -> dict[str, str]:
+def fingerprint(path: Path) -> dict[str, str]:
     """Every file that holds something. (SQLite makes an empty log and its index even to read.)"""
     return {
         str(entry): hashlib.sha256(entry.read_bytes()).hexdigest()
@@ -316,7 +316,7 @@ def fingerprint(path: str) -> dict[str, str]:
     }
 
 
-def test_a_read_only_open_recovers_in_memory_and_leaves_every_file_as_it_was(path: str) -> None:
+def test_a_read_only_open_recovers_in_memory_and_leaves_every_file_as_it_was(path: Path) -> None:
     with klamm.open(path) as store:
         store.create_topic("orders")
         for number in range(10):
@@ -333,7 +333,9 @@ def test_a_read_only_open_recovers_in_memory_and_leaves_every_file_as_it_was(pat
         assert log.read_bytes()[-4:] != b"torn"
 
 
-def test_a_read_only_open_of_a_store_that_is_being_recovered_partition_by_partition_reads_both_kinds(path: str) -> None:
+def test_a_read_only_open_of_a_store_that_is_being_recovered_partition_by_partition_reads_both_kinds(
+    path: Path,
+) -> None:
     with klamm.open(path) as store:
         for topic in ("orders", "users"):
             store.create_topic(topic)

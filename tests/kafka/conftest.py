@@ -1,4 +1,4 @@
-"""A store with one topic, a server of it, and who talks to that. Who wants another store or server makes his own."""
+"""A store with one topic, its server, and clients. Tests that want another store or server make their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from tests.kafka.member import Client
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "events") as opened:
-        opened.create_topic("orders", partitions=4)
-        yield opened
+def store(store: klamm.Store) -> klamm.Store:
+    store.create_topic("orders", partitions=4)
+    return store
 
 
 @pytest.fixture

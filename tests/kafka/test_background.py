@@ -16,11 +16,6 @@ import klamm
 from tests.procs import children, until
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "events"
-
-
 def send(address: str, *values: bytes, topic: str = "orders") -> None:
     producer = Producer({"bootstrap.servers": address})
     for value in values:

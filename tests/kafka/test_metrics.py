@@ -32,11 +32,6 @@ from tests.procs import until
 from tests.serving import Serving, serving
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "events"
-
-
 def ask(address: str, target: str, method: str = "GET") -> tuple[int, str]:
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=30)

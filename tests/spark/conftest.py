@@ -34,9 +34,3 @@ def spark() -> Iterator[Any]:
 def connector_is_here() -> bool:
     """Whether `make tools` could fetch Spark's Kafka connector."""
     return any(CONNECTOR.glob("spark-sql-kafka*.jar"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "events") as opened:
-        yield opened

@@ -24,12 +24,6 @@ from klamm.spark.pushdown import EVERYTHING, push
 T0 = 1_700_000_000_000
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "events") as opened:
-        yield opened
-
-
 def options(store: klamm.Store, *, streaming: bool = False, **given: Any) -> ReadOptions:
     texts = {name: str(value) for name, value in given.items()}
     if "subscribePattern" not in texts and "assign" not in texts:

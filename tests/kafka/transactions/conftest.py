@@ -16,12 +16,7 @@ NONE = ErrorCode.NONE
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "events")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[klamm.Store]:
+def store(path: Path) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
         opened.create_topic("t", 3)
         yield opened

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import klamm
@@ -300,7 +302,7 @@ def test_a_group_whose_members_are_programs_is_refused(store: klamm.Store, newer
     assert offset_of(store, "g") == 3
 
 
-def test_programs_cannot_join_a_group_that_a_transaction_is_about_to_move(path: str, store: klamm.Store) -> None:
+def test_programs_cannot_join_a_group_that_a_transaction_is_about_to_move(path: Path, store: klamm.Store) -> None:
     with serving(store) as desk:
         client = Client(store, desk, bumps=True)
         assert client.init() is NONE and client.commit_offsets("g", 3) is NONE
@@ -395,7 +397,7 @@ def test_a_program_that_takes_a_name_over_fences_its_client(store: klamm.Store, 
 
 @pytest.mark.parametrize("state", ["empty", "ongoing", "complete"])
 def test_a_program_in_another_process_takes_a_name_over(
-    store: klamm.Store, path: str, client: Client, state: str
+    store: klamm.Store, path: Path, client: Client, state: str
 ) -> None:
     if state != "empty":
         assert client.send(0) is NONE

@@ -89,7 +89,7 @@ STEPS = ["init", "add", "send", "offsets", "decide", "mark", "end"]
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_server_killed_at_any_step_forgets_nothing(
-    store: klamm.Store, path: str, step: str, commit: bool, bumps: bool
+    store: klamm.Store, path: Path, step: str, commit: bool, bumps: bool
 ) -> None:
     def die(*_: object) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_a_server_killed_at_any_step_forgets_nothing(
         assert store.check().breaches == []
 
 
-def test_a_starting_server_waits_for_whoever_resolves(store: klamm.Store, path: str, tmp_path: Path) -> None:
+def test_a_starting_server_waits_for_whoever_resolves(store: klamm.Store, path: Path, tmp_path: Path) -> None:
     held, go = Flag(tmp_path / "held"), Flag(tmp_path / "go")
 
     def resolver() -> None:
@@ -166,7 +166,7 @@ def test_a_starting_server_waits_for_whoever_resolves(store: klamm.Store, path: 
 # ---- a log that cannot be written
 
 
-def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: str, tmp_path: Path, client: Client) -> None:
+def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: Path, tmp_path: Path, client: Client) -> None:
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
     with children() as start:
@@ -195,7 +195,7 @@ def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: str, tm
 
 
 def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
-    store: klamm.Store, path: str, tmp_path: Path, newer: Client, monkeypatch: pytest.MonkeyPatch
+    store: klamm.Store, path: Path, tmp_path: Path, newer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marking, "_STUCK_S", 0.01)
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
