@@ -157,7 +157,7 @@ class WireNemesis(Nemesis):
         """
         server = self._server
         assert server.child is not None
-        if not answers(f"127.0.0.1:{self._port}"):
+        if not listens(f"127.0.0.1:{self._port}"):
             return False
         server.child.signal(signal.SIGTERM)
         if os.WIFSIGNALED(server.child.ended()):
