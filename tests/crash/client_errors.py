@@ -71,16 +71,17 @@ BLOCKING = ("init_transactions", "send_offsets_to_transaction", "commit_transact
 
 AWAY = ("_TRANSPORT", "_ALL_BROKERS_DOWN")  # nobody listens at the port, or the connection broke
 LATE = ("_TIMED_OUT", "_TIMED_OUT_QUEUE")
+BUSY = ("COORDINATOR_NOT_AVAILABLE", "CONCURRENT_TRANSACTIONS")  # a transaction waits for a lock
 
 RULES = [
     # ---- a server that is away
-    Rule(CLIENTS, ("list_topics",), "", ("_TRANSPORT", "_TIMED_OUT"), Action.AGAIN, "the server is away"),
+    Rule(CLIENTS, ("list_topics",), "", (*AWAY, *LATE), Action.AGAIN, "the server is away"),
     Rule((*READERS, *MEMBERS), ("poll",), "", AWAY, Action.GO_ON, "told as news; librdkafka connects again by itself"),
     Rule(
         ("wire_plain",),
         ("delivery",),
         "",
-        ("_TRANSPORT", "_MSG_TIMED_OUT", "_TIMED_OUT"),
+        ("_TRANSPORT", "_MSG_TIMED_OUT", *LATE),
         Action.GO_ON,
         "it sends once (retries=0): the server may have died before or after it took the record",
     ),
@@ -113,11 +114,27 @@ RULES = [
     ),
     Rule(
         MEMBERS,
+        ("poll",),
+        "",
+        (*LATE, "_WAIT_COORD"),
+        Action.GO_ON,
+        "the server is away, and librdkafka has to ask again where the group stands",
+    ),
+    Rule(
+        MEMBERS,
         ("committed",),
         "",
         (*AWAY, *LATE, "_WAIT_COORD"),
         Action.GO_ON,
         "the server is away: the position is learned from the first record",
+    ),
+    Rule(
+        MEMBERS,
+        ("poll", "committed"),
+        "",
+        ("UNSTABLE_OFFSET_COMMIT",),
+        Action.GO_ON,
+        "the transaction of a killed client may still move the offset; librdkafka asks again",
     ),
     Rule(
         ("wire_worker", "hasty"),
@@ -161,6 +178,7 @@ RULES = [
     ),
     # ---- transactions
     Rule(TRANSACTIONAL, BLOCKING, "retriable", (*LATE, "_TRANSPORT"), Action.AGAIN, "the server is away"),
+    Rule(TRANSACTIONAL, BLOCKING, "retriable", BUSY, Action.AGAIN, "a stopped process holds a lock that is needed"),
     Rule(
         TRANSACTIONAL,
         ("produce",),
@@ -181,7 +199,7 @@ RULES = [
         TRANSACTIONAL,
         STATE,
         "abortable",
-        ("_TIMED_OUT", "_TRANSPORT"),
+        (*LATE, "_TRANSPORT", "_MSG_TIMED_OUT"),
         Action.ABORT,
         "the server was away for longer than transaction.timeout.ms, which bounds message.timeout.ms",
     ),
@@ -210,6 +228,14 @@ RULES = [
         ("_INCONSISTENT",),
         Action.ABORT,
         "some records were not delivered; why not, their delivery reports say, and each is looked up",
+    ),
+    Rule(
+        ("wire_transformer",),
+        ("send_offsets_to_transaction",),
+        "abortable",
+        BUSY,
+        Action.ABORT,
+        "a stopped process held a lock for longer than the call may take",
     ),
     Rule(
         ("wire_transformer",),
