@@ -130,6 +130,14 @@ RULES = [
     ),
     Rule(
         MEMBERS,
+        ("committed", "async commit"),
+        "",
+        ("_DESTROY",),
+        Action.GO_ON,
+        "the consumer closes, and a rebalance or a commit that was under way calls back",
+    ),
+    Rule(
+        MEMBERS,
         ("poll", "committed"),
         "",
         ("UNSTABLE_OFFSET_COMMIT",),

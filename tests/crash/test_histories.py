@@ -183,12 +183,12 @@ def test_roles_that_do_it_wrong_are_found_out(tmp_path: Path) -> None:
     readers = [(reader, 1), *((role, count) for role, count, _ in WRONG_READERS)]
     seed = seed_of()
     missing = {(role.__name__, kind) for role, _, kinds in WRONG_WRITERS + WRONG_READERS for kind in kinds}
-    for number in range(6):
+    for number in range(20):
         directory = tmp_path / f"run-{number}"
         directory.mkdir()
         with memory_directory(directory) as memory:
             nemesis = Nemesis(directory, memory / "store", seed + number, writers, readers)
-            found = {anomaly.kind for anomaly in check(nemesis.run(3))}
+            found = {anomaly.kind for anomaly in check(nemesis.run(3 + number / 4))}
         missing = {each for each in missing if each[1] not in found}
         if not missing:
             break
