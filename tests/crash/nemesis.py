@@ -190,7 +190,7 @@ class Nemesis:
         assert slot.child is not None
         status = slot.child.ended()
         killed = os.WIFSIGNALED(status) and self._may_die_by(slot, os.WTERMSIG(status))
-        assert killed or status == 0, f"{slot.process} ended with {status:#x}; see its traceback"
+        assert killed or status == 0, f"{slot.process} ended with {status:#x}\n{slot.child.error}"
         if killed:
             self.kills += 1
             self._record("killed", process=slot.process)
