@@ -100,8 +100,9 @@ def copy_many(scratch: Path, times: int) -> tuple[int, int]:
 
 
 def test_a_copy_of_a_store_in_use_opens_or_says_that_it_is_torn(scratch: Path) -> None:
-    opened, torn = copy_many(scratch, 50)
-    assert opened > 0 and opened + torn >= 50
+    """Twenty copies; soak makes thousands."""
+    opened, torn = copy_many(scratch, 20)
+    assert opened > 0 and opened + torn >= 20
 
 
 @pytest.mark.soak
