@@ -155,9 +155,9 @@ def live_and_die(scratch: Path, seed: int, lives: list[Luck], stride: int) -> in
         )
         chosen = dice.choice(recording.moments[len(recording.moments) // 2 :])
         root = scratch / f"life-{number + 1}"
-        for _, disk, notes in recording.states([chosen]):
-            disk.cut(root, dice, None)
-            before = earlier + notes
+        ((_, disk, notes),) = recording.states([chosen])
+        disk.cut(root, dice, None)
+        before = earlier + notes
     return cuts
 
 

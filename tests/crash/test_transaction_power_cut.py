@@ -6,20 +6,15 @@ records before the group's offset. The second life starts from such a store, and
 
 from __future__ import annotations
 
-import copy
 import random
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import klamm
-from klamm.store import directory
-from tests.crash import powercut
-from tests.crash.cases import memory_directory, run_cases, seed_of
-from tests.crash.powercut import Disk
+from tests.crash.cases import memory_directory, seed_of
+from tests.crash.recording import Luck, Notes, Recording
 from tests.crash.test_killed_transaction import progress, values
 
 WORKLOAD = Path(__file__).with_name("transaction_workload.py")
@@ -29,37 +24,16 @@ WORKLOAD = Path(__file__).with_name("transaction_workload.py")
 class Told:
     """What the program was told, and what it asked for."""
 
-    ready: bool = False
     committed: int = 0
     asked: int = 0
 
-    def hear(self, note: dict[str, int]) -> None:
-        self.ready |= "ready" in note
-        self.asked = max(self.asked, note.get("committing", -1) + 1)
-        self.committed = max(self.committed, note.get("committed", -1) + 1)
-
-
-class Life:
-    """One recorded run of the workload."""
-
-    def __init__(self, scratch: Path, number: int, root: Path, before: Told) -> None:
-        self.number = number
-        self.before = before
-        root.mkdir(exist_ok=True)
-        self._disk = Disk.of(root)
-        self.steps = powercut.record(root, scratch / f"trace-{number}", WORKLOAD, str(root), str(number))
-
-    def moments(self) -> Iterator[tuple[int, Disk, Told]]:
-        """Every one at which there are topics, with the disk as it is then. Uses the disk up."""
-        told, taken = copy.copy(self.before), 0
-        for moment in powercut.moments(self.steps):
-            for step in self.steps[taken:moment]:
-                self._disk.take(step)
-                if step.kind == "N":
-                    told.hear(step.note)
-            taken = moment
-            if told.ready:
-                yield moment, self._disk, told
+    @classmethod
+    def by(cls, notes: Notes) -> Told:
+        told = cls()
+        for note in notes:
+            told.asked = max(told.asked, note.get("committing", -1) + 1)
+            told.committed = max(told.committed, note.get("committed", -1) + 1)
+        return told
 
 
 def look(target: Path, told: Told) -> None:
@@ -75,30 +49,18 @@ def look(target: Path, told: Told) -> None:
         assert report.ok, report.breaches
 
 
-def cut_everywhere(life: Life, scratch: Path, seed: int, lucks: list[float | None], stride: int) -> int:
-    moments = [moment for moment, _, _ in copy.deepcopy(life).moments()][
-        random.Random(seed).randrange(stride) :: stride
-    ]
-    states = life.moments()  # begun in the children, each its own
+def ready_moments(recording: Recording) -> list[int]:
+    """Return the moments at which there are topics."""
+    ready = recording.steps.index(next(step for step in recording.steps if step.kind == "N" and "ready" in step.note))
+    return [moment for moment in recording.moments if moment > ready]
 
-    def run(moment: int, worker: int) -> None:
-        directory.boot_id = lambda: b"after the outage"
-        disk, told = next((disk, told) for found, disk, told in states if found == moment)
-        for variant, luck in enumerate(lucks):
-            target = scratch / f"cut-{worker}"
-            shutil.rmtree(target, ignore_errors=True)
-            disk.cut(target, random.Random(f"{seed}:{life.number}:{moment}:{variant}"), luck)
-            try:
-                look(target, told)
-            except BaseException:
-                print(
-                    f"life {life.number}, moment {moment} of {len(life.steps)}, variant {variant}, seed {seed}, {told}"
-                )
-                print(f"the last steps: {[step[:4] for step in life.steps[moment - 5 : moment]]}")
-                raise
 
-    run_cases(moments, run)
-    return len(moments) * len(lucks)
+def cut_everywhere(recording: Recording, before: Notes, seed: int, lucks: Luck, stride: int) -> int:
+    """Cut at every `stride`-th moment, and return the number of cuts."""
+    moments = ready_moments(recording)[random.Random(seed).randrange(stride) :: stride]
+    return recording.cut(
+        lambda root, notes: look(root, Told.by(before + notes)), seed=seed, lucks=lucks, moments=moments
+    )
 
 
 @pytest.mark.parametrize(("stride", "rounds"), [(15, 1), pytest.param(1, 20, marks=pytest.mark.soak)])
@@ -106,14 +68,12 @@ def test_after_a_power_cut_a_transaction_is_whole_or_not_there(tmp_path: Path, s
     seed = seed_of()
     for attempt in range(rounds):
         with memory_directory(tmp_path) as scratch:
-            first = Life(scratch, 1, scratch / "life-1", Told())
-            states = list(copy.deepcopy(first).moments())
-            assert cut_everywhere(copy.deepcopy(first), scratch, seed + attempt, [0, 1, None], stride) > 20
+            first = Recording(scratch / "life-1", WORKLOAD, "1")
+            assert cut_everywhere(first, [], seed + attempt, [0, 1, None], stride) > 20
             dice = random.Random(seed + attempt)
-            chosen = dice.randrange(len(states) // 4, len(states) // 2)
-            for number, (_, disk, told) in enumerate(first.moments()):
-                if number == chosen:
-                    disk.cut(scratch / "life-2", dice, None)
-                    second = Life(scratch, 2, scratch / "life-2", copy.copy(told))
-                    break
-            assert cut_everywhere(second, scratch, seed + attempt, [0, None], stride) > 20
+            moments = ready_moments(first)
+            chosen = dice.choice(moments[len(moments) // 4 : len(moments) // 2])
+            ((_, disk, before),) = first.states([chosen])
+            disk.cut(scratch / "life-2", dice, None)
+            second = Recording(scratch / "life-2", WORKLOAD, "2")
+            assert cut_everywhere(second, before, seed + attempt, [0, None], stride) > 20
