@@ -1,11 +1,11 @@
-"""Run all tests in parts, three at a time: what `make test` and `make quick` do.
+"""Run all tests in parts, several at a time: what `make test` and `make quick` do.
 
     python tests/parts.py [--quick] [option of pytest …]
     python tests/parts.py [--quick] -k name, or a path: one pytest, with these arguments
 
 A process for each part: librdkafka and the JVM leave threads and descriptors behind, and above the 1,024th descriptor
-select() fails for every user of it. Three at a time on two cores, since most tests wait: for a disk, a timeout, a
-process that was killed.
+select() fails for every user of it. One part more at a time than there are cores, since most tests wait: for a disk, a
+timeout, a process that was killed.
 
 A failure is printed when it happens, a part when it ends, and a line of progress at least every half minute. A part in
 which nothing happens for SILENCE_S is killed and counts as failed. Ctrl-C ends all parts.
@@ -34,11 +34,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 CACHE = ROOT / ".pytest_cache"
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
-AT_ONCE = 3
+AT_ONCE = max(3, (os.cpu_count() or 0) + 1)  # one more than cores: most tests wait, too
 PROGRESS_S = 30.0
 SILENCE_S = 400.0  # longer than a test may take (pyproject.toml: timeout)
 MEMORY = Path("/dev/shm")
-MEMORY_FREE = 4 << 30  # bytes that must be free in memory for temporary files to go there
+MEMORY_FREE = 2 << 30  # bytes that must be free in memory for temporary files to go there
 INTERRUPTED = 130
 
 
@@ -59,9 +59,10 @@ PARTS = (  # the longest first
     Part("crash", ("crash",), quick=False, disk=True),
     Part("interop", ("interop",), quick=False),
     Part("others"),
-    Part("client", ("client", "arrow")),
-    Part("kafka", ("kafka",)),
     Part("log", ("batch", "disk", "log", "store")),
+    Part("kafka", ("kafka",)),
+    Part("client", ("client", "arrow")),
+    Part("cli", ("cli",)),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")
 
@@ -75,13 +76,19 @@ def folders_of(part: Part, parts: Sequence[Part] = PARTS) -> list[str]:
     ]
 
 
+def has_room(directory: Path) -> bool:
+    """Return whether there is enough space, and programs can be run there: containers often forbid that."""
+    if not os.access(directory, os.W_OK):
+        return False
+    return shutil.disk_usage(directory).free >= MEMORY_FREE and not os.statvfs(directory).f_flag & os.ST_NOEXEC
+
+
 class Temporary:
     """Directories for the temporary files of this run: one in memory, if there is enough, and one on disk."""
 
     def __init__(self) -> None:
         self.disk = self._make(Path(tempfile.gettempdir()))
-        enough = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_FREE
-        self.memory = self._make(MEMORY) if enough else self.disk
+        self.memory = self._make(MEMORY) if has_room(MEMORY) else self.disk
 
     @staticmethod
     def _make(parent: Path) -> Path:
@@ -258,7 +265,7 @@ def run_parts(parts: Sequence[Part], arguments: list[str]) -> list[Run]:
             run.interrupt()
         for run in running:
             run.kill(5)
-            run.close()
+            shutil.rmtree(run.temporary, ignore_errors=True)
         temporary.close()
     return done
 
