@@ -57,8 +57,8 @@ docs: build ## write the tables of docs/reference that come from the code, and t
 bench: tools build ## every script of bench/, each beside its peers, into bench/results/; ARGS="read send" to choose, --readme for README's
 	@$(PY) bench/_collect.py $(ARGS)
 
-soak: tools build ## the long tests: hours of kills and fuzzing
-	@$(PY) -m pytest -q -m soak --timeout 0 $(ARGS)
+soak: tools build ## the long tests, hours of kills and fuzzing, and all mutants; recorded in tests/soak.jsonl
+	@$(PY) -m tests.soak $(ARGS)
 
 mutants: build ## break the code in known ways: a test must fail each time; ARGS="--native" for those that need a build, "-k text"
 	@$(PY) -m tests.mutants.run $(ARGS)

@@ -8,6 +8,7 @@ every system call has been a place of death.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -117,15 +118,24 @@ def test_an_idempotent_producer_killed_at_any_step_neither_loses_nor_doubles_its
 
 
 def test_a_syncer_killed_at_any_step_acks_nothing_that_is_not_on_disk_and_blocks_nobody(rig: Rig) -> None:
+    found = set()
     for partition, _ in victims(
         rig, lambda partition: fill(partition, 10), lambda mine, slot: partial(mine.partition(slot).sync, 10), steps=10
     ):
         assert partition.log.flushed_offset in (0, 10)
+        died_in_sync = partition.log.flushing
         partition.append(batch(0, 10))
+        segments = list(Path(partition.directory).glob("*.log"))
+        for path in segments:
+            os.utime(path, (0, 0))
         partition.sync(11)
+        # the kernel may have reported an error to the dead process alone, so a sync is not enough: it is written again
+        assert any(path.stat().st_mtime for path in segments) == died_in_sync
+        found.add(died_in_sync)
         assert partition.log.flushed_offset == 11
         assert not partition.log.flags
         assert read_all(partition) == numbers(11)
+    assert found == {False, True}
 
 
 def test_a_checkpoint_killed_at_any_step_leaves_a_point_that_recovery_can_start_from(rig: Rig) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import klamm
 from klamm.log import cleaning, head, segment
 from klamm.store import directory
 from tests.crash import oracle, powercut
@@ -155,10 +156,29 @@ def test_a_log_whose_every_record_was_deleted_goes_on_at_its_next_offset(scratch
     assert again.append(sealed(["next"])) == 3
 
 
+def test_a_log_that_lost_all_its_files_starts_in_an_epoch_that_it_never_had(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = scratch / "store"
+    with klamm.open(path) as store:
+        store.create_topic("orders")
+        store.append("orders", b"lost", acks=1)
+        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+            assert [record.value for record in consumer] == [b"lost"]
+            consumer.commit()
+    (files,) = path.glob("topics/*/0")
+    shutil.rmtree(files)  # neither its name nor what is in it was synced
+    monkeypatch.setattr(directory, "boot_id", lambda: b"after the outage")
+    with klamm.open(path) as store:
+        store.append("orders", b"another")
+        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+            assert [record.value for record in consumer] == [b"another"]  # at offset 0, which the group had read
+
+
 @pytest.mark.soak
 def test_no_power_cut_does_in_an_hour(scratch: Path) -> None:
     seed = seed_of()
-    until = time.monotonic() + float(os.environ.get("KLAMM_SOAK_S", "3600"))
+    until = time.monotonic() + float(os.environ.get("KLAMM_SOAK_SECONDS", "3600"))
     while time.monotonic() < until:
         print(f"KLAMM_SEED={seed}")
         live_and_die(scratch, seed, [[0, 1] + [None] * 6] * 5)

@@ -78,7 +78,7 @@ MUTANTS = [
         "workers commit past a record that is not done",
         "client/workers.py W1",
         ((WORKERS, "        while tasks and tasks[0].done:\n", "        while tasks:\n"),),
-        (f"{WORKER_TESTS}::test_what_is_committed_is_the_lowest_that_is_not_done",),
+        (f"{WORKER_TESTS}::test_an_error_that_stops_leaves_committed_what_is_done_before_it",),
     ),
     Mutant(
         "workers give a partition away without committing what is done of it",

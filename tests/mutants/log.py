@@ -10,31 +10,33 @@ READER = "src/klamm/log/reader.py"
 PARTITION = "src/klamm/log/partition.py"
 CLEANING = "src/klamm/log/cleaning.py"
 DIRECTORY = "src/klamm/store/directory.py"
-KILLS = "tests/crash/test_killed_writer.py"
-POWER_CUT = "tests/crash/test_power_cut.py"
-DAMAGE = "tests/crash/test_damage.py"
-FAILED_SYNC = "tests/crash/test_failed_sync.py"
-TRANSACTIONS = ("tests/log/test_transactions.py",)
-WRITING = ("tests/crash/test_killed_writer.py", "tests/crash/test_random_kills.py", "tests/log")
+TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
+SYNC_TESTS = "tests/log/test_sync.py"
+KILLED_WRITER_TESTS = "tests/crash/test_killed_writer.py"
+POWER_CUT_TESTS = "tests/crash/test_power_cut.py"
+LOOKUP_TESTS = "tests/log/test_lookup.py"
+RECOVERY_TESTS = "tests/log/test_recovery.py"
+DAMAGE_TESTS = "tests/crash/test_damage.py"
+FAILED_SYNC_TESTS = "tests/crash/test_failed_sync.py"
 
 MUTANTS = [
     Mutant(
         "recovery forgets what is open",
         "a transaction is read whole or not at all",
         ((RECOVERY, "            stable = oldest if oldest >= 0 else end", "            stable = end"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_recovery_finds_again_what_is_open_and_what_was_aborted",),
     ),
     Mutant(
         "recovery forgets what was aborted since the snapshot",
         "log/aborted.py A3",
         ((RECOVERY, "            aborted.write(directory, base, entries)", "            pass"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_recovery_finds_again_what_is_open_and_what_was_aborted",),
     ),
     Mutant(
         "a reader looks beyond the stable offset",
         "a transaction is read whole or not at all",
         ((READER, "            if done and following > limit:", "            if False:"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_what_is_open_is_not_read_and_what_comes_after_it_waits",),
     ),
     Mutant(
         "a failed sync is forgotten",
@@ -46,25 +48,21 @@ MUTANTS = [
                 "        log.flushing = False\n",
             ),
         ),
-        (
-            "tests/log",
-            FAILED_SYNC,
-        ),
+        (f"{SYNC_TESTS}::test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again",),
     ),
     Mutant(
         "a syncer that died is taken for one that succeeded",
         "promise 4",
         ((HEAD, "if log.flags & SYNC_FAILED or log.flushing:", "if log.flags & SYNC_FAILED:"),),
         (
-            "tests/log",
-            KILLS,
+            f"{KILLED_WRITER_TESTS}::test_a_syncer_killed_at_any_step_acks_nothing_that_is_not_on_disk_and_blocks_nobody",
         ),
     ),
     Mutant(
         "the directory is not synced",
         "promise 4",
         ((HEAD, "                segment.sync_names(log.directory)\n", "                pass\n"),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "recovery starts no new epoch",
@@ -76,37 +74,31 @@ MUTANTS = [
                 "epoch = epochs[-1][0] if epochs else 0",
             ),
         ),
-        (
-            "tests/log",
-            POWER_CUT,
-        ),
+        (f"{LOOKUP_TESTS}::test_each_offset_belongs_to_the_epoch_it_was_appended_in",),
     ),
     Mutant(
         "damage below the recovery point is cut like a tail",
         "promise 7",
         ((RECOVERY, "        if min(scanned.position, scanned.size) < limit:", "        if False:"),),
-        (
-            "tests/log",
-            DAMAGE,
-        ),
+        (f"{RECOVERY_TESTS}::test_damage_below_the_recovery_point_is_an_error_and_nothing_is_cut",),
     ),
     Mutant(
         "a log that was lost altogether starts again in its old epoch",
         "internals/recovery.md: epochs",
         ((RECOVERY, "    epoch = boots\n", "    epoch = 0\n"),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_a_log_that_lost_all_its_files_starts_in_an_epoch_that_it_never_had",),
     ),
     Mutant(
         "nobody misses the first segments of a log without a recovery point",
         "promise 7",
         ((RECOVERY, "start = found[0] if damaged else 0", "start = found[0] if found else 0"),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_a_log_that_was_never_synced_and_lost_its_first_segment_has_no_hole_but_is_empty",),
     ),
     Mutant(
         "a torn tail stays",
         "promise 5",
         ((RECOVERY, "            _os.truncate(fd, good.position)\n", ""),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "an ack does not wait for the sync",
@@ -118,31 +110,31 @@ MUTANTS = [
                 "            self.log.flushed_offset = max(upto, self.log.flushed_offset)\n",
             ),
         ),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "a recovery point says more than was synced",
         "promise 5",
         ((PARTITION, "            now = head.flush(log)\n", "            now = log.snapshot()\n"),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "only the active segment is synced",
         "promise 5",
         ((HEAD, "if first <= base <= now.active_base:", "if base == now.active_base:"),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "files go before the new start of the log is on disk",
         "promise 8",
         ((CLEANING, "        point.store(directory, known._replace(log_start=offset))\n", ""),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "the directories above a new store are not synced",
         "promise 5",
         ((DIRECTORY, "        files.sync_ancestors(self.path)", "        ..."),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "the catalog is not synced",
@@ -154,25 +146,25 @@ MUTANTS = [
                 'connection.execute("PRAGMA synchronous=OFF")\n                if not self.read_only',
             ),
         ),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "heads are believed after another boot",
         "promise 5",
         ((DIRECTORY, "        if not self.heads.is_trusted(boot):", "        if False:"),),
-        (POWER_CUT,),
+        (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
         "the CRC of index entries is not checked",
         "promise 9",
         (("src/klamm/log/index.py", "if crc == crc32c(data[:-4]) else None", "if crc >= 0 else None"),),
-        (DAMAGE,),
+        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
     ),
     Mutant(
         "retention takes damaged segments away",
         "promise 7",
         ((CLEANING, "_DAMAGED = (1 << 63) - 1", "_DAMAGED = 0"),),
-        (DAMAGE,),
+        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
     ),
     Mutant(
         "a torn tail is not set aside",
@@ -184,19 +176,19 @@ MUTANTS = [
                 "",
             ),
         ),
-        (DAMAGE,),
+        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
     ),
     Mutant(
         "healing only syncs again",
         "promise 6",
         ((RECOVERY, "            if base >= first and flushed < ends[base]:", "            if False:"),),
-        (FAILED_SYNC,),
+        (f"{FAILED_SYNC_TESTS}::test_another_process_does_not_ack_what_a_failed_sync_has_lost",),
     ),
     Mutant(
         "healing writes in place",
         "promise 6",
         ((RECOVERY, "                _os.truncate(fd, self.position)\n", ""),),
-        (FAILED_SYNC,),
+        (f"{FAILED_SYNC_TESTS}::test_another_process_does_not_ack_what_a_failed_sync_has_lost",),
     ),
     Mutant(
         "readers do not wait for a healer",
@@ -208,7 +200,7 @@ MUTANTS = [
                 "        if self._patience:\n            return False\n        if",
             ),
         ),
-        (FAILED_SYNC,),
+        (f"{FAILED_SYNC_TESTS}::test_readers_do_not_notice_that_a_log_is_healed",),
     ),
     Mutant(
         "a reader looks beyond the commit",
@@ -221,6 +213,6 @@ MUTANTS = [
             ),
             (READER, "            if done and following > limit:", "            if False:"),
         ),
-        WRITING,
+        (f"{KILLED_WRITER_TESTS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
 ]

@@ -1,7 +1,8 @@
 """A mutant: Klamm with a line or two broken on purpose, and the tests that must fail because of it.
 
 A promise without a test that fails when it is broken is a hope. The modules beside this one list mutants as `MUTANTS`;
-`all_mutants` collects them. test_registry.py checks in milliseconds that each still applies; run.py runs them.
+`all_mutants` collects them. test_registry.py checks in milliseconds that each still applies; run.py runs them, and
+writes into docs/internals/mutants.md which test noticed each. So a new one is added with `make mutants ARGS="-k name"`.
 """
 
 from __future__ import annotations
@@ -56,11 +57,14 @@ class Mutant(NamedTuple):
         return [test for test in self.tests if not has_test(root, test)]
 
 
+def areas() -> list[str]:
+    """Return the names of the modules of this package that list mutants."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    return [name for name in names if name not in NOT_AREAS and not name.startswith("test_")]
+
+
 def all_mutants() -> list[Mutant]:
-    """Return the mutants of all areas: the modules of this package that have a list `MUTANTS`."""
-    areas = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
-    names = [name for name in areas if name not in NOT_AREAS and not name.startswith("test_")]
-    return [mutant for name in names for mutant in importlib.import_module(f"tests.mutants.{name}").MUTANTS]
+    return [mutant for area in areas() for mutant in importlib.import_module(f"tests.mutants.{area}").MUTANTS]
 
 
 def has_test(root: Path, test: str) -> bool:

@@ -27,7 +27,7 @@ def _without(name: str, breaks: str, file: str, line: str, *tests: str, instead:
 MUTANTS = [
     _without(
         "a Produce request whose sync failed is answered as if it were on disk",
-        "4, 6",
+        "promises 4, 6",
         "kafka/apis/produce.py",
         "    def _synced(self, answered: Any, error: BaseException | None) -> None:\n",
         PRODUCE,
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     _without(
         "acks=all waits for the first partition of a request only",
-        "4",
+        "promise 4",
         "kafka/apis/produce.py",
         "            if partition.log.flushed_offset < end:\n",
         PRODUCE,
@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     _without(
         "a check does not notice that a log ends before its recovery point",
-        "7",
+        "promise 7",
         "store/examine.py",
         "known.offset if known is not None else 0\n",
         REPAIR,
@@ -217,7 +217,7 @@ MUTANTS = [
     ),
     _without(
         "rows of a table are not synced",
-        "4",
+        "promise 4",
         "arrow/append_table.py",
         "            self._opened.partition(number).sync(found[-1].stop)\n",
         CALL,
@@ -225,7 +225,7 @@ MUTANTS = [
     ),
     _without(
         "records of append_many are not synced",
-        "4",
+        "promise 4",
         "client/target.py",
         "            self._target.opened.partition(number).sync(found[-1].stop)\n",
         CALL,
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     _without(
         "records of a producer are not synced",
-        "4",
+        "promise 4",
         "client/sender.py",
         "                partition.sync(offset)\n",
         CALL,
@@ -241,7 +241,7 @@ MUTANTS = [
     ),
     _without(
         "the server answers acks=all before the sync",
-        "4, 5",
+        "promises 4, 5",
         "kafka/apis/produce.py",
         "self.broker.syncing.wait(partition, end, partial(self._synced, answered))",
         SERVE,
@@ -265,7 +265,7 @@ MUTANTS = [
     ),
     _without(
         "a compaction removes the index of a segment and does not sync that before it replaces the segment",
-        "9",
+        "promise 9",
         "log/compaction.py",
         "        files.sync_directory(directory)  # no older index may come back: inodes are given out again\n",
         INODE,

@@ -1,10 +1,12 @@
 """Run mutants: what `make mutants` does.
 
-    python -m tests.mutants.run [--native | --only-native] [-k TEXT] [--jobs N] [--no-baseline]
+    python -m tests.mutants.run [--native | --only-native] [-k TEXT] [--jobs N] [--no-baseline] [--no-record]
 
 Each worker has a copy of the tree. For a mutant it changes the files there, builds the native modules they are part of,
 runs the mutant's tests until one fails, and puts everything back. First the same tests run on the copy as it is: a test
 that fails without a mutant notices nothing. Ends with 1 if that is so, or if a mutant survives.
+
+The tests that noticed are written into docs/internals/mutants.md, and a line about the run into tests/soak.jsonl.
 """
 
 from __future__ import annotations
@@ -25,18 +27,27 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import ledger
+from tests.mutants import report
 from tests.mutants.mutant import ROOT, Mutant, all_mutants, extensions_of
 
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 120
 MUTANT_TIMEOUT_S = 900
 PASSED, FAILED = 0, 1
 """Exit codes of pytest: all passed; a test failed. Others mean that the tests did not run."""
+BUILD_FAILED = 100
+
+
+class BaselineFailed(Exception):
+    """Tests fail without a mutant."""
 
 
 class Result(NamedTuple):
     mutant: Mutant
     noticed_by: str | None
     """Node id of the test that failed, without parameters; None if the mutant survived."""
+    is_timeout: bool
+    """Whether that test failed because it took longer than TEST_TIMEOUT_S: a mutant may make it wait forever."""
     seconds: float
     output: str
 
@@ -51,10 +62,12 @@ class Copy:
             shutil.copy2(ROOT / file, directory / file)
         for built in (ROOT / "src").rglob("_*.so"):
             shutil.copy2(built, directory / built.relative_to(ROOT))
+        project = directory / "pyproject.toml"
+        project.write_text(project.read_text().replace('"-O3"', '"-O1", "-g0"'))  # a build in a third of the time
 
-    def run(self, tests: Iterable[str], *options: str) -> tuple[int, str]:
+    def run(self, tests: Iterable[str], *options: str, limit_s: float | None = MUTANT_TIMEOUT_S) -> tuple[int, str]:
         """Run pytest on `tests` and return its exit code and output."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}"]
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short"]
         environment = {**os.environ, "PYTHONPATH": f"{self.root / 'src'}{os.pathsep}{self.root}"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is compiled once serves all mutants
         with tempfile.TemporaryFile("w+", errors="replace") as file:  # a process that outlives a test keeps a pipe open
@@ -67,7 +80,7 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                code = process.wait(MUTANT_TIMEOUT_S)
+                code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 code = FAILED
             finally:
@@ -78,6 +91,17 @@ class Copy:
     def test(self, mutant: Mutant) -> Result:
         """Apply `mutant`, run its tests and undo it."""
         begin = time.monotonic()
+        code, output = self._run_broken(mutant)
+        if code < 0:  # a signal: the mutant crashed the interpreter in a test
+            code = FAILED
+        noticed_by = _failed_test(output) if code == FAILED else None
+        if code not in (PASSED, FAILED):
+            output += (
+                f"\nmutants: the tests of {mutant.name!r} could not be run: pytest, or the build, ended with {code}"
+            )
+        return Result(mutant, noticed_by, bool(_TIMEOUT.search(output)), time.monotonic() - begin, output)
+
+    def _run_broken(self, mutant: Mutant) -> tuple[int, str]:
         broken = mutant.broken(self.root)
         before = {file: (self.root / file).read_bytes() for file in broken}
         modules = extensions_of(broken)
@@ -85,19 +109,14 @@ class Copy:
         try:
             for file, text in broken.items():
                 self._write(file, text.encode())
-            if modules:
-                self._build(modules)
-            code, output = self.run(mutant.tests, "-x", "--tb=short")
+            if modules and (failed := self._build(modules)):
+                return failed
+            return self.run(mutant.tests, "-x", f"--timeout={TEST_TIMEOUT_S}")
         finally:
             for file, data in before.items():
                 self._write(file, data)
             for path, data in built.items():
                 path.write_bytes(data)
-        if code not in (PASSED, FAILED):
-            raise RuntimeError(
-                f"{mutant.name}: its tests could not be run (pytest ended with {code}):\n{output[-3000:]}"
-            )
-        return Result(mutant, _failed_test(output) if code == FAILED else None, time.monotonic() - begin, output)
 
     def _write(self, file: str, data: bytes) -> None:
         path = self.root / file
@@ -110,13 +129,16 @@ class Copy:
         path = self.root / "src" / Path(*module.split("."))
         return list(path.parent.glob(f"{path.name}.*.so"))
 
-    def _build(self, modules: list[str]) -> None:
+    def _build(self, modules: list[str]) -> tuple[int, str] | None:
+        """Build `modules`. Return None, or how it failed: an exit code that is none of pytest's, and the output."""
         for path in [path for name in modules for path in self._built(name)]:
             path.unlink()
         command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", "--inplace"]
-        built = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
-        if built.returncode:
-            raise RuntimeError(f"the mutant does not compile:\n{built.stdout[-2000:]}{built.stderr[-2000:]}")
+        built = subprocess.run(command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return (BUILD_FAILED, built.stdout) if built.returncode else None
+
+
+_TIMEOUT = re.compile(r"Timeout \(?>\d|^\++ Timeout \++$", re.MULTILINE)
 
 
 def _tracked() -> list[str]:
@@ -135,20 +157,21 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failed_test(output: str) -> str:
-    failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+::\w+)", output, re.MULTILINE)
-    return failed[1] if failed else "timeout"
+    """Return the node id, without parameters, of the test that failed, or of the one that ran when pytest was ended."""
+    if failed := re.search(r"^(?:FAILED|ERROR) (tests/\S+::\w+)", output, re.MULTILINE):
+        return failed[1]
+    return re.findall(r"^(tests/\S+?::\w+)", output, re.MULTILINE)[-1]
 
 
 def run_all(mutants: list[Mutant], jobs: int, *, with_baseline: bool) -> list[Result]:
     """Run `mutants`, `jobs` at a time, printing a line for each. Return the results in the order of `mutants`."""
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory(prefix="klamm-mutants-") as directory:
-        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for number in range(jobs):
-            copies.put(Copy(Path(directory) / str(number)))
+        made = [Copy(Path(directory) / str(number)) for number in range(jobs)]
         if with_baseline:
-            copy = copies.get()
-            _check_baseline(copy, mutants)
+            _check_baseline(made, mutants)
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for copy in made:
             copies.put(copy)
         stop = threading.Event()
 
@@ -171,18 +194,20 @@ def run_all(mutants: list[Mutant], jobs: int, *, with_baseline: bool) -> list[Re
     return [results[mutant.name] for mutant in mutants]
 
 
-def _check_baseline(copy: Copy, mutants: list[Mutant]) -> None:
+def _check_baseline(copies: list[Copy], mutants: list[Mutant]) -> None:
     tests = sorted({test for mutant in mutants for test in mutant.tests})
+    shares = [tests[number :: len(copies)] for number in range(len(copies))]
     begin = time.monotonic()
-    code, output = copy.run(tests, "--tb=short")
-    if code != PASSED:
-        print(output[-5000:])
-        raise SystemExit("mutants: the tests fail without a mutant (pytest's output is above)")
+    with ThreadPoolExecutor(len(copies)) as pool:
+        ended = list(pool.map(lambda copy, share: copy.run(share, limit_s=None), copies, shares))
+    failed = [output for share, (code, output) in zip(shares, ended, strict=True) if share and code != PASSED]
+    if failed:
+        raise BaselineFailed("\n".join(output[-5000:] for output in failed))
     print(f"mutants: their tests pass on the code as it is ({time.monotonic() - begin:.0f} s)", flush=True)
 
 
 def _print_result(number: int, count: int, result: Result) -> None:
-    verdict = f"killed by {result.noticed_by}" if result.noticed_by else "SURVIVED"
+    verdict = f"killed by {result.noticed_by}{', timed out' * result.is_timeout}" if result.noticed_by else "SURVIVED"
     print(f"[{number}/{count}] {result.mutant.name}: {verdict} ({result.seconds:.1f} s)", flush=True)
 
 
@@ -193,6 +218,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-k", metavar="TEXT", default="", help="only those whose name or files contain TEXT")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time [default: 2]")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a mutant first")
+    parser.add_argument(
+        "--no-record", action="store_true", help="write neither docs/internals/mutants.md nor soak.jsonl"
+    )
     options = parser.parse_args(arguments)
     mutants = [
         mutant
@@ -204,13 +232,33 @@ def main(arguments: list[str]) -> int:
         print("mutants: none was chosen")
         return 1
     begin = time.monotonic()
-    results = run_all(mutants, options.jobs, with_baseline=not options.no_baseline)
-    survivors = [result.mutant.name for result in results if not result.noticed_by]
-    killed = len(results) - len(survivors)
-    print(f"mutants: {killed} of {len(results)} killed in {time.monotonic() - begin:.0f} s")
-    for name in survivors:
-        print(f"mutants: survived: {name}")
-    return 1 if survivors else 0
+    failures, killed = ["the tests without a mutant"], None
+    try:
+        results = run_all(mutants, options.jobs, with_baseline=not options.no_baseline)
+    except BaselineFailed as error:
+        print(f"{error}\nmutants: the tests fail without a mutant (pytest's output is above)")
+    else:
+        survivors = [result for result in results if not result.noticed_by]
+        failures, killed = [result.mutant.name for result in survivors], len(results) - len(survivors)
+        for result in survivors:
+            print(f"---- {result.mutant.name}\n{result.output[-3000:]}")
+        print(f"mutants: {killed} of {len(results)} killed in {time.monotonic() - begin:.0f} s")
+        for name in failures:
+            print(f"mutants: survived: {name}")
+        if not options.no_record:
+            report.write({result.mutant.name: result.noticed_by for result in results if result.noticed_by})
+    code = 1 if failures else 0
+    if not options.no_record:
+        ledger.append(
+            "mutants",
+            arguments,
+            is_partial=bool(options.k) or not options.native,
+            seconds=time.monotonic() - begin,
+            passed=killed,
+            failures=failures,
+            exit_code=code,
+        )
+    return code
 
 
 if __name__ == "__main__":

@@ -6,13 +6,11 @@ from tests.mutants.mutant import Mutant
 
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
 TRANSACTION = "src/klamm/client/transaction.py"
-RESOLVED = (
-    "tests/store/test_transactions.py",
-    "tests/client/test_transaction.py",
-    "tests/client/test_transaction_progress.py",
-    "tests/crash/test_killed_transaction.py",
-    "tests/crash/test_transaction_power_cut.py",
-)
+STORE_TESTS = "tests/store/test_transactions.py"
+KILLED_TRANSACTION_TESTS = "tests/crash/test_killed_transaction.py"
+TRANSACTION_POWER_CUT_TESTS = "tests/crash/test_transaction_power_cut.py"
+TRANSACTION_TESTS = "tests/client/test_transaction.py"
+TRANSACTION_PROGRESS_TESTS = "tests/client/test_transaction_progress.py"
 
 MUTANTS = [
     Mutant(
@@ -25,7 +23,7 @@ MUTANTS = [
                 "            if False:\n                raise",
             ),
         ),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_a_person_can_abort_any_transaction",),
     ),
     Mutant(
         "a partition is registered after it was appended to",
@@ -46,7 +44,7 @@ MUTANTS = [
                 ),
             ),
         ),
-        RESOLVED,
+        (f"{KILLED_TRANSACTION_TESTS}::test_killed_at_any_step_it_is_there_whole_or_not_at_all",),
     ),
     Mutant(
         "a transaction is decided before its records are on disk",
@@ -58,7 +56,7 @@ MUTANTS = [
                 "                pass\n            with self._members",
             ),
         ),
-        RESOLVED,
+        (f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",),
     ),
     Mutant(
         "offsets are committed apart from the decision",
@@ -81,7 +79,7 @@ MUTANTS = [
                 ),
             ),
         ),
-        RESOLVED,
+        (f"{TRANSACTION_PROGRESS_TESTS}::test_whoever_commits_in_between_makes_the_transaction_fail",),
     ),
     Mutant(
         "a row goes before its markers are on disk",
@@ -93,7 +91,7 @@ MUTANTS = [
                 "        return all(True or",
             ),
         ),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_a_committed_transaction_is_seen_and_its_row_goes_with_a_later_registration",),
     ),
     Mutant(
         "a row is forgotten by a resolver before its markers are on disk",
@@ -105,19 +103,19 @@ MUTANTS = [
                 "            (_mark(partition, row.",
             ),
         ),
-        RESOLVED,
+        (f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",),
     ),
     Mutant(
         "resolvers abort what was committed",
         "store/transactions.py T1",
         ((STORE_TRANSACTIONS, "row.epoch, commit=row.state == COMMIT))", "row.epoch, commit=False))"),),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_the_transaction_of_a_killed_process_is_ended_as_it_was_decided",),
     ),
     Mutant(
         "of a producer id, the younger transaction is resolved first",
         "store/transactions.py T5",
         ((STORE_TRANSACTIONS, "sorted(over + prepared, key=lambda row: row.key)", "over + prepared"),),
-        RESOLVED,
+        (f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",),
     ),
     Mutant(
         "a living process's transaction counts as abandoned",
@@ -129,7 +127,7 @@ MUTANTS = [
                 "        return members is None and bool(members.held(",
             ),
         ),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_a_store_that_is_opened_ends_what_killed_processes_left",),
     ),
     Mutant(
         "a resolver does not look again what is still going on",
@@ -147,7 +145,7 @@ MUTANTS = [
                 ),
             ),
         ),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_a_resolver_that_read_a_row_before_its_commit_does_not_undo_it",),
     ),
     Mutant(
         "a name that was taken over may still commit",
@@ -159,13 +157,13 @@ MUTANTS = [
                 "        if False:",
             ),
         ),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_a_newer_one_of_a_name_ends_the_older",),
     ),
     Mutant(
         "a producer id is used again though a marker is missing",
         "store/transactions.py T5",
         ((TRANSACTION, "        identity.spoiled = error is not None or", "        identity.spoiled ="),),
-        RESOLVED,
+        (f"{TRANSACTION_TESTS}::test_a_marker_that_cannot_be_written_is_written_by_the_next_one",),
     ),
     Mutant(
         "an aborted transaction leaves its consumers where they are",
@@ -177,7 +175,7 @@ MUTANTS = [
                 "            if False:\n                self._rewind(",
             ),
         ),
-        RESOLVED,
+        (f"{TRANSACTION_PROGRESS_TESTS}::test_an_aborted_transaction_gives_the_same_batch_again",),
     ),
     Mutant(
         "a copy notes the ends of logs after it has let go of the gate",
@@ -196,6 +194,6 @@ MUTANTS = [
                 ),
             ),
         ),
-        RESOLVED,
+        (f"{STORE_TESTS}::test_a_copy_is_one_moment_of_all_logs_and_of_the_database",),
     ),
 ]

@@ -131,6 +131,8 @@ def limit(log: head.Log) -> int:
     directory = log.directory
     now = log.snapshot()
     known = point.load(directory)
+    # The checkpoint wrote a recovery point that is beyond neither flushed_offset nor the snapshot of producers: those
+    # two bounds are redundant on purpose, so that X1 can be read here.
     bounds = [now.active_base, now.stable_offset, log.flushed_offset, known.base if known else 0]
     if os.path.exists(f"{directory}/producers"):
         snapshot = producers.load_latest(directory, now.next_offset)
@@ -390,7 +392,7 @@ class Pass:
         files.sync_directory(directory)  # no older index may come back: inodes are given out again
         log.bump_segments_version()
         self._rename(aside, segment.path_of(directory, base))
-        files.sync_directory(directory)
+        files.sync_directory(directory)  # index.write does it, too: redundant, so that X2 does not depend on that
         log.bump_segments_version()
         index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)])
 

@@ -251,6 +251,7 @@ class _Producing:
 
     async def _append_in_lane(self, answered: Any, partition: Partition, header: Header, records: memoryview) -> None:
         try:
+            # Redundant as long as a connection has one request at a time: then nothing of its own is queued here.
             offset = None if self.broker.lanes.is_busy(partition) else partition.append_now(records)
             if offset is None:
                 offset = await self.broker.lanes.run(partition, partial(partition.append, records))
