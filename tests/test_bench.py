@@ -18,7 +18,7 @@ KEYS = {"question", "figure", "figure_range", "unit", "peer", "peer_figure", "ra
 KEYS |= {"machine", "busy", "tree", "commit", "dirty", "at", "seconds"}
 
 
-def answers(script: str, tmp_path: Path, seconds: float = 60) -> list[dict[str, object]]:
+def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str, object]]:
     run = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "bench" / f"{script}.py", "--quick"],
         capture_output=True,
