@@ -30,6 +30,10 @@ class Restless(AssertionError):
     """What has to happen at the end does not."""
 
 
+class RoleFailed(AssertionError):
+    """A process ended neither by SIGKILL nor well. It may have met an error that client_errors.py does not allow."""
+
+
 Role = Callable[[Life], None]
 Roles = Sequence[tuple[Role, int]]  # how many of each
 _EXTRA_S = 180.0  # so much longer a run with too little luck may take, on a busy machine
@@ -190,7 +194,8 @@ class Nemesis:
         assert slot.child is not None
         status = slot.child.ended()
         killed = os.WIFSIGNALED(status) and self._may_die_by(slot, os.WTERMSIG(status))
-        assert killed or status == 0, f"{slot.process} ended with {status:#x}\n{slot.child.error}"
+        if not killed and status != 0:
+            raise RoleFailed(f"{slot.process} ended with {status:#x}\n{slot.child.error}")
         if killed:
             self.kills += 1
             self._record("killed", process=slot.process)
@@ -233,6 +238,8 @@ class Nemesis:
 
         try:
             until(look, what, PATIENCE_S)
+        except RoleFailed:
+            raise
         except AssertionError as error:
             raise Restless(str(error)) from error
 
@@ -271,4 +278,4 @@ def read_everything(directory: Path, path: str) -> None:
             record.close()
 
 
-__all__ = ["Nemesis", "Role", "Roles", "Slot"]
+__all__ = ["Nemesis", "Restless", "Role", "RoleFailed", "Roles", "Slot"]

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.checker import Anomaly, check
-from tests.crash.nemesis import Nemesis, Restless
+from tests.crash.nemesis import Nemesis, Restless, RoleFailed
 
 SOAK_SECONDS = float(os.environ.get("KLAMM_SOAK_SECONDS", "1800"))
 
@@ -49,7 +49,8 @@ def found_out(
     """One of these anomalies shows. Somebody may have to be killed at the right moment, so it may need a few runs, each
     longer than the one before.
 
-    A run that does not come to rest at its end is one, too: "restless".
+    A run that does not come to rest at its end is one, too: "restless"; and one whose client reports an error that no
+    rule allows: "unexpected".
     """
     seed = seed_of()
     found: set[str] = set()
@@ -62,6 +63,9 @@ def found_out(
                 found |= {anomaly.kind for anomaly in check(nemesis.run(seconds * (1 + number / 4)))}
             except Restless:
                 found.add("restless")
+            except RoleFailed as error:
+                print(error)
+                found.add("unexpected")
         if found & kinds:
             return
     raise AssertionError(f"not found out; found {found or 'nothing'}")

@@ -205,7 +205,7 @@ def clients(lives: int, *events: Event) -> History:
 def odd(kind: str, number: int) -> Event:
     """What is counted as `kind`."""
     error = {"call": "state", "error": "fatal OUT_OF_ORDER_SEQUENCE_NUMBER"}
-    return Event(1, f"wire_worker-0-{number}", *(("met", error) if kind == "disordered" else (kind, {})))
+    return Event(1, f"wire_worker-0-{number}", *(("met", error) if kind == "out_of_order" else (kind, {})))
 
 
 @pytest.mark.parametrize("kind", SHARES)

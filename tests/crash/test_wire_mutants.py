@@ -30,7 +30,7 @@ MUTANTS: Mutants = []
 shows = partial(rounds.shows, MUTANTS)
 
 
-@shows("lost", "torn", "not once", "aborted read", "restless")
+@shows("lost", "torn", "not once", "aborted read", "restless", "unexpected")
 def the_end_of_a_transaction_is_answered_and_forgotten() -> None:
     """Every third or so: it is aborted when its time is over."""
     end = TransactionDesk.end

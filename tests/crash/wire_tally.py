@@ -1,9 +1,9 @@
 """Counts what might hide a fault of the server in histories over the wire, and bounds it.
 
-    went_back   a consumer began again where it had begun before, and killed itself
-    hung        a call did not return in time, and the process was killed
-    crashed     librdkafka ended its process by SIGSEGV or SIGABRT
-    disordered  a transactional producer was told that its sequence numbers are out of order
+    went_back      a consumer began again where it had begun before, and killed itself
+    hung           a call did not return in time, and the process was killed
+    crashed        librdkafka ended its process by SIGSEGV or SIGABRT
+    out_of_order   a transactional producer was told that its sequence numbers are out of order
 
 Each is known of librdkafka and rare: all together in one of a hundred lives. A server that brings them about more often
 is at fault.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tests.crash.history import History
 
 # Of the lives of clients. A run of some forty lives says little about a share: it may have FREE more.
-SHARES = {"went_back": 0.01, "hung": 0.03, "crashed": 0.01, "disordered": 0.02}
+SHARES = {"went_back": 0.01, "hung": 0.03, "crashed": 0.01, "out_of_order": 0.02}
 FREE = 4
 
 
@@ -33,7 +33,7 @@ class Tally:
         self.lives += sum(1 for process in history.by_process if "wire_" in process)
         self.counts.update(event.kind for event in history.of(*SHARES))
         refused = [event for event in history.of("met") if "OUT_OF_ORDER_SEQUENCE_NUMBER" in event["error"]]
-        self.counts["disordered"] += len({event.process for event in refused})
+        self.counts["out_of_order"] += len({event.process for event in refused})
         self.errors.update(f"{event['call']}: {event['error']}" for event in history.of("met"))
 
     def exceeded(self) -> list[str]:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from klamm.batch import parse, walk
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, OffsetOutOfRange
-from klamm.log import segment
+from klamm.log import aborted, segment
 from klamm.log.partition import Partition
 from klamm.log.ranges import Range, Ranges, SegmentFiles
 from tests.log.compacted import in_transaction, put, sealed
 from tests.log.logs import batch_of
 from tests.procs import children
-from tests.rig import Rig, Sizes, batch
+from tests.rig import Rig, Sizes, batch, dies, killed_at
 
 SMALL = Sizes(segment_bytes=500, index_interval_bytes=150)
 
@@ -295,6 +295,32 @@ def test_what_was_aborted_is_told_for_the_records_in_question(rig: Rig) -> None:
         assert wanted <= set(found)
         assert found == sorted(found, key=lambda each: each[1])
         assert all(first < end for _, first in found)
+
+
+def test_what_was_aborted_is_told_once_though_its_marker_was_begun_twice(rig: Rig) -> None:
+    """A process killed while it writes an abort marker leaves an entry, and the next one writes another. A client of
+    the Kafka server takes one off its list for each marker: with one too many, it would leave out what follows.
+    """
+    repeated, alive, step = 0, False, 0
+    while not alive:
+        step += 1
+        slot = rig.fresh_slot()
+        partition = rig.partition(slot)
+        first = partition.append(in_transaction(5, 0, [(b"k", b"aborted")]))
+
+        def mark(slot: int = slot, step: int = step) -> None:
+            mine = rig.child().partition(slot)
+            killed_at(step, lambda: mine.append_marker(5, 1, commit=False))()
+
+        alive = not dies(mark)
+        partition.append(sealed([(b"k", b"between")]))
+        partition.append_marker(5, 1, commit=False)
+        partition.append(in_transaction(5, 1, [(b"k", b"committed")]))
+        partition.append_marker(5, 2, commit=True)
+        entries = [entry for base in partition.segments() for entry in aborted.load(partition.directory, base)]
+        repeated += len(entries) > 1
+        assert ranges_of(partition).aborted_in(0, 0, partition.ends().end) == [(5, first)]
+    assert step > 3 and repeated
 
 
 # ---- open files

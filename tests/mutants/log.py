@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 HEAD = "src/klamm/log/head.py"
 RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
+RANGES = "src/klamm/log/ranges.py"
 PARTITION = "src/klamm/log/partition.py"
 CLEANING = "src/klamm/log/cleaning.py"
 DIRECTORY = "src/klamm/store/directory.py"
@@ -31,6 +32,23 @@ MUTANTS = [
         "log/aborted.py A3",
         ((RECOVERY, "            aborted.write(directory, base, entries)", "            pass"),),
         (f"{TRANSACTIONS_TESTS}::test_recovery_finds_again_what_is_open_and_what_was_aborted",),
+    ),
+    Mutant(
+        "an aborted transaction is listed as often as its marker was begun",
+        "log/aborted.py A2",
+        (
+            (
+                RANGES,
+                "            {\n                (producer_id, begin)",
+                "            [\n                (producer_id, begin)",
+            ),
+            (
+                RANGES,
+                "            },\n            key=lambda each: each[1],",
+                "            ],\n            key=lambda each: each[1],",
+            ),
+        ),
+        ("tests/log/test_ranges.py",),
     ),
     Mutant(
         "a reader looks beyond the stable offset",

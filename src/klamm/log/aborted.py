@@ -10,7 +10,8 @@ finds it.
 Promises
   A1  Complete, not sparse: every abort marker below the commit that ended something has its entry.
   A2  An entry that a killed writer left without its marker is followed, sooner or later, by the same with the right
-      one: only that producer's records count, and until the marker is there it writes no others.
+      one: only that producer's records count, and until the marker is there it writes no others. Whoever counts
+      transactions, as clients of the Kafka server do, is told each once (ranges.py).
   A3  Entries below the youngest snapshot of producers are on disk; recovery makes the later ones anew from the log.
 """
 
