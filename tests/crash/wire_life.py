@@ -111,7 +111,7 @@ class WireLife(Life):
         return Producer(self.settings(linger_ms=self.dice.choice([0, 1, 5]), error_cb=on_event, **settings))
 
     def consumer(self, **settings: Any) -> Consumer:
-        return Consumer(self.settings(enable_auto_commit=False, fetch_wait_max_ms=100, **settings))
+        return Consumer(self.settings(enable_auto_commit=False, fetch_wait_max_ms=100, check_crcs=True, **settings))
 
     # ---- calls
 
