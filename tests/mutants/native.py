@@ -9,8 +9,11 @@ APPEND = "src/klamm/log/_append.pxi"
 PRODUCERS = "src/klamm/log/_producers.pxi"
 POWER_CUT = "tests/crash/test_power_cut.py"
 DAMAGE = "tests/crash/test_damage.py"
-TRANSACTIONS = ("tests/log/test_transactions.py",)
-WRITING = ("tests/crash/test_killed_writer.py", "tests/crash/test_random_kills.py", "tests/log")
+TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
+HEAD_TESTS = "tests/log/test_head.py"
+KILLS = "tests/crash/test_killed_writer.py"
+RANDOM_KILLS = "tests/crash/test_random_kills.py"
+WRITING = (KILLS, RANDOM_KILLS, "tests/log")
 
 MUTANTS = [
     Mutant(
@@ -33,19 +36,21 @@ MUTANTS = [
                 ),
             ),
         ),
-        TRANSACTIONS,
+        (
+            f"{TRANSACTIONS_TESTS}::test_whoever_writes_a_marker_of_the_same_epoch_and_is_killed_leaves_it_whole_or_to_the_next",
+        ),
     ),
     Mutant(
         "a marker makes everything stable, whatever else is open",
         "a transaction is read whole or not at all",
         ((APPEND, "        now.stable_offset = oldest if oldest >= 0 else end", "        now.stable_offset = end"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_what_was_aborted_is_never_read_except_by_those_who_ask_for_it",),
     ),
     Mutant(
         "an open transaction does not hold the stable offset back",
         "a transaction is read whole or not at all",
         ((APPEND, " and not attributes & KLAMM_TRANSACTIONAL:", ":"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_what_is_open_is_not_read_and_what_comes_after_it_waits",),
     ),
     Mutant(
         "a late marker ends a later transaction",
@@ -57,7 +62,7 @@ MUTANTS = [
                 "    if epoch <= last:\n        return R_IN_ORDER\n",
             ),
         ),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_a_marker_is_written_once_and_never_for_a_later_transaction",),
     ),
     Mutant(
         "a marker of the same epoch is written though nothing is open",
@@ -69,25 +74,25 @@ MUTANTS = [
                 "if epoch == last else R_ENDED",
             ),
         ),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_a_marker_of_the_same_epoch_ends_what_is_open_and_the_sequence_goes_on",),
     ),
     Mutant(
         "after a marker of the same epoch the sequence begins anew",
         "an idempotent producer's retry is stored once",
         ((PRODUCERS, "            place.last_sequence = last.last_sequence\n", "            pass\n"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_a_marker_of_the_same_epoch_ends_what_is_open_and_the_sequence_goes_on",),
     ),
     Mutant(
         "a marker ends an older transaction, whatever became of that",
         "store/transactions.py T3",
         ((PRODUCERS, " if entry.first_open_offset < 0 or epoch == last + 1 else R_OUT_OF_ORDER", ""),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_a_marker_never_ends_an_older_transaction_that_has_yet_to_get_its_own",),
     ),
     Mutant(
         "a marker does not end the transaction in the table",
         "store/transactions.py T4",
         ((PRODUCERS, "        store_i64(&entry.first_open_offset, -1)\n    elif", "        pass\n    elif"),),
-        TRANSACTIONS,
+        (f"{TRANSACTIONS_TESTS}::test_what_was_aborted_is_never_read_except_by_those_who_ask_for_it",),
     ),
     Mutant(
         "a dead writer's bytes stay",
@@ -96,7 +101,7 @@ MUTANTS = [
             (APPEND, "    if w.slot.intent != now.seq:", "    if False:"),
             (APPEND, "        if status.st_size > now.position:", "        if False:"),
         ),
-        WRITING,
+        (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
     Mutant(
         "intent is stored after the write",
@@ -106,7 +111,7 @@ MUTANTS = [
             (APPEND, "    before = now\n", "    before = now\n    store64(&w.slot.intent, now.seq + 1)\n"),
             (APPEND, "        if status.st_size > now.position:", "        if False:"),
         ),
-        WRITING,
+        (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
     Mutant(
         "seq is stored before the commit is filled",
@@ -118,31 +123,31 @@ MUTANTS = [
                 "    store64(&slot.seq, next.seq)\n    store_commit(&slot.ring[next.seq % RING], next)",
             ),
         ),
-        WRITING,
+        (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
     Mutant(
         "no append byte",
         "promise 2",
         ((APPEND, "if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 0) == 0:", "if True:"),),
-        WRITING,
+        (f"{RANDOM_KILLS}::test_hundreds_of_killed_writers_never_disturb_a_reader",),
     ),
     Mutant(
         "a failed write is not cut off",
         "promise 6",
         ((APPEND, "            cut(w, &now)\n", ""),),
-        WRITING,
+        (f"{KILLS}::test_an_append_that_fails_at_any_step_leaves_no_trace_and_the_next_one_succeeds",),
     ),
     Mutant(
         "a short write is taken for a whole one",
         "promise 1",
         ((APPEND, "            done += written\n", "            done = size\n"),),
-        WRITING,
+        (f"{KILLS}::test_an_append_that_fails_at_any_step_leaves_no_trace_and_the_next_one_succeeds",),
     ),
     Mutant(
         "the reader does not look at seq again",
         "promise 1",
         ((APPEND, "if load64(&slot.seq) - seq < RING - 1:", "if True:"),),
-        WRITING,
+        (f"{HEAD_TESTS}::test_a_reader_stopped_anywhere_in_its_copy_never_accepts_a_torn_commit",),
     ),
     Mutant(
         "the reader's bound is too wide, and it checks no seq and CRC",
@@ -151,13 +156,13 @@ MUTANTS = [
             (APPEND, "if load64(&slot.seq) - seq < RING - 1:", "if load64(&slot.seq) - seq < RING:"),
             (APPEND, "return 0 if out.seq == seq and out.crc == commit_crc(out) else R_DAMAGED_HEAD", "return 0"),
         ),
-        WRITING,
+        (f"{HEAD_TESTS}::test_any_damaged_byte_of_the_latest_commit_is_noticed_by_readers_and_writers",),
     ),
     Mutant(
         "a damaged commit is believed",
         "promise 7",
         ((APPEND, "return 0 if out.seq == seq and out.crc == commit_crc(out) else R_DAMAGED_HEAD", "return 0"),),
-        WRITING,
+        (f"{HEAD_TESTS}::test_any_damaged_byte_of_the_latest_commit_is_noticed_by_readers_and_writers",),
     ),
     Mutant(
         "nobody makes up for a writer that died before the table of producers",
@@ -256,6 +261,6 @@ MUTANTS = [
                 " if got > 0 else -1\n        if code != KLAMM_OK",
             ),
         ),
-        WRITING,
+        (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
 ]
