@@ -10,7 +10,7 @@ from klamm.batch._kernel import crc32c_software
 WORDS = bytes(range(256)) * 300
 
 
-def test_known_values() -> None:
+def test_crc32c_of_known_bytes_is_the_published_one() -> None:
     assert crc32c(b"") == 0
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4

@@ -213,7 +213,7 @@ def test_mangled_batches_with_nothing_made_right(records: list[Record], codec: i
 @MANY
 @given(st.binary(max_size=150))
 @example(b"")
-def test_noise(noise: bytes) -> None:
+def test_random_bytes_are_refused_in_every_way_of_reading(noise: bytes) -> None:
     read_in_every_way(noise)
     read_in_every_way(made_right(bytes(61), noise))
 

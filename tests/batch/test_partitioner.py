@@ -19,7 +19,7 @@ JAVA = {
 
 
 @pytest.mark.parametrize("key", JAVA)
-def test_murmur2_is_javas(key: bytes) -> None:
+def test_murmur2_gives_the_hash_that_java_gives(key: bytes) -> None:
     assert murmur2(key) == murmur2(bytearray(key)) == JAVA[key]
 
 

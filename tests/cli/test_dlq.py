@@ -18,7 +18,7 @@ def letters(store: klamm.Store) -> klamm.Store:
     return store
 
 
-def test_list_says_why(cli: Cli, letters: klamm.Store) -> None:
+def test_the_list_of_dead_letters_gives_the_error_of_each(cli: Cli, letters: klamm.Store) -> None:
     rows = cli("dlq", "list", "orders.dlq").rows
     assert [(row["origin"], row["error"], row["attempts"]) for row in rows] == [
         ("orders/0/1", "ValueError", 1),

@@ -29,7 +29,7 @@ def test_list_tells_how_far_they_are_behind(cli: Cli, store: klamm.Store) -> Non
     assert cli("group", "list").out == b""
 
 
-def test_list_and_show(cli: Cli, orders: klamm.Store) -> None:
+def test_a_group_is_listed_and_shown_with_its_lag(cli: Cli, orders: klamm.Store) -> None:
     (row,) = cli("group", "list").rows
     assert row == {"group": "billing", "state": "empty", "door": "klamm", "members": 0, "topics": ["orders"], "lag": 7}
     (shown,) = cli("group", "show", "billing").rows
@@ -72,7 +72,9 @@ def test_members_are_shown_with_what_they_have(cli: Cli, orders: klamm.Store) ->
     ],
     ids=str,
 )
-def test_reset_moves_it(cli: Cli, orders: klamm.Store, target: list[str], after: int) -> None:
+def test_a_reset_moves_the_committed_offsets_of_a_group(
+    cli: Cli, orders: klamm.Store, target: list[str], after: int
+) -> None:
     rows = cli("group", "reset", "billing", *target, "--yes").rows
     assert rows == [{"topic": "orders", "partition": 0, "before": 3, "after": after}]
     assert offsets(orders) == {0: after}
@@ -118,7 +120,7 @@ def test_reset_wants_one_place_to_go(cli: Cli, orders: klamm.Store) -> None:
     assert "is no time" in cli("group", "reset", "billing", "--to-time", "noon", code=2).err
 
 
-def test_delete_forgets_it(cli: Cli, orders: klamm.Store) -> None:
+def test_a_deleted_group_has_no_offsets(cli: Cli, orders: klamm.Store) -> None:
     assert "with its offsets in 1 partition" in cli("group", "delete", "billing", code=2).err
     assert orders.groups() == ["billing"]
     assert cli("group", "delete", "billing", "--yes").rows == [{"group": "billing", "deleted": True}]

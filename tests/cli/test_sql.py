@@ -149,6 +149,8 @@ def test_a_wrong_query_is_one_line(cli: Cli, topics: klamm.Store) -> None:
     assert "Parser Error" in cli("sql", "selec", code=2).err
 
 
-def test_store_option(cli: Cli, topics: klamm.Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_store_names_the_store_to_query(
+    cli: Cli, topics: klamm.Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KLAMM_STORE")
     assert cli("sql", "select count(*) as n from orders", "--store", home).rows == [{"n": 3}]

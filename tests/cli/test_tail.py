@@ -56,7 +56,7 @@ def test_an_offset_that_not_every_partition_has(cli: Cli, store: klamm.Store) ->
     assert sorted(values(cli, "--offset", 1)) == [1, 2, 3, 4, 11]
 
 
-def test_since_a_time(cli: Cli, orders: klamm.Store) -> None:
+def test_since_starts_at_the_first_record_at_or_after_a_time(cli: Cli, orders: klamm.Store) -> None:
     assert values(cli, "--since", T0 + 18_000) == [18, 19]
     at = datetime.fromtimestamp((T0 + 17_000) / 1000, UTC)
     assert values(cli, "--since", at.isoformat()) == [17, 18, 19]
@@ -90,7 +90,7 @@ def test_a_group_does_not_move_past_what_could_not_be_printed(
     assert not any(offset.committed for offset in orders.group("g").offsets)
 
 
-def test_only_some_partitions(cli: Cli, store: klamm.Store) -> None:
+def test_tail_prints_only_the_partitions_that_are_asked_for(cli: Cli, store: klamm.Store) -> None:
     store.create_topic("orders", 3)
     for number in range(3):
         store.append("orders", b"%d" % number, partition=number, timestamp=T0 + number)

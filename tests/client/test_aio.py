@@ -37,7 +37,7 @@ def test_import_of_klamm_offers_aio_without_importing_it() -> None:
     assert klamm.aio is aio
 
 
-def test_appending_and_reading(path: Path) -> None:
+def test_what_a_coroutine_appends_another_reads(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         assert await store.append("orders", b"0", key=b"k") == 0
         assert (await store.append_many("orders", [b"1", b"2"], acks=1)).count == 2
@@ -57,7 +57,7 @@ def test_appending_and_reading(path: Path) -> None:
     run(path, test)
 
 
-def test_topics_and_housekeeping(path: Path, tmp_path: Path) -> None:
+def test_coroutines_create_alter_and_maintain_topics(path: Path, tmp_path: Path) -> None:
     async def test(store: aio.Store) -> None:
         await store.create_topic("users", 2, {"retention.ms": 1000})
         assert await store.topics() == ["orders", "users"]
@@ -194,7 +194,7 @@ def test_a_cancelled_wait_ends_though_nothing_comes(path: Path) -> None:
     run(path, test)
 
 
-def test_tail_follows(path: Path) -> None:
+def test_tail_gives_records_as_they_are_appended(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         await store.append_many("orders", [b"0", b"1", b"2"])
         assert [record.value async for record in store.tail("orders", 2)] == [b"1", b"2"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import klamm
 from klamm.client.dead_letters import Origin
 from klamm.disk import _os
+from tests.crash.cases import seed_of
 from tests.procs import children
 
 
@@ -42,7 +42,7 @@ def read(store: klamm.Store, topic: str = "orders", start: int = 0) -> list[klam
         return list(consumer)
 
 
-SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
+SEED = seed_of()
 
 
 def steps() -> Iterator[int]:

@@ -118,7 +118,7 @@ def test_batches_are_closed_at_batch_bytes(orders: klamm.Store) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_batches_are_compressed(orders: klamm.Store, codec: str) -> None:
+def test_a_producer_writes_fewer_bytes_when_it_compresses(orders: klamm.Store, codec: str) -> None:
     with orders.producer(compression=codec) as producer:
         for _ in range(500):
             producer.send("orders", b"the same again")

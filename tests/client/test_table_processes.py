@@ -16,6 +16,7 @@ import klamm
 from klamm.client.table import Table
 from tests.client.conftest import directory_of, put
 from tests.client.spawned import spawned
+from tests.crash.cases import seed_of
 from tests.procs import children, until
 
 
@@ -34,8 +35,7 @@ def test_followers_see_what_was_committed_before_they_read(path: Path) -> None:
 
 
 def test_a_killed_maintainer_is_replaced_and_nothing_is_lost(path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = seed_of()
     chance = random.Random(seed)
     model: dict[bytes, bytes] = {}
     with klamm.open(path) as store, spawned() as start:

@@ -386,7 +386,7 @@ def test_a_topic_that_is_deleted_meanwhile_aborts_it(store: klamm.Store) -> None
     assert tx.state == "aborted" and values_in(store) == []
 
 
-def test_options_are_checked(store: klamm.Store) -> None:
+def test_options_of_a_transaction_that_are_invalid_are_refused(store: klamm.Store) -> None:
     with pytest.raises(InvalidSetting):
         store.transaction(timeout_ms=0)
     with pytest.raises(TypeError):

@@ -21,10 +21,11 @@ import pytest
 
 import klamm
 from klamm.disk import _os
+from tests.crash.cases import seed_of
 from tests.databases import Database, all_of, run
 from tests.procs import Child, Flag, children
 
-SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
+SEED = seed_of()
 Step = Callable[[str], None]
 STEPS = ("offsets", "consumer", "polled", "half saved", "saved", "noted", "committed")
 

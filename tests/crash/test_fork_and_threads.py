@@ -21,13 +21,14 @@ from klamm.disk import _os
 from klamm.errors import Forked, KlammError, StoreError
 from klamm.log import head
 from klamm.store import directory
+from tests.crash.cases import seed_of
 from tests.crash.stores import open_on_another_boot, values
 from tests.procs import Flag, asleep, children, until
 
 # Python 3.12 warns of forks with threads; that they are safe here is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
-SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
+SEED = seed_of()
 
 
 def in_threads(count: int, work: Callable[[int], object], seconds: float = 60) -> None:

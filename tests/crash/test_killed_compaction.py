@@ -216,7 +216,7 @@ def test_an_index_of_an_older_file_never_comes_back_beside_one_with_the_same_ino
         recording = Recording(scratch / "root", SCRIPT)
         states = recording.states(replaced(recording))
         _, disk, _ = next(states)
-        disk.cut(scratch / "again", random.Random(), LAST)
+        disk.cut(scratch / "again", random.Random(1), LAST)
         append(scratch / "again", *range(10, 15))
         recording = Recording(scratch / "again", SCRIPT)
         assert recording.cut(check, seed=seed_of(), lucks=[LAST, 1], moments=replaced(recording)) >= 2

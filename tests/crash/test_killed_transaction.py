@@ -20,6 +20,7 @@ import pytest
 import klamm
 from klamm.disk import _os
 from klamm.errors import TransactionError
+from tests.crash.cases import seed_of
 from tests.procs import Child, Flag, children, until
 from tests.rig import dies, killed_at
 
@@ -74,7 +75,7 @@ ALL = pytest.param(1, marks=pytest.mark.soak)  # all steps; else one of so many,
 
 
 def first_step(stride: int) -> int:
-    first = random.randrange(1, stride + 1)
+    first = 1 + seed_of() % stride
     print(f"steps {first}, {first + stride}, …")
     return first
 
@@ -265,8 +266,7 @@ def pipeline(path: Path, seed: int) -> None:
 def test_every_record_is_processed_exactly_once_though_processes_are_killed_at_random(
     path: Path, workers: int, seconds: float
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seed_of()
     chance = random.Random(seed)
     with klamm.open(path) as store:
         store.create_topic("source", 3)

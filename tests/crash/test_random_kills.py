@@ -19,10 +19,11 @@ import pytest
 from klamm.disk import _os
 from klamm.log import head
 from klamm.log.partition import Partition
+from tests.crash.cases import seed_of
 from tests.procs import children
 from tests.rig import Rig, Seen, Sizes, batch, names, scan_files
 
-SEED = int(os.environ.get("KLAMM_SEED", random.randrange(1 << 32)))
+SEED = seed_of()
 SIZES = Sizes(segment_bytes=64 << 10, index_interval_bytes=4096)
 SLOT = 1
 

@@ -25,6 +25,7 @@ from tests.crash.test_wire_histories import READERS, WRITERS
 from tests.crash.wire_nemesis import WireNemesis
 
 ROUNDS, ROUND_SECONDS = 10, 8.0
+DICE = random.Random(1)
 
 MUTANTS: Mutants = []
 shows = partial(rounds.shows, MUTANTS)
@@ -36,7 +37,7 @@ def the_end_of_a_transaction_is_answered_and_forgotten() -> None:
     end = TransactionDesk.end
 
     def forget(self: Any, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
-        if commit and random.random() < 0.3:
+        if commit and DICE.random() < 0.3:
             return Identified(ErrorCode.NONE, producer_id, epoch)
         return end(self, name, producer_id, epoch, commit=commit, bump=bump)
 
@@ -49,7 +50,7 @@ def offsets_are_answered_and_forgotten() -> None:
 
     def forget(self: Any, commits: Any) -> Any:
         commits = list(commits)
-        if random.random() < 0.3:
+        if DICE.random() < 0.3:
             return [[True] * len(each.rows) for each in commits]
         return commit(self, commits)
 

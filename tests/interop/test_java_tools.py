@@ -32,7 +32,7 @@ def table(text: str) -> list[dict[str, str]]:
     return [dict(zip(rows[start], row, strict=False)) for row in rows[start + 1 :]]
 
 
-def test_topics_and_configs(broker: Broker, run_tool: RunTool) -> None:
+def test_the_java_tools_create_alter_and_describe_topics(broker: Broker, run_tool: RunTool) -> None:
     server, name = ["--bootstrap-server", broker.address], fresh("topic")
     config = ["--config", "retention.ms=1000000", "--config", "cleanup.policy=compact"]
     create = ["--create", "--topic", name, "--partitions", "2", "--replication-factor", "1", *config]

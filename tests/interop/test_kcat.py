@@ -89,7 +89,7 @@ def test_offsets_are_found_by_time(broker: Broker, kcat: Any) -> None:
     assert answers[3] == "3 4 5"
 
 
-def test_metadata(broker: Broker, kcat: Any) -> None:
+def test_kcat_lists_the_broker_and_the_leader_of_each_partition(broker: Broker, kcat: Any) -> None:
     topic = broker.topic(3)
     told = json.loads(kcat("-L", "-J", "-t", topic).done())
     assert [(node["id"], node["name"]) for node in told["brokers"]] == [(1, broker.address)]

@@ -265,6 +265,6 @@ def test_tagged_fields_that_we_do_not_know_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 16383, 16384, 2**31, 2**32 - 1])
-def test_varints_come_back(value: int) -> None:
+def test_a_varint_is_decoded_to_the_number_that_was_encoded(value: int) -> None:
     data = varint_bytes(value)
     assert varint(data, 0) == (value, len(data))

@@ -462,7 +462,7 @@ def test_a_member_whose_requests_wait_is_not_missed(desk: Desk) -> None:
     assert desk.heartbeat(ids[1], leader.generation) == E.UNKNOWN_MEMBER_ID
 
 
-def test_heartbeats_are_checked(desk: Desk) -> None:
+def test_a_heartbeat_is_refused_unless_its_member_and_generation_are_current(desk: Desk) -> None:
     generation, ids = desk.completing(ONE)
     assert desk.heartbeat(ids[0], generation) == E.NONE
     assert desk.heartbeat(ids[0], generation - 1) == desk.heartbeat(ids[0], generation + 1) == E.ILLEGAL_GENERATION

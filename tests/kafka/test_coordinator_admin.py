@@ -25,7 +25,7 @@ def desk() -> Desk:
 # ---- commits
 
 
-def test_commits_are_checked(desk: Desk) -> None:
+def test_a_commit_is_refused_unless_its_member_and_generation_are_current(desk: Desk) -> None:
     assert desk.commit("", -1) == E.NONE
     generation, ids = desk.stable(ONE, STATIC_A)
     assert desk.commit(ids[0], generation) == desk.commit(ids[1], generation, "a") == E.NONE

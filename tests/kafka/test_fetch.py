@@ -117,7 +117,7 @@ def test_what_is_not_there(raw: Raw, topic: str, where: tuple[str | None, int]) 
 
 
 @pytest.mark.parametrize("version", range(FETCH.min_version, FETCH.max_version + 1))
-def test_every_version(server: Served, raw: Raw, topic: str, version: int) -> None:
+def test_every_version_of_fetch_returns_the_records(server: Served, raw: Raw, topic: str, version: int) -> None:
     produce(raw, topic, sealed([b"one"]))
     opened = server.broker.topics.find(topic)
     assert opened is not None
@@ -128,12 +128,12 @@ def test_every_version(server: Served, raw: Raw, topic: str, version: int) -> No
     assert (told.topic_id if version >= 13 else told.topic) == (uuid if version >= 13 else topic)
 
 
-def test_an_unknown_id(raw: Raw, topic: str) -> None:
+def test_a_fetch_of_an_unknown_topic_id_is_refused(raw: Raw, topic: str) -> None:
     (told,) = raw.ask(FETCH, 13, **fetching({(topic, 0): 0}, ids={topic: b"?" * 16})).responses
     assert told.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-def test_no_sessions(raw: Raw, topic: str) -> None:
+def test_a_fetch_session_is_neither_given_nor_known(raw: Raw, topic: str) -> None:
     fields = fetching({(topic, 0): 0})
     assert raw.ask(FETCH, 12, **fields, session_id=0, session_epoch=0).session_id == 0
     assert raw.ask(FETCH, 12, **fields, session_id=7, session_epoch=1).error_code == 70
@@ -141,7 +141,7 @@ def test_no_sessions(raw: Raw, topic: str) -> None:
     assert raw.ask(FETCH, 12, **{**fields, "topics": [], "max_wait_ms": 20_000}).responses == []
 
 
-def test_leader_epochs(raw: Raw, topic: str) -> None:
+def test_a_fetch_with_another_leader_epoch_is_refused_or_told_where_it_diverges(raw: Raw, topic: str) -> None:
     produce(raw, topic, sealed(3))
     assert fetch(raw, topic, 0, leader_epoch=0).error_code == 0
     assert fetch(raw, topic, 3, leader_epoch=1, wait_ms=20_000).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
@@ -304,7 +304,9 @@ def test_an_append_of_another_process_wakes_a_fetch(server: Served, tmp_path: Pa
 # ---- transactions
 
 
-def test_isolation(server: Served, raw: Raw, topic: str) -> None:
+def test_a_read_committed_fetch_ends_at_the_last_stable_offset_and_names_aborted_transactions(
+    server: Served, raw: Raw, topic: str
+) -> None:
     def committed(offset: int = 0) -> Struct:
         return fetch(raw, topic, offset, committed=True)
 
@@ -340,7 +342,7 @@ def test_isolation(server: Served, raw: Raw, topic: str) -> None:
 # ---- files that change
 
 
-def test_after_retention(server: Served, raw: Raw, topic: str) -> None:
+def test_a_fetch_below_the_log_start_offset_is_out_of_range(server: Served, raw: Raw, topic: str) -> None:
     for number in range(30):
         produce(raw, topic, sealed([b"%d" % number], padding=0), 0)
         produce(raw, topic, sealed(1, padding=300))
@@ -417,7 +419,7 @@ def test_a_deleted_topic_answers_who_waits(server: Served, raw: Raw, topic: str)
     assert fetch(raw, again, 0).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_cold_files(tmp_path: Path) -> None:
+def test_records_that_are_not_in_memory_are_fetched_as_they_are_on_disk(tmp_path: Path) -> None:
     """On a disk, not in memory: what the kernel has dropped is read by a thread, and is right."""
     with served(tmp_path / "events") as server, server.dial() as raw:
         topic = raw.create("cold", 2)

@@ -64,7 +64,7 @@ def test_there_are_no_coordinators_of_share_groups(client: Client, version: int)
 
 
 @every(JOIN_GROUP)
-def test_joining(client: Client, version: int) -> None:
+def test_every_version_of_join_group_makes_the_first_member_the_leader(client: Client, version: int) -> None:
     client.begin_join(version=version)
     answer = client.answer()
     if version >= 4:
@@ -88,7 +88,9 @@ def test_a_static_leader_that_comes_back_is_told_not_to_assign_if_it_understands
 
 
 @every(SYNC_GROUP)
-def test_syncing(server: Served, client: Client, version: int) -> None:
+def test_every_version_of_sync_group_hands_out_the_assignment_of_the_leader(
+    server: Served, client: Client, version: int
+) -> None:
     first = client.become_member()
     with Client(server.address) as second:
         second.begin_join()
@@ -113,7 +115,7 @@ def test_syncing(server: Served, client: Client, version: int) -> None:
 
 
 @every(HEARTBEAT)
-def test_heartbeats(client: Client, version: int) -> None:
+def test_a_heartbeat_of_another_generation_or_member_is_refused(client: Client, version: int) -> None:
     member = client.become_member()
     asked = {"group_id": GROUP, "generation_id": member.generation, "member_id": member.member_id}
     assert client.ask(HEARTBEAT, version, **asked).error_code == 0
@@ -122,7 +124,7 @@ def test_heartbeats(client: Client, version: int) -> None:
 
 
 @every(LEAVE_GROUP)
-def test_leaving(client: Client, version: int) -> None:
+def test_a_member_that_has_left_is_unknown(client: Client, version: int) -> None:
     member = client.become_member()
     make = LEAVE_GROUP.request.Member
     for expected in (E.NONE, E.UNKNOWN_MEMBER_ID):
@@ -306,7 +308,9 @@ def test_groups_without_members_and_offsets_are_forgotten(server: Served, store:
 
 
 @every(LIST_GROUPS)
-def test_listing(store: klamm.Store, client: Client, version: int) -> None:
+def test_groups_of_both_doors_are_listed_and_filtered_by_state_and_type(
+    store: klamm.Store, client: Client, version: int
+) -> None:
     client.become_member("joined")
     client.commit({("orders", 0): 1}, group="simple")
     with store.consumer("orders", group="embedded"):
@@ -326,7 +330,9 @@ def test_listing(store: klamm.Store, client: Client, version: int) -> None:
 
 
 @every(DESCRIBE_GROUPS)
-def test_describing(store: klamm.Store, client: Client, version: int) -> None:
+def test_groups_of_both_doors_are_described_in_the_order_of_the_request(
+    store: klamm.Store, client: Client, version: int
+) -> None:
     member = client.become_member("joined")
     client.commit({("orders", 0): 1}, group="simple")
     with store.consumer("orders", group="embedded", member="m") as consumer:
@@ -351,7 +357,7 @@ def test_describing(store: klamm.Store, client: Client, version: int) -> None:
 
 
 @every(DELETE_GROUPS)
-def test_deleting(store: klamm.Store, client: Client, version: int) -> None:
+def test_only_an_empty_group_is_deleted(store: klamm.Store, client: Client, version: int) -> None:
     member = client.become_member("joined")
     client.commit({("orders", 0): 1}, member, group="joined")
     client.commit({("orders", 0): 1}, group="simple")

@@ -27,7 +27,9 @@ def topic_id(store: klamm.Store) -> bytes:
 
 
 @every(OFFSET_COMMIT)
-def test_committing(store: klamm.Store, client: Client, version: int) -> None:
+def test_every_version_of_offset_commit_commits_partitions_that_are_there(
+    store: klamm.Store, client: Client, version: int
+) -> None:
     member = client.become_member()
     make = OFFSET_COMMIT.request
     numbers = {0: 5, 3: 6, 4: 7, -1: 8}
@@ -72,7 +74,7 @@ def test_a_text_that_is_too_long_and_an_offset_below_0(client: Client) -> None:
     assert client.offsets() == {FIRST: 1, SECOND: 3}
 
 
-def test_the_largest_numbers(store: klamm.Store, client: Client) -> None:
+def test_the_largest_offset_and_leader_epoch_are_committed_as_they_are(store: klamm.Store, client: Client) -> None:
     assert client.commit({FIRST: 2**63 - 1}, epoch=2**31 - 1) == [0]
     assert client.offsets() == {FIRST: 2**63 - 1}
     assert store.group(GROUP).offsets[0].committed == klamm.Committed(2**63 - 1, 2**31 - 1, "")
@@ -209,7 +211,9 @@ def standing(partition: Struct) -> tuple[int, int, int, str]:
 
 
 @every(OFFSET_FETCH)
-def test_fetching(store: klamm.Store, client: Client, version: int) -> None:
+def test_every_version_of_offset_fetch_returns_what_was_committed(
+    store: klamm.Store, client: Client, version: int
+) -> None:
     client.commit({FIRST: 5}, epoch=3, metadata="note")
     client.commit({("orders", 3): 7}, group="other")
     make = OFFSET_FETCH.request
@@ -290,7 +294,7 @@ def deletion(topic: str, *numbers: int) -> Struct:
     return make.Topic(name=topic, partitions=[make.Partition(partition_index=number) for number in numbers])
 
 
-def test_deleting_offsets(store: klamm.Store, client: Client) -> None:
+def test_offsets_of_a_topic_that_a_member_subscribes_to_are_not_deleted(store: klamm.Store, client: Client) -> None:
     def forget(*topics: Struct, group: str = GROUP) -> tuple[int, list[int]]:
         answer = client.ask(OFFSET_DELETE, 0, group_id=group, topics=list(topics))
         return answer.error_code, [each.error_code for topic in answer.topics for each in topic.partitions]

@@ -16,6 +16,7 @@ from klamm.kafka.apis import TABLE
 from klamm.kafka.call import Honoured
 from klamm.kafka.wire import messages
 from klamm.kafka.wire.frames import read_response, request_frame
+from tests.crash.cases import seed_of
 from tests.kafka.asking import fetch, fetching, produce, producing, sealed, values
 from tests.kafka.dial import ConnectionEnded, Raw, Served, served
 from tests.procs import until
@@ -101,9 +102,10 @@ def until_over(raw: Raw) -> int:
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.api.name)
-def test_mutated_frames(server: Served, row: Honoured, caplog: pytest.LogCaptureFixture) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+def test_a_mutated_frame_is_answered_or_ends_its_connection_and_nothing_else(
+    server: Served, row: Honoured, caplog: pytest.LogCaptureFixture
+) -> None:
+    seed = seed_of()
     chance = random.Random(seed)
     failed = server.server.metrics.failed
     with caplog.at_level(logging.INFO):

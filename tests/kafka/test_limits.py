@@ -259,7 +259,7 @@ def test_connections_leave_open_files_to_the_store(tmp_path: Path) -> None:
         assert "refused: there are 100 connections, and of 200 open files (ulimit -n)" in process.stderr
 
 
-def test_a_thousand_connections(tmp_path: Path) -> None:
+def test_a_thousand_idle_connections_take_little_memory(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))

@@ -17,6 +17,7 @@ from klamm.batch.header import CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_
 from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import API_VERSIONS, INIT_PRODUCER_ID, PRODUCE
+from tests.crash.cases import seed_of
 from tests.kafka.asking import altered, batches_of, fetch, produce, produce_many, producing, sealed, values
 from tests.kafka.dial import ConnectionEnded, Raw, Served, served
 from tests.procs import until
@@ -143,7 +144,7 @@ def test_every_version_appends(raw: Raw, version: int) -> None:
     assert values(fetch(raw, "orders", answered.base_offset, 1)) == [b"version %d" % version]
 
 
-def test_by_topic_id(server: Served, raw: Raw) -> None:
+def test_a_batch_goes_to_the_topic_of_its_id(server: Served, raw: Raw) -> None:
     uuid = server.call(lambda: server.broker.topics.uuid(server.broker.topics.find("orders")))  # type: ignore[arg-type]
     fields = producing({("orders", 0): GOOD, ("other", 0): GOOD}, ids={"orders": uuid, "other": b"?" * 16})
     found, unknown = raw.ask(PRODUCE, 13, **fields).responses
@@ -222,7 +223,7 @@ def test_create_time_is_not_told(raw: Raw) -> None:
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_acks(server: Served, raw: Raw, acks: int) -> None:
+def test_acks_all_is_answered_when_the_batch_is_on_disk(server: Served, raw: Raw, acks: int) -> None:
     base = produce(raw, "orders", GOOD, 3, acks=acks).base_offset
     found = server.broker.core.topic("orders").partition(3).ends()
     assert found.end == base + 3
@@ -252,7 +253,7 @@ def test_acks_all_is_refused_when_the_sync_fails_and_accepted_when_the_disk_work
     assert again.base_offset > base
 
 
-def test_no_other_acks(raw: Raw) -> None:
+def test_other_acks_are_refused_and_nothing_is_appended(raw: Raw) -> None:
     before = end_of(raw, "orders")
     for acks in (2, -2, 100):
         assert produce(raw, "orders", GOOD, acks=acks).error_code == ErrorCode.INVALID_REQUIRED_ACKS
@@ -354,8 +355,7 @@ def test_settings_that_another_process_changes_hold_for_the_next_batch(server: S
 
 
 def test_random_batches_come_back_as_they_were(raw: Raw) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seed_of()
     chance = random.Random(seed)
     topic, sent = raw.create("random"), []
     for _ in range(150):

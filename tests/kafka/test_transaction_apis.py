@@ -152,7 +152,7 @@ def test_transactions_of_both_kinds(store: klamm.Store, raw: Raw, bumps: bool) -
 
 
 @every(INIT_PRODUCER_ID)
-def test_init(raw: Raw, version: int) -> None:
+def test_init_producer_id_gives_new_ids_and_bumps_the_epoch_of_a_transactional_one(raw: Raw, version: int) -> None:
     ids = set()
     for _ in range(2):
         answer = raw.ask(INIT_PRODUCER_ID, version, transactional_id=None, transaction_timeout_ms=1)
@@ -176,7 +176,7 @@ def test_init(raw: Raw, version: int) -> None:
 
 
 @every(ADD_PARTITIONS_TO_TXN)
-def test_adding_partitions(raw: Raw, version: int) -> None:
+def test_no_partition_is_added_to_a_transaction_if_one_is_unknown(raw: Raw, version: int) -> None:
     producer = Producer(raw, bumps=False)
     assert producer.init() == 0
     assert producer.add(0, 7, version=version) == {0: E.OPERATION_NOT_ATTEMPTED, 7: E.UNKNOWN_TOPIC_OR_PARTITION}
@@ -196,7 +196,7 @@ def test_adding_partitions(raw: Raw, version: int) -> None:
 
 
 @every(ADD_OFFSETS_TO_TXN)
-def test_adding_groups(raw: Raw, version: int) -> None:
+def test_a_group_is_added_to_a_transaction_unless_its_producer_is_fenced(raw: Raw, version: int) -> None:
     producer = Producer(raw, bumps=False)
     assert producer.init() == 0 and producer.add_group("", version) == E.INVALID_GROUP_ID
     assert producer.add_group("g", version) == 0 and producer.end() == 0
@@ -207,7 +207,7 @@ def test_adding_groups(raw: Raw, version: int) -> None:
 
 
 @every(TXN_OFFSET_COMMIT)
-def test_committing_offsets(store: klamm.Store, raw: Raw, version: int) -> None:
+def test_a_transaction_commits_offsets_of_known_partitions_only(store: klamm.Store, raw: Raw, version: int) -> None:
     producer = Producer(raw, bumps=version >= 5)
     assert producer.init() == 0
     if version < 5:
@@ -237,7 +237,9 @@ def fetched(raw: Raw) -> tuple[int, int]:
 
 
 @every(END_TXN)
-def test_ending(store: klamm.Store, raw: Raw, version: int) -> None:
+def test_a_transaction_ends_unless_it_has_not_begun_or_its_producer_is_fenced(
+    store: klamm.Store, raw: Raw, version: int
+) -> None:
     producer = Producer(raw, bumps=version >= 5)
     assert producer.init() == 0 and producer.end(version=version) == E.INVALID_TXN_STATE
     assert producer.add(0) == {0: 0} and producer.send(b"x") == 0

@@ -24,7 +24,7 @@ MUTANTS = [
                 f"        if False:\n{ILLEGAL}        self._heard_of",
             ),
         ),
-        (f"{COORDINATOR_TESTS}::test_heartbeats_are_checked",),
+        (f"{COORDINATOR_TESTS}::test_a_heartbeat_is_refused_unless_its_member_and_generation_are_current",),
     ),
     Mutant(
         "offsets are committed in any generation",
@@ -90,7 +90,7 @@ MUTANTS = [
                 "if False:",
             ),
         ),
-        (f"{FETCH_TESTS}::test_leader_epochs",),
+        (f"{FETCH_TESTS}::test_a_fetch_with_another_leader_epoch_is_refused_or_told_where_it_diverges",),
     ),
     Mutant(
         "partitions of a fetch do not share its max_bytes",

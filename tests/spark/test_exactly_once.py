@@ -25,6 +25,7 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 
 from klamm.spark.source import KlammSource
+from tests.crash.cases import seed_of
 from tests.spark.processes import driver, wait_for
 
 DRIVER = Path(__file__).parent / "driver.py"
@@ -164,8 +165,7 @@ def test_a_commit_that_fails_at_any_step_is_made_up_for_by_the_next_run(
 def test_a_driver_that_is_killed_again_and_again_delivers_every_record_once(
     spark: Any, store: klamm.Store, tmp_path: Path, kills: int
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = seed_of()
     dice = random.Random(seed)
     store.create_topic("orders", 2)
     store.create_topic("out", 3)

@@ -97,7 +97,7 @@ def test_assign_that_does_not_fit(text: str) -> None:
         ReadOptions.parse({"path": "e", "assign": text}, streaming=False)
 
 
-def test_nothing_to_read() -> None:
+def test_options_that_name_no_topic_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="nothing says which topics"):
         ReadOptions.parse({"path": "e"}, streaming=None)
     with pytest.raises(InvalidSetting, match="no regular expression"):

@@ -22,6 +22,7 @@ import klamm.spark
 from klamm.errors import GroupBusy, InvalidSetting
 from klamm.spark.offsets import OURS
 from klamm.spark.source import KlammSource
+from tests.crash.cases import seed_of
 from tests.procs import until
 
 pytest.importorskip("pyspark")
@@ -94,7 +95,9 @@ def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., 
     assert reader().latestOffset(end, ReadAllAvailable())["orders"] == {"0": 1100, "1": 20, "2": 5}
 
 
-def test_the_group_follows(store: klamm.Store, reader: Callable[..., StreamReader]) -> None:
+def test_the_group_commits_what_the_stream_has_done_not_what_it_has_planned(
+    store: klamm.Store, reader: Callable[..., StreamReader]
+) -> None:
     store.create_topic("orders")
     append(store, 10)
     stream = reader(startingOffsets="earliest", groupId="spark")
@@ -304,8 +307,7 @@ def test_spark_hanging_up_is_nothing_to_complain_about(store: klamm.Store) -> No
 def test_a_driver_killed_at_any_moment_leaves_offsets_that_are_contiguous_and_complete(
     spark: SparkSession, store: klamm.Store, sink: Sink, tmp_path: Path
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = seed_of()
     rng = random.Random(seed)
     store.create_topic("orders", partitions=2)
     with open(tmp_path / "log", "wb") as log:
@@ -361,7 +363,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @STARTS_JVMS
 @pytest.mark.soak  # test_session.py has a shorter one of both
-def test_spark_connect(elsewhere: dict[str, str]) -> None:
+def test_a_session_of_spark_connect_reads_and_names_the_topic_that_is_missing(elsewhere: dict[str, str]) -> None:
     assert elsewhere["session"].startswith("pyspark.sql.connect")
     assert "there is no topic 'order' (did you mean 'orders'?)" in elsewhere["error"]
 

@@ -83,7 +83,7 @@ def test_a_whole_store_has_no_breach_and_is_counted(store: Path) -> None:
     assert report.size == sum(path.stat().st_size for path in files_of(store).glob("*.log"))
 
 
-def test_checking_writes_nothing(store: Path) -> None:
+def test_a_check_changes_no_file(store: Path) -> None:
     flip(files_of(store) / f"{15:020}.log", 100)
 
     def look() -> dict[str, tuple[int, bytes]]:

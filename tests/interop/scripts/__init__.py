@@ -6,11 +6,13 @@
         desk.ask("beyond", FETCH, 12, ...)
 
 A note is the answer as plain data: error codes by name, and without what differs between any two runs: names that were
-made up (each by the word that it was made of), ids and members (by the order in which they appeared), ports, times.
+made up (each by the word that it was made of), ids and members (by the order in which they appeared), ports. Times that
+a script gave are compared; those of a clock are "now". So is the order of lists, but of those by made-up names.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,6 +41,7 @@ def script(function: Callable[[Desk], None]) -> Callable[[Desk], None]:
 
 _DROPPED = {"throttle_time_ms", "error_message", "batch_index_error_message", "cluster_authorized_operations"}
 _NUMBERED = {"producer_id": "producer", "member_id": "member", "leader": "member", "session_id": "session"}
+_HOUR_MS = 3_600_000
 _PRESENT = {"topic_id", "cluster_id", "log_append_time_ms", "transaction_start_time_ms", "last_timestamp"}
 
 
@@ -195,8 +198,7 @@ class Desk:
             return {key: self._plain(str(key), each) for key, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
             listed = [self._plain(name.removesuffix("s"), each) for each in value]
-            # Kafka gives many lists in the order of a hash table.
-            return sorted(listed, key=repr) if any(isinstance(each, dict) for each in listed) else listed
+            return sorted(listed, key=repr) if any(map(_has_made_up_name, listed)) else listed
         if isinstance(value, memoryview):
             return bytes(value)
         if isinstance(value, str):
@@ -232,5 +234,17 @@ class Desk:
                 if header.attributes & bit
             ]
             shown.append((header.base_offset, header.record_count, header.attributes & 7, *kind))
-        values = [(each.offset, each.key, each.value, each.headers) for each in decode(data)]
+        values = [(each.offset, _when(each.timestamp), each.key, each.value, each.headers) for each in decode(data)]
         return {"batches": shown, "records": values}
+
+
+def _has_made_up_name(answer: Any) -> bool:
+    """Kafka gives topics, groups and members in the order of a hash table of their names, which are new each time."""
+    return isinstance(answer, dict) and any(isinstance(each, str) and "<" in each for each in answer.values())
+
+
+def _when(timestamp: int) -> str:
+    """A time that a script has given, as what it is; one that a client or broker took from its clock, as "now"."""
+    if abs(timestamp - NOW) <= 1000:
+        return f"NOW{timestamp - NOW:+}"
+    return "now" if abs(timestamp - time.time() * 1000) < _HOUR_MS else str(timestamp)

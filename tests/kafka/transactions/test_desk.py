@@ -57,7 +57,9 @@ def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(desk: Tran
         (("a", 900_001), ErrorCode.INVALID_TRANSACTION_TIMEOUT),
     ],
 )
-def test_what_init_refuses(desk: TransactionDesk, arguments: tuple[str, int], code: ErrorCode) -> None:
+def test_an_init_that_is_refused_leaves_no_row(
+    desk: TransactionDesk, arguments: tuple[str, int], code: ErrorCode
+) -> None:
     assert desk.init_producer_id(*arguments) == (code, -1, -1)
     assert desk.rows() == []
 
@@ -132,7 +134,9 @@ def test_a_batch_is_taken_where_its_transaction_has_the_partition(store: klamm.S
     assert desk.verify("billing", client.producer_id, client.epoch, [here]) == set()
 
 
-def test_what_adding_refuses(store: klamm.Store, client: Client) -> None:
+def test_partitions_and_groups_are_added_only_by_the_producer_of_the_transaction(
+    store: klamm.Store, client: Client
+) -> None:
     desk, here = client.desk, [place_of(store)]
     me = client.producer_id, client.epoch
 
@@ -212,7 +216,7 @@ def test_an_empty_transaction_of_the_newer_kind_can_be_aborted(store: klamm.Stor
     assert seen(store, 0) == [[b"x"]]
 
 
-def test_what_ending_refuses(client: Client) -> None:
+def test_a_transaction_is_ended_only_by_its_producer(client: Client) -> None:
     assert client.send(0) is NONE
     me = client.producer_id, client.epoch
 

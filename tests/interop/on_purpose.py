@@ -1,0 +1,216 @@
+"""What we answer otherwise than Apache Kafka, on purpose: script and note of tests/interop/scripts, the reason, and our
+answer. test_differential.py fails when our answer is another one, and when Kafka's is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["ON_PURPOSE", "Pinned"]
+
+
+class Pinned(NamedTuple):
+    reason: str
+    ours: Any
+
+
+def _refused(code: str) -> dict[str, Any]:
+    """Of a Produce."""
+    return _produced({"error_code": code, "log_append_time_ms": False})
+
+
+def _appended(base_offset: int) -> dict[str, Any]:
+    fields = {"base_offset": base_offset, "log_append_time_ms": False, "log_start_offset": 0}
+    return _produced({"error_code": "NONE", **fields})
+
+
+def _produced(partition: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "responses": [{"name": "<topic>", "topic_id": False, "partition_responses": [{"index": 0, **partition}]}],
+    }
+
+
+def _fetched(*partitions: dict[str, Any]) -> dict[str, Any]:
+    topics = [{"topic": "<topic>", "topic_id": False, "partitions": [each]} for each in partitions]
+    return {"error_code": "NONE", "session_id": 0, "responses": topics}
+
+
+def _records(partition: int, end: int, batches: list[Any], records: list[Any]) -> dict[str, Any]:
+    return {
+        "partition_index": partition,
+        "error_code": "NONE",
+        "high_watermark": end,
+        "last_stable_offset": end,
+        "log_start_offset": 0,
+        "records": {"batches": batches, "records": records},
+    }
+
+
+def _committed(code: str) -> dict[str, Any]:
+    partitions = [{"partition_index": 0, "error_code": code}]
+    return {"topics": [{"name": "<topic>", "topic_id": False, "partitions": partitions}]}
+
+
+def _tried(name: str, partitions: int) -> dict[str, Any]:
+    codes = {"error_code": "NONE", "topic_config_error_code": "NONE"}
+    counts = {"num_partitions": partitions, "replication_factor": 1}
+    return {"topics": [{"name": name, "topic_id": False, **codes, **counts}]}
+
+
+NAMELESS = "a group without a name is refused everywhere, not only by some requests"
+TRIED = "a topic that is only tried has no id"
+DAMAGED = "a batch that contradicts itself was damaged: Kafka blames its writer"
+DUPLICATE = "Kafka gives the time of the records as that of the append, when a batch comes again"
+UNWRITTEN = "where a transaction has written nothing, its end is not written either"
+BITS = "what a batch must not say is refused as such, whoever sends it"
+UNKNOWN = "Kafka answers that it does not know what went wrong"
+IN_WORDS = "Kafka names the record; we say the same in words"
+NOTHING = _fetched(_records(1, 0, [], []))
+FIRST_BATCH = [(n, f"NOW+{n}", b"key-%d" % n, b"value-%d" % n, ()) for n in range(3)]
+
+ON_PURPOSE: dict[str, dict[str, Pinned]] = {
+    "nobody_need_say_who_he_is": {"a mechanism": Pinned("there is no SASL here, and none is offered", "closed")},
+    "strangers_are_refused": {"commit: no group": Pinned(NAMELESS, _committed("INVALID_GROUP_ID"))},
+    "commits_without_members": {
+        "negative": Pinned(
+            "no record has an offset below zero; Kafka keeps it all the same", _committed("INVALID_REQUEST")
+        ),
+        "of no group": Pinned(NAMELESS, {"error_code": "NONE", "groups": [{"error_code": "INVALID_GROUP_ID"}]}),
+    },
+    "groups_are_listed_and_described": {
+        "no name": Pinned(
+            NAMELESS,
+            {
+                "groups": [
+                    {"error_code": "INVALID_GROUP_ID", "group_state": "Dead", "authorized_operations": -2147483648}
+                ]
+            },
+        )
+    },
+    "groups_are_deleted": {
+        "deleted": Pinned(
+            NAMELESS,
+            {
+                "results": [
+                    {"error_code": "INVALID_GROUP_ID"},
+                    {"group_id": "<busy>", "error_code": "NON_EMPTY_GROUP"},
+                    {"group_id": "<idle>", "error_code": "NONE"},
+                    {"group_id": "<missing>", "error_code": "GROUP_ID_NOT_FOUND"},
+                ]
+            },
+        )
+    },
+    "produce_in_every_codec": {"a codec that is not there": Pinned(UNKNOWN, _refused("UNSUPPORTED_COMPRESSION_TYPE"))},
+    "produce_what_is_not_a_batch": {
+        "bytes behind it": Pinned("rubbish behind a batch is refused; Kafka does not look", _refused("INVALID_RECORD")),
+    },
+    "produce_a_batch_that_lies": {
+        "fewer records than told": Pinned(DAMAGED, _refused("CORRUPT_MESSAGE")),
+        "negative count": Pinned(DAMAGED, _refused("CORRUPT_MESSAGE")),
+        "packed, rubbish": Pinned(UNKNOWN, _refused("INVALID_RECORD")),
+        "a base offset": Pinned(
+            "where a batch goes is not its writer's to say: that is overwritten, and not looked at", _appended(3)
+        ),
+    },
+    "produce_what_only_a_broker_may_write": {
+        "a marker": Pinned(BITS, _refused("INVALID_RECORD")),
+        "transactional without a producer": Pinned(BITS, _refused("INVALID_RECORD")),
+        "transactional without a transaction": Pinned(
+            "nobody is authorized here, for there are no rights to have", _refused("INVALID_PRODUCER_ID_MAPPING")
+        ),
+        "append time": Pinned(BITS, _refused("INVALID_RECORD")),
+    },
+    "produce_to_a_compacted_topic": {
+        "without a key": Pinned(IN_WORDS, _refused("INVALID_RECORD")),
+        "packed, without a key": Pinned(IN_WORDS, _refused("INVALID_RECORD")),
+    },
+    "produce_from_other_times": {"tomorrow": Pinned("there is no message.timestamp.after.max.ms", _appended(2))},
+    "produce_in_sequence": {
+        "first again": Pinned(DUPLICATE, _appended(0)),
+        "second again": Pinned(DUPLICATE, _appended(3)),
+        "one of the last five, again": Pinned(DUPLICATE, _appended(24)),
+        "negative epoch": Pinned(BITS, _refused("INVALID_RECORD")),
+    },
+    "fetch_little": {
+        "the same partition twice": Pinned(
+            "each is answered; Kafka answers once",
+            _fetched(_records(0, 9, [(0, 3, 0)], FIRST_BATCH), _records(0, 9, [], [])),
+        )
+    },
+    "topics_are_made": {
+        "only tried": Pinned(TRIED, _tried("<dry>", 3)),
+        "a long name": Pinned(TRIED, _tried("<x>" + "x" * 236, 1)),
+    },
+    "a_transaction_is_committed_and_one_aborted": {
+        "commit: the other partition": Pinned(UNWRITTEN, NOTHING),
+        "abort: the other partition": Pinned(UNWRITTEN, NOTHING),
+    },
+    "transactions_that_are_refused": {
+        "not transactional, within one": Pinned(
+            "it is outside of the transaction, and read at once; nobody sends it", _appended(3)
+        ),
+    },
+    "offsets_that_a_transaction_cannot_commit": {
+        "a member that is not there": Pinned(
+            "offsets make a group when the transaction commits, not before",
+            {
+                "topics": [
+                    {"name": "<topic>", "partitions": [{"partition_index": 0, "error_code": "ILLEGAL_GENERATION"}]}
+                ]
+            },
+        ),
+    },
+    "transactions_are_described": {
+        "producers": Pinned(
+            "there is one coordinator for ever: its epoch is 0, not unknown",
+            {
+                "topics": [
+                    {
+                        "name": "<topic>",
+                        "partitions": [
+                            {"partition_index": 0, "error_code": "NONE"},
+                            {
+                                "partition_index": 1,
+                                "error_code": "NONE",
+                                "active_producers": [
+                                    {
+                                        "producer_id": "<producer 0>",
+                                        "producer_epoch": 0,
+                                        "last_sequence": 2,
+                                        "last_timestamp": True,
+                                        "coordinator_epoch": 0,
+                                        "current_txn_start_offset": 0,
+                                    }
+                                ],
+                            },
+                            {"partition_index": 5, "error_code": "UNKNOWN_TOPIC_OR_PARTITION"},
+                        ],
+                    }
+                ]
+            },
+        ),
+        "committed": Pinned(
+            "when a transaction began is forgotten with its end",
+            {
+                "transaction_states": [
+                    {
+                        "error_code": "NONE",
+                        "transactional_id": "<txn>",
+                        "transaction_state": "CompleteCommit",
+                        "transaction_timeout_ms": 60000,
+                        "transaction_start_time_ms": False,
+                        "producer_id": "<producer 0>",
+                        "producer_epoch": 0,
+                    }
+                ]
+            },
+        ),
+    },
+    "settings_are_changed": {
+        "an odd operation": Pinned(
+            UNKNOWN,
+            {"responses": [{"error_code": "INVALID_REQUEST", "resource_type": 2, "resource_name": "<topic>"}]},
+        )
+    },
+}
+"""Script and note."""
