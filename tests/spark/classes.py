@@ -9,9 +9,12 @@ missing, or of another Java, everything goes on without.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
+STARTUP = Path(__file__).parent / "startup"
+"""A directory for PYTHONPATH: with its sitecustomize.py, Spark's Python workers import pyspark in less time."""
 ARCHIVE = Path(__file__).parents[2] / ".tools" / "spark.jsa"
 _SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 
@@ -24,13 +27,16 @@ def _flags() -> str:
 
 QUICK = _flags()
 """For spark.driver.extraJavaOptions."""
-ENVIRONMENT = {"JAVA_TOOL_OPTIONS": f"{QUICK} -Xmx1g"}
+PYTHONPATH = os.pathsep.join([str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {"JAVA_TOOL_OPTIONS": f"{QUICK} -Xmx1g", "PYTHONPATH": PYTHONPATH}
 """For programs that make their session themselves."""
 
 
 def main() -> None:
     import klamm
     import klamm.spark
+    from klamm.spark import pipelines
+    from tests.spark import settings
 
     unfinished = ARCHIVE.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
@@ -50,6 +56,13 @@ def main() -> None:
         counts = rows.withWatermark("timestamp", "1 minute").groupBy("key", "timestamp").count().selectExpr("key value")
         query = klamm.spark.write_stream(counts, topic="to", checkpointLocation=f"{place}/checkpoint")
         query.outputMode("append").trigger(availableNow=True).start().awaitTermination()
+        pipelines.archive(spark, store.path, "from", f"{place}/archive", schema="n INT")
+        spark.read.parquet(f"{place}/archive").selectExpr("key", "unix_millis(timestamp)", "headers").collect()
+        for name in ("spark.sql.codegen.factoryMode", "spark.sql.codegen.wholeStage"):
+            spark.conf.set(name, settings.SETTINGS[name])  # most tests do without generated code
+        pipelines.aggregate(spark, store.path, "from", "minutes", window="1 minute", watermark="1 minute")
+        pipelines.join(spark, store.path, "from", "to", "both", within="1 minute")
+        pipelines.deduplicate(spark, store.path, "from", "once", within="1 minute")
         jvm = spark.sparkContext._gateway.proc
         spark.stop()
         jvm.stdin.close()

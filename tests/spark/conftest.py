@@ -11,14 +11,23 @@ import pytest
 
 import klamm
 import klamm.spark
+from tests.spark.classes import PYTHONPATH
 from tests.spark.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 CONNECTOR = ROOT / ".tools" / "spark-kafka"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_workers() -> Iterator[None]:
+    """Spark's Python workers, of any session that a test starts, import pyspark with its bytecode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        yield
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(_quick_workers: None) -> Iterator[Any]:
     """Two cores; a task may fail once."""
     pytest.importorskip("pyspark")
     with warnings.catch_warnings():

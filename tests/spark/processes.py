@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.spark.classes import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 def driver(script: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """A program that finds what tests have in common."""
     command = [sys.executable, script, *map(str, arguments)]
-    with together(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE) as process:
+    found_first = os.pathsep.join([str(ROOT), PYTHONPATH])
+    with together(command, env={**os.environ, "PYTHONPATH": found_first}, stderr=subprocess.PIPE) as process:
         yield process
 
 
