@@ -235,7 +235,7 @@ MUTANTS = [
                 "        if (0 && batch.crc != klamm_crc32c(",
             ),
         ),
-        (DAMAGE,),
+        (f"{DAMAGE}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
     ),
     Mutant(
         "a damaged clock is believed",
@@ -247,7 +247,7 @@ MUTANTS = [
                 "        if False and store.anchor_check != ",
             ),
         ),
-        (DAMAGE,),
+        (f"{DAMAGE}::test_damage_to_heads_is_an_error_or_harmless",),
     ),
     Mutant(
         "a reader that follows the active segment looks beyond the commit",
