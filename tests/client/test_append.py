@@ -98,8 +98,8 @@ def test_a_record_too_large_is_refused_and_the_next_one_is_not(orders: klamm.Sto
     orders.create_topic("small", settings={"max.message.bytes": 500})
     for acks in (1, "all"):
         with pytest.raises(klamm.RecordTooLarge, match=r"small/0.*500.*raise the topic's max\.message\.bytes"):
-            orders.append("small", b"x" * 500, acks=acks)  # type: ignore[arg-type]
-        orders.append("small", b"fits", acks=acks)  # type: ignore[arg-type]
+            orders.append("small", b"x" * 500, acks=acks)
+        orders.append("small", b"fits", acks=acks)
     with pytest.raises(klamm.RecordTooLarge):
         orders.append("orders", bytes(1 << 21), acks=1)
     assert values(orders, "small") == [b"fits", b"fits"] and values(orders) == []

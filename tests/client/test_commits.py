@@ -83,7 +83,7 @@ def test_commit_without_a_group_says_what_to_do(orders: klamm.Store) -> None:
         assert batch.consumer is None
         for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed("orders", 0)):
             with pytest.raises(klamm.GroupError, match="no group"):
-                call()  # type: ignore[operator]
+                call()
 
 
 def test_what_is_not_owned_cannot_be_committed_and_nothing_beside_it_is(orders: klamm.Store) -> None:

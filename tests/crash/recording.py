@@ -71,7 +71,7 @@ class Recording:
         states = self.states(wanted)  # begun in the children, each its own
 
         def run(moment: int, worker: int) -> None:
-            directory.boot_id = lambda: b"after the outage"  # type: ignore[assignment]
+            directory.boot_id = lambda: b"after the outage"
             disk, notes = next((disk, notes) for reached, disk, notes in states if reached == moment)
             for variant, luck in enumerate(lucks):
                 target = self.root.with_name(f"{self.root.name}.cut-{worker}")

@@ -17,7 +17,7 @@ def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
 
 def open_on_another_boot(path: Path | str, **options: bool) -> str:
     """In a process of its own: what happens when the machine seems to have booted since."""
-    directory.boot_id = lambda: b"another boot, 16"  # type: ignore[assignment]
+    directory.boot_id = lambda: b"another boot, 16"
     try:
         with klamm.open(path, **options) as store:
             return repr(values(store))

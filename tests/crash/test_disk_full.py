@@ -137,7 +137,7 @@ def attempt(disk: Disk, path: Path, notes: Path, *, other_boot: bool) -> bool:
 
     def run() -> None:
         if other_boot:
-            directory.boot_id = lambda: b"another boot id."  # type: ignore[assignment]
+            directory.boot_id = lambda: b"another boot id."
         try:
             live(path, told)
         except DiskFull:

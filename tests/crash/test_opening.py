@@ -342,7 +342,7 @@ def test_a_read_only_open_of_a_store_that_is_being_recovered_partition_by_partit
             store.append(topic, b"0")
 
     def work() -> tuple[list[bytes], ...]:
-        directory.boot_id = lambda: b"another boot, 16"  # type: ignore[assignment]
+        directory.boot_id = lambda: b"another boot, 16"
         with klamm.open(path) as writer:
             writer.append("orders", b"1", acks=1)  # recovered; `users` is not yet
             with klamm.open(path, read_only=True) as reader:

@@ -178,7 +178,7 @@ def test_killed_between_taking_the_assignment_and_storing_it_clients_rejoin(path
             stuck.up()
             time.sleep(PATIENCE)
 
-        GroupStore._keep = keep  # type: ignore[method-assign,assignment]
+        GroupStore._keep = keep
 
     with life(path, "kill") as server:
         with Client(server.begin(never_keep)) as client:

@@ -159,6 +159,6 @@ def _a_rig(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("_a_rig")
 def test_every_log_holds_the_latest_of_each_key_and_nothing_that_was_not_appended() -> None:
     examples = int(os.environ.get("KLAMM_EXAMPLES", "60"))
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Compacting, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None)
     )

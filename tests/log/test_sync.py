@@ -49,7 +49,7 @@ def test_a_sync_within_a_segment_is_one_call(rig: Rig) -> None:
     partition.sync(1)
     for number in range(1, 6):
         partition.append(batch(0, number))
-        assert counted(_os.SYNC, lambda n=number: partition.sync(n + 1)) == 1  # type: ignore[misc]
+        assert counted(_os.SYNC, lambda n=number: partition.sync(n + 1)) == 1
 
 
 def test_the_first_sync_after_a_roll_syncs_both_segments_and_their_names(rig: Rig) -> None:

@@ -55,7 +55,7 @@ class TrappedSource(KlammSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802  # Spark's name
         options = dict(self.options)
         trap = options.pop("trap")
-        self.options = options  # type: ignore[assignment]
+        self.options = options
         writer = super().streamWriter(schema=schema, overwrite=overwrite)
         commit = writer.commit
 
@@ -92,11 +92,11 @@ def _set(step: str) -> None:
     put, decide = spark_batches.put, Transactions.decide
 
     if step == "die in the decision":
-        spark_batches.put = lambda *args, **more: die(put(*args, **more))  # type: ignore[assignment]
+        spark_batches.put = lambda *args, **more: die(put(*args, **more))
     elif step == "die before markers":
         Transactions.finish = die  # type: ignore[method-assign]
     elif step == "fail before the decision":
-        publishing._fill = fail  # type: ignore[assignment]
+        publishing._fill = fail
     elif step == "fail after the decision":
 
         def both(*args: Any, **more: Any) -> Any:
@@ -104,7 +104,7 @@ def _set(step: str) -> None:
             Transactions.decide = decide  # type: ignore[method-assign]
             raise RuntimeError("after the decision")
 
-        Transactions.decide = both  # type: ignore[assignment]
+        Transactions.decide = both
 
 
 STEPS = [

@@ -210,7 +210,7 @@ def test_every_write_and_every_checkpoint_is_under_the_gate(
     seen: list[str] = []
 
     class Connection(sqlite3.Connection):
-        def execute(self, sql: str, *arguments: object) -> sqlite3.Cursor:  # type: ignore[override]
+        def execute(self, sql: str, *arguments: object) -> sqlite3.Cursor:
             if sql.lstrip().startswith(
                 ("BEGIN IMMEDIATE", "INSERT", "UPDATE", "DELETE", "CREATE", "COMMIT", "PRAGMA wal_check")
             ):
