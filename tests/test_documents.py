@@ -196,7 +196,9 @@ def test_a_page_of_the_guide_shows_what_it_takes_for_granted() -> None:
 
 
 # When a program ends while Spark's workers are idle, one of them may have something to say to a JVM that has gone.
-HUNG_UP = re.compile(r'Traceback [^\n]*\n(?:  File "[^"\n]*pyspark/daemon\.py", [^\n]*\n)+BrokenPipeError: [^\n]*\n')
+HUNG_UP = re.compile(
+    r'Traceback [^\n]*\n(?:  File "[^"\n]*pyspark/daemon\.py", [^\n]*\n(?:    [^\n]*\n)*)+BrokenPipeError: [^\n]*\n'
+)
 
 
 def starts_spark(page: str) -> bool:
