@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from tests.crash.group_progress import Progress, commits_of
 from tests.crash.history import Event, History, Place
 
 COMMITTED = "read_committed"
@@ -333,46 +334,13 @@ def skipped(facts: Facts) -> Iterator[str]:
 # ---- groups
 
 
-class Progress:
-    """What was committed for one group of one partition: how far at least, and at most, at a given time."""
-
-    def __init__(self) -> None:
-        self._steps: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []  # (time, end): done, begun
-        self._highest: list[list[int]] | None = None
-
-    def add(self, begun: int, done: int | None, end: int) -> None:
-        """`done` is None where nobody knows."""
-        self._steps[1].append((begun, end))
-        if done is not None:
-            self._steps[0].append((done, end))
-
-    def at_least(self, time: int) -> int:
-        return self._upto(0, time)
-
-    def at_most(self, time: int) -> int:
-        return self._upto(1, time)
-
-    def _upto(self, which: int, time: int) -> int:
-        if self._highest is None:
-            for steps in self._steps:
-                steps.sort()
-            self._highest = [[0, *accumulate((end for _, end in steps), max)] for steps in self._steps]
-        return self._highest[which][bisect_left(self._steps[which], (time, 0))]
-
-
 def _progress(facts: Facts) -> dict[tuple[str, Place], Progress]:
     found: dict[tuple[str, Place], Progress] = defaultdict(Progress)
     for _, group, events in facts.members():
-        calls: dict[tuple[Place, int], Event] = {}  # commits may be under way for several batches of a partition
-        for event in events:
-            if event.kind in ("storing", "stored", "refused") and event["tx"] is None:
-                call = calls.pop((event.place, event["end"]), None)
-                if event.kind == "storing":
-                    calls[event.place, event["end"]] = event
-                elif event.kind == "stored" and call is not None:
-                    found[group, event.place].add(call.time, event.time, event["end"])
-        for call in calls.values():
-            found[group, call.place].add(call.time, None, call["end"])
+        for place, commits in commits_of(events).items():
+            for commit in commits:
+                done = commit.over if commit.stored else None
+                found[group, place].add(commit.begun, done, commit.end, commit.least(commits))
     for transaction in facts.transactions.values():
         if transaction.committing is not None and not transaction.aborted:
             for group, place, end in transaction.progress:

@@ -22,6 +22,7 @@ or not if the process was killed there, and certainly had not happened before th
     storing     group, topic, partition, end, tx          progress of a group is committed; with tx: as a part of it
     stored      ... the same                              without a transaction; one with it is stored when committed
     refused     ... the same                              it was not
+    unsettled   ... the same                              it failed: stored or not, but not from now on
     closing                                               the consumer is closed from now on
     met         call, error, action                       an error, and what the table of client_errors.py says of it
     renewed                                               a transactional producer was made again (wire_workload.py)

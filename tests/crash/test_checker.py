@@ -186,6 +186,17 @@ def change(tale: Tale, process: str, kind: str, number: int, **facts: Any) -> No
     events(tale, process, kind)[number].facts.update(facts)
 
 
+def commit_beside(tale: Tale, *, begun_after_stored: bool) -> None:
+    """Let m commit offset 1 of in/0 besides 2, either while that is under way or later; n begins at 1."""
+    begun, over = (events(tale, "m", kind)[0] for kind in ("storing", "stored"))
+    where = {**over.facts, "end": 1}
+    first = over.time + 1 if begun_after_stored else begun.time - 1
+    tale.events += [Event(first, "m", "storing", where), Event(over.time + 2, "m", "stored", where)]
+    tale.events.sort(key=lambda each: each.time)
+    poll = events(tale, "n", "polled")[1]
+    poll.facts.update(begin=1, records=[[1, "p.1"], *poll["records"]])
+
+
 def delay(tale: Tale, process: str, kind: str, number: int, *, after: tuple[str, str, int]) -> None:
     """The event happened only after another."""
     event = events(tale, process, kind)[number]
@@ -376,6 +387,12 @@ def progress_of_a_transaction_is_forgotten(tale: Tale) -> None:
     change(tale, "x", "polled", 2, begin=0, records=[[0, "p.0"], [1, "p.1"], [2, "t.0"]])
 
 
+@plants("lost progress")
+def progress_is_moved_back_by_a_commit_that_came_later(tale: Tale) -> None:
+    """Of the same member: it began when the other was over, so nothing excuses it."""
+    commit_beside(tale, begun_after_stored=True)
+
+
 @plants("unprocessed")
 def a_group_commits_before_it_processes(tale: Tale) -> None:
     delay(tale, "n", "processed", 0, after=("n", "stored", 0))
@@ -430,6 +447,12 @@ def a_producer_is_killed_before_it_was_told(tale: Tale) -> None:
 @FORGIVEN.append
 def a_member_is_killed_before_its_commit_was_told(tale: Tale) -> None:
     drop(tale, "n", "stored", 1)
+
+
+@FORGIVEN.append
+def a_commit_is_overtaken_by_one_that_was_under_way_with_it(tale: Tale) -> None:
+    """librdkafka sends commits again in another order when its connection breaks."""
+    commit_beside(tale, begun_after_stored=False)
 
 
 @FORGIVEN.append

@@ -159,6 +159,7 @@ def wire_joined(life: WireLife, group: str, output: str | None) -> Iterator[Cons
         if error is None:
             record_outcome(life, parts)
         else:
+            record_unsettled(life, parts)
             life.follow(life.look_up("async commit", error))
 
     consumer = life.consumer(
@@ -205,6 +206,8 @@ def wire_worker(life: Life, *, hasty: bool = False) -> None:
             elif ends:
                 parts = life.call("commit", lambda ends=ends: consumer.commit(offsets=ends, asynchronous=False))
                 record_outcome(life, parts or [])
+                if parts is None:
+                    record_unsettled(life, ends)
             if hasty:
                 process(life, polled)
 
@@ -219,9 +222,16 @@ def record_outcome(life: WireLife, parts: list[TopicPartition]) -> None:
     """Write down of a commit what is certain. librdkafka may tell it twice."""
     for part in parts:
         if part.error is not None:
+            record_unsettled(life, [part])
             life.follow(life.look_up("commit of a partition", part.error))
         elif part.offset >= 0:
             record_progress(life, "stored", part)
+
+
+def record_unsettled(life: WireLife, parts: list[TopicPartition]) -> None:
+    for part in parts:
+        if part.offset >= 0:
+            record_progress(life, "unsettled", part)
 
 
 def record_progress(life: WireLife, kind: str, part: TopicPartition) -> None:
