@@ -30,7 +30,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 from tests.crash.group_progress import Progress, commits_of
