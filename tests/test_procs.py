@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import Child, children, until
+from tests.procs import Child, Flag, children, until
 from tests.rig import dies
 
 MEGABYTE = b"x" * (1 << 20)  # sixteen times what a pipe holds
@@ -90,9 +90,16 @@ def test_children_end_with_their_block() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    running = Flag(tmp_path / "running")
+
+    def sleep() -> None:
+        running.up()
+        time.sleep(600)
+
     def parent() -> None:
-        child = Child(lambda: time.sleep(600))
+        child = Child(sleep)
         (tmp_path / "pid").write_text(str(child.pid))
+        running.wait()  # one that had not begun would see for itself that its parent has ended
         os.kill(os.getpid(), signal.SIGKILL)
 
     def gone(pid: int) -> bool:
@@ -103,4 +110,9 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
 
     with children() as start:
         start(parent).ended()
-    until(lambda: gone(int((tmp_path / "pid").read_text())), "the grandchild ends")
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        until(lambda: gone(pid), "the grandchild ends", seconds=30)
+    finally:
+        if not gone(pid):  # else a test that fails leaves it, and it has the output of this process open
+            os.kill(pid, signal.SIGKILL)
