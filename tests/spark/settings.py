@@ -1,7 +1,7 @@
 """Of every session in tests: small, and silent.
 
 Expressions are interpreted. Compiling those of each plan, to Java and then to bytecode, takes a fifth of the CPU of a
-test with a few rows. Programs that make their own session (the guide's pages, the examples, `klamm pipeline`) are run
+test with a few rows. Programs that make their own session (the examples, `klamm pipeline`) are run
 with Spark's defaults, compiled.
 """
 
