@@ -1,8 +1,8 @@
 """Starts roles on a store, kills and stops them by dice, and at last lets everything come to rest.
 
-It kills (SIGKILL) and stops (SIGSTOP, for up to a second). Sometimes a stopped process gets a successor: then it is a
-*zombie*, and what it does when it goes on must not matter. At the end producers finish, groups catch up, and the final
-readers read everything.
+It kills (SIGKILL) and stops (SIGSTOP, for up to a second unless told otherwise). Sometimes a stopped process gets a
+successor: then it is a *zombie*, and what it does when it goes on must not matter. At the end producers finish, groups
+catch up, and the final readers read everything.
 """
 
 from __future__ import annotations
@@ -68,17 +68,22 @@ class Nemesis:
         topics: Sequence[str] = (IN, OUT),
         prepare: Callable[[], None] = lambda: None,
         least_kills: int = 0,
+        stop_share: float = 0.3,
+        stop_s: float = 1.0,
     ) -> None:
         """`patience_ms`: how long half of the members may go without a poll; less than a stop can take.
 
         `pause_s`: the longest time from strike to strike. `prepare` is called in each process before its role.
-        `least_kills`: a run that had less luck lasts longer.
+        `least_kills`: a run that had less luck lasts longer. `stop_share` of the strikes stop a process for up to
+        `stop_s`, and a third of these start a successor beside it; the others kill.
         """
         self.directory = directory
         self.store = str(store)
         self.seed = seed
         self.kills = 0
         self._least_kills = least_kills
+        self._stop_share = stop_share
+        self._stop_s = stop_s
         self._patience_ms = patience_ms
         self._pause_s = pause_s
         self._topics = topics
@@ -159,15 +164,15 @@ class Nemesis:
         if child is None or slot.wakes:
             return
         luck = self._dice.random()
-        if luck > 0.3:
+        if luck > self._stop_share:
             self._record("killing", process=slot.process)
             child.kill()
             self._look_after()
             return
         self._record("stopping", process=slot.process)
         child.signal(signal.SIGSTOP)
-        slot.wakes = time.monotonic() + self._dice.random()
-        if luck < 0.1 and slot.again and slot.role.__name__ not in ALONE:
+        slot.wakes = time.monotonic() + self._dice.random() * self._stop_s
+        if luck < self._stop_share / 3 and slot.again and slot.role.__name__ not in ALONE:
             zombie = Slot(slot.name, slot.role, slot.writes, False, 0, slot.process, child, slot.wakes)
             self._slots.append(zombie)
             slot.wakes = 0.0

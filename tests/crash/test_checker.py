@@ -197,6 +197,24 @@ def commit_beside(tale: Tale, *, begun_after_stored: bool) -> None:
     poll.facts.update(begin=1, records=[[1, "p.1"], *poll["records"]])
 
 
+def commit_by_a_zombie(tale: Tale, *, seeks: bool) -> None:
+    """Let m, stopped and not killed, commit offset 3 of in/0 at a server after its successor n committed 7. Another
+    member begins there. With `seeks`, m reads record 2 again before it commits.
+    """
+    for name in "mn":
+        change(tale, name, "started", 0, door="kafka")
+    for kind in "killing", "killed":
+        drop(tale, "nemesis", kind, 1)
+    if seeks:
+        tale.tell("m", "moved", topic="in", partition=0, begin=2)
+        tale.poll("m", IN, 2, 3)
+        tale.process("m", IN, 2)
+    tale.store("m", "g", IN, 3)
+    tale.tell("k", "started", role="member", group="g", topic="in", output=None, patience_ms=500, door="kafka")
+    tale.tell("k", "assigned", places=[IN])
+    tale.poll("k", IN, 3, 7, aborted=("B",))
+
+
 def delay(tale: Tale, process: str, kind: str, number: int, *, after: tuple[str, str, int]) -> None:
     """The event happened only after another."""
     event = events(tale, process, kind)[number]
@@ -391,6 +409,23 @@ def progress_of_a_transaction_is_forgotten(tale: Tale) -> None:
 def progress_is_moved_back_by_a_commit_that_came_later(tale: Tale) -> None:
     """Of the same member: it began when the other was over, so nothing excuses it."""
     commit_beside(tale, begun_after_stored=True)
+
+
+@plants("lost progress")
+def a_zombie_commits_less_than_its_successor(tale: Tale) -> None:
+    commit_by_a_zombie(tale, seeks=False)
+
+
+@plants("lost progress")
+def a_zombie_seeks_back_and_commits_less_than_its_successor(tale: Tale) -> None:
+    commit_by_a_zombie(tale, seeks=True)
+
+
+@plants("two owners")
+def a_zombie_seeks_back_and_commits_between_commits_of_its_successor(tale: Tale) -> None:
+    commit_by_a_zombie(tale, seeks=True)
+    tale.store("n", "g", IN, 7)
+    tale.store("m", "g", IN, 7)
 
 
 @plants("unprocessed")

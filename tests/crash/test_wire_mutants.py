@@ -23,9 +23,18 @@ from tests.crash import rounds
 from tests.crash.rounds import Mutants
 from tests.crash.test_wire_histories import READERS, WRITERS
 from tests.crash.wire_nemesis import WireNemesis
+from tests.crash.wire_workload import wire_plain, wire_transformer, wire_worker
 
 ROUNDS, ROUND_SECONDS = 30, 8.0  # it ends with the first that shows
 DICE = random.Random(1)
+# For zombies: members that are stopped for longer than their session, and go on. Few writers, so that many do.
+ZOMBIES: dict[str, Any] = {
+    "writers": [(wire_plain, 1)],
+    "readers": [(wire_worker, 3), (wire_transformer, 3)],
+    "stop_share": 0.9,
+    "stop_s": 3.0,
+    "server_share": 0.0,
+}
 
 MUTANTS: Mutants = []
 shows = partial(rounds.shows, MUTANTS)
@@ -59,6 +68,7 @@ def offsets_are_answered_and_forgotten() -> None:
 
 @shows("lost progress", "two owners", "unprocessed", "not once")
 def whoever_was_a_member_may_commit() -> None:
+    """See ZOMBIES."""
     Coordinator.check_commit = lambda self, *given, **named: ErrorCode.NONE  # type: ignore[method-assign]
 
 
@@ -83,6 +93,9 @@ def nobody_waits_for_offsets_that_a_transaction_may_move() -> None:
 @pytest.mark.parametrize(("mutant", "kinds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_a_broken_server_is_found_out(mutant: Callable[[], None], kinds: set[str], tmp_path: Path) -> None:
     def make(directory: Path, store: Path, seed: int) -> WireNemesis:
-        return WireNemesis(directory, store, seed, WRITERS, READERS, break_server=mutant)
+        options = {"writers": WRITERS, "readers": READERS}
+        if mutant is whoever_was_a_member_may_commit:
+            options = ZOMBIES
+        return WireNemesis(directory, store, seed, break_server=mutant, **options)
 
     rounds.found_out(tmp_path, kinds, make, rounds=ROUNDS, seconds=ROUND_SECONDS)
