@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds that nothing here takes, on a machine that has other 
 T = TypeVar("T")
 
 
-def until(holds: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+def until(holds: Callable[[], T | None], what: str, seconds: float = PATIENCE) -> T:
     """The first true answer of `holds`."""
     deadline = time.monotonic() + seconds
     while not (answer := holds()):

@@ -68,7 +68,7 @@ class Rig:
         self._next += 1
         return self._next - 1
 
-    def partition(self, slot: int, sizes: Sizes | None = None, **changes: float | str) -> Partition:
+    def partition(self, slot: int, sizes: Sizes | None = None, /, **changes: float | str) -> Partition:
         return Partition(
             self.heads,
             self.lock,

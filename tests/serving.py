@@ -116,9 +116,14 @@ class Serving:
 
 @contextmanager
 def serving(
-    path: Path, *options: str, where: Path | None = None, open_files: int | None = None, **environment: str
+    path: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    where: Path | None = None,
+    open_files: int | None = None,
 ) -> Iterator[Serving]:
     """A server that does not outlive the block; on a port that is free unless `options` say otherwise."""
+    environment = environment or {}
     if "--kafka" not in options and "KLAMM_CONFIG" not in environment and "--config" not in options:
         options = ("--kafka", "0", *options)
     where = where or path.parent / f"{path.name}.out"

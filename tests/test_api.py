@@ -211,7 +211,7 @@ def _append_some(store: klamm.Store, name: str, count: int) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_of_multiprocessing_append_to_the_store_they_are_given(store: klamm.Store, method: str) -> None:
     store.append("orders", b"before")
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     processes = [context.Process(target=_append_some, args=(store, f"p{n}", 50)) for n in range(3)]
     for process in processes:
         process.start()

@@ -18,7 +18,7 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def run_klamm(*arguments: str) -> str:
-    command = [Path(sys.executable).parent / "klamm", *arguments]
+    command: list[str | Path] = [Path(sys.executable).parent / "klamm", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -66,8 +66,9 @@ def bounds() -> str:
 
 def walk_commands() -> Iterator[tuple[str, Any]]:
     """Every command with what it is called: ("klamm topic create", its object)."""
+    group: Any = typer.main.get_command(app)
     for name in COMMANDS:
-        command = typer.main.get_command(app).get_command(None, name)
+        command = group.get_command(None, name)
         nested = getattr(command, "commands", None)
         if nested is None:
             yield f"klamm {name}", command

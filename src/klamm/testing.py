@@ -148,7 +148,7 @@ def _of_lines(text: str, path: Path, topic: str | None) -> dict[str, _Topic]:
 
 def _of_yaml(text: str, path: Path) -> Iterator[tuple[str, _Topic]]:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
         raise KlammError(
             f"{path}: PyYAML is not installed", hint="pip install 'klamm[testing]', or use JSON lines"

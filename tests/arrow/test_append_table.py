@@ -267,7 +267,7 @@ def test_an_error_in_the_stream_leaves_the_rows_before_it_appended(store: klamm.
     schema = pa.schema([("value", pa.string())])
 
     def batches() -> Any:
-        yield pa.record_batch({"value": ["a", "b"]}, schema)
+        yield pa.record_batch({"value": ["a", "b"]}, schema=schema)
         raise ValueError("the source dried up")
 
     with pytest.raises(ValueError, match="dried up"):

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def test_offsets_may_be_given_for_each_partition(store: klamm.Store) -> None:
 def test_times_choose_by_the_records_timestamps(store: klamm.Store) -> None:
     fill(store)
 
-    def offsets(**options: Any) -> list[int]:
+    def offsets(**options: Any) -> list[Any]:
         return store.scan("t", columns=["offset"], **options).to_table()["offset"].to_pylist()
 
     def at(ms: int) -> datetime:
@@ -237,7 +237,9 @@ def test_duckdb_reads_it_by_the_name_of_the_variable(store: klamm.Store) -> None
     fill(store)
     orders = store.scan("t")
     for _ in range(2):  # a fresh stream each time
-        found = duckdb.sql("select count(*), max(value), sum(len(headers)) from orders where partition = 0").fetchall()
+        asked = duckdb.sql("select count(*), max(value), sum(len(headers)) from orders where partition = 0")
+        assert asked is not None
+        found = asked.fetchall()
         assert found == [(1000, b"v999", 100)]
     assert orders is not None
 
@@ -287,6 +289,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread_and_no_file_behind(store: 
         stream = store.scan("t", batch_rows=100).batches()
         for _ in range(20):
             next(stream)
+        assert isinstance(stream, Generator)
         stream.close()
     reader = store.scan("t", batch_rows=2000).reader()
     reader.read_next_batch()

@@ -35,9 +35,9 @@ def test_levels_within_the_range_work_and_others_are_refused(name: str, low: int
     data = memoryview(b"abcabcabc" * 100)
     for level in (low, high):
         assert decompress(number_of(name), memoryview(compress(number_of(name), data, level))) == data
-    for level in (high + 1, -200_000, "9"):
+    for wrong in (high + 1, -200_000, "9"):
         with pytest.raises(InvalidSetting, match="level"):
-            check_level(name, level)
+            check_level(name, wrong)
     with pytest.raises(InvalidSetting):
         compress(number_of(name), data, high + 1)
 

@@ -32,7 +32,7 @@ def table(finished: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
             pairs = pa.StructArray.from_arrays(
                 [strings(pa.string(), count, names), strings(pa.binary(), count, values)], ["key", "value"]
             )
-            kind = pa.list_(pairs.type)
+            kind: pa.DataType = pa.list_(pairs.type)
             arrays[name] = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(starts)], 0, 0, [pairs])
         else:
             kind = pa.int64() if name in ("offset", "timestamp") else pa.int32()
@@ -42,7 +42,7 @@ def table(finished: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
     return pa.table(arrays).to_pylist() if arrays else [{}] * rows
 
 
-def expected(data: bytes, names: Any = COLUMNS, **limits: int) -> list[dict[str, Any]]:
+def expected(data: bytes, names: Any = COLUMNS, **limits: Any) -> list[dict[str, Any]]:
     rows = [
         {
             "offset": r.offset,

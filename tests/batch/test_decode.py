@@ -174,7 +174,8 @@ def test_a_record_compares_pickles_and_prints() -> None:
     record = Record("t", 1, 2, 3, b"k", b"v", [("h", None)], 4)
     assert pickle.loads(pickle.dumps(record)) == record == Record("t", 1, 2, 3, b"k", b"v", (("h", None),), 4)
     assert record != Record("t", 1, 2, 3, b"k", b"w", (("h", None),), 4)
-    assert record != ("t", 1, 2)
+    other: object = ("t", 1, 2)
+    assert record != other
     assert hash(record) == hash(pickle.loads(pickle.dumps(record)))
     assert repr(record) == (
         "Record(topic='t', partition=1, offset=2, timestamp=3, key=b'k', value=b'v', headers=(('h', None),))"

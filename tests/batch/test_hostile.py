@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -222,7 +223,7 @@ def test_random_bytes_are_refused_in_every_way_of_reading(noise: bytes) -> None:
 def test_every_cut_of_a_batch_is_damage_to_its_readers(records: list[Record], codec: int) -> None:
     batch = batch_of(records, codec)
     for cut in range(1, len(batch)):
-        assert outcome(lambda cut=cut: decode(batch[:cut])) is CorruptBatch
+        assert outcome(partial(decode, batch[:cut])) is CorruptBatch
 
 
 def record(*parts: bytes) -> bytes:

@@ -88,8 +88,8 @@ def test_keys_and_offsets_that_are_known_are_put_as_if_they_were_read(given: lis
 def test_a_table_that_is_full_takes_no_more_keys() -> None:
     table = KeyMap(1, SEED)
     keys = [b"k%d" % n for n in range(49)]
-    assert table.put(*column(*keys[:48]), bytes(48 * 8)) and not table.full
-    assert not table.put(*column(*keys), bytes(49 * 8)) and table.full
+    assert (table.put(*column(*keys[:48]), bytes(48 * 8)), table.full) == (True, False)
+    assert (table.put(*column(*keys), bytes(49 * 8)), table.full) == (False, True)
     assert len(table) == 48
 
 

@@ -114,13 +114,14 @@ def test_what_cannot_be_taken_changes_nothing() -> None:
     lane = Lane("t", 2, 500, 500)
     lane.add(b"k", b"before", None, 1)
     before = lane.bytes
-    for error, record in [
+    refused: list[tuple[type[Exception], tuple[Any, ...]]] = [
         (RecordTooLarge, (b"k", b"x" * 500)),
         (TypeError, ("text", b"v")),
         (TypeError, (b"k", 7)),
         (TypeError, (b"k", b"v", [("h", "text")])),
         (ValueError, (b"k", b"v", None, -5)),
-    ]:
+    ]
+    for error, record in refused:
         with pytest.raises(error):
             lane.add(*record)
     assert lane.bytes == before

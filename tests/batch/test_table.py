@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -32,10 +33,17 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 def binary(array: pa.Array, *, large: bool = False) -> BinaryColumn:
     validity, offsets, data = array.buffers()
+    assert offsets is not None
     return BinaryColumn(len(array), validity, offsets, data, start=array.offset, large=large)
 
 
-def headers(array: pa.Array, *, large: bool = False) -> HeadersColumn:
+def number_column(array: pa.Array) -> NumberColumn:
+    validity, data = array.buffers()
+    assert data is not None
+    return NumberColumn(len(array), validity, data, start=array.offset)
+
+
+def headers(array: Any, *, large: bool = False) -> HeadersColumn:
     pairs = array.values
     validity, starts = array.buffers()[:2]
     names, values = binary(pairs.field("key")), binary(pairs.field("value"))
@@ -52,7 +60,7 @@ def test_columns_become_the_records_they_hold(rows: list[tuple[Any, ...]], skip:
     columns = {
         "value": binary(values, large=large),
         "key": binary(keys, large=large),
-        "timestamps": NumberColumn(len(times), *times.buffers(), start=times.offset),
+        "timestamps": number_column(times),
         "headers": headers(lists),
     }
     got: list[Record] = []
@@ -103,8 +111,7 @@ def test_rows_are_grouped_by_partition_in_order(keys: list[bytes | None], count:
 
 
 def test_a_given_partition_goes_before_the_key() -> None:
-    given_ = pa.array([2, None, 0, None], pa.int64())
-    numbers = NumberColumn(4, *given_.buffers())
+    numbers = number_column(pa.array([2, None, 0, None], pa.int64()))
     keys = binary(pa.array([b"x", b"foobar", b"y", None]))
     selection, starts = partition_rows(0, 4, keys, numbers, 3, 1)
     got = {row: p for p in range(3) for row in selection[starts[p] : starts[p + 1]]}
@@ -137,7 +144,7 @@ def test_a_batch_may_be_filled_by_several_tables() -> None:
 
 
 def test_buffers_that_lie_are_refused() -> None:
-    offsets = pa.py_buffer(bytes(pa.array([0, 3, 2, 9], pa.int32()).buffers()[1]))
+    offsets = struct.pack("=4i", 0, 3, 2, 9)
     with pytest.raises(ValueError, match="offset 2 of row 2 after 3"):
         BinaryColumn(3, None, offsets, b"123456789")
     with pytest.raises(ValueError, match="offset 3 of row 1"):
@@ -174,8 +181,7 @@ def test_rows_that_are_not_there_are_refused() -> None:
 
 
 def numbers(values: list[int]) -> NumberColumn:
-    array = pa.array(values, pa.int64())
-    return NumberColumn(len(array), *array.buffers())
+    return number_column(pa.array(values, pa.int64()))
 
 
 @given(st.lists(st.integers(1, 5) | st.integers(1, 1 << 20), min_size=1, max_size=40), st.integers(0, 1 << 50))

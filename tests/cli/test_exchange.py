@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pytest
 
 import klamm
 from klamm.cli import exchange
+from klamm.client.plain import as_plain
 from tests.cli.conftest import Cli, everything
 from tests.crash.mounts import small_disk
 
@@ -34,14 +35,14 @@ TEXT = [
 ]
 
 
-Fill = Callable[[list[tuple[object, ...]]], klamm.Store]
+Fill = Callable[[Sequence[tuple[object, ...]]], klamm.Store]
 
 
 @pytest.fixture
 def fill(store: klamm.Store) -> Fill:
     """Makes a topic of two partitions with these records in the second, and an empty one like it."""
 
-    def fill(rows: list[tuple[object, ...]]) -> klamm.Store:
+    def fill(rows: Sequence[tuple[object, ...]]) -> klamm.Store:
         store.create_topic("orders", 2)
         store.create_topic("copy", 2)
         store.append_many("orders", rows, partition=1)
@@ -66,7 +67,7 @@ def test_what_is_exported_and_imported_is_the_same(
     home: Path,
     fill: Fill,
     name: str,
-    rows: list[tuple[object, ...]],
+    rows: Sequence[tuple[object, ...]],
     options: list[str],
 ) -> None:
     fill(rows)
@@ -276,11 +277,10 @@ def test_an_export_ends_where_the_topic_ended_when_it_began(
     cli: Cli, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = fill([(None, b"%d" % n, [], T0) for n in range(100)])
-    plain = exchange.as_plain
 
-    def as_plain(record: object) -> object:
+    def appending(record: klamm.Record) -> object:
         store.append("orders", b"more", partition=1, acks=1)
-        return plain(record)
+        return as_plain(record)
 
-    monkeypatch.setattr(exchange, "as_plain", as_plain)
+    monkeypatch.setattr(exchange, "as_plain", appending)
     assert len(cli("export", "orders").rows) == 100

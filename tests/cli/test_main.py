@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -36,7 +37,7 @@ def test_help_names_daily_acts_first_and_nouns_last(cli: Cli) -> None:
 
 
 def test_help_says_of_a_command_what_the_command_says_of_itself() -> None:
-    root = typer.main.get_command(app)
+    root: Any = typer.main.get_command(app)
     for name, (_, what) in COMMANDS.items():
         assert root.get_command(None, name).help.startswith(what), name
 

@@ -37,7 +37,15 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
         store.create_topic("orders", 2)
         store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)])
-    command = [KLAMM, "pipeline", "archive", "orders", tmp_path / "out", "--store", tmp_path / "events"]
+    command: list[str | Path] = [
+        KLAMM,
+        "pipeline",
+        "archive",
+        "orders",
+        tmp_path / "out",
+        "--store",
+        tmp_path / "events",
+    ]
     environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr

@@ -167,7 +167,7 @@ def test_what_tail_prints_send_takes(cli: Cli, home: Path, orders: klamm.Store) 
 
 
 def test_arguments_that_are_no_text_are_sent_as_they_are(home: Path, orders: klamm.Store) -> None:
-    command = [KLAMM, "send", "orders", b"\xff\xfe", "-k", b"\xfd", "-H", b"h=\xfc"]
+    command: list[str | bytes | Path] = [KLAMM, "send", "orders", b"\xff\xfe", "-k", b"\xfd", "-H", b"h=\xfc"]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     assert sent(home) == [(b"\xfd", b"\xff\xfe", (("h", b"\xfc"),))]
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -21,6 +22,7 @@ from klamm.cli.main import run
 from klamm.cli.serve import Said, _from_file, _from_sets, _settings, _Signals
 from klamm.errors import InvalidSetting
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
+from tests.messages import value_of
 from tests.procs import children, until
 from tests.serving import KLAMM, Serving, serving
 
@@ -36,7 +38,7 @@ def server(path: Path) -> Iterator[Serving]:
         yield started
 
 
-def produce(address: str, values: list[bytes], topic: str = "orders", **settings: object) -> None:
+def produce(address: str, values: list[bytes], topic: str = "orders", /, **settings: Any) -> None:
     failed: list[object] = []
     producer = Producer({"bootstrap.servers": address, **settings})
     for value in values:
@@ -53,7 +55,7 @@ def consume(address: str, count: int, topic: str = "orders") -> list[bytes]:
     def polled() -> bool:
         for message in consumer.consume(count, 0.2):
             assert message.error() is None, message.error()
-            found.append(message.value())
+            found.append(value_of(message))
         return len(found) >= count
 
     try:
@@ -90,7 +92,7 @@ def test_what_clients_send_is_read_by_clients_and_by_embedded_processes(server: 
 
 
 def test_what_an_embedded_process_appends_reaches_clients(server: Serving, path: Path) -> None:
-    assert server.ready()
+    server.ready()
     with klamm.open(path, create=False) as store:
         store.create_topic("orders")
         store.append_many("orders", [(None, b"a"), (None, b"b")])
@@ -200,8 +202,8 @@ def test_it_listens_on_all_addresses_of_both_kinds_and_tells_each_client_what_it
         everywhere, port = server.address.rsplit(":", 1)
         assert everywhere == "[::]"
         for host, dialled, family in (("127.0.0.1", "127.0.0.1", "v4"), ("[::1]", "::1", "v6")):
-            settings = {"bootstrap.servers": f"{host}:{port}", "broker.address.family": family}
-            brokers = AdminClient(settings).list_topics(timeout=10).brokers
+            settings: dict[str, Any] = {"bootstrap.servers": f"{host}:{port}", "broker.address.family": family}
+            brokers: dict[int, Any] = AdminClient(settings).list_topics(timeout=10).brokers
             assert [(each.host, each.port) for each in brokers.values()] == [(dialled, int(port))]
             produce(f"{host}:{port}", [host.encode()], **{"broker.address.family": family})
         assert server.stop() == 0
@@ -218,7 +220,8 @@ def test_nobody_but_this_machine_can_reach_it_unless_told_otherwise(server: Serv
 
 def test_clients_are_told_what_advertise_and_node_id_say(path: Path) -> None:
     with serving(path, "--advertise", "kafka.example.com:19092", "--node-id", "7") as server:
-        brokers = AdminClient({"bootstrap.servers": server.address, "log_level": 0}).list_topics(timeout=10).brokers
+        admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
+        brokers: dict[int, Any] = admin.list_topics(timeout=10).brokers
         assert [(each.id, each.host, each.port) for each in brokers.values()] == [(7, "kafka.example.com", 19092)]
 
 
@@ -230,7 +233,7 @@ def test_without_advertise_clients_are_told_what_they_dialled(server: Serving) -
 def test_the_store_may_be_named_by_the_environment_and_a_new_one_is_told(path: Path, tmp_path: Path) -> None:
     told = refused("serve", code=2)
     assert "serve: what?" in told
-    command = [KLAMM, "serve", "--kafka", "0"]
+    command: list[str | Path] = [KLAMM, "serve", "--kafka", "0"]
     for new in ("new ", ""):
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "KLAMM_STORE": str(path)}) as process:
             assert process.stdout is not None
@@ -253,11 +256,12 @@ def test_an_address_that_is_not_this_machines_is_one_line_and_1(path: Path, host
 
 
 def test_a_second_server_is_told_who_the_first_is(server: Serving, path: Path) -> None:
-    told = refused("serve", path, "--kafka", "0", code=1) if server.ready() else ""
+    server.ready()
+    told = refused("serve", path, "--kafka", "0", code=1)
     assert str(server.pid) in told and server.address in told
     assert server.stop() == 0
     with serving(path, where=path.parent / "second") as second:
-        assert second.ready()
+        second.ready()
 
 
 def test_what_is_no_store_is_one_line_and_1(tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ def test_a_toml_file_sets_and_the_command_line_wins(path: Path, tmp_path: Path) 
 def test_the_toml_file_may_be_named_by_the_environment(path: Path, tmp_path: Path) -> None:
     config = tmp_path / "other.toml"
     config.write_text("[serve]\nkafka = 0\nauto.create.topics.enable = false\n")
-    with serving(path, KLAMM_CONFIG=str(config)) as server:
+    with serving(path, environment={"KLAMM_CONFIG": str(config)}) as server:
         producer = Producer({"bootstrap.servers": server.address, "message.timeout.ms": 1000, "log_level": 0})
         failed: list[object] = []
         producer.produce("orders", b"a", on_delivery=lambda error, _: failed.append(error))
@@ -421,7 +425,7 @@ def test_it_takes_as_many_open_files_as_it_may(path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     try:
         with serving(path) as server:
-            assert server.ready()
+            server.ready()
             assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -433,16 +437,17 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(path: Path, tmp_path
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name if abstract else name)
         systemd.settimeout(30)
-        with serving(path, NOTIFY_SOCKET=f"@{name}" if abstract else name) as server:
+        with serving(path, environment={"NOTIFY_SOCKET": f"@{name}" if abstract else name}) as server:
             assert "READY=1" in systemd.recv(4096).decode().split("\n")
-            assert server.ready()
+            server.ready()
             assert server.stop() == 0
             assert systemd.recv(4096) == b"STOPPING=1"
 
 
 def test_a_notify_socket_that_is_not_there_does_not_matter(path: Path) -> None:
-    with serving(path, NOTIFY_SOCKET="/nowhere/notify") as server:
-        assert server.ready() and server.stop() == 0
+    with serving(path, environment={"NOTIFY_SOCKET": "/nowhere/notify"}) as server:
+        server.ready()
+        assert server.stop() == 0
 
 
 def serves_and_stops(process: subprocess.Popen[bytes]) -> None:

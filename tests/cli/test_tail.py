@@ -264,12 +264,12 @@ def test_following_shows_what_comes_and_ctrl_c_ends_it_well(
         child = subprocess.Popen(
             [KLAMM, "tail", "orders", "-f", r"%v\n", *options], stdout=file, stderr=subprocess.PIPE
         )
+    assert child.stderr is not None
     try:
         until(lambda: b"19\n" in out.read_bytes(), "what is there is printed")
         orders.append("orders", b"new", key=b"k1")
         until(lambda: b"new\n" in out.read_bytes(), "what comes is printed")
         child.send_signal(signal.SIGINT)
-        assert child.stderr is not None
         assert child.stderr.read() == b""
         assert child.wait(PATIENCE) == 0
     finally:

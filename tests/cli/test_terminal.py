@@ -64,10 +64,10 @@ def test_records_have_colours_and_control_characters_do_nothing(screen: Terminal
 
 def test_a_table_has_colours_and_fits_into_80_columns(screen: Terminal, orders: klamm.Store) -> None:
     orders.create_topic("a-topic.with-a-name-that-is-longer-than-people-like", 1, {"cleanup.policy": "compact"})
-    shown = screen.run("klamm topic list").splitlines()
-    head = next(line for line in shown if "partitions" in line)
+    listed = screen.run("klamm topic list").splitlines()
+    head = next(line for line in listed if "partitions" in line)
     assert head.split() == ["topic", "partitions", "offsets", "size", "settings"]
-    row = next(line for line in shown if line.strip().startswith("orders"))
+    row = next(line for line in listed if line.strip().startswith("orders"))
     assert row.split()[1:4] == ["2", "12", row.split()[3]] and "retention.ms=" in row
     assert re.search(r"\x1b\[1m.*\x1b\[36m.*topic", screen.painted)
     shown = screen.run("klamm topic show orders")

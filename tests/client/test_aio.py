@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,7 @@ def test_tail_gives_records_as_they_are_appended(path: Path) -> None:
         assert (await anext(tail)).value == b"2"
         await store.append("orders", b"3")
         assert (await anext(tail)).value == b"3"
+        assert isinstance(tail, AsyncGenerator)
         await tail.aclose()
 
     run(path, test)

@@ -66,7 +66,11 @@ def test_members_come_and_go_and_settle_with_as_few_moves_as_there_can_be(data: 
 
 def test_partitions_are_pooled_by_who_wants_them() -> None:
     topics = {"orders": 3, "users": 2, "nobody": 4}
-    subscriptions = {1: {"orders": None, "users": None}, 4: {"users": None}, 7: {"orders": [2]}}
+    subscriptions: dict[int, dict[str, list[int] | None]] = {
+        1: {"orders": None, "users": None},
+        4: {"users": None},
+        7: {"orders": [2]},
+    }
     assert pools(subscriptions, topics) == {
         (1,): [("orders", 0), ("orders", 1)],
         (1, 7): [("orders", 2)],

@@ -203,7 +203,7 @@ def test_poll_gives_what_is_there_and_nothing_after_its_timeout(orders: klamm.St
             with pytest.raises(klamm.InvalidSetting):
                 consumer.batches(wrong)
         with pytest.raises(TypeError):
-            consumer.poll(timeout_ms="5")
+            consumer.poll(timeout_ms="5")  # type: ignore[arg-type]
 
 
 def test_records_come_as_records_tuples_or_values(orders: klamm.Store) -> None:
@@ -340,7 +340,7 @@ def test_moving_what_is_not_assigned_is_an_error(orders: klamm.Store) -> None:
                 consumer.position(topic, number)
         for wrong in (-1, "5", 1.5, None):
             with pytest.raises((TypeError, klamm.InvalidSetting)):
-                consumer.seek("orders", 0, wrong)
+                consumer.seek("orders", 0, wrong)  # type: ignore[arg-type]
 
 
 def test_a_position_from_an_epoch_that_ended_earlier_resumes_at_its_end(
@@ -403,7 +403,7 @@ def test_a_damaged_batch_is_told_after_what_is_before_it_and_can_be_skipped(orde
         file.seek(at)
         file.write(b"RECORD 4")
     with orders.consumer("orders", wait_ms=0) as consumer:
-        seen = []
+        seen: list[int] = []
         with pytest.raises(klamm.CorruptBatch) as caught:
             seen += [record.offset for record in _each(consumer, seen)]
         assert seen == [0, 1, 2, 3] and caught.value.path == str(log) and caught.value.next_offset == 5

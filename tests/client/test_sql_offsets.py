@@ -313,7 +313,7 @@ def both(database: Database, store: klamm.Store, act: Callable[[SqlOffsets, Any]
 
 @pytest.fixture
 def threaded(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
-    plain = sqlite3.connect
+    plain: Any = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: plain(*args, check_same_thread=False, **options))
     return database
 

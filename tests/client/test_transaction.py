@@ -174,8 +174,8 @@ def test_many_transactions_in_many_threads_do_not_mix(store: klamm.Store) -> Non
     want = [b"%d-%d-%d" % (thread, n, m) for thread in range(4) for n in range(15) for m in range(6) if n % 3 != 2]
     found = values_in(store, "invoices")
     assert sorted(found) == sorted(want)
-    for thread in range(4):
-        mine = [value for value in found if value.startswith(b"%d-" % thread) and value.endswith(b"-0")]
+    for number in range(4):
+        mine = [value for value in found if value.startswith(b"%d-" % number) and value.endswith(b"-0")]
         assert mine == sorted(mine, key=lambda value: int(value.split(b"-")[1]))
 
 
@@ -390,13 +390,13 @@ def test_options_of_a_transaction_that_are_invalid_are_refused(store: klamm.Stor
     with pytest.raises(InvalidSetting):
         store.transaction(timeout_ms=0)
     with pytest.raises(TypeError):
-        store.transaction(timeout_ms=1.5)
+        store.transaction(timeout_ms=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        store.transaction(partitioner=3)
+        store.transaction(partitioner=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting):
         store.transaction(compression="zip")
     with pytest.raises(TypeError):
-        store.transaction(acks=1)
+        store.transaction(acks=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(store.transaction())
 

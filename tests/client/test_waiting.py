@@ -90,7 +90,7 @@ def test_wait_ms_is_how_long_a_loop_waits_for_more(orders: klamm.Store) -> None:
 @pytest.mark.parametrize("how", ["iterate", "batches", "poll"])
 @pytest.mark.parametrize("topics", [{"topics": "orders"}, {"pattern": "nothing.*"}])
 def test_stop_from_another_thread_ends_a_loop_that_would_wait_forever(
-    orders: klamm.Store, how: str, topics: dict[str, str]
+    orders: klamm.Store, how: str, topics: dict[str, Any]
 ) -> None:
     with orders.consumer(**topics) as consumer:
         loops: dict[str, Callable[[], Any]] = {

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.client.workers import _Run
 from klamm.types import RunReport
 from tests.client.conftest import fill
 from tests.client.handlers import Holding, LoadsNot, Noting, refuse
@@ -170,7 +171,12 @@ def test_an_error_of_the_reader_is_raised_when_what_runs_is_done(orders: klamm.S
     with orders.consumer("orders", group="g") as consumer, running(consumer, handle, 10) as outcome:
         until(lambda: consumer.positions() and consumer.position("orders", 0).offset == 10, "all is read")
         orders.delete_topic("orders")
-        until(lambda: consumer._sharing.runner._tasks.error if consumer._sharing else None, "the reader fails")
+
+        def failure() -> BaseException | None:
+            runner = consumer._sharing.runner if consumer._sharing else None
+            return runner._tasks.error if isinstance(runner, _Run) else None
+
+        until(failure, "the reader fails")
         go.set()
     assert isinstance(outcome["error"], klamm.UnknownTopic)
     assert len(seen) == 10
@@ -589,4 +595,4 @@ def test_settings_of_the_wrong_type_are_refused(orders: klamm.Store, options: di
         with pytest.raises(TypeError):
             consumer.run(print, **options)
         with pytest.raises(TypeError, match="handler"):
-            consumer.run(None)
+            consumer.run(None)  # type: ignore[arg-type]

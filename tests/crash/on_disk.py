@@ -70,7 +70,7 @@ def _fail(record: object) -> None:
 # ---- appending
 
 
-def _append(store: klamm.Store) -> int:
+def _append(store: klamm.Store) -> int | None:
     return store.append("appended", VALUES[0])
 
 
@@ -309,7 +309,7 @@ def _restore(store: klamm.Store) -> None:
             "offset": pa.array(range(10, 10 + len(VALUES)), pa.int64()),
             "key": pa.nulls(len(VALUES), pa.binary()),
             "value": pa.array(VALUES, pa.binary()),
-            "headers": pa.nulls(len(VALUES), pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))),
+            "headers": pa.nulls(len(VALUES), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
             "timestamp": pa.array([1_700_000_000_000_000] * len(VALUES), pa.timestamp("us", "UTC")),
         }
     )
@@ -447,7 +447,7 @@ CHANGES = (  # of a folder: files that come, by their sub-folders, and those tha
     ({"date=1": ["ab"], "date=2": ["c"]}, ("date=1/00000001-0000.parquet", "date=1/00000001-0001.parquet")),
     ({"date=2": ["d"]}, ()),
 )
-FOLDERS = (  # what it holds after each change
+FOLDERS: tuple[dict[str, str], ...] = (  # what it holds after each change
     {},
     {"date=1/00000001-0000.parquet": "a", "date=1/00000001-0001.parquet": "b"},
     {"date=1/00000002-0000.parquet": "ab", "date=2/00000002-0001.parquet": "c"},

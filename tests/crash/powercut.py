@@ -197,7 +197,7 @@ class Disk:
         match step.kind:
             case "C" | "M":
                 file = File(step.inode, others=frozenset(self._used))
-                node = file if step.kind == "C" else Directory(step.inode)
+                node: File | Directory = file if step.kind == "C" else Directory(step.inode)
                 self._by_inode[step.inode] = node
                 self._change((*self._at(step.names[0]), node))
             case "U":
@@ -212,12 +212,12 @@ class Disk:
                 else:
                     self._sync_names(node)
             case "W" | "T" | "H":
-                file = self._by_inode[step.inode]
-                assert isinstance(file, File)
+                node = self._by_inode[step.inode]
+                assert isinstance(node, File)
                 if step.kind == "T":
-                    file.truncate(step.position)
-                elif step.kind == "W" or file.now[step.position : step.position + len(step.data)] != step.data:
-                    file.write(step.position, step.data)
+                    node.truncate(step.position)
+                elif step.kind == "W" or node.now[step.position : step.position + len(step.data)] != step.data:
+                    node.write(step.position, step.data)
             case "!":
                 raise NotImplementedError(f"the disk's model does not know {step.data.decode()}")
 

@@ -121,7 +121,7 @@ def lay(root: Path, files: Files, case: Case, inodes: dict[str, int]) -> None:
             moved[name] = _head.index_header(os.stat(root / log).st_ino, base) + files[name][32:]
         path.write_bytes(moved[name])
     if "klamm.db" in files and case.boot == "same":
-        head.Heads(root / "heads").trust(directory.boot_id())
+        head.Heads(str(root / "heads")).trust(directory.boot_id())
     struck = case.strike((root / case.file).read_bytes())
     with (root / case.file).open("r+b") as file:  # the same inode
         file.write(struck)

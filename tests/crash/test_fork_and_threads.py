@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -58,8 +59,9 @@ def test_threads_append_to_one_partition_and_each_finds_its_records_in_order(sto
     offsets: dict[int, list[int]] = {}
 
     def work(number: int) -> None:
-        acks = 1 if number % 2 else "all"
-        offsets[number] = [store.append("orders", b"%d %d" % (number, n), acks=acks) for n in range(60)]  # type: ignore[misc]
+        acks: Literal["all", 1] = 1 if number % 2 else "all"
+        appended = [store.append("orders", b"%d %d" % (number, n), acks=acks) for n in range(60)]
+        offsets[number] = [offset for offset in appended if offset is not None]
 
     in_threads(6, work)
     log = values(store)
@@ -325,7 +327,7 @@ def append_from(store: klamm.Store, number: int) -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing_hands_a_store_to_its_workers(store: klamm.Store, method: str) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     processes = [context.Process(target=append_from, args=(store, number)) for number in range(3)]
     for process in processes:
         process.start()

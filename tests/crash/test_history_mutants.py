@@ -94,8 +94,10 @@ def progress_is_no_part_of_the_transaction() -> None:
 def what_is_aborted_is_marked_as_committed() -> None:
     mark = Partition.append_marker
 
-    def mark_as_committed(self: Partition, producer_id: int, epoch: int, *, commit: bool) -> int | None:
-        return mark(self, producer_id, epoch, commit=True)
+    def mark_as_committed(
+        self: Partition, producer_id: int, epoch: int, *, commit: bool, same_epoch: bool = False
+    ) -> int | None:
+        return mark(self, producer_id, epoch, commit=True, same_epoch=same_epoch)
 
     Partition.append_marker = mark_as_committed  # type: ignore[method-assign]
 

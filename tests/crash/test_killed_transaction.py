@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def progress(store: klamm.Store, topic: str = "in", partition: int = 0, group: s
     return 0 if row is None else row.offset
 
 
-def move_one(store: klamm.Store, around: Callable[[Callable[[], object]], object], **options: int) -> None:
+def move_one(store: klamm.Store, around: Callable[[Callable[[], object]], object], **options: Any) -> None:
     """One transaction, in what `around` makes of it."""
     with store.consumer("in", group="g", wait_ms=0) as consumer:
         batch = consumer.poll(1, timeout_ms=20_000)

@@ -136,7 +136,7 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
             step += 7  # of some hundreds
             path = str(tmp_path / str(step))
 
-            def create(path: Path = path, step: int = step) -> None:
+            def create(path: str = path, step: int = step) -> None:
                 _os.trap(step, signal=signal.SIGKILL)
                 store = klamm.open(path)
                 store.create_topic("orders")

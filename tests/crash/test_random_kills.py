@@ -52,7 +52,8 @@ def hammer(path: Path, kills: int, writers: int, readers: int, records: int) -> 
 
     def follow() -> None:
         partition = rig.child().partition(SLOT, SIZES)
-        reader, last, offset = partition.reader(0), {}, 0
+        reader, offset = partition.reader(0), 0
+        last: dict[int, int] = {}
         while True:
             done = stop.exists()
             seq = partition.log.seq

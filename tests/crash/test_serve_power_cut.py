@@ -143,16 +143,19 @@ def _check_mover(store: klamm.Store, told: Told) -> None:
 
 def live_and_die(scratch: Path, seed: int, lives: list[Luck], stride: int) -> int:
     """Record one life after the other, each from what a cut of the one before left. Return the number of cuts."""
-    cuts, before, root = 0, [], scratch / "life-1"
+    cuts, root = 0, scratch / "life-1"
+    before: Notes = []
     dice = random.Random(seed)
     for number, lucks in enumerate(lives, 1):
         recording = Recording(root, WORKLOAD, str(number), str(seed + 10 * number))
-        earlier: Notes = before
+        earlier = before
         moments = recording.moments[dice.randrange(stride) :: stride]
         moments.append(recording.after(over=number))
-        cuts += recording.cut(
-            lambda cut, notes, earlier=earlier: check(cut, earlier + notes), seed=seed, lucks=lucks, moments=moments
-        )
+
+        def check_both(cut: Path, notes: Notes, earlier: Notes = earlier) -> None:
+            check(cut, earlier + notes)
+
+        cuts += recording.cut(check_both, seed=seed, lucks=lucks, moments=moments)
         chosen = dice.choice(recording.moments[len(recording.moments) // 2 :])
         root = scratch / f"life-{number + 1}"
         ((_, disk, notes),) = recording.states([chosen])

@@ -33,6 +33,7 @@ from tests.crash.wire_workload import (
     wire_transformer,
     wire_worker,
 )
+from tests.messages import value_of
 
 ROUND_SECONDS = 40.0
 
@@ -93,7 +94,7 @@ def careless(life: Life) -> None:
     partitions, producer = life.wire_partitions(), life.producer(acks=0, enable_idempotence=False, retries=0)
 
     def report(_: KafkaError | None, message: Message) -> None:
-        life.record("sent", topic=IN, ids=[message.value().decode()], places=[[message.partition(), None]])
+        life.record("sent", topic=IN, ids=[value_of(message).decode()], places=[[message.partition(), None]])
 
     while life.writes_on():
         for name in life.names(3):

@@ -93,7 +93,7 @@ def nobody_waits_for_offsets_that_a_transaction_may_move() -> None:
 @pytest.mark.parametrize(("mutant", "kinds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_a_broken_server_is_found_out(mutant: Callable[[], None], kinds: set[str], tmp_path: Path) -> None:
     def make(directory: Path, store: Path, seed: int) -> WireNemesis:
-        options = {"writers": WRITERS, "readers": READERS}
+        options: dict[str, Any] = {"writers": WRITERS, "readers": READERS}
         if mutant is whoever_was_a_member_may_commit:
             options = ZOMBIES
         return WireNemesis(directory, store, seed, break_server=mutant, **options)

@@ -27,6 +27,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from tests.crash.client_errors import Action
 from tests.crash.history import Recorder, now
 from tests.crash.jepsen_workload import IN, Life
+from tests.messages import offset_of, place_of, value_of
 from tests.procs import until
 
 PATIENCE_S = 60.0
@@ -183,11 +184,11 @@ class WireLife(Life):
         then the server would have said that there is none, or that it is out of range, and that is an error here.
         """
         place = place_of(message)
-        if message.offset() < self.positions.get(place, 0):
-            begin, end = message.offset(), self.positions[place]
+        if offset_of(message) < self.positions.get(place, 0):
+            begin, end = offset_of(message), self.positions[place]
             self.record("went_back", topic=place[0], partition=place[1], begin=begin, end=end)
             os.kill(os.getpid(), signal.SIGKILL)
-        self.positions[place] = message.offset() + 1
+        self.positions[place] = offset_of(message) + 1
 
     def tell_polls(self) -> None:
         """Write down what was polled: before anything else happens to its partitions."""
@@ -204,13 +205,9 @@ def record_messages(record: Recorder, since: int, messages: list[Message]) -> No
             topic=topic,
             partition=partition,
             begin=each[0].offset(),
-            end=each[-1].offset() + 1,
-            records=[[message.offset(), message.value().decode()] for message in each],
+            end=offset_of(each[-1]) + 1,
+            records=[[offset_of(message), value_of(message).decode()] for message in each],
         )
-
-
-def place_of(message: Message) -> tuple[str, int]:
-    return message.topic(), message.partition()
 
 
 def by_place(messages: list[Message]) -> dict[tuple[str, int], list[Message]]:

@@ -26,6 +26,7 @@ from tests.crash.client_errors import Action
 from tests.crash.history import now
 from tests.crash.jepsen_workload import IN, OUT, Life
 from tests.crash.wire_life import API_S, PATIENCE_S, MustAbort, MustAsk, MustEnd, WireLife, by_place, record_messages
+from tests.messages import offset_of, place_of, value_of
 
 WIRED = "wired"  # a topic
 WIRE_WORKERS, WIRE_TRANSFORMERS = "wire-workers", "wire-transformers"  # groups
@@ -42,7 +43,7 @@ def acknowledging(life: WireLife) -> Callable[[KafkaError | None, Message], None
     def report(error: KafkaError | None, message: Message) -> None:
         if error is None:
             where = [message.partition(), message.offset()]
-            life.record("sent", topic=message.topic(), ids=[message.value().decode()], places=[where])
+            life.record("sent", topic=message.topic(), ids=[value_of(message).decode()], places=[where])
         else:
             life.look_up("delivery", error, only=Action.GO_ON)
 
@@ -119,9 +120,10 @@ def read_everything_by_wire(directory: Path, port: int, ends: dict[str, list[int
                 if error.code() != KafkaError._PARTITION_EOF:
                     life.follow(life.look_up("poll", error))
                     continue
-                if each.offset() != numbers[each.partition()]:
-                    elsewhere.append(f"{topic}/{each.partition()} ends at {each.offset()}, not {numbers}")
-                left.discard(each.partition())
+                partition = place_of(each)[1]
+                if each.offset() != numbers[partition]:
+                    elsewhere.append(f"{topic}/{partition} ends at {each.offset()}, not {numbers}")
+                left.discard(partition)
         consumer.close()
     return elsewhere
 
@@ -198,7 +200,7 @@ def wire_worker(life: Life, *, hasty: bool = False) -> None:
             if not hasty:
                 process(life, polled)
             life.dawdle()
-            ends = [TopicPartition(*place, each[-1].offset() + 1) for place, each in polled.items()]
+            ends = [TopicPartition(*place, offset_of(each[-1]) + 1) for place, each in polled.items()]
             for part in ends:
                 record_progress(life, "storing", part)
             if ends and life.dice.random() < 0.3:
@@ -369,10 +371,10 @@ def wire_transformer(life: Life) -> None:
                 polled: dict[tuple[str, int], list[Message]] = polled,
             ) -> None:
                 for name, message in zip(names, messages, strict=True):
-                    source = f"{IN}/{message.partition()}/{message.offset()}/{message.value().decode()}"
+                    source = f"{IN}/{message.partition()}/{message.offset()}/{value_of(message).decode()}"
                     transactions.produce(WIRED, f"{name}<{source}".encode(), dice.randrange(partitions))
                 life.dawdle()
-                ends = [TopicPartition(*place, each[-1].offset() + 1) for place, each in polled.items()]
+                ends = [TopicPartition(*place, offset_of(each[-1]) + 1) for place, each in polled.items()]
                 for part in ends:
                     where = {"topic": part.topic, "partition": part.partition}
                     life.record("storing", **where, group=WIRE_TRANSFORMERS, end=part.offset, tx=tx)
@@ -386,5 +388,5 @@ def rewind(life: WireLife, consumer: Consumer, polled: dict[tuple[str, int], lis
     """Read again what was read for nothing. What is no longer its own, others read."""
     for (topic, partition), each in polled.items():
         life.record("moved", topic=topic, partition=partition, begin=each[0].offset())
-        life.positions[topic, partition] = each[0].offset()
-        life.call("seek", consumer.seek, TopicPartition(topic, partition, each[0].offset()))
+        life.positions[topic, partition] = offset_of(each[0])
+        life.call("seek", consumer.seek, TopicPartition(topic, partition, offset_of(each[0])))

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 import klamm
 from tests.crash.history import Recorder, read
+from tests.messages import value_of
 from tests.procs import Flag
 
 __all__ = [
@@ -74,7 +75,7 @@ def wire_writer(directory: Path, address: str, topic: str, partitions: int, name
     def report(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             raise KafkaException(error)
-        value = message.value().decode()
+        value = value_of(message).decode()
         record("sent", value=value, partition=message.partition(), offset=message.offset())
 
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 1, **QUICK})
@@ -106,7 +107,7 @@ def wire_reader(directory: Path, address: str, topic: str, partitions: int, name
         for message in consumer.consume(500, 0.02):
             if (error := message.error()) is None:
                 place = {"partition": message.partition(), "offset": message.offset()}
-                record("read", **place, value=message.value().decode())
+                record("read", **place, value=value_of(message).decode())
             elif error.code() not in PASSING:
                 raise KafkaException(error)
     consumer.close()

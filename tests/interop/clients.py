@@ -20,6 +20,7 @@ from tests.interop import aiokafkas, confluents, kafka_pythons
 from tests.interop.aiokafkas import aiokafka
 from tests.interop.kafka_pythons import kafka
 from tests.interop.records import CODECS, Written
+from tests.messages import offset_of, place_of
 
 __all__ = ["CLIENTS", "Client", "Message", "Place", "Reader", "Refused", "Where", "Writer"]
 
@@ -33,7 +34,7 @@ class Refused(Exception):
 class Where(NamedTuple):
     """Where a record was written, as far as the producer knows."""
 
-    offset: int
+    offset: int | None  # None without acks
     timestamp: int
 
 
@@ -157,8 +158,8 @@ class _ConfluentReader:
         return [
             Message(
                 confluents.record(each),
-                each.partition(),
-                each.offset(),
+                place_of(each)[1],
+                offset_of(each),
                 each.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME,
             )
             for each in messages

@@ -37,7 +37,7 @@ def produce(made: Producer, topic: str, records: Iterable[Written], partition: i
         reports.append(message)
 
     for each in records:
-        headers = list(each.headers) or None
+        headers: Any = list(each.headers) or None
         made.produce(
             topic, each.value, each.key, partition, on_delivery=report, timestamp=each.timestamp, headers=headers
         )
@@ -68,7 +68,7 @@ def group_consumer(address: str, group: str, **config: Any) -> contextlib.Abstra
 
 
 def record(message: Message) -> Written:
-    headers = tuple(message.headers() or ())
+    headers: Any = tuple(message.headers() or ())
     return Written(message.key(), message.value(), headers, message.timestamp()[1])
 
 

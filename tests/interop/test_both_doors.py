@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.interop.both_doors import (
 from tests.interop.confluents import WAITS_LONG, consumer, produce, producer, read
 from tests.interop.java_tools import Tool
 from tests.interop.records import Written
+from tests.messages import offset_of
 from tests.procs import Child, Flag, children, until
 from tests.serving import Serving
 
@@ -69,8 +71,9 @@ class Crowd:
             config = directory / "producer.properties"
             config.write_text("enable.idempotence=true\nretries=1000000\nreconnect.backoff.max.ms=200\n")
             where = ["--topic", topic, "--bootstrap-server", self.server.address, "--command-config", str(config)]
-            started = self._tools("verifiable-producer", *where, "--throughput", "200", "--value-prefix", name)
-            self.javas.append(started)
+            java = self._tools("verifiable-producer", *where, "--throughput", "200", "--value-prefix", name)
+            self.javas.append(java)
+            started = java
         elif kind == "wire":
             address = self.server.address
             started = self._fork(lambda: wire_writer(directory, address, topic, PARTITIONS, name, self.written))
@@ -104,8 +107,12 @@ class Crowd:
             return history.stat().st_size if history.exists() else 0
 
         before = {name: told(name, writer) for name, writer in self.writers.values()}
+
+        def went_on(name: str, writer: Child | Tool) -> bool:
+            return told(name, writer) > before[name]
+
         for name, writer in self.writers.values():
-            until(lambda name=name, writer=writer: told(name, writer) > before[name], f"{name} goes on", 60)
+            until(partial(went_on, name, writer), f"{name} goes on", 60)
 
     def kill(self, kind: str) -> None:
         _, victim = self.writers[kind]
@@ -273,5 +280,5 @@ def _through(member: Consumer, last: int) -> list[int]:
         assert time.monotonic() < deadline, found
         message = member.poll(0.1)
         if message is not None and message.error() is None:
-            found.append(message.offset())
+            found.append(offset_of(message))
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.interop.brokers import Broker, fresh
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 each_client = pytest.mark.parametrize("client", CLIENTS, ids=[client.name for client in CLIENTS])
 
 
-def with_codecs(*codecs: str) -> Any:
+def with_codecs(*codecs: str) -> pytest.MarkDecorator:
     """Parametrize with each client and each of the codecs; "odd" is the client's `odd_codec`."""
     cases = [
         (client, client.odd_codec if codec == "odd" else codec)

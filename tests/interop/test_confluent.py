@@ -9,6 +9,7 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     Producer,
     TopicPartition,
 )
@@ -16,6 +17,7 @@ from confluent_kafka import (
 from tests.interop.brokers import Broker, fresh
 from tests.interop.confluents import all_of, consumer, drive, produce, producer, read, record
 from tests.interop.records import plain
+from tests.messages import offset_of
 
 
 def test_a_record_of_a_megabyte_fits_by_default_and_is_read_with_a_small_fetch_size(broker: Broker) -> None:
@@ -45,6 +47,12 @@ def test_a_paused_partition_is_not_read_and_others_are(broker: Broker) -> None:
         assert {message.partition() for message in read(reader, 10)} == {0}
 
 
+def error_code(message: Message) -> int:
+    error = message.error()
+    assert error is not None, f"a record: {message.value()!r}"
+    return error.code()
+
+
 def test_without_an_offset_a_consumer_begins_where_it_is_told(broker: Broker) -> None:
     topic = broker.topic()
     made = producer(broker.address)
@@ -52,7 +60,7 @@ def test_without_an_offset_a_consumer_begins_where_it_is_told(broker: Broker) ->
     with consumer(broker.address, enable_partition_eof=True, auto_offset_reset="latest") as reader:
         reader.assign([TopicPartition(topic, 0)])
         end = reader.poll(20)
-        assert end is not None and end.error().code() == KafkaError._PARTITION_EOF and end.offset() == 5
+        assert end is not None and error_code(end) == KafkaError._PARTITION_EOF and end.offset() == 5
     with consumer(broker.address, auto_offset_reset="earliest") as reader:
         reader.assign([TopicPartition(topic, 0, 1000)])  # out of range: back to where it resets to
         assert [message.offset() for message in read(reader, 5)] == [0, 1, 2, 3, 4]
@@ -102,12 +110,12 @@ def transactional(broker: Broker, name: str | None = None, **config: object) -> 
 
 def values(broker: Broker, topic: str, isolation: str) -> list[bytes | None]:
     """All values of partition 0, up to where this isolation sees an end."""
-    found = []
+    found: list[bytes | None] = []
     with consumer(broker.address, isolation_level=isolation, enable_partition_eof=True) as reader:
         reader.assign([TopicPartition(topic, 0, 0)])
         while (message := reader.poll(20)) is not None:
             if message.error():
-                assert message.error().code() == KafkaError._PARTITION_EOF
+                assert error_code(message) == KafkaError._PARTITION_EOF
                 return found
             found.append(message.value())
     raise AssertionError("no end of the partition")
@@ -160,7 +168,7 @@ def test_a_transaction_that_lasts_too_long_is_aborted(broker: Broker) -> None:
     def stable(reader: Consumer) -> bool:
         # Nothing of it was committed: a reader of what is committed comes to the end when it has been aborted.
         message = reader.poll(0.2)
-        return message is not None and message.error().code() == KafkaError._PARTITION_EOF and message.offset() > 2
+        return message is not None and error_code(message) == KafkaError._PARTITION_EOF and offset_of(message) > 2
 
     with consumer(broker.address, isolation_level="read_committed", enable_partition_eof=True) as reader:
         reader.assign([TopicPartition(topic, 0, 0)])

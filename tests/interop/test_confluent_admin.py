@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ from tests.procs import until
 
 
 @pytest.fixture(scope="module")
-def admin(broker: Broker) -> Iterator[AdminClient]:
+def admin(broker: Broker) -> AdminClient:
     return AdminClient({"bootstrap.servers": broker.address})
 
 

@@ -93,7 +93,8 @@ def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, run
     kcats = {codec: kcat("-C", "-b", address, "-t", topic, "-e", "-q") for codec, topic in topics.items()}
     for codec, topic in topics.items():
         wanted, number = expected[codec], len(expected[codec])
-        found = {"confluent": [message.value() for message in confluents.all_of(address, topic, number)]}
+        messages = confluents.all_of(address, topic, number)
+        found: dict[str, list[Any]] = {"confluent": [message.value() for message in messages]}
         read = asyncio.run(aiokafkas.all_of(address, topic, number))
         found["aiokafka"] = [message.value for message in read]
         if codec != "snappy" or kafka.codec.has_snappy():

@@ -28,6 +28,7 @@ from klamm.kafka.wire.structs import Struct
 from tests.interop.both_doors import PASSING, QUICK
 from tests.interop.confluents import group_consumer
 from tests.interop.raw import Raw
+from tests.messages import value_of
 from tests.procs import Flag, children, until
 from tests.serving import Serving
 
@@ -44,7 +45,7 @@ def store(server: Serving) -> Iterator[klamm.Store]:
 
 @contextmanager
 def wire_member(server: Serving, **settings: Any) -> Iterator[Consumer]:
-    usual = {"bootstrap.servers": server.address, "group.id": GROUP, "auto.offset.reset": "earliest"}
+    usual: dict[str, Any] = {"bootstrap.servers": server.address, "group.id": GROUP, "auto.offset.reset": "earliest"}
     usual |= {"enable.auto.commit": False, "session.timeout.ms": 20_000, "heartbeat.interval.ms": 100, **QUICK}
     made = Consumer({**usual, **settings})
     try:
@@ -274,7 +275,7 @@ def test_consumers_go_on_after_a_restart_and_nobody_is_asked_to_rebalance(
         for number, each in enumerate(consumers):
             message = each.poll(0.02)
             if message is not None and not message.error():
-                values[number].append(message.value())
+                values[number].append(value_of(message))
 
     with contextlib.ExitStack() as stack:
         consumers = []

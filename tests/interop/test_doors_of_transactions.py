@@ -13,6 +13,7 @@ import klamm
 from tests.interop.both_doors import QUICK, embedded
 from tests.interop.confluents import WAITS_LONG, all_of, consumer, produce, producer, read
 from tests.interop.records import Written
+from tests.messages import value_of
 from tests.procs import Flag, children, until
 from tests.serving import Serving
 
@@ -31,8 +32,8 @@ def wire_values(server: Serving, isolation: str, count: int) -> list[str]:
     """At the wire: `count` values, and what comes behind them at once."""
     with consumer(server.address, isolation_level=isolation) as reader:
         reader.assign([TopicPartition("ledger", 0, 0)])
-        found = [message.value().decode() for message in read(reader, count)]
-        return found + [message.value().decode() for message in reader.consume(10, 0.1)]
+        found = [value_of(message).decode() for message in read(reader, count)]
+        return found + [value_of(message).decode() for message in reader.consume(10, 0.1)]
 
 
 def both_see(server: Serving, store: klamm.Store, *wanted: str, soon: bool = False) -> None:

@@ -14,6 +14,7 @@ from tests.interop.confluents import all_of, consumer, produce, producer, read, 
 from tests.interop.java_tools import Tool
 from tests.interop.one_jvm import Ran
 from tests.interop.records import Written, plain
+from tests.messages import offset_of, value_of
 from tests.procs import until
 
 RunTool = Callable[..., Ran]
@@ -141,7 +142,7 @@ def test_a_transactional_copier_copies_each_record_once(broker: Broker, run_tool
     with consumer(broker.address, isolation_level="read_committed", enable_partition_eof=True) as reader:
         from confluent_kafka import TopicPartition
 
-        reader.assign([TopicPartition(target, 0, copied[-1].offset() + 1)])
+        reader.assign([TopicPartition(target, 0, offset_of(copied[-1]) + 1)])
         ended = until(lambda: reader.poll(1), "the end")
         assert ended.error() is not None, "nothing is copied twice"
 
@@ -157,7 +158,7 @@ def test_groups_are_described_reset_and_deleted(broker: Broker, run_tool: RunToo
     with consumer(broker.address, group_id=group, client_id="reads") as reader:
         reader.subscribe([topic])
         last = read(reader, 4)[-1]
-        reader.commit(last, asynchronous=False)
+        reader.commit(message=last, asynchronous=False)
         asked = [
             run_tool("consumer-groups", *server, "--describe", "--group", group, *more)
             for more in ([], ["--members", "--verbose"])
@@ -203,7 +204,7 @@ def test_the_java_performance_tools_run_against_the_server(broker: Broker, run_t
     reader = run_tool("consumer-performance", *where)
     with consumer(broker.address) as other:
         other.subscribe([topics["zstd"]])
-        assert {len(message.value()) for message in read(other, 5000)} == {200}
+        assert {len(value_of(message)) for message in read(other, 5000)} == {200}
     *_, row = reader.done().strip().splitlines()
     assert "5000" in row
 

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from klamm.kafka.wire.messages import HEARTBEAT, JOIN_GROUP, PRODUCE, SYNC_GROUP
 from tests.interop.brokers import Broker, fresh
 from tests.interop.proxy import Proxy
+from tests.messages import value_of
 from tests.procs import PATIENCE, until
 
 QUICK = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50, "retry.backoff.ms": 20, "log_level": 0}
@@ -52,7 +53,7 @@ def committed_values(broker: Broker, topic: str) -> list[bytes]:
             continue
         error = message.error()
         if error is None:
-            values.append(message.value())
+            values.append(value_of(message))
         elif error.code() == KafkaError._PARTITION_EOF:
             consumer.close()
             return values
@@ -67,10 +68,10 @@ def test_an_abort_after_a_broken_connection_gives_sequence_numbers_out_again(eit
     for that one sent again: it acknowledges it, and the transaction is committed without it.
     """
     topic = either.topic()
-    reports: dict[bytes, tuple[KafkaError | None, int]] = {}
+    reports: dict[bytes, tuple[KafkaError | None, int | None]] = {}
 
     def report(error: KafkaError | None, message: Message) -> None:
-        reports[message.value()] = error, message.offset()
+        reports[value_of(message)] = error, message.offset()
 
     own = {"group.id": fresh("watcher"), "isolation.level": "read_uncommitted"}
     watcher = Consumer({"bootstrap.servers": either.address, **own, **QUICK})

@@ -124,7 +124,7 @@ class Desk:
         *,
         group: str = GROUP,
         connection: object = None,
-        **more: str | None,
+        **more: Any,
     ) -> Asked[SyncAnswer]:
         asked = Asked[SyncAnswer](self.now_ms)
         request = SyncRequest(group, member_id, generation, assignments or {})._replace(**more)

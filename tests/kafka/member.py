@@ -27,7 +27,7 @@ GROUP = "billing"
 Offsets = dict[tuple[str, int], int]
 
 
-def every(api: Api) -> Any:
+def every(api: Api) -> pytest.MarkDecorator:
     """A test for each version of an API."""
     return pytest.mark.parametrize("version", range(api.min_version, api.max_version + 1))
 

@@ -141,7 +141,8 @@ def ours(message: Message, version: int, entity: Any) -> Any:
 
 def _our_struct(message: Message, shape: Shape, version: int, entity: Any) -> Any:
     fields = [field for field in shape.fields if field.exists(version)]
-    found = plans(type(entity))
+    entity_class: Any = type(entity)
+    found = plans(entity_class)
     assert [field.name.removesuffix("_ms") for field in fields] == [plan.name.removesuffix("_ms") for plan in found]
     values = {}
     for field, plan in zip(fields, found, strict=True):

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 import klamm
+from tests.messages import value_of
 from tests.procs import children, until
 
 
@@ -62,7 +63,7 @@ def test_it_serves_beside_embedded_use_of_the_same_store(path: Path) -> None:
         found: list[bytes] = []
 
         def polled() -> bool:
-            found.extend(message.value() for message in consumer.consume(10, 0.1))
+            found.extend(value_of(message) for message in consumer.consume(10, 0.1))
             return len(found) == 2
 
         until(polled, "both records come")

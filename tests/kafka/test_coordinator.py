@@ -125,7 +125,7 @@ def test_a_session_timeout_out_of_range_is_refused(session_ms: int) -> None:
 
 
 def test_a_group_without_a_name_is_refused(desk: Desk) -> None:
-    now = {"now_ms": desk.now_ms}
+    now: dict[str, Any] = {"now_ms": desk.now_ms}
     assert desk.join(group="").error == E.INVALID_GROUP_ID
     assert desk.sync("m", 1, group="").error == E.INVALID_GROUP_ID
     assert desk.coordinator.heartbeat("", "m", 1, **now) == E.INVALID_GROUP_ID
@@ -258,7 +258,7 @@ def test_the_longest_rebalance_timeout_of_the_members_counts(desk: Desk) -> None
 
 
 def test_version_0_has_the_session_timeout_as_its_rebalance_timeout(desk: Desk) -> None:
-    zero = {"session_ms": 20_000, "rebalance_ms": -1}
+    zero: dict[str, Any] = {"session_ms": 20_000, "rebalance_ms": -1}
     _, ids = desk.stable(zero, zero)
     asked = desk.join(ids[0], **zero)
     desk.wait(10_000)
@@ -396,7 +396,8 @@ def test_who_was_sent_away_from_a_sync_is_missed_after_its_session(desk: Desk) -
 )
 def test_a_sync_that_does_not_fit_is_refused(desk: Desk, wrong: dict[str, Any], error: ErrorCode) -> None:
     generation, ids = desk.completing(ONE)
-    assert desk.sync(**({"member_id": ids[0], "generation": generation} | wrong)).error == error
+    given: dict[str, Any] = {"member_id": ids[0], "generation": generation, **wrong}
+    assert desk.sync(**given).error == error
     assert desk.state == "CompletingRebalance"
 
 
@@ -448,7 +449,7 @@ def test_a_commit_is_a_sign_of_life(desk: Desk) -> None:
 
 
 def test_a_member_whose_requests_wait_is_not_missed(desk: Desk) -> None:
-    slow = {"session_ms": 1_000_000, "rebalance_ms": REBALANCE_MS}
+    slow: dict[str, Any] = {"session_ms": 1_000_000, "rebalance_ms": REBALANCE_MS}
     _, ids = desk.stable(slow, ONE)
     joining = desk.join(ids[1], protocols=OTHER)
     desk.wait(5 * SESSION_MS)

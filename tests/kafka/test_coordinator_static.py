@@ -102,7 +102,7 @@ def test_the_session_of_a_static_member_begins_anew_when_it_comes_back(desk: Des
 
 
 def test_a_static_member_that_does_not_join_again_stays_until_its_session_ends(desk: Desk) -> None:
-    long = {"session_ms": 100_000}
+    long: dict[str, Any] = {"session_ms": 100_000}
     generation, ids = desk.stable(ONE, STATIC_A | long)
     asked = desk.join(ids[0])
     desk.wait(REBALANCE_MS)
@@ -114,7 +114,7 @@ def test_a_static_member_that_does_not_join_again_stays_until_its_session_ends(d
 
 
 def test_a_rebalance_goes_on_while_none_but_static_members_are_there_and_none_joins(desk: Desk) -> None:
-    long = {"session_ms": 100_000}
+    long: dict[str, Any] = {"session_ms": 100_000}
     generation, ids = desk.stable(ONE, STATIC_A | long)
     desk.leave(ids[0])
     desk.wait(REBALANCE_MS)

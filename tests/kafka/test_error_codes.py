@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from typing import Any
 
 from klamm.kafka.error_codes import ErrorCode
 
@@ -11,11 +12,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own
     import kafka.errors
 
-THEIRS = {
-    thing.errno: thing
-    for thing in vars(kafka.errors).values()
-    if inspect.isclass(thing) and isinstance(getattr(thing, "errno", None), int)
-}
+CLASSES: list[Any] = [thing for thing in vars(kafka.errors).values() if inspect.isclass(thing)]
+THEIRS = {each.errno: each for each in CLASSES if isinstance(getattr(each, "errno", None), int)}
 # Spelled as in Kafka's protocol guide here, otherwise there.
 RENAMED = {-1, 0, 6, 10, 17, 35, 39}
 

@@ -49,7 +49,7 @@ def test_header_versions_are_those_of_kio(api: Api) -> None:
 @pytest.mark.parametrize("client_id", CLIENT_IDS)
 @pytest.mark.parametrize(("api", "version"), [(METADATA, 8), (METADATA, 12), (API_VERSIONS, 4), (SASL_HANDSHAKE, 1)])
 def test_request_headers_are_those_of_kio(api: Api, version: int, client_id: str | None) -> None:
-    header_class = RequestHeaderV2 if request_header_version(api, version) == 2 else RequestHeaderV1
+    header_class: Any = RequestHeaderV2 if request_header_version(api, version) == 2 else RequestHeaderV1
     header = header_class(
         request_api_key=api.key, request_api_version=version, correlation_id=2**31 - 1, client_id=client_id
     )

@@ -119,9 +119,9 @@ def test_commits_that_wait_are_one_write_and_each_has_its_own_answer(
     nowhere = E.UNKNOWN_TOPIC_OR_PARTITION
     assert errors.pop(7) == [E.UNKNOWN_MEMBER_ID, nowhere]
     assert errors == [[0, nowhere]] * 63
-    for group in range(5):
-        last = {("orders", n % 4): n for n in range(64) if n % 5 == group and n != 7}
-        assert client.offsets(f"group-{group}") == last
+    for number in range(5):
+        last = {("orders", n % 4): n for n in range(64) if n % 5 == number and n != 7}
+        assert client.offsets(f"group-{number}") == last
     assert client.offsets("embedded") == {}
     for each in clients:
         each.close()

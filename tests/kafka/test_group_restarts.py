@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,7 +95,7 @@ def rows(path: Path) -> int:
         return len(opened._acquired().catalog.database.read("SELECT * FROM wire_groups"))
 
 
-def pair(leader: Client, other: Client, **fields: int) -> tuple[Joined, Joined]:
+def pair(leader: Client, other: Client, **fields: Any) -> tuple[Joined, Joined]:
     """Two members of a stable generation, assigned `first` and `second`; `fields` are the first one's."""
     first = leader.become_member(**fields)
     other.begin_join(version=3)
@@ -102,7 +103,7 @@ def pair(leader: Client, other: Client, **fields: int) -> tuple[Joined, Joined]:
     generation = leader.join(first.member_id, **fields).generation_id
     first = Joined(first.member_id, generation)
     second = Joined(other.answer().member_id, generation)
-    plan = {first.member_id: b"first", second.member_id: b"second"}
+    plan: dict[str, Any] = {first.member_id: b"first", second.member_id: b"second"}
     assert sync(leader, first, **plan).assignment == b"first"
     assert sync(other, second).assignment == b"second"
     return first, second
@@ -178,7 +179,7 @@ def test_killed_between_taking_the_assignment_and_storing_it_clients_rejoin(path
             stuck.up()
             time.sleep(PATIENCE)
 
-        GroupStore._keep = keep
+        GroupStore._keep = keep  # type: ignore[method-assign]
 
     with life(path, "kill") as server:
         with Client(server.begin(never_keep)) as client:

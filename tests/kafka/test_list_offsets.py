@@ -198,7 +198,7 @@ def ended(raw: Raw, number: int, epoch: int, version: int = 4, current: int = -1
     assert found.topic == topic
     (partition,) = found.partitions
     assert partition.partition == number
-    return partition  # type: ignore[no-any-return]
+    return partition
 
 
 @pytest.mark.parametrize("version", range(2, 5))

@@ -266,7 +266,7 @@ def test_with_the_gate_held_records_go_on_and_what_needs_it_waits(server: Served
 def test_a_slow_disk_keeps_only_those_waiting_who_want_to_know(tmp_path: Path) -> None:
     held = Flag(tmp_path / "held")
     environment = waits.hold(held, tmp_path / "seen", path="/0/0000", calls="sync")
-    with serving(tmp_path / "events", **environment) as process, Raw(process.address) as raw:
+    with serving(tmp_path / "events", environment=environment) as process, Raw(process.address) as raw:
         raw.create("orders", 4)
         for number in range(4):
             assert produce(raw, "orders", sealed([b"first"]), number, acks=-1).error_code == 0
@@ -322,7 +322,7 @@ def test_under_load_the_loop_makes_no_call_that_may_wait(tmp_path: Path) -> None
     seed = seed_of()
     watched, seen = Flag(tmp_path / "watched"), tmp_path / "seen"
     seen.touch()
-    with serving(tmp_path / "events", **waits.watch(watched, seen)) as process, Raw(process.address) as raw:
+    with serving(tmp_path / "events", environment=waits.watch(watched, seen)) as process, Raw(process.address) as raw:
         raw.create("orders", 4, segment_bytes="2000000")
         watched.up()
         path, address = str(tmp_path / "events"), process.address

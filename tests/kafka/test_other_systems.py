@@ -35,7 +35,7 @@ def serving_without(missing: list[str], tmp_path: Path, **environment: str) -> I
     startup.mkdir()
     lines = ["import os", *(f"del os.{name}" for name in missing)]
     (startup / "sitecustomize.py").write_text("\n".join(lines))
-    with serving(tmp_path / "events", PYTHONPATH=str(startup), **environment) as server:
+    with serving(tmp_path / "events", environment={"PYTHONPATH": str(startup), **environment}) as server:
         yield server
         assert "failed" not in server.stderr
 

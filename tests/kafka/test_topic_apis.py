@@ -169,7 +169,8 @@ def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.S
     assert made.error_code == 0, made.error_message
     assert store.topic("a").settings == {"cleanup.policy": "compact"}
     for name, value in (("compression_type", "gzip"), ("preallocate", "true"), ("min_insync_replicas", "one")):
-        (refused,) = create(raw, new("b", 1, **{name: value}))
+        config: dict[str, Any] = {name: value}
+        (refused,) = create(raw, new("b", 1, **config))
         assert refused.error_code == E.INVALID_CONFIG and value in refused.error_message
     assert store.topics() == ["a"]
 

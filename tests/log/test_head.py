@@ -143,6 +143,7 @@ class Stopper:
             log = rig.child().partition(slot, **LARGE).log
             while step := os.read(orders, 1):
                 _os.trap(step[0], kinds=_os.READ, signal=signal.SIGSTOP)
+                found: tuple[int | str, ...]
                 try:
                     found = tuple(log.snapshot())
                 except RuntimeError as error:
@@ -160,7 +161,7 @@ class Stopper:
 
     def finish(self) -> tuple[int, ...]:
         self.child.go_on()
-        return eval(os.read(self._read, 1000))  # type: ignore[no-any-return]  # written by ourselves just above
+        return eval(os.read(self._read, 1000))  # written by ourselves just above
 
 
 STEPS_OF_A_COPY = 8

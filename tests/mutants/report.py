@@ -31,6 +31,7 @@ def tables(tests: Mapping[str, str]) -> str:
             f"| {_escaped(mutant.breaks)} | {_escaped(mutant.name)} | {_cell(tests.get(mutant.name))} |"
             for mutant in module.MUTANTS
         ]
+        assert module.__doc__, f"{area} has no docstring"
         title = f"## {area.replace('_', ' ').capitalize()}\n\n{module.__doc__.splitlines()[0]}"
         parts.append("\n".join([f"{title}\n", "| breaks | mutant | noticed by |", "|---|---|---|", *rows, ""]))
     return "\n".join(parts)

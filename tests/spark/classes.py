@@ -63,7 +63,9 @@ def main() -> None:
         pipelines.aggregate(spark, store.path, "from", "minutes", window="1 minute", watermark="1 minute")
         pipelines.join(spark, store.path, "from", "to", "both", within="1 minute")
         pipelines.deduplicate(spark, store.path, "from", "once", within="1 minute")
-        jvm = spark.sparkContext._gateway.proc
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        jvm = gateway.proc
         spark.stop()
         jvm.stdin.close()
         jvm.wait(120)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def driver(script: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """A program that finds what tests have in common."""
-    command = [sys.executable, script, *map(str, arguments)]
+    command: list[str | Path] = [sys.executable, script, *map(str, arguments)]
     found_first = os.pathsep.join([str(ROOT), PYTHONPATH])
     with together(command, env={**os.environ, "PYTHONPATH": found_first}, stderr=subprocess.PIPE) as process:
         yield process

@@ -73,7 +73,7 @@ class TrappedSource(KlammSource):
             if step == "die when all is done":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        writer.commit = trapped  # type: ignore[method-assign]
+        writer.commit = trapped  # type: ignore[assignment, method-assign]
         return writer
 
 
@@ -104,7 +104,7 @@ def _set(step: str) -> None:
             Transactions.decide = decide  # type: ignore[method-assign]
             raise RuntimeError("after the decision")
 
-        Transactions.decide = both
+        Transactions.decide = both  # type: ignore[method-assign]
 
 
 STEPS = [

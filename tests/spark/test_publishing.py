@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +160,13 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
         chosen = random.Random(seed).sample(range(1, steps + 1), min(some, steps))
         for step in sorted({1, *chosen, steps}):
             path = fresh(f"killed-{step}")
-            child = start(lambda path=path, step=step: once(path, step))
+            child = start(partial(once, path, step))
             assert os.WIFSIGNALED(child.ended()), step
             with klamm.open(path) as store:
                 there = contents(store)
                 assert there in ({}, wanted), f"killed at step {step}: a part of it is visible"
                 seen.add(bool(there))
-            again = start(lambda path=path: once(path, None))
+            again = start(partial(once, path, None))
             again.answer()
             with klamm.open(path) as store:
                 assert contents(store) == wanted, f"killed at step {step}, then done again"

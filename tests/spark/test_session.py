@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def standalone(directory: Path) -> Iterator[str]:
 
     def start(what: str, *arguments: str) -> Path:
         log = directory / f"{what}-{len(logs)}.log"
-        command = [program, f"org.apache.spark.deploy.{what.lower()}.{what}", *arguments]
+        command: list[str | Path] = [program, f"org.apache.spark.deploy.{what.lower()}.{what}", *arguments]
         with log.open("wb") as file:
             running.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
         logs.append(log)
@@ -190,7 +191,7 @@ def standalone(directory: Path) -> Iterator[str]:
                 *("Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"),
                 *("--work-dir", str(directory / "work"), found[1]),
             )
-            until(lambda worker=worker: said(worker, "registered with master") is not None, "a worker is there", 60)
+            until(partial(said, worker, "registered with master"), "a worker is there", 60)
         yield found[1]
     finally:
         for process in running:

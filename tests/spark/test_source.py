@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import klamm
+from klamm.arrow.scan import Scan
 from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, UnknownTopic
 from klamm.spark import reading, source
 from klamm.spark.offsets import Place
@@ -20,6 +21,7 @@ from klamm.spark.options import ReadOptions
 from klamm.spark.planning import Planner, Range
 from klamm.spark.reading import Task
 from klamm.spark.source import BatchReader, KlammSource, arrow_schema, clearly, refuse_old_spark
+from klamm.store.directory import acquire
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,6 +140,7 @@ def test_filters_are_pushed_down_where_spark_allows_it(load: Load, spark: SparkS
     narrow = f"partition = 2 and offset >= 10 and offset < 20 and timestamp >= timestamp_millis({T0 + 15})"
     expected = [(2, offset) for offset in range(15, 20)]
     before = spark.conf.get(PUSHDOWN)
+    assert before is not None
     try:
         spark.conf.set(PUSHDOWN, "false")  # Spark's default: it reads everything, and filters
         assert load().where(narrow).rdd.getNumPartitions() == 4
@@ -193,7 +196,7 @@ def planned(store: klamm.Store, **given: str) -> Iterator[tuple[BatchReader, lis
     yield reader, reader.partitions()
 
 
-def offsets_of(reader: BatchReader, tasks: list[Any]) -> list[int]:
+def offsets_of(reader: BatchReader, tasks: list[Any]) -> list[Any]:
     return [offset for task in tasks for batch in reader.read(task) for offset in batch.column("offset").to_pylist()]
 
 
@@ -223,7 +226,7 @@ def test_records_that_expire_while_a_task_reads(
     fill(store, segment_bytes=100_000)
     with planned(store, failOnDataLoss=fail) as (reader, tasks):
         batches = reader.read(tasks[0])
-        seen = next(batches).column("offset").to_pylist()
+        seen: list[Any] = next(batches).column("offset").to_pylist()
         store.delete_records("orders", {0: 2500})
         if fail == "true":
             with pytest.raises(OffsetOutOfRange, match=r"data loss: orders/0: offsets \d+ to 2499 are gone"):
@@ -265,14 +268,14 @@ def test_only_the_bytes_of_a_range_are_read(store: klamm.Store, monkeypatch: pyt
     monkeypatch.setattr("klamm.arrow.scan._READ_BYTES", 16_384)
     total = sum(part.size for part in store.topic("orders").partitions)
     read_bytes: list[int] = []
-    original = reading.Scan.batches
+    original = Scan.batches
 
     def counted(self: Any) -> Any:
         for batch in original(self):
             read_bytes.append(batch.nbytes)
             yield batch
 
-    monkeypatch.setattr(reading.Scan, "batches", counted)
+    monkeypatch.setattr(Scan, "batches", counted)
     options = ReadOptions.parse({"path": store.path, "subscribe": "orders"}, streaming=False)
     reader = KlammSource({"path": store.path, "subscribe": "orders"})
     batch_reader = BatchReader(reader.schema(), options)
@@ -335,12 +338,11 @@ def test_a_store_that_cannot_be_written_is_planned_up_to_what_is_on_disk(
     fill(store, 100)
     store.append("orders", b"on disk")  # acks="all"
     store.append("orders", b"not yet", acks=1)
-    original = planning.acquire
 
     def refusing(path: str, *, read_only: bool, **more: Any) -> Any:
         if not read_only:
             raise ReadOnly("cannot be written")
-        return original(path, read_only=read_only, **more)
+        return acquire(path, read_only=read_only, **more)
 
     monkeypatch.setattr(planning, "acquire", refusing)
     planner = Planner(ReadOptions.parse({"path": store.path, "subscribe": "orders"}, streaming=False))

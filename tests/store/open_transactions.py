@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import klamm
 from klamm.batch import walk
@@ -45,7 +46,7 @@ def markers(partition: Partition) -> list[int]:
     return found
 
 
-def hold_append_byte(path: str, number: int, ready: Flag, go: Flag) -> None:
+def hold_append_byte(path: str | Path, number: int, ready: Flag, go: Flag) -> None:
     """In a child: open the store, and when told to, take the log's append byte and stop."""
     with klamm.open(path) as mine:
         log = log_of(mine, number).log

@@ -29,6 +29,7 @@ from klamm.errors import (
 from klamm.store import catalog as catalog_module
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.database import FORMAT_VERSION
+from klamm.store.rows import crc as crc_of
 from klamm.store.settings import Settings
 from tests.store.conftest import gate_of
 
@@ -341,7 +342,7 @@ def test_rows_that_were_tampered_with_are_errors(catalog: Catalog, path: str) ->
 def test_a_setting_that_this_version_does_not_know_was_set_by_a_newer_one(catalog: Catalog, path: str) -> None:
     topic = catalog.create_topic("orders", 1, {}, nothing)
     text = '{"flush.ms": "5"}'
-    crc = catalog_module._crc(topic.id, topic.name, text, topic.created_ms, *topic.partitions)
+    crc = crc_of(topic.id, topic.name, text, topic.created_ms, *topic.partitions)
     with (
         tampered(path, f"UPDATE topics SET settings = '{text}', crc = {crc}"),
         pytest.raises(NewerFormat, match=r"topic 'orders': flush\.ms: there is no such setting"),

@@ -19,7 +19,7 @@ from klamm.log.partition import Partition
 from klamm.store import backup
 from tests.procs import children, until
 
-SMALL = {"cleanup.policy": "compact", "segment.bytes": 1000, "index.interval.bytes": 200}
+SMALL: dict[str, str | int | float] = {"cleanup.policy": "compact", "segment.bytes": 1000, "index.interval.bytes": 200}
 
 
 @pytest.fixture
@@ -178,23 +178,21 @@ def _maintainers() -> int:
 def test_no_record_without_a_key_comes_in_anywhere(store: klamm.Store) -> None:
     pa = pytest.importorskip("pyarrow")
     store.create_topic("wide", partitions=3, settings=SMALL)
+    ways: list[Callable[[str], Any]] = [
+        lambda topic: store.append(topic, b"1"),
+        lambda topic: store.append(topic, b"1", acks=1),
+        lambda topic: store.append(topic, b"1", partition=0, headers=[("h", b"1")], acks=0),
+        lambda topic: store.append_many(topic, [b"1", b"2"]),
+        lambda topic: store.append_many(topic, [(None, b"1")], partition=0),
+        lambda topic: store.append_many(topic, ((None, b"1", None, 5) for _ in range(3)), compression="zstd"),
+        lambda topic: store.append_table(topic, pa.table({"value": ["1"]})),
+        lambda topic: store.append_table(topic, pa.table({"value": ["1"], "key": pa.array([None], pa.string())})),
+    ]
     for topic in ("users", "wide"):
-        ways: list[Callable[[], Any]] = [
-            lambda topic=topic: store.append(topic, b"1"),
-            lambda topic=topic: store.append(topic, b"1", acks=1),
-            lambda topic=topic: store.append(topic, b"1", partition=0, headers=[("h", b"1")], acks=0),
-            lambda topic=topic: store.append_many(topic, [b"1", b"2"]),
-            lambda topic=topic: store.append_many(topic, [(None, b"1")], partition=0),
-            lambda topic=topic: store.append_many(topic, ((None, b"1", None, 5) for _ in range(3)), compression="zstd"),
-            lambda topic=topic: store.append_table(topic, pa.table({"value": ["1"]})),
-            lambda topic=topic: store.append_table(
-                topic, pa.table({"value": ["1"], "key": pa.array([None], pa.string())})
-            ),
-        ]
         for way in ways:
             for _ in range(2):
                 with pytest.raises(InvalidRecord, match="compacted"):
-                    way()
+                    way(topic)
         with store.producer() as producer:
             with pytest.raises(InvalidRecord):
                 producer.send(topic, b"1")

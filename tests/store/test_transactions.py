@@ -443,8 +443,8 @@ def test_a_copy_holds_each_transaction_whole_or_not_at_all(store: klamm.Store, t
             assert opened.transactions() == [], "opening it has ended them all"
             found = seen(opened, 0, 1, 2)
             assert len(found[0]) > 2 and sorted(found[0]) == sorted(found[1]) == sorted(found[2])
-            for thread in range(3):
-                mine = [int(value.split(b"-")[1]) for value in found[0] if value.startswith(b"%d-" % thread)]
+            for worker in range(3):
+                mine = [int(value.split(b"-")[1]) for value in found[0] if value.startswith(b"%d-" % worker)]
                 assert mine == [number for number in range(1, len(mine) * 2) if number % 4][: len(mine)]
             assert opened.check().ok
 

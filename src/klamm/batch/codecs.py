@@ -181,7 +181,7 @@ _LZ4_BLOCK_SIZES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 
 
 def _lz4(data: memoryview, level: int | None) -> bytes:
-    from lz4 import frame  # type: ignore[import-untyped]
+    from lz4 import frame
 
     # Java's reader refuses blocks that build on each other, and writes neither content size nor content checksum.
     packed: bytes = frame.compress(

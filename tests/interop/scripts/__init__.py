@@ -99,10 +99,10 @@ class Desk:
         assert what not in self.notes, f"{what!r} is noted twice"
         self.notes[what] = self._plain("", answer)
 
-    def ask(self, what: str, api: Api, version: int, *, raw: Raw | None = None, **fields: Any) -> Any:
+    def ask(self, what: str, api: Api, version: int, **fields: Any) -> Any:
         """Send a request and note the answer; "closed" if the broker ended the connection instead."""
         try:
-            answer = (raw or self._raw).ask(api, version, **fields)
+            answer = self._raw.ask(api, version, **fields)
         except ConnectionEnded:
             self._reconnect()
             self.note(what, "closed")
@@ -127,7 +127,12 @@ class Desk:
 
     def until(self, api: Api, version: int, holds: Callable[[Any], Any], **fields: Any) -> Any:
         """Ask again until the answer is as wanted."""
-        return until(lambda: (answer := self._raw.ask(api, version, **fields)) and holds(answer) and answer, str(api))
+
+        def wanted() -> Any:
+            answer = self._raw.ask(api, version, **fields)
+            return answer if holds(answer) else None
+
+        return until(wanted, str(api))
 
     # The common cases, short
 

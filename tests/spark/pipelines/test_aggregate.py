@@ -235,12 +235,13 @@ def test_an_empty_topic_is_no_error_and_its_folder_is_of_this_pipeline_only(
 
     report = run()
     assert (report.rows_read, report.rows_written, report.late) == (0, 0, 0)
-    for said, more in {
+    wrong: dict[str, dict[str, Any]] = {
         'belongs to the pipeline aggregate of orders: its topics is {"orders"': {"topic": "payments"},
         'was begun with window = "60000 milliseconds", not "120000 milliseconds"': {"window": "2 minutes"},
         'was begun with by = "key", not "$.id"': {"by": "$.id"},
         'was begun with to = "counts", not "others"': {"to": "others", "table": True},
-    }.items():
+    }
+    for said, more in wrong.items():
         with pytest.raises(InvalidSetting) as refused:
             run(**more)
         assert said in refused.value.message

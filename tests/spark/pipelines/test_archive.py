@@ -216,11 +216,12 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
     with pytest.raises(klamm.UnknownTopic):
         archive(spark, store.path, "order", out)
     assert archive(spark, store.path, "orders", out, schema="id INT").rows_written == 0
-    for topic, options, said in (
+    begun: list[tuple[str, dict[str, Any], str]] = [
         ("orders", {"schema": "id BIGINT"}, 'was begun with schema = "id INT", not "id BIGINT"'),
         ("orders", {"dead_letters": "bad"}, 'was begun with dead_letters = "orders.dlq"'),
         ("others", {}, "belongs to the pipeline archive of orders"),
-    ):
+    ]
+    for topic, options, said in begun:
         with pytest.raises(InvalidSetting, match=said):
             archive(spark, store.path, topic, out, **options)
     Claim.take(tmp_path / "else", {"pipeline": "aggregate"}, {})

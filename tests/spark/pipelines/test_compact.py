@@ -34,7 +34,11 @@ from klamm.spark.pipelines import compacting as pipeline
 from klamm.spark.pipelines.compacting import compact
 
 DRIVER = Path(__file__).parent / "compacting.py"
-SETTINGS = {"cleanup.policy": "compact", "segment.bytes": 6000, "delete.retention.ms": 1000}
+SETTINGS: dict[str, str | int | float] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 6000,
+    "delete.retention.ms": 1000,
+}
 
 
 @contextmanager
