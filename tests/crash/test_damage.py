@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 import klamm
 from klamm.batch import RECORDS, Builder, decode
+from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
 from klamm.log import _head, head, point
 from klamm.log.partition import Partition
@@ -220,8 +220,7 @@ class OneLog:
 
 def with_no_janitor(core: directory.Core) -> None:
     """Whoever has one starts no other: nobody leaves recovery points while we look."""
-    core._janitor = threading.Thread()
-    core._janitor.start()
+    core._janitor = DaemonThread(lambda: None, "none")
     core._janitor.join()
 
 

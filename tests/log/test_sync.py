@@ -118,10 +118,9 @@ def test_processes_that_wait_for_a_sync_share_the_next_one(tmp_path: Path) -> No
         return _os.steps_taken()
 
     with children() as start:
-        assert partition.log.try_lock_flush()
-        workers = [start(lambda n=n: work(n)) for n in range(1, 9)]  # type: ignore[misc]
-        until(lambda: partition.ends().end == 9, "all have appended")
-        partition.log.unlock_flush()
+        with partition.log.flush_lock():
+            workers = [start(lambda n=n: work(n)) for n in range(1, 9)]  # type: ignore[misc]
+            until(lambda: partition.ends().end == 9, "all have appended")
         assert sum(worker.answer() for worker in workers) == 1
 
 
@@ -319,13 +318,11 @@ def test_control_c_ends_a_wait_for_a_sync(rig: Rig) -> None:
             return "interrupted"
         return "synced"
 
-    assert partition.log.try_lock_flush()
-    with children() as start:
+    with partition.log.flush_lock(), children() as start:
         child = start(wait)
         asleep(child)
         child.signal(signal.SIGINT)
         assert child.answer() == "interrupted"
-    partition.log.unlock_flush()
     partition.sync(1)
 
 

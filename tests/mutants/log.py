@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-HEAD = "src/klamm/log/head.py"
+SYNC = "src/klamm/log/_sync.pxi"
 RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
 RANGES = "src/klamm/log/ranges.py"
@@ -61,9 +61,9 @@ MUTANTS = [
         "promise 6",
         (
             (
-                HEAD,
-                "        log.set_flags(SYNC_FAILED)\n        log.flushing = False\n",
-                "        log.flushing = False\n",
+                SYNC,
+                "        fetch_or64(&w.slot.flags, FLAG_SYNC_FAILED)\n    else:",
+                "        pass\n    else:",
             ),
         ),
         (f"{SYNC_TESTS}::test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again",),
@@ -71,7 +71,13 @@ MUTANTS = [
     Mutant(
         "a syncer that died is taken for one that succeeded",
         "promise 4",
-        ((HEAD, "if log.flags & SYNC_FAILED or log.flushing:", "if log.flags & SYNC_FAILED:"),),
+        (
+            (
+                SYNC,
+                "    if load64(&w.slot.flags) & FLAG_SYNC_FAILED or load32(&w.slot.flushing):",
+                "    if load64(&w.slot.flags) & FLAG_SYNC_FAILED:",
+            ),
+        ),
         (
             f"{KILLED_WRITER_TESTS}::test_a_syncer_killed_at_any_step_acks_nothing_that_is_not_on_disk_and_blocks_nobody",
         ),
@@ -79,7 +85,7 @@ MUTANTS = [
     Mutant(
         "the directory is not synced",
         "promise 4",
-        ((HEAD, "                segment.sync_names(log.directory)\n", "                pass\n"),),
+        ((SYNC, "    return error or sync_names(w)\n", "    return error\n"),),
         (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
@@ -139,7 +145,7 @@ MUTANTS = [
     Mutant(
         "only the active segment is synced",
         "promise 5",
-        ((HEAD, "if first <= base <= now.active_base:", "if base == now.active_base:"),),
+        ((SYNC, "if base >= 0 and first <= base <= active_base:", "if base == active_base:"),),
         (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(

@@ -38,7 +38,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from bisect import bisect_right as _bisect_right
-from threading import Event as _Event
+from _thread import allocate_lock as _allocate_lock
 
 from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header

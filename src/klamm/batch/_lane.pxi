@@ -14,7 +14,7 @@ cdef class BatchDelivery:
     cdef readonly int64_t base_offset   # -1: not known
     cdef readonly int64_t log_append_time  # -1: records keep their own timestamps
     cdef readonly object error
-    cdef object event                   # made by the first who waits
+    cdef object lock                    # made by the first who waits, and held until the batch is done
     cdef list callbacks
 
     def __init__(self, str topic not None, int32_t partition):
@@ -41,8 +41,8 @@ cdef class BatchDelivery:
         cdef list callbacks
         self.done = True
         callbacks, self.callbacks = self.callbacks, None
-        if self.event is not None:
-            self.event.set()
+        if self.lock is not None:
+            self.lock.release()
         if callbacks is not None:
             for call, delivery in callbacks:
                 call(delivery)
@@ -51,13 +51,17 @@ cdef class BatchDelivery:
         """Until the batch is done, or `timeout` seconds: whether it is."""
         if self.done:
             return True
-        if self.event is None:
-            event = _Event()
-            if self.event is None:  # nobody came in between
-                self.event = event
-        if self.done:
-            return True
-        return self.event.wait(timeout)
+        if self.lock is None:           # not an Event, whose Python code an interrupt may leave with its lock held
+            lock = _allocate_lock()
+            lock.acquire()
+            if self.done:
+                return True
+            if self.lock is None:       # nobody came in between
+                self.lock = lock
+        if not self.lock.acquire(True, -1 if timeout is None else max(timeout, 0)):
+            return False
+        self.lock.release()
+        return True
 
 
 @cython.final

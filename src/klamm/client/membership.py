@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from klamm.client.assignment import Assignor, Place, Share, assigned, pools, share
 from klamm.client.subscription import wanted_of
 from klamm.disk.locks import OWNED, group_region
+from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Member:
         messages = self._messages
         alive = weakref.ref(consumer, lambda _: messages.put(None))
         try:
-            threading.Thread(target=self._watch, args=(alive,), name=f"klamm-group-{self.group}", daemon=True).start()
+            DaemonThread(self._watch, f"klamm-group-{self.group}", alive)
         except BaseException:
             self.leave()
             raise

@@ -20,7 +20,6 @@ Promises
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +29,8 @@ from klamm.client.sender import Line, Outcome, Sender
 from klamm.client.sending import RecordSending
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.target import codec_of, limit_of
-from klamm.disk import fork
+from klamm.disk import _os, fork
+from klamm.disk.threads import DaemonThread
 from klamm.errors import BufferFull, Forked, InvalidSetting, ReadOnly, StoreError, UnknownTopic
 
 if TYPE_CHECKING:
@@ -111,10 +111,8 @@ class Producer(RecordSending):
         self._roads: dict[Lane, _Road] = {}
         self._current: dict[str, _Road] = {}
         self._versions: dict[str, int] = {}
-        self._mutex = threading.Lock()
-        self._wake = threading.Condition(self._mutex)
-        self._room = threading.Condition(self._mutex)
-        self._thread: threading.Thread | None = None
+        self._mutex = _os.Monitor()  # notified when there is work for the thread, or buffer space for a `send`
+        self._thread: DaemonThread | None = None
         self._closed = False
         self._forked = False
         fork.register(self)
@@ -159,7 +157,7 @@ class Producer(RecordSending):
             if self._sender.bytes <= self._memory:
                 self._lanes[topic] = road.lane
             self._start_thread()
-            self._wake.notify()
+            self._mutex.notify_all()
             return road.lane
 
     def _wait_for_room(self) -> None:
@@ -167,11 +165,12 @@ class Producer(RecordSending):
         until = time.monotonic() + self._block_s
         while self._sender.bytes > self._memory and not self._closed:
             left = until - time.monotonic()
-            if left <= 0 or not self._room.wait(left):
+            if left <= 0:
                 raise BufferFull(
                     f"{self._sender.bytes} bytes wait to be appended or synced; buffer_memory is {self._memory}",
                     hint="the record was not taken; send it again, or raise buffer_memory or max_block_ms",
                 )
+            self._mutex.wait(left)
 
     def _road(self, topic: str) -> _Road:
         """The topic's road, built anew if the topic has changed."""
@@ -248,14 +247,13 @@ class Producer(RecordSending):
             self._lanes.clear()
         if sender.has_work:
             self._start_thread()
-            self._wake.notify()
+            self._mutex.notify_all()
 
     # ---- the thread
 
     def _start_thread(self) -> None:
         if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="klamm-producer", daemon=True)
-            self._thread.start()
+            self._thread = DaemonThread(self._run, "klamm-producer")
 
     def _run(self) -> None:
         while not self._closed or self._sender.has_work or self._sender.has_settled:
@@ -270,7 +268,7 @@ class Producer(RecordSending):
         with self._mutex:
             self._drain_due()
             if not (sender.has_work or sender.has_settled or self._closed):
-                self._wake.wait(self._nap())
+                self._mutex.wait(self._nap())
             settled = sender.take_settled()
             lines = sender.busy_lines()
             batches = sender.begin_sync()
@@ -319,7 +317,7 @@ class Producer(RecordSending):
                 refused += 1
             else:
                 line.has_thread = True
-                threading.Thread(target=self._wait_for, args=(line,), name="klamm-producer-line", daemon=True).start()
+                DaemonThread(self._wait_for, "klamm-producer-partition", line)
         if refused == len(lines):
             time.sleep(_RETRY_S)
 
@@ -331,7 +329,7 @@ class Producer(RecordSending):
             self._first_is_done(line, outcome)
         with self._mutex:
             line.has_thread = False  # somebody may have come since
-            self._wake.notify()
+            self._mutex.notify_all()
 
     def _first_is_done(self, line: Line, outcome: Outcome) -> None:
         line.refused_since = 0.0
@@ -339,14 +337,14 @@ class Producer(RecordSending):
             self._sender.first_is_done(line, outcome)
             settled = self._sender.take_settled()
             self._after_work()
-            self._wake.notify()
+            self._mutex.notify_all()
         self._sender.answer(settled)
 
     def _after_work(self) -> None:
         if self._sender.errors:
             self._lanes.clear()
         if self._sender.bytes <= self._memory:
-            self._room.notify_all()
+            self._mutex.notify_all()
 
     # ---- the end
 
@@ -384,10 +382,9 @@ class Producer(RecordSending):
             with self._mutex:
                 self._closed = True
                 self._lanes.clear()
-                self._wake.notify_all()
-                self._room.notify_all()
+                self._mutex.notify_all()
                 thread = self._thread
-            if thread is not None and thread is not threading.current_thread():
+            if thread is not None and not thread.is_current:
                 thread.join(timeout)
 
     def _check_usable(self) -> None:
@@ -414,7 +411,7 @@ class Producer(RecordSending):
     def in_child(self) -> None:
         self._forked = True
         self._lanes = {}
-        self._mutex = threading.Lock()
+        self._mutex = _os.Monitor()
         self._thread = None
 
 

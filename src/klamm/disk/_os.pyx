@@ -31,6 +31,16 @@ cdef extern from "os.h" nogil:
     int os_lock_whole(int fd)
     int F_RDLCK, F_WRLCK, F_UNLCK
     int64_t klamm_boot_ms()
+    int64_t klamm_monotonic_ns()
+    void os_name_thread(const char *name)
+    void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns)
+    void os_futex_wake(uint32_t *word, uint32_t bits)
+    uint32_t klamm_fetch_add(uint32_t *word, uint32_t value)
+    ctypedef struct KlammMutex:
+        pass
+    int klamm_mutex_init(KlammMutex *, void *)
+    int klamm_mutex_unlock(KlammMutex *)
+    int klamm_mutex_lock(KlammMutex *, int)
 
 LOCK, OPEN, WRITE, TRUNCATE, SYNC = STEP_LOCK, STEP_OPEN, STEP_WRITE, STEP_TRUNCATE, STEP_SYNC
 RENAME, UNLINK, MKDIR, STORE, WAKE, READ, ALL = STEP_RENAME, STEP_UNLINK, STEP_MKDIR, STEP_STORE, STEP_WAKE, STEP_READ, STEP_ALL
@@ -210,6 +220,15 @@ def lock_whole(int fd):
             return False
         again(-1, None)
     return True
+
+
+include "_hold.pxi"
+
+
+def name_thread(str name not None):
+    """Name the current thread, for the system's tools."""
+    cdef bytes encoded = name.encode()
+    os_name_thread(encoded)
 
 
 def boot_ms():

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import AbstractContextManager
 
 from klamm.disk import _os, fork
@@ -60,9 +59,6 @@ DOOR = MAX_PLACES  # from the start of a group's region
 MAX_GROUPS = (1 << 22) - 1
 TRANSACTION = 1 << 62
 
-_NAP_S = 0.001  # between two looks of the first in a queue
-_IN_A_ROW = 128
-
 
 def group_region(number: int) -> int:
     """The first byte of a group's region in `members`."""
@@ -70,93 +66,31 @@ def group_region(number: int) -> int:
     return (number + 1) << 40
 
 
-class _Hold:
-    """A byte, held for the length of a block. (A generator would do the same, and take longer than the lock.)"""
-
-    __slots__ = ("_byte", "_fd", "_file", "_mutex", "_queue", "_timeout_ms")
-
-    def __init__(self, file: LockFile, byte: int, timeout_ms: int | None, queue: int | None) -> None:
-        self._file = file
-        self._byte = byte
-        self._timeout_ms = timeout_ms
-        self._queue = queue
-
-    def __enter__(self) -> None:
-        file, timeout_ms = self._file, self._timeout_ms
-        mutex = self._mutex = file._mutex(self._byte)
-        if not mutex.acquire(timeout=-1 if timeout_ms is None else timeout_ms / 1000):
-            raise file._busy(self._byte)
-        try:
-            file._take(self._byte, timeout_ms, self._queue)
-            self._fd = file.fd
-        except BaseException:  # Ctrl-C, say, when the byte was just taken; nobody else in this process can have it
-            if file.fd >= 0:
-                _os.unlock_byte(file.fd, self._byte)
-            mutex.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._fd == self._file.fd:  # else: a forked child has closed it
-                _os.unlock_byte(self._fd, self._byte)
-        finally:
-            self._mutex.release()
-
-
 class LockFile:
     """One file of lock bytes, opened once a process."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         self.path = path
-        self._mutexes: dict[int, threading.Lock] = {}
+        self._mutexes: dict[int, _os.ByteMutex] = {}
         self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively
         self._ours_mutex = threading.Lock()
-        self._in_a_row = 0
         with fork.guard:
             self.fd = _os.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
             fork.register(self)
 
-    def _mutex(self, byte: int) -> threading.Lock:
-        return self._mutexes.setdefault(byte, threading.Lock())
-
     def hold(
         self, byte: int, *, timeout_ms: int | None = None, queue: int | None = None
     ) -> AbstractContextManager[None]:
-        """Hold `byte` alone, waiting for it; StoreBusy when `timeout_ms` passes first.
+        """Hold `byte` alone for a `with` block, waiting for it; StoreBusy when `timeout_ms` passes first.
 
-        Those who wait for a byte get it one after the other, and each hand-over costs a switch between processes. With
-        a `queue`, another byte, they wait for that, and only the first of them looks at `byte`, now and then. So who
-        has just let go of it gets it again, up to _IN_A_ROW times while its caches are warm; then it queues up, too.
+        Processes that wait for a byte get it one after the other, and each hand-over costs a switch between processes.
+        With a `queue`, another byte, they wait for that, and only the first of them looks at `byte`, now and then. So a
+        process that has just released it gets it again, up to 128 times while its caches are warm; then it queues up.
         """
-        return _Hold(self, byte, timeout_ms, queue)
+        mutex = self._mutexes.get(byte) or self._mutexes.setdefault(byte, _os.ByteMutex())
+        return _os.Hold(self, mutex, byte, -1 if timeout_ms is None else timeout_ms, -1 if queue is None else queue)
 
-    def _take(self, byte: int, timeout_ms: int | None, queue: int | None) -> None:
-        """The byte, behind its mutex."""
-        if queue is not None:
-            self._in_a_row += 1
-            if self._in_a_row > _IN_A_ROW or not _os.lock_byte(self.fd, byte, wait=False):
-                self._in_a_row = 0
-                self._wait_in(queue, byte)
-        elif timeout_ms is None:
-            _os.lock_byte(self.fd, byte)
-        else:
-            deadline = time.monotonic() + timeout_ms / 1000
-            while not _os.lock_byte(self.fd, byte, wait=False):
-                if time.monotonic() >= deadline:
-                    raise self._busy(byte)
-                time.sleep(0.001)
-
-    def _wait_in(self, queue: int, byte: int) -> None:
-        _os.lock_byte(self.fd, queue)
-        fd = self.fd
-        try:
-            while not _os.lock_byte(self.fd, byte, wait=False):
-                time.sleep(_NAP_S)
-        finally:
-            if fd == self.fd:
-                _os.unlock_byte(fd, queue)
-
-    def _busy(self, byte: int) -> StoreBusy:
+    def busy(self, byte: int) -> StoreBusy:
         return StoreBusy(f"{self.path}: byte {byte} is held by another process or thread")
 
     def try_hold(self, byte: int, *, shared: bool = False) -> bool:

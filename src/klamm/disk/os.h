@@ -13,12 +13,14 @@
 #if defined(_WIN32)
 #include "win32.h"
 #else
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -116,6 +118,29 @@ static int os_rename(const char *from, const char *to) { return klamm_step(STEP_
 static int os_unlink(const char *path) { return klamm_step(STEP_UNLINK) ? -1 : unlink(path); }
 static int os_mkdir(const char *path) { return klamm_step(STEP_MKDIR) ? -1 : mkdir(path, 0755); }
 
+/* Directories: the names in one, and making them durable. 0 or -errno. On Windows see win32.h. */
+#if !defined(_WIN32)
+typedef struct { DIR *directory; } KlammListing;
+static int os_list(KlammListing *listing, const char *path) {
+    return (listing->directory = opendir(path)) ? 0 : -errno;
+}
+static int os_list_next(KlammListing *listing, char *name, size_t room) { /* 1, or 0 at the end; longer names are skipped */
+    for (struct dirent *entry; (entry = readdir(listing->directory));) {
+        size_t size = strlen(entry->d_name);
+        if (size < room) { memcpy(name, entry->d_name, size + 1); return 1; }
+    }
+    return 0;
+}
+static void os_list_end(KlammListing *listing) { closedir(listing->directory); }
+static int os_sync_directory(const char *path) {
+    int fd = os_open(path, O_RDONLY | O_DIRECTORY), error = 0;
+    if (fd < 0) return -errno;
+    while (os_fsync(fd) && (error = -errno) == -EINTR) error = 0;
+    close(fd);
+    return error;
+}
+#endif
+
 /* Byte-range locks: open-file-description locks, which a stray close does not drop. Where there are none (not Linux),
  * one process at a time holds the whole store (locks.py), and bytes need no locking. */
 #if defined(__linux__) && defined(F_OFD_SETLK)
@@ -189,6 +214,13 @@ static inline int64_t klamm_boot_ms(void) {
     return klamm_clock_ns(CLOCK_MONOTONIC) / 1000000;
 #endif
 }
+#endif
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+static void os_name_thread(const char *name) { prctl(PR_SET_NAME, name, 0, 0, 0); }
+#else
+static void os_name_thread(const char *name) { (void)name; }
 #endif
 
 /* Sleeping on a word of a mapped file. */

@@ -120,6 +120,28 @@ static int win_mkdir(const char *path) {
     wchar_t wide[WIN_PATH];
     return win_path(wide, path) ? -1 : CreateDirectoryW(wide, NULL) ? 0 : win_failed();
 }
+/* The names in a directory, as UTF-8. Names are durable with their files: there is no syncing of directories. */
+typedef struct { HANDLE search; WIN32_FIND_DATAW found; int first; } KlammListing;
+static int os_list(KlammListing *listing, const char *path) {
+    char pattern[WIN_PATH];
+    wchar_t wide[WIN_PATH];
+    if (snprintf(pattern, sizeof(pattern), "%s*", path) >= (int)sizeof(pattern)) return -ENAMETOOLONG;
+    if (win_path(wide, pattern)) return -errno;
+    listing->search = FindFirstFileW(wide, &listing->found);
+    listing->first = 1;
+    return listing->search == INVALID_HANDLE_VALUE ? (win_set_errno(), -errno) : 0;
+}
+static int os_list_next(KlammListing *listing, char *name, size_t room) {
+    for (;; listing->first = 0) {
+        if (!listing->first && !FindNextFileW(listing->search, &listing->found)) return 0;
+        if (WideCharToMultiByte(CP_UTF8, 0, listing->found.cFileName, -1, name, (int)room, NULL, NULL)) {
+            listing->first = 0;
+            return 1;
+        }
+    }
+}
+static void os_list_end(KlammListing *listing) { FindClose(listing->search); }
+static int os_sync_directory(const char *path) { return (void)path, 0; }
 static int flock(int fd, int how) { /* the first byte stands for all */
     OVERLAPPED at = {0};
     DWORD flags = (how & LOCK_EX ? LOCKFILE_EXCLUSIVE_LOCK : 0) | (how & LOCK_NB ? LOCKFILE_FAIL_IMMEDIATELY : 0);

@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, errno
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
 from klamm.disk import _os
 
@@ -285,41 +285,35 @@ cdef class Log:
     def clear_flags(self, uint64_t flags):
         fetch_and64(&self.w.slot.flags, ~flags)
 
-    # ---- syncing: the calls; their order is told and kept in head.py
+    # ---- syncing
 
-    def try_lock_flush(self):
-        """Whether the flush mutex and byte are ours now."""
+    def append_lock(self):
+        """The append lock, for a `with` block."""
+        return AppendLock(self)
+
+    def flush_lock(self):
+        """The flush lock, for a `with` block: waits for the process that syncs just now."""
+        return FlushLock(self)
+
+    def sync(self, int64_t end_offset):
+        """Return when everything below `end_offset` is on disk. RuntimeError("sync_failed") or OSError if it is not."""
         cdef int error
-        if klamm_mutex_lock(&self.w.flush_mutex, 0):
-            return False
-        if self.w.abandoned:
-            pthread_mutex_unlock(&self.w.flush_mutex)
-            raise result_error(R_ABANDONED, self.directory)
-        if os_lock(self.w.lock_fd, self.w.flush_byte, F_WRLCK, 0) == 0:
-            return True
-        error = errno
-        pthread_mutex_unlock(&self.w.flush_mutex)
-        if error in (EAGAIN, EACCES, EINTR):
-            return False
-        raise OSError(error, os.strerror(error), self.directory)
+        while load_i64(&self.w.slot.flushed_offset) < end_offset:
+            with nogil:
+                error = sync_once(&self.w, end_offset, DEAD_SYNCER_NS)
+            if error and error != -EAGAIN:
+                raise result_error(error, self.directory)
+            PyErr_CheckSignals()
 
-    def unlock_flush(self):
-        """Let go, then tell those who wait for the round."""
-        os_lock(self.w.lock_fd, self.w.flush_byte, F_UNLCK, 0)
-        pthread_mutex_unlock(&self.w.flush_mutex)
-        fetch_add32(&self.w.slot.flush_round, 1)
-        os_futex_wake(&self.w.slot.flush_round, 0xffffffffu)
-
-    @property
-    def flush_round(self):
-        return load32(&self.w.slot.flush_round)
-
-    def wait_flush(self, uint32_t flush_round, int timeout_ms):
-        """Until the round is over; a syncer that died is noticed when the time is up."""
-        cdef int64_t until = klamm_monotonic_ns() + timeout_ms * <int64_t>1000000
+    def flush(self):
+        """Under the flush lock: sync everything that is committed, and return the commit up to which that holds."""
+        cdef Commit now
+        cdef int error
         with nogil:
-            os_futex_wait(&self.w.slot.flush_round, flush_round, 0xffffffffu, until)
-        PyErr_CheckSignals()
+            error = flush_locked(&self.w, &now)
+        if error:
+            raise result_error(error, self.directory)
+        return as_snapshot(&now)
 
     @property
     def flushing(self):
@@ -337,19 +331,6 @@ cdef class Log:
     def flushed_offset(self, int64_t value):
         store_i64(&self.w.slot.flushed_offset, value)
 
-    def sync_segment(self, int64_t base):
-        """fdatasync one segment file, under the flush byte."""
-        cdef int error = 0
-        with nogil:
-            if self.w.sync_fd < 0 or self.w.sync_base != base:
-                close_sync_file(&self.w)
-                self.w.sync_base = base
-                self.w.sync_fd = open_in(&self.w, base, b".log", O_RDWR)
-            if self.w.sync_fd < 0 or os_fdatasync(self.w.sync_fd):
-                error = errno
-        if error:
-            raise OSError(error, os.strerror(error), f"{self.directory}/{base:020}.log")
-
     # ---- what readers use
 
     def snapshot(self):
@@ -358,7 +339,7 @@ cdef class Log:
         cdef int error = take_snapshot(self.w.slot, &c)
         if error:
             raise result_error(error, self.directory)
-        return Snapshot(c.next_offset, c.active_base, c.position, c.stable_offset, c.max_timestamp, c.log_start, c.seq, c.leader_epoch)
+        return as_snapshot(&c)
 
     @property
     def seq(self):
@@ -468,12 +449,17 @@ cdef class Log:
         self.after_fork()
 
 
+cdef object as_snapshot(const Commit *c):
+    return Snapshot(c.next_offset, c.active_base, c.position, c.stable_offset, c.max_timestamp, c.log_start, c.seq, c.leader_epoch)
+
+
 cdef object result_error(int64_t result, directory):
     if result in RESULTS:
         return RuntimeError(RESULTS[result])
     return OSError(-result, os.strerror(-result), directory)
 
 
+include "_sync.pxi"
 include "_wait.pxi"
 include "_watch.pxi"
 include "_chime.pxi"

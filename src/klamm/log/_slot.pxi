@@ -97,6 +97,12 @@ cdef extern from "slot.h" nogil:
     int os_ftruncate(int, int64_t)
     int os_fsync(int)
     int os_fdatasync(int)
+    int os_sync_directory(const char *)
+    ctypedef struct KlammListing:
+        pass
+    int os_list(KlammListing *, const char *)
+    int os_list_next(KlammListing *, char *, size_t)
+    void os_list_end(KlammListing *)
     int os_lock(int, int64_t, int, int)
     void os_futex_wake(uint32_t *, uint32_t)
     void os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)

@@ -68,8 +68,7 @@ def expired(
 def move_log_start(log: head.Log, offset: int) -> None:
     """From now on the log starts at `offset`, durably."""
     directory = log.directory
-    head.lock_flush(log)
-    try:
+    with log.flush_lock():
         now = log.snapshot()
         if offset <= now.log_start:
             return
@@ -80,14 +79,9 @@ def move_log_start(log: head.Log, offset: int) -> None:
             known = known._replace(offset=now.next_offset, base=now.active_base, position=now.position)
         point.store(directory, known._replace(log_start=offset))
         log.set_recovery_point(known.base, known.position)
-    finally:
-        log.unlock_flush()
-    log.lock()
-    try:
+    with log.append_lock():
         log.make_up()
         log.publish(log_start=max(offset, log.snapshot().log_start))
-    finally:
-        log.unlock()
 
 
 def remove_unreachable(log: head.Log) -> list[int]:

@@ -34,12 +34,12 @@ end. What an abort ends is written down before (aborted.py).
 
 **Roll.** A commit of its own: active_base = next_offset, position = 0. The file is created by its first writer.
 
-**Sync.** *Try* the flush byte. Who gets it stores flushing, reads the commit, syncs every segment from the one that
-holds flushed_offset to the active one, and the directory if a segment in there is new; then stores flushed_offset,
-clears flushing and lets go. Who does not get it sleeps on flush_round. An error sets SYNC_FAILED before anybody else
-can try: the kernel reports a failed sync once and then claims success. `flushing` found set while the byte is free is a
-syncer that died, and counts as failed. SYNC_FAILED goes only by writing everything above flushed_offset again, into new
-blocks (recovery.heal).
+**Sync** (_sync.pxi). *Try* the flush byte. The process that gets it reads the commit, stores flushing, syncs every
+segment from the one that holds flushed_offset to the active one, and the directory if a segment in there is new; then
+it stores flushed_offset, clears flushing and releases the byte. The others sleep on flush_round. An error sets
+SYNC_FAILED before another process can try: the kernel reports a failed sync once and then claims success. `flushing`
+found set while the byte is free means that the syncing process died, and counts as failed. SYNC_FAILED goes only by
+writing everything above flushed_offset again, into new blocks (recovery.heal).
 
 Promises
   H1  A reader never sees a byte beyond the commit; a batch is there whole or not at all.
@@ -48,14 +48,15 @@ Promises
   H4  A segment that is not active never changes size.
   H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody.
 
-One mutex per byte keeps the threads of a process apart (an OFD lock does not). Every store and system call here that
+One mutex per byte keeps the threads of a process apart (an OFD lock does not). Bytes and mutexes are taken and released
+by native code alone: an append and a sync are one call each, and a longer section is a `with` block of a native type.
+So an exception, or a signal handler that raises one, never leaves a byte held. Every store and system call here that
 others can observe is a step that tests can trap (disk/os.h).
 """
 
 from __future__ import annotations
 
 from klamm.errors import SyncFailed
-from klamm.log import segment
 from klamm.log._head import (
     DELETED,
     EVENTFUL,
@@ -101,71 +102,37 @@ __all__ = [
     "clean_byte",
     "flush",
     "leader_epochs",
-    "lock_flush",
     "sync",
     "wait_any",
 ]
-
-_DEAD_SYNCER_MS = 20  # how often those who wait look whether the syncing process still lives
 
 
 def clean_byte(slot: int) -> int:
     return 4 * slot + 2
 
 
-def lock_flush(log: Log) -> None:
-    """Take the flush byte, waiting for whoever syncs just now."""
-    while True:
-        current = log.flush_round
-        if log.try_lock_flush():
-            return
-        log.wait_flush(current, _DEAD_SYNCER_MS)
-
-
-def sync(log: Log, upto: int) -> None:
-    """Return when everything below `upto` is on disk. Whoever gets the flush byte syncs for everybody.
-
-    The others sleep on `flush_round`, not on the byte: in a queue for the byte each would wait through the next
-    one's sync, and nothing would be grouped.
-    """
-    while log.flushed_offset < upto:
-        current = log.flush_round  # before the try: it changes after the unlock
-        if not log.try_lock_flush():
-            log.wait_flush(current, _DEAD_SYNCER_MS)
-            continue
-        try:
-            if log.flushed_offset < upto:
-                flush(log)
-        finally:
-            log.unlock_flush()
+def sync(log: Log, end_offset: int) -> None:
+    """Return when everything below `end_offset` is on disk: synced here, or by another process meanwhile."""
+    try:
+        log.sync(end_offset)
+    except (OSError, RuntimeError) as error:
+        raise _sync_failed(log, error) from error
 
 
 def flush(log: Log) -> Snapshot:
-    """Under the flush byte: sync everything that is committed. The commit up to which that holds."""
-    if log.flags & SYNC_FAILED or log.flushing:
-        log.set_flags(SYNC_FAILED)
-        raise SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died")
-    log.flushing = True
+    """Under the flush lock: sync everything that is committed, and return the commit up to which that holds."""
     try:
-        now = log.snapshot()
-        flushed = log.flushed_offset
-        if flushed > now.active_base:
-            log.sync_segment(now.active_base)
-        else:  # a segment in there may be new, so its name must be made durable, too
-            found = segment.bases(log.directory)
-            first = segment.holding(found, flushed) or 0
-            for base in found:
-                if first <= base <= now.active_base:
-                    log.sync_segment(base)
-            if found:
-                segment.sync_names(log.directory)
-    except OSError as error:
-        log.set_flags(SYNC_FAILED)
-        log.flushing = False
-        raise SyncFailed(
+        return log.flush()
+    except (OSError, RuntimeError) as error:
+        raise _sync_failed(log, error) from error
+
+
+def _sync_failed(log: Log, error: OSError | RuntimeError) -> Exception:
+    if isinstance(error, OSError):
+        return SyncFailed(
             f"{log.directory}: cannot sync: {error.strerror}",
             hint="nothing acknowledged is lost; appends go on when the disk does",
-        ) from error
-    log.flushed_offset = now.next_offset
-    log.flushing = False
-    return now
+        )
+    if str(error) == "sync_failed":
+        return SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died")
+    return error

@@ -164,13 +164,10 @@ class Housekeeping:
 
     def _close_if(self, is_due: Callable[[head.Snapshot], bool]) -> None:
         """Roll the active segment, if there is anything in it and it `is_due`."""
-        self.log.lock()
-        try:
+        with self.log.append_lock():
             now = self.log.snapshot()
             if now.position and is_due(now):
                 self.log.roll()
-        finally:
-            self.log.unlock()
 
     # ---- compaction
 

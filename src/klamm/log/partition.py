@@ -239,11 +239,8 @@ class Partition(Housekeeping):
         if self._lock is None or not os.path.exists(f"{self.directory}/producers"):
             return []
         self._map_producers()
-        self.log.lock()
-        try:
+        with self.log.append_lock():
             return self.log.producers()
-        finally:
-            self.log.unlock()
 
     def aborted_from(self, base: int) -> aborted.Spans:
         """What was aborted in this segment and later."""
@@ -324,17 +321,15 @@ class Partition(Housekeeping):
     def _map_producers(self) -> None:
         """Have the table of producers mapped; make it if there is none, or none that is whole."""
         log = self.log
-        log.lock()
-        try:
-            if not log.has_producers and not producers.is_whole(self.directory):
-                recovery.restore_producers(log, log.snapshot().next_offset)
-            log.map_producers()
-        except (OSError, DiskFull) as error:
-            if not log.has_producers and not producers.is_whole(self.directory):
-                files.remove(f"{self.directory}/producers")
-            raise error if isinstance(error, DiskFull) else self._error(-(error.errno or errno.EIO)) from error
-        finally:
-            log.unlock()
+        with log.append_lock():
+            try:
+                if not log.has_producers and not producers.is_whole(self.directory):
+                    recovery.restore_producers(log, log.snapshot().next_offset)
+                log.map_producers()
+            except (OSError, DiskFull) as error:
+                if not log.has_producers and not producers.is_whole(self.directory):
+                    files.remove(f"{self.directory}/producers")
+                raise error if isinstance(error, DiskFull) else self._error(-(error.errno or errno.EIO)) from error
 
     def _error(self, result: int) -> KlammError:
         what = head.RESULTS.get(result)
@@ -425,13 +420,9 @@ class Partition(Housekeeping):
         snapshot_offset = 0
         if os.path.exists(f"{self.directory}/producers"):
             self._map_producers()
-            log.lock()
-            try:
+            with log.append_lock():
                 states, snapshot_offset = log.producers(), log.snapshot().next_offset
-            finally:
-                log.unlock()
-        head.lock_flush(log)
-        try:
+        with log.flush_lock():
             now = head.flush(log)
             if not os.path.isdir(self.directory):
                 return  # nothing was ever appended
@@ -446,8 +437,6 @@ class Partition(Housekeeping):
                 self.directory, point.Point(now.next_offset, now.active_base, now.position, start, known.epochs)
             )
             log.set_recovery_point(now.active_base, now.position)
-        finally:
-            log.unlock_flush()
 
     def _recover(self) -> None:
         self.look_for_gaps()
@@ -555,11 +544,8 @@ class Partition(Housekeeping):
 
     def mark_deleted(self) -> None:
         """From now on nobody appends or reads. Under the append byte, so that no append is on its way."""
-        self.log.lock()
-        try:
+        with self.log.append_lock():
             self.log.set_flags(head.DELETED)
-        finally:
-            self.log.unlock()
         self.log.ring()
 
     def close(self, *, checkpoint: bool = True) -> None:

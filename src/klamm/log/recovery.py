@@ -132,18 +132,11 @@ def recover(
         found = _rebuild(log, clock_ms, interval, contiguous, dry, boots)
         log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
         return found
-    log.lock()
-    try:
-        head.lock_flush(log)
-        try:
-            if log.flags & head.NEEDS_RECOVERY:  # else somebody was faster
-                log.forget_files()
-                _rebuild(log, clock_ms, interval, contiguous, dry, boots)
-                log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
-        finally:
-            log.unlock_flush()
-    finally:
-        log.unlock()
+    with log.append_lock(), log.flush_lock():
+        if log.flags & head.NEEDS_RECOVERY:  # else somebody was faster
+            log.forget_files()
+            _rebuild(log, clock_ms, interval, contiguous, dry, boots)
+            log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
     return None
 
 
@@ -379,17 +372,10 @@ def heal(log: head.Log, *, contiguous: bool = True) -> None:
     flushed_offset and written on from there, into new blocks; until that is done, a copy beside it, `<name>.healing`,
     keeps what was committed. Readers of that part wait meanwhile (reader.py).
     """
-    log.lock()
-    try:
-        head.lock_flush(log)
-        try:
-            if log.flags & head.SYNC_FAILED or log.flushing:
-                log.set_flags(head.SYNC_FAILED)
-                _rewrite(log, contiguous)
-        finally:
-            log.unlock_flush()
-    finally:
-        log.unlock()
+    with log.append_lock(), log.flush_lock():
+        if log.flags & head.SYNC_FAILED or log.flushing:
+            log.set_flags(head.SYNC_FAILED)
+            _rewrite(log, contiguous)
 
 
 def _rewrite(log: head.Log, contiguous: bool) -> None:

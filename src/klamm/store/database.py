@@ -11,7 +11,8 @@ Promises
   D3  The write-ahead log is bounded. Every CHECKPOINT_PAGES a commit makes SQLite copy it back, and the log begins anew
       in the same place. That waits for nobody, so readers may keep it from beginning anew: whoever finds it longer
       than WAL_LIMIT empties it, waiting for them a little; each process looks after every 16th of its commits.
-  D4  The order of locks is gate, then mutex. No code of a caller runs inside a transaction.
+  D4  The order of locks is gate, then mutex. No code of a caller runs inside a transaction. Both are held by native
+      types (LockFile.hold, Section): an exception or a signal handler, wherever it comes, releases both and rolls back.
   D5  No connection is open while the process forks. SQLite's locks belong to the process and are not inherited, but its
       memory of holding them is: even a *fresh* connection in the child would believe in locks that are not there
       (seen: neither the shared lock on klamm.db nor the one that keeps klamm.db-shm alive), and then the death of the
@@ -33,6 +34,7 @@ from urllib.parse import quote
 
 from klamm.disk import files, fork
 from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
+from klamm.store._section import Section
 
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "Database", "Execute", "Gate", "Unfinished"]
 
@@ -106,39 +108,17 @@ class Database:
         with self._mutex, _explained(self.path):
             return self._connect().execute(query, parameters).fetchall()
 
-    @contextmanager
-    def reading(self) -> Iterator[Execute]:
+    def reading(self) -> AbstractContextManager[Execute]:
         """Several queries on one consistent moment."""
-        with self._mutex, _explained(self.path):
-            connection = self._connect()
-            connection.execute("BEGIN")
-            try:
-                yield connection.execute
-            finally:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
+        return Section(self, writes=False)
 
-    @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[Execute]:
-        """Write; the caller holds the gate. On disk when the block is left, undone when it raises.
+    def transaction(self, *, durable: bool = True) -> AbstractContextManager[Execute]:
+        """Write; the caller holds the write lock. On disk when the block is left, undone when it raises.
 
         Not `durable`: a power cut may undo it, with everything that was written after it; a killed process does not.
         """
         self.refuse_read_only()
-        with self._mutex, _explained(self.path):
-            connection = self._connect()
-            if durable != self._durable:
-                self._set_durable(connection, durable)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection.execute
-                connection.execute("COMMIT")
-            except BaseException:
-                _roll_back(connection)
-                raise
-            self._generation += 1
-            self._wrote = True
-            self._bound_wal(connection)
+        return Section(self, writes=True, durable=durable)
 
     def put(self, update: str, insert: str, rows: Sequence[Sequence[object]], *, durable: bool = True) -> bool:
         """Take the gate and write rows, all or none: the short way for what is written most.
@@ -146,7 +126,9 @@ class Database:
         A row that `update` does not find is `insert`ed; False if that changes nothing, either.
         """
         self.refuse_read_only()
-        with self.gate(), self._mutex:
+        if len(rows) != 1:
+            return self._put_many(update, insert, rows, durable)
+        with self.gate(), self._mutex:  # a statement alone is a transaction of its own
             try:
                 connection = self._connect()
                 if durable != self._durable:
@@ -154,28 +136,25 @@ class Database:
                 cursor = self._cursor
                 if cursor is None:
                     cursor = self._cursor = connection.cursor()
-                execute = cursor.execute
-                alone = len(rows) == 1  # a statement alone is a transaction of its own
-                if not alone:
-                    execute("BEGIN IMMEDIATE")
-                try:
-                    for row in rows:
-                        if not execute(update, row).rowcount and not execute(insert, row).rowcount:
-                            _roll_back(connection)
-                            return False
-                    if not alone:
-                        execute("COMMIT")
-                except BaseException:
-                    _roll_back(connection)
-                    raise
-            except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
-                raise
+                execute, row = cursor.execute, rows[0]
+                self._generation += 1  # before: an interrupt may come when the row is written
+                self._wrote = True
+                if not execute(update, row).rowcount and not execute(insert, row).rowcount:
+                    return False
             except (sqlite3.Error, UnicodeDecodeError) as error:
-                raise _explain(self.path, error) from error
-            self._generation += 1
-            self._wrote = True
+                raise self._translated(error) from error
             self._bound_wal(connection)
             return True
+
+    def _put_many(self, update: str, insert: str, rows: Sequence[Sequence[object]], durable: bool) -> bool:
+        try:
+            with self.gate(), self.transaction(durable=durable) as execute:
+                for row in rows:
+                    if not execute(update, row).rowcount and not execute(insert, row).rowcount:
+                        raise _NothingChanged
+        except _NothingChanged:
+            return False
+        return True
 
     def _set_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
         """Before a transaction begins: inside of one SQLite would ignore it."""
@@ -250,6 +229,16 @@ class Database:
         self._mutex = threading.Lock()
 
     # Opening; under the mutex.
+
+    def _translated(self, error: BaseException) -> BaseException:
+        """What SQLite says, as one of our errors; everything else, and a mistake of ours, as it is."""
+        if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+            return error
+        if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):  # the latter: a message that quotes damaged bytes
+            explained = _explain(self.path, error)
+            explained.__cause__ = error
+            return explained
+        return error
 
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
@@ -346,10 +335,8 @@ class Database:
         return False
 
 
-def _roll_back(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
+class _NothingChanged(Exception):
+    """Rolls a transaction back."""
 
 
 def _dial(path: str, mode: str) -> sqlite3.Connection:

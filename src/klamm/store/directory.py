@@ -32,6 +32,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 
 from klamm.disk import _os, files, fork
 from klamm.disk.locks import GATE, GATE_QUEUE, PRESENCE, LockFile
+from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
@@ -120,9 +121,9 @@ class Core:
         self._opening: dict[int, threading.Lock] = {}  # by slot
         self._with_files: dict[Partition, None] = {}
         self._max_open = max(16, min(1024, files.most_open() // 8))
-        self._janitor: threading.Thread | None = None
+        self._janitor: DaemonThread | None = None
         self._chores: dict[Partition, int] = {}
-        self._wake = threading.Condition()
+        self._wake = _os.Monitor()
         self.lock: LockFile | None = None
         self.members: LockFile | None = None
         self._alone = False  # while opening, whether we hold the presence byte exclusively
@@ -370,9 +371,8 @@ class Core:
             with self._wake:
                 self._chores[partition] = self._chores.get(partition, 0) | events
                 if self._janitor is None:
-                    self._janitor = threading.Thread(target=self._do_chores, name="klamm-janitor", daemon=True)
-                    self._janitor.start()
-                self._wake.notify()
+                    self._janitor = DaemonThread(self._do_chores, "klamm-maintenance")
+                self._wake.notify_all()
 
     def _bound_files(self, partition: Partition) -> None:
         """Close the files that were not used for longest, so that any number of partitions can be appended to."""
@@ -418,7 +418,7 @@ class Core:
                 return
             self.closed = True
             self._wake.notify_all()
-        if self._janitor is not None and self._janitor is not threading.current_thread():
+        if self._janitor is not None and not self._janitor.is_current:
             self._janitor.join()
         failed: Exception | None = None
         until = time.monotonic() + _CLOSING_S
@@ -456,7 +456,7 @@ class Core:
             partition.in_child()
         self._mutex = threading.RLock()
         self._opening = {}
-        self._wake = threading.Condition()
+        self._wake = _os.Monitor()
         self._janitor = None
         self.closed = True
         self.heads.close_descriptor()

@@ -313,8 +313,7 @@ class Examination:
 
     def _tail(self, walk: _Walk) -> None:
         """Bytes beyond the commit are there only while somebody writes, or where somebody died."""
-        self.log.lock()
-        try:
+        with self.log.append_lock():
             now = self.log.snapshot()
             slot = self._slot()
             path = segment.path_of(self.directory, now.active_base)
@@ -333,8 +332,6 @@ class Examination:
                     os.close(fd)
                 repaired = "cut off"
             walk.found.append((Breach(path, now.position, promise, message, repaired or None), "done"))
-        finally:
-            self.log.unlock()
 
     def _producers(self, walk: _Walk, now: head.Snapshot | None) -> None:
         for offset in segment.bases(self.directory, producers.SUFFIX):
@@ -410,14 +407,11 @@ class Examination:
 
     def _rewrite_aborted(self, base: int) -> str:
         """With what is good, and what the log tells."""
-        self.log.lock()
-        try:
+        with self.log.append_lock():
             known = aborted.load(self.directory, base)
             wanted = [entry for entry in self._aborts.wanted.get(base, []) if entry not in known]
             aborted.write(self.directory, base, known + wanted)
             self.log.bump_segments_version()
-        finally:
-            self.log.unlock()
         return "made anew"
 
     def _forget_cleaned(self) -> str:
@@ -436,8 +430,7 @@ class Examination:
             return self._write_index(base)
 
     def _write_index(self, base: int) -> str:
-        self.log.lock()
-        try:
+        with self.log.append_lock():
             now = self.log.snapshot()
             scanned = recovery.scan_segment(
                 self.directory,
@@ -465,8 +458,6 @@ class Examination:
             last = scanned.entries[-1].position if scanned.entries else 0
             self.log.set_index(base, len(scanned.entries), last)
             return "made anew"
-        finally:
-            self.log.unlock()
 
 
 class _Entries:

@@ -44,23 +44,16 @@ def hole(first: int, end: int, epoch: int) -> bytes:
 
 def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots: int) -> list[str]:
     """Make the files whole and recover the log from them. The caller holds the clean byte. What was done, in words."""
-    log.lock()
-    try:
-        head.lock_flush(log)
-        try:
-            now: head.Snapshot | None = None
-            if not log.flags & head.NEEDS_RECOVERY:
-                try:
-                    now = log.snapshot()
-                except RuntimeError:
-                    now = None  # the head itself is damaged
-            log.set_flags(head.NEEDS_RECOVERY)
-            log.forget_files()
-            done = _Mending(log.directory, now, contiguous).run()
-        finally:
-            log.unlock_flush()
-    finally:
-        log.unlock()
+    with log.append_lock(), log.flush_lock():
+        now: head.Snapshot | None = None
+        if not log.flags & head.NEEDS_RECOVERY:
+            try:
+                now = log.snapshot()
+            except RuntimeError:
+                now = None  # the head itself is damaged
+        log.set_flags(head.NEEDS_RECOVERY)
+        log.forget_files()
+        done = _Mending(log.directory, now, contiguous).run()
     recovery.recover(log, clock_ms=clock_ms, interval=interval, contiguous=contiguous, boots=boots)
     log.bump_segments_version()
     log.ring()

@@ -201,11 +201,9 @@ def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
     def hold() -> None:
-        with klamm.open(path) as mine:
-            assert log_of(mine).log.try_lock_flush()
+        with klamm.open(path) as mine, log_of(mine).log.flush_lock():
             ready.up()
             go.wait()
-            log_of(mine).log.unlock_flush()
 
     with children() as start:
         assert newer.send(0) is NONE

@@ -1,0 +1,83 @@
+"""Ctrl-C at every point where CPython may run a signal handler, one after the other.
+
+A handler runs when a Python function is entered, when a call has returned, and when a loop jumps back: there the
+interpreter looks whether a signal, or an exception of another thread, is pending. `interrupt_at(n)` raises
+KeyboardInterrupt at the n-th of these points, so a test can go through all, where real signals hit some by luck.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["Interrupted", "interrupt_at", "points_of"]
+
+_CALLS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD") if name in dis.opmap}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised by `interrupt_at`; where it was raised is in its traceback."""
+
+
+@cache
+def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
+    """Return the exception table of `code`: first and last offset of each entry, and its handler."""
+    return [(entry.start, entry.end, entry.target) for entry in dis._parse_exception_table(code)]  # type: ignore[attr-defined]
+
+
+def _handler_at(code: CodeType, offset: int) -> int:
+    return next((target for start, end, target in _handlers(code) if start <= offset < end), -1)
+
+
+class _Tracer:
+    def __init__(self, point: int) -> None:
+        self.left = point
+        self.passed = 0
+        self._last: dict[FrameType, int] = {}  # offset of the last instruction
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            self._last[frame] = -1
+            if code.co_filename != __file__:
+                self._pass(frame)
+        elif event == "opcode":
+            last, self._last[frame] = self._last.get(frame, -1), frame.f_lasti
+            # A handler that runs after an instruction raises at that instruction. Here it raises at the next one, which
+            # must have the same handler: behind the last call of a `with` block it has another, and is left out.
+            after_call = last >= 0 and code.co_code[last] in _CALLS
+            if after_call and _handler_at(code, last) == _handler_at(code, frame.f_lasti):
+                self._pass(frame)
+        elif event == "return":
+            self._last.pop(frame, None)
+        return self.trace
+
+    def _pass(self, frame: FrameType) -> None:
+        self.passed += 1
+        if self.passed == self.left:
+            self._last.clear()
+            raise Interrupted(f"{frame.f_code.co_qualname}, line {frame.f_lineno}")
+
+
+@contextmanager
+def interrupt_at(point: int) -> Iterator[_Tracer]:
+    """Raise Interrupted at the `point`-th point of what the block calls; 0: only count them, as `passed`."""
+    tracer = _Tracer(point)
+    sys.settrace(tracer.trace)
+    try:
+        yield tracer
+    finally:
+        sys.settrace(None)
+
+
+def points_of(action: Callable[[], object]) -> int:
+    """How many points `action` has."""
+    with interrupt_at(0) as tracer:
+        action()
+    return tracer.passed
