@@ -18,6 +18,11 @@ import klamm
 ORDERS = 3_000
 
 
+def say(text: str) -> None:
+    """Print a line in one piece: several processes write to this terminal."""
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
 def service(path: str, name: str, most: int) -> None:
     """Handles orders until there are no more, or, to be killed, until it has handled so many."""
     with klamm.open(path) as store, store.consumer("orders", group=name, serde="json", wait_ms=200) as orders:
@@ -26,9 +31,9 @@ def service(path: str, name: str, most: int) -> None:
             orders.commit(batch)
             handled += len(batch)
             if handled >= most:
-                print(f"{name}: killed after {handled}", flush=True)
+                say(f"{name}: killed after {handled}")
                 os.kill(os.getpid(), signal.SIGKILL)
-        print(f"{name}: handled {handled} orders", flush=True)
+        say(f"{name}: handled {handled} orders")
 
 
 def start(path: str, name: str, most: int = ORDERS * 2) -> subprocess.Popen[bytes]:
@@ -46,7 +51,7 @@ def main(path: str) -> None:
         for running in (start(path, "billing"), shipping, start(path, "statistics")):
             running.wait()
         for name in store.groups():
-            print(f"{name} is {store.group(name).lag} behind")
+            say(f"{name} is {store.group(name).lag} behind")
 
 
 if __name__ == "__main__":
