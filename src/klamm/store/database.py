@@ -142,7 +142,7 @@ class Database:
                 if not execute(update, row).rowcount and not execute(insert, row).rowcount:
                     return False
             except (sqlite3.Error, UnicodeDecodeError) as error:
-                raise self._translated(error) from error
+                raise self._translated(error)  # noqa: B904  # it has its cause
             self._bound_wal(connection)
             return True
 
@@ -231,14 +231,7 @@ class Database:
     # Opening; under the mutex.
 
     def _translated(self, error: BaseException) -> BaseException:
-        """What SQLite says, as one of our errors; everything else, and a mistake of ours, as it is."""
-        if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
-            return error
-        if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):  # the latter: a message that quotes damaged bytes
-            explained = _explain(self.path, error)
-            explained.__cause__ = error
-            return explained
-        return error
+        return _translated(self.path, error)
 
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
@@ -380,14 +373,23 @@ def _check_identity(path: str, connection: sqlite3.Connection) -> None:
         raise NotAStore(f"{path}: has no format version: it is damaged")
 
 
+def _translated(path: str, error: BaseException) -> BaseException:
+    """Return what SQLite reports as one of our errors; any other error, and a mistake of ours, as it is."""
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+        return error
+    if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):  # the latter: a message that quotes damaged bytes
+        explained = _explain(path, error)
+        explained.__cause__ = error
+        return explained
+    return error
+
+
 @contextmanager
 def _explained(path: str) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
-        raise  # a broken us
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: a message that quotes damaged bytes
-        raise _explain(path, error) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise _translated(path, error)  # noqa: B904  # it has its cause
 
 
 def _explain(path: str, error: sqlite3.Error | UnicodeDecodeError) -> KlammError:
