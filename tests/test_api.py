@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import pickle
@@ -19,6 +18,7 @@ import pytest
 
 import klamm
 from klamm.log import head
+from tests.descriptors import descriptors, opened_since
 from tests.procs import children
 
 
@@ -182,11 +182,10 @@ main()
 
 def test_a_store_that_is_dropped_lets_go_of_its_descriptors(path: Path) -> None:
     klamm.open(path).close()
-    gc.collect()  # what an earlier test has left
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(5):
         klamm.open(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not opened_since(before)
 
 
 # Processes

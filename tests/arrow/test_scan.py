@@ -22,6 +22,7 @@ import klamm
 from klamm.arrow import Scan
 from klamm.batch import crc32c
 from klamm.errors import CorruptBatch, Forked, InvalidSetting, OffsetOutOfRange, StoreError, UnknownTopic
+from tests.descriptors import descriptors, opened_since
 from tests.procs import children
 
 ALL = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
@@ -282,8 +283,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread_and_no_file_behind(store: 
     store.create_topic("t")
     for _ in range(20):
         store.append_many("t", [(None, b"x" * 1000)] * 900, acks=1)
-    gc.collect()  # what an earlier test has left
-    files = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     threads = set(threading.enumerate())
     for _ in range(5):
         stream = store.scan("t", batch_rows=100).batches()
@@ -296,7 +296,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread_and_no_file_behind(store: 
     reader.read_next_batch()
     del reader, stream
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= files
+    assert not opened_since(before)
     assert set(threading.enumerate()) <= threads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import struct
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 import klamm
 from klamm.batch import crc32c
 from tests.client.conftest import fill, values_in
+from tests.descriptors import descriptors, opened_since
 from tests.procs import children
 
 
@@ -162,10 +162,10 @@ def test_many_partitions_are_read_with_few_descriptors(store: klamm.Store) -> No
         store.append("wide", b"%d" % number, partition=number, acks=1)
     for partition in store._acquired().topic("wide").partitions():
         partition.log.close_idle()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with store.consumer("wide", wait_ms=0) as consumer:
         assert sorted(int(record.value) for record in consumer) == list(range(300))
-        assert len(os.listdir("/proc/self/fd")) - before <= 64
+        assert len(opened_since(before)) <= 64
         store.append("wide", b"again", partition=7, acks=1)
         assert [record.value for record in consumer] == [b"again"]
 

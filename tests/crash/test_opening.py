@@ -18,6 +18,7 @@ from klamm.errors import Forked, KlammError, ReadOnly, StoreError, TopicExists, 
 from klamm.log.partition import Partition
 from klamm.store import directory
 from tests.crash.stores import open_on_another_boot, values
+from tests.descriptors import descriptors, opened_since
 from tests.procs import Child, Flag, asleep, children
 
 # ---- one core a process
@@ -58,10 +59,6 @@ def test_a_read_only_open_beside_a_writable_one_in_the_same_process_follows_it(s
 
 
 def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: Path) -> None:
-    def descriptors() -> int:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-
     with klamm.open(path) as store:
         store.create_topic("orders", partitions=1)
     before = descriptors()
@@ -69,15 +66,15 @@ def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: Path) -> No
         with klamm.open(path) as store:
             assert store.append("orders", b"%d" % number, acks=1 if number % 2 else "all") == number
             assert values(store)[-1] == b"%d" % number
-    assert descriptors() <= before
+    gc.collect()
+    assert not opened_since(before)
     with klamm.open(path) as store:
         assert values(store) == [b"%d" % number for number in range(20)]
 
 
 def test_an_open_that_fails_at_any_step_leaks_no_descriptor(path: Path) -> None:
     klamm.open(path).close()
-    gc.collect()  # what an earlier test has left
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors()
     failures = 0
     for step in range(1, 40):
         _os.trap(step, kinds=_os.ALL & ~_os.STORE & ~_os.LOCK, error=errno.EIO)
@@ -87,7 +84,7 @@ def test_an_open_that_fails_at_any_step_leaks_no_descriptor(path: Path) -> None:
             failures += 1
         finally:
             _os.trap(0)
-        assert sorted(os.listdir("/proc/self/fd")) == before, f"after step {step}"
+        assert not opened_since(before), f"after step {step}"
     assert failures > 2
 
 

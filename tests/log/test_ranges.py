@@ -17,6 +17,7 @@ from klamm.errors import CorruptBatch, OffsetOutOfRange
 from klamm.log import aborted, segment
 from klamm.log.partition import Partition
 from klamm.log.ranges import Range, Ranges, SegmentFiles
+from tests.descriptors import descriptors, opened_since
 from tests.log.compacted import in_transaction, put, sealed
 from tests.log.logs import batch_of
 from tests.procs import children
@@ -333,10 +334,10 @@ def test_few_files_stay_open_and_none_that_is_gone(rig: Rig) -> None:
     ranges = Ranges(partition, files)
     held = find(ranges, partition, 0, 100)
     assert held is not None
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     assert follow(ranges, partition) == stored
     assert len(files) == 3
-    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    assert len(opened_since(before)) <= 3
     assert held.read().startswith(stored[0])
     partition.delete_before(partition.ends().end)
     files.forget_unlinked()

@@ -71,6 +71,7 @@ class LockFile:
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         self.path = path
+        self.fd = -1
         self._mutexes: dict[int, _os.ByteMutex] = {}
         self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively
         self._ours_mutex = threading.Lock()
@@ -134,6 +135,9 @@ class LockFile:
             if self.fd >= 0:
                 os.close(self.fd)
                 self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def before_fork(self) -> None:
         """Nothing: the child only closes."""
