@@ -34,6 +34,7 @@ class Sizes:
     producer_id_expiration_ms: int = 1 << 40
     max_message_bytes: int = 1 << 20
     message_timestamp_type: str = "CreateTime"
+    timestamp_limits_ms: tuple[int, int] = ((1 << 63) - 1, (1 << 63) - 1)
     retention_ms: int = -1
     retention_bytes: int = -1
     cleanup_policy: str = "delete"

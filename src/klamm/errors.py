@@ -17,6 +17,7 @@
     │   ├── OffsetOutOfRange     carries the valid range
     │   ├── RecordTooLarge
     │   ├── InvalidRecord        a record without a key for a compacted topic
+    │   │   └── InvalidTimestamp too far in the past or in the future for its topic
     │   ├── OutOfOrderSequence   an idempotent producer skipped a sequence number
     │   ├── SyncFailed           the disk refused to make bytes durable
     │   ├── DiskFull
@@ -48,6 +49,7 @@ __all__ = [
     "GroupError",
     "InvalidRecord",
     "InvalidSetting",
+    "InvalidTimestamp",
     "InvalidTopic",
     "KlammError",
     "LogError",
@@ -167,6 +169,31 @@ class RecordTooLarge(LogError):
 
 class InvalidRecord(LogError):
     """A record that the topic does not take: without a key, if it is compacted. Or no record at all, in a file."""
+
+
+class InvalidTimestamp(InvalidRecord):
+    """A record is older than `message.timestamp.before.max.ms` allows, or further ahead than `…after.max.ms`.
+
+    `indexes` are the places of such records in their batch, if a batch was refused; no more than the first hundred.
+    """
+
+    def __init__(self, message: str, *, indexes: tuple[int, ...] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.indexes = indexes
+
+    @classmethod
+    def outside(
+        cls, where: str, timestamp: int, earliest: int, latest: int, indexes: tuple[int, ...] = ()
+    ) -> InvalidTimestamp:
+        """The error for a `timestamp` that is not in [earliest, latest]."""
+        setting = "before" if timestamp < earliest else "after"
+        bound = f"before {earliest}" if timestamp < earliest else f"after {latest}"
+        return cls(
+            f"{where}: timestamp {timestamp} is {bound} (message.timestamp.{setting}.max.ms)",
+            indexes=indexes,
+            hint=f"timestamps are milliseconds since 1970: correct it or the clock that gave it, or change the topic's"
+            f" message.timestamp.{setting}.max.ms",
+        )
 
 
 class OutOfOrderSequence(LogError):

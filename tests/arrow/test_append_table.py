@@ -40,7 +40,7 @@ def test_every_row_is_appended_once_in_its_partition_and_in_order(
     store: klamm.Store, rows: list[tuple[Any, ...]], partitions: int, chunk: int, acks: Any
 ) -> None:
     topic = f"t{time.monotonic_ns()}"
-    store.create_topic(topic, partitions)
+    store.create_topic(topic, partitions, {"message.timestamp.after.max.ms": (1 << 63) - 1})
     table = pa.table(
         {
             "key": pa.array([r[0] for r in rows], pa.binary()),

@@ -24,10 +24,10 @@ from klamm.batch import (
     Columns,
     KeyMap,
     Sieve,
-    all_keyed,
     crc32c,
     decode,
     parse,
+    scan_records,
     verify,
     walk,
 )
@@ -172,7 +172,7 @@ def read_in_every_way(given_: bytes) -> Any:
     values = outcome(lambda: decode(data, form=VALUES))
     rows = outcome(lambda: rows_of(data))
     kept = outcome(lambda: sifted(data))
-    outcome(lambda: all_keyed(data))
+    outcome(lambda: scan_records(data))
     if records is CorruptBatch:
         assert tuples is values is rows is kept is CorruptBatch
     else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.batch import CODECS, Builder, KeyMap, Sieve, all_keyed, decode, verify, walk
+from klamm.batch import CODECS, Builder, KeyMap, Sieve, decode, scan_records, verify, walk
 from klamm.batch._kernel import PLACE_BYTES, siphash128
 from klamm.batch.header import TRANSACTIONAL
 from klamm.batch.markers import commits, marker
@@ -189,10 +189,10 @@ def test_a_batch_that_would_grow_beyond_what_can_be_read_gets_no_horizon() -> No
 
 def test_whether_all_records_have_keys() -> None:
     for codec in CODECS.values():
-        assert all_keyed(batch(0, (b"", b""), (b"a", None), codec=codec))
-        assert not all_keyed(batch(0, (b"", b""), (None, b"1"), codec=codec))
+        assert scan_records(batch(0, (b"", b""), (b"a", None), codec=codec))[0]
+        assert not scan_records(batch(0, (b"", b""), (None, b"1"), codec=codec))[0]
     with pytest.raises(CorruptBatch):
-        all_keyed(b"short")
+        scan_records(b"short")
     for seed in (b"", bytes(15), bytes(17)):
         with pytest.raises(ValueError, match="seed"):
             KeyMap(1, seed)

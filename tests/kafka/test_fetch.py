@@ -17,6 +17,7 @@ import pytest
 import klamm
 from klamm.arrow.placing import Placer
 from klamm.batch import decode, parse
+from klamm.batch.header import TRANSACTIONAL
 from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.frames import read_response
@@ -250,6 +251,56 @@ def test_a_fetch_does_not_wait_when_it_must_not(raw: Raw, topic: str) -> None:
     assert fetch(raw, topic, 0, wait_ms=FOREVER_MS, min_bytes=0).records == b""
     produce(raw, topic, sealed(1))
     assert len(offsets(fetch(raw, topic, 0, wait_ms=FOREVER_MS))) == 1
+
+
+def test_a_fetch_does_not_wait_at_the_end_of_a_segment_when_the_next_one_has_more(raw: Raw, topic: str) -> None:
+    """Segments of 2,000 bytes, batches of 500: what is left of a segment is always less than is wanted."""
+    for _ in range(40):
+        produce(raw, topic, sealed(1, padding=400))
+    for committed in (False, True):
+        offset, fetches = 0, 0
+        while offset < 36:
+            found = fetch(raw, topic, offset, wait_ms=FOREVER_MS, min_bytes=3000, committed=committed)
+            offset = offsets(found)[-1] + 1
+            fetches += 1
+        assert fetches > 5
+
+
+def test_a_fetch_at_the_end_of_the_last_segment_waits_for_more(server: Served, raw: Raw, topic: str) -> None:
+    """Also when the last segment is empty yet, so that the one before ends with the log."""
+    for _ in range(4):
+        produce(raw, topic, sealed(1, padding=400))
+    partition = log_of(server, topic)
+    with partition.log.append_lock():
+        partition.log.roll()
+    assert partition.segments()[-1] == partition.ends().end == 4
+    for committed in (False, True):
+        with parked(server, topic, 0, min_bytes=4000, committed=committed):
+            assert server.call(lambda: len(server.broker.parking)) == 1
+        until(lambda: not server.call(lambda: len(server.broker.parking)), "its client is gone")
+
+
+def test_a_fetch_that_wants_more_than_it_may_get_is_answered_with_what_it_may_get(raw: Raw, topic: str) -> None:
+    for _ in range(3):
+        produce(raw, topic, sealed(1, padding=400))
+    size = len(sealed(1, padding=400))
+    found = fetch(raw, topic, 0, wait_ms=FOREVER_MS, min_bytes=5000, max_bytes=2 * size)
+    assert offsets(found) == [0, 1]
+
+
+def test_aborted_transactions_are_listed_for_the_records_that_are_sent_and_no_others(
+    server: Served, raw: Raw, topic: str
+) -> None:
+    partition = log_of(server, topic)
+    for number in range(50):
+        partition.append(sealed(1, producer_id=7, producer_epoch=number, base_sequence=0, attributes=TRANSACTIONAL))
+        partition.append_marker(7, number + 1, commit=False)
+    offset = 0
+    while offset < 100:
+        found = fetch(raw, topic, offset, partition_max_bytes=500, committed=True)
+        end = parse(batches_of(found.records)[-1]).next_offset
+        assert [each.first_offset for each in found.aborted_transactions] == list(range(offset - offset % 2, end, 2))
+        offset = end
 
 
 def test_a_fetch_waits_for_as_many_bytes_as_it_wants(server: Served, raw: Raw, topic: str) -> None:

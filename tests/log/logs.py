@@ -41,7 +41,12 @@ def records(partition: Partition, start: int = 0, max_bytes: int = 1 << 20) -> l
 
 
 def move_clock(rig: Rig, ms: int) -> None:
-    """Let time pass: the store's clock is an anchor in `heads` plus the time since."""
+    """Let time pass, by every clock."""
+    rig.heads.advance(ms)
+
+
+def set_anchor(rig: Rig, ms: int) -> None:
+    """Let the wall clock have been wrong by `ms` when the store was first opened after the boot, and right since."""
     with open(f"{rig.path}/heads", "r+b", buffering=0) as file:
         wall, boot = struct.unpack("<qq", os.pread(file.fileno(), 16, _ANCHOR_AT))
         os.pwrite(file.fileno(), struct.pack("<qqq", wall + ms, boot, (wall + ms) ^ ~boot), _ANCHOR_AT)

@@ -13,8 +13,8 @@ from klamm.disk import _os
 from klamm.errors import KlammError, OffsetOutOfRange
 from klamm.log import cleaning, head, point
 from klamm.log.partition import Partition
-from tests.log.compacted import in_transaction
-from tests.log.logs import batch_of, flip, log_file, move_clock, power_cut, records
+from tests.log.compacted import in_transaction, sealed
+from tests.log.logs import batch_of, flip, log_file, move_clock, power_cut, records, set_anchor
 from tests.procs import children
 from tests.rig import Rig
 
@@ -84,13 +84,109 @@ def test_a_jump_of_the_wall_clock_expires_nothing(rig: Rig) -> None:
 
     That the wall clock jumped ahead by years since then is the same as that the store's clock is years behind it.
     """
-    move_clock(rig, -3000 * DAY)
+    set_anchor(rig, -3000 * DAY)
     partition = filled(rig, [3600 * 1000] * 6, retention_ms=DAY)
     assert time.time() * 1000 - records(partition)[0].timestamp > 2999 * DAY
     assert partition.expire() == []
     assert rig.child().partition(partition.slot, segment_bytes=2 * SIZE, retention_ms=DAY).expire() == []
     move_clock(rig, 2 * DAY)
     assert partition.expire() == [0, 2, 4]
+
+
+def test_a_clock_that_was_ahead_at_boot_expires_nothing_young_and_blocks_nothing(rig: Rig) -> None:
+    """The wall clock was a year ahead when the store was opened, and was set right then."""
+    set_anchor(rig, 365 * DAY)
+    wall = rig.heads.wall_ms()
+    partition = rig.partition(rig.fresh_slot(), segment_bytes=2 * SIZE, retention_ms=7 * DAY)
+    for age in (9 * DAY, 9 * DAY, 1000, 1000, 0):
+        partition.append(batch_of([wall - age], padding=20))
+    assert partition.expire() == [0], "what is old by both clocks goes; what is seconds old stays"
+    assert partition.ends().start == 2
+    move_clock(rig, 8 * DAY)
+    assert partition.expire() == [2, 4], "and it goes when it is old"
+
+
+def test_a_clock_that_was_behind_at_boot_is_followed_when_the_wall_clock_has_been_right_for_an_hour(rig: Rig) -> None:
+    """A machine without a battery boots in 1970; then the network sets its clock."""
+    set_anchor(rig, -rig.heads.clock_ms() + 5000)
+    wall = rig.heads.wall_ms()
+    partition = rig.partition(rig.fresh_slot(), segment_bytes=2 * SIZE, retention_ms=7 * DAY)
+    for age in (9 * DAY, 9 * DAY, 1000, 1000, 0):
+        partition.append(batch_of([wall - age], padding=20))
+    assert partition.expire() == [], "nobody can know yet which clock is right"
+    move_clock(rig, 59 * 60 * 1000)
+    assert partition.expire() == []
+    move_clock(rig, 2 * 60 * 1000)
+    assert partition.expire() == [0]
+    assert abs(rig.heads.followed_ms() - rig.heads.wall_ms()) < 60_000
+    assert partition.ends()[:2] == (2, 5)
+
+
+def test_a_wall_clock_is_not_followed_before_it_has_stayed_as_it_is_for_an_hour(rig: Rig) -> None:
+    set_anchor(rig, -9 * DAY)  # as if it had jumped ahead after the store was opened
+    partition = filled(rig, [1000] * 5, retention_ms=7 * DAY)
+    assert partition.expire() == []
+    move_clock(rig, 50 * 60 * 1000)
+    assert partition.expire() == []
+    set_anchor(rig, 4 * DAY)  # it jumps again, to another time
+    assert partition.expire() == []
+    move_clock(rig, 50 * 60 * 1000)
+    assert partition.expire() == [], "the hour begins again"
+    assert partition.ends().start == 0
+    move_clock(rig, 11 * 60 * 1000)
+    assert partition.expire() == [0, 2, 4], "and ends"
+
+
+def test_a_clock_in_any_state_deletes_no_record_that_is_young_by_the_wall_clock(rig: Rig) -> None:
+    """However the anchor was wrong and however often, once an hour has passed retention works as if it had not been."""
+    for wrong in (-20_000 * DAY, -DAY, -120_000, 120_000, DAY, 20_000 * DAY):
+        set_anchor(rig, wrong)
+        wall = rig.heads.wall_ms()
+        partition = rig.partition(rig.fresh_slot(), segment_bytes=SIZE, retention_ms=7 * DAY)
+        for age in (8 * DAY, 6 * DAY, 0):
+            partition.append(batch_of([wall - age], padding=20))
+        assert partition.expire() in ([], [0])
+        move_clock(rig, 61 * 60 * 1000)
+        partition.expire()
+        assert partition.ends().start == 1, wrong
+
+
+# ---- timestamps in the future
+
+
+@pytest.mark.parametrize("stamp", [1 << 62, (1 << 63) - 2])
+@pytest.mark.parametrize("at", [0, 1, 3, 7])
+def test_a_record_from_the_future_does_not_switch_retention_off(rig: Rig, stamp: int, at: int) -> None:
+    partition = rig.partition(rig.fresh_slot(), segment_bytes=2 * SIZE, retention_ms=DAY)
+    for number in range(8):
+        partition.append(batch_of([stamp if number == at else rig.heads.clock_ms()], padding=20))
+    assert partition.expire() == []
+    move_clock(rig, 2 * DAY)
+    assert partition.expire() == [0, 2, 4, 6]
+    assert partition.ends()[:2] == (8, 8)
+
+
+def test_a_segment_written_while_the_clock_was_ahead_is_as_old_as_the_next_one(rig: Rig) -> None:
+    """Timestamps and the file's time lie in the future alike; segments after it tell when it must have been written."""
+    partition = rig.partition(rig.fresh_slot(), segment_bytes=2 * SIZE, retention_ms=DAY)
+    now = rig.heads.clock_ms()
+    for number in range(6):
+        partition.append(batch_of([now + 900 * DAY if number < 4 else now], padding=20))
+    for base in (0, 2):
+        os.utime(log_file(partition, base), (now / 1000 + 900 * 86400,) * 2)
+    assert partition.expire() == []
+    move_clock(rig, 2 * DAY)
+    assert partition.expire() == [0, 2, 4]
+
+
+def test_a_record_from_the_future_does_not_keep_a_log_from_being_compacted(rig: Rig) -> None:
+    partition = rig.partition(rig.fresh_slot(), cleanup_policy="compact", segment_bytes=200, min_compaction_lag_ms=DAY)
+    for number in range(8):
+        partition.append(sealed([(b"k", b"." * 20, None, 1 << 62 if number == 1 else rig.heads.clock_ms())]))
+    assert partition.compact() is None, "all of it is too young"
+    move_clock(rig, 2 * DAY)
+    done = partition.compact()
+    assert done is not None and done.records_removed > 0
 
 
 def test_the_stores_clock_goes_at_the_pace_of_the_machine(rig: Rig) -> None:

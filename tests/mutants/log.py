@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 SYNC = "src/klamm/log/_sync.pxi"
 RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
-RANGES = "src/klamm/log/ranges.py"
+SPANS = "src/klamm/log/aborted_spans.py"
 PARTITION = "src/klamm/log/partition.py"
 CLEANING = "src/klamm/log/cleaning.py"
 DIRECTORY = "src/klamm/store/directory.py"
@@ -38,15 +38,11 @@ MUTANTS = [
         "log/aborted.py A2",
         (
             (
-                RANGES,
-                "            {\n                (producer_id, begin)",
-                "            [\n                (producer_id, begin)",
+                SPANS,
+                "        found: set[tuple[int, int]] = set()",
+                "        found: list[tuple[int, int]] = []",
             ),
-            (
-                RANGES,
-                "            },\n            key=lambda each: each[1],",
-                "            ],\n            key=lambda each: each[1],",
-            ),
+            (SPANS, "                found.add(", "                found.append("),
         ),
         ("tests/log/test_ranges.py",),
     ),

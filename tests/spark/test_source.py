@@ -295,7 +295,7 @@ def _io_bytes() -> int:
 
 
 def test_a_time_that_spark_cannot_hold(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.create_topic("orders", settings={"message.timestamp.after.max.ms": (1 << 63) - 1})
     store.append("orders", b"v", timestamp=(1 << 62), acks=1)
     with planned(store) as (reader, tasks), pytest.raises(KlammError, match="beyond what Spark can hold"):
         offsets_of(reader, tasks)

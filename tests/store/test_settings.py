@@ -18,6 +18,8 @@ KAFKA = {
     "index.interval.bytes": 4096,
     "max.compaction.lag.ms": 9223372036854775807,
     "max.message.bytes": 1048588,
+    "message.timestamp.after.max.ms": 3600000,
+    "message.timestamp.before.max.ms": 9223372036854775807,
     "message.timestamp.type": "CreateTime",
     "min.cleanable.dirty.ratio": 0.5,
     "min.compaction.lag.ms": 0,

@@ -106,10 +106,12 @@ class _Work:
             level=level,
             partition=None if partition is None else opened.partition(partition).number,
         )
-        self.take = self._encoder.take
         self.commit_all = self._encoder.give_all
         self.count = 0
         self.ranges: dict[int, list[range]] = {}
+
+    def take(self, rows: Rows, timestamp: int) -> None:
+        self._encoder.take(rows, timestamp, self._opened.partition(0).timestamp_bounds())
 
     def _append(self, number: int, batch: memoryview, count: int) -> None:
         first = self._opened.partition(number).append(batch)

@@ -19,7 +19,7 @@ from klamm.batch import (
     partition_rows,
     too_large,
 )
-from klamm.errors import InvalidRecord, RecordTooLarge
+from klamm.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,19 +54,43 @@ class Rows(NamedTuple):
     headers: HeadersColumn | None
     partitions: NumberColumn | None
     keyless: int  # the first row without a key; -1: none is
+    times: Any  # the column of timestamps, as Arrow has it; None: there is none
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Rows:
         has = {name: batch.column(name) for name in batch.schema.names}
+        times = _milliseconds(has["timestamp"]) if "timestamp" in has else None
         return cls(
             batch.num_rows,
             _binary(has["value"], "value"),
             _binary(has["key"], "key") if "key" in has else None,
-            _timestamps(has["timestamp"]) if "timestamp" in has else None,
+            None if times is None else _int64(times, "timestamp"),
             _headers(has["headers"]) if "headers" in has else None,
             numbers(has["partition"], "partition") if "partition" in has else None,
             _first_null(has["key"]) if "key" in has else 0 if batch.num_rows else -1,
+            times,
         )
+
+    def first_outside(self, timestamp: int, earliest: int, latest: int) -> tuple[int, int]:
+        """The first row whose timestamp is not in [earliest, latest], and that timestamp; (-1, -1): there is none.
+
+        `timestamp` is for rows that have none.
+        """
+        import pyarrow.compute as pc
+
+        if timestamp != -1 and not earliest <= timestamp <= latest:
+            index = 0 if self.times is None else _first_null(self.times)
+            if 0 <= index < self.rows:
+                return index, timestamp
+        if self.times is None:
+            return -1, -1
+        extremes: Any = pc.min_max(self.times).as_py()
+        if extremes["min"] is None or (earliest <= extremes["min"] and extremes["max"] <= latest):
+            return -1, -1
+        first, last = (pyarrow().scalar(bound, pyarrow().int64()) for bound in (earliest, latest))
+        outside: Any = pc.or_(pc.less(self.times, first), pc.greater(self.times, last))
+        index = int(pc.index(outside, True).as_py())
+        return index, int(self.times[index].as_py())
 
 
 def _first_null(array: Any) -> int:
@@ -96,17 +120,21 @@ def _binary(array: Any, what: str) -> BinaryColumn:
 
 def numbers(array: Any, what: str) -> NumberColumn:
     """Whole numbers, as the kernel reads them."""
+    return _int64(_whole_numbers(array, what), what)
+
+
+def _whole_numbers(array: Any, what: str) -> Any:
     pa = pyarrow()
     if not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
         raise TypeError(f"column {what!r} is {array.type}, want whole numbers")
-    return _int64(array.cast(pa.int64()), what)
+    return array.cast(pa.int64())
 
 
-def _timestamps(array: Any) -> NumberColumn:
+def _milliseconds(array: Any) -> Any:
     pa = pyarrow()
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("ms", array.type.tz), safe=False).view(pa.int64())  # without a zone: UTC
-    return numbers(array, "timestamp")
+    return _whole_numbers(array, "timestamp")
 
 
 def _int64(array: Any, what: str) -> NumberColumn:
@@ -161,13 +189,19 @@ class Encoder:
         """Bytes in batches that are not full yet."""
         return sum(builder.size for builder in self._builders.values() if builder.count)
 
-    def take(self, rows: Rows, timestamp: int = -1) -> None:
-        """Encode all rows of one record batch, and give away the batches that are full."""
+    def take(self, rows: Rows, timestamp: int = -1, bounds: tuple[int, int] | None = None) -> None:
+        """Encode all rows of one record batch, and give away the batches that are full.
+
+        `bounds` are the earliest and the latest timestamp that the topic accepts; None: that is checked later.
+        """
         large = too_large(rows.value, rows.key, rows.headers, limit=self._limit)
         end = rows.rows if large < 0 else large
         keyless = self._shape.keyed and 0 <= rows.keyless < end
         if keyless:
             end = rows.keyless
+        outside, stamp = (-1, -1) if bounds is None else rows.first_outside(timestamp, *bounds)
+        if 0 <= outside < end:
+            end = outside
         together = self._fixed is not None or self._shape.partitions == 1 or rows.key is None
         if together and rows.partitions is None:
             self._fill(rows, 0, end, None, timestamp, self._fixed)
@@ -177,6 +211,8 @@ class Encoder:
                 if self.size > _OPEN_BYTES:
                     self.give_all()
         self._rows += end
+        if bounds is not None and end == outside:
+            raise InvalidTimestamp.outside(f"{self._shape.name}: row {self._rows}", stamp, *bounds)
         if keyless:
             raise InvalidRecord(
                 f"{self._shape.name}: row {self._rows} has no key, and the topic is compacted",

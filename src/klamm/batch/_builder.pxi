@@ -38,6 +38,8 @@ cdef class Builder:
     cdef bint busy  # a thread works on it without the GIL
     cdef int64_t first
     cdef int64_t newest
+    cdef public int64_t earliest  # timestamps outside of [earliest, latest] are refused
+    cdef public int64_t latest
 
     def __init__(self, limit):
         if not KLAMM_HEADER < limit <= INT32_MAX:
@@ -45,6 +47,12 @@ cdef class Builder:
         self.limit = limit
         self.memory = new_memory(min(self.limit, FIRST_CAPACITY))
         self.used = KLAMM_HEADER
+        self.earliest, self.latest = INT64_MIN, INT64_MAX
+
+    cdef int check_time(self, int64_t timestamp) except -1:
+        if timestamp < self.earliest or timestamp > self.latest:
+            raise InvalidTimestamp.outside("a record", timestamp, self.earliest, self.latest)
+        return 0
 
     @property
     def size(self):
@@ -114,6 +122,7 @@ cdef class Builder:
         if headers is not None:
             encoded = encode_headers(headers)
         timestamp = checked_timestamp(timestamp)
+        self.check_time(timestamp)
         take(key, &k, "key")
         try:
             take(value, &v, "value")
@@ -170,6 +179,7 @@ cdef class Builder:
         if start < 0:
             raise IndexError(f"start is {start}")
         timestamp = checked_timestamp(timestamp)
+        self.check_time(timestamp)
         while i < klamm_length(records):
             # The quick way: pairs of exact bytes or None, from the second record on, as far as the memory goes.
             if self.count > 0 and not self.busy and not self.skipped:
@@ -236,6 +246,7 @@ cdef class Builder:
         if start < 0:
             raise IndexError(f"start is {start}")
         timestamp = checked_timestamp(timestamp)
+        self.check_time(timestamp)
         while i < klamm_length(values):
             if self.count > 0 and not self.busy and not self.skipped:
                 items = klamm_items(values)

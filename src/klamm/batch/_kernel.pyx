@@ -33,7 +33,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -42,7 +42,7 @@ from _thread import allocate_lock as _allocate_lock
 
 from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header
-from klamm.errors import CorruptBatch, InvalidRecord, RecordTooLarge, UnknownTopic
+from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopic
 
 
 cdef extern from "crc32c.h" nogil:

@@ -35,7 +35,10 @@ cdef extern from "keymap.h" nogil:
                             int64_t upto, int expired, uint8_t *keep, klamm_judgement *out)
     uint8_t *klamm_copy_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, const uint8_t *keep,
                                 int64_t base_timestamp, uint8_t *to)
-    int klamm_all_keyed(const klamm_batch *batch, const uint8_t *p, const uint8_t *end)
+    ctypedef struct klamm_scan:
+        int64_t min_timestamp, max_timestamp
+        int is_keyed
+    int klamm_scan_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, klamm_scan *out)
 
 
 PLACE_BYTES = 24
@@ -279,6 +282,7 @@ cdef class Sieve:
         cdef bint expired = marked and batch.base_timestamp <= self.now_ms
         cdef bint late = marked or batch.next_offset > self.upto  # it gets no horizon now
         cdef klamm_judgement found
+        cdef klamm_scan scan
         cdef bytes unpacked = None
         cdef int code
         self.records += batch.record_count
@@ -304,7 +308,7 @@ cdef class Sieve:
             self.flags = new_memory(2 * batch.record_count)
         if control:
             memset(self.flags.data, 1, batch.record_count)
-            if klamm_all_keyed(batch, records, records + length) < 0:
+            if klamm_scan_records(batch, records, records + length, &scan) != KLAMM_MAPPED:
                 raise not_readable(batch, position)
         else:
             if length < NOGIL_SIZE:
@@ -370,12 +374,15 @@ cdef class Sieve:
         return 0
 
 
-def all_keyed(data, Py_ssize_t limit=-1):
-    """Whether every record of one whole batch has a key. CorruptBatch if one cannot be read, or if they are longer
-    than `limit` when decompressed.
+def scan_records(data, Py_ssize_t limit=-1):
+    """Read every record of one whole batch: (whether each has a key, smallest timestamp, largest timestamp).
+
+    A timestamp of -1 counts as none; without any the two are 2**63 - 1 and -1. CorruptBatch if a record cannot be
+    read, or if the records are longer than `limit` when decompressed.
     """
     cdef View view = viewed(data)
     cdef klamm_batch batch
+    cdef klamm_scan scan
     cdef const uint8_t *records = view.data + KLAMM_HEADER
     cdef Py_ssize_t length
     cdef bytes unpacked
@@ -386,7 +393,6 @@ def all_keyed(data, Py_ssize_t limit=-1):
     if batch.attributes & KLAMM_CODEC_MASK:
         unpacked = unpack(&batch, view, 0, limit)
         records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
-    code = klamm_all_keyed(&batch, records, records + length)
-    if code < 0:
+    if klamm_scan_records(&batch, records, records + length, &scan) != KLAMM_MAPPED:
         raise not_readable(&batch, 0)
-    return code == 1
+    return bool(scan.is_keyed), scan.min_timestamp, scan.max_timestamp

@@ -163,6 +163,8 @@ cdef class Lane:
     cdef list pool
     cdef bint keyed                     # the topic is compacted: it takes no record without a key
     cdef Py_buffer clock                # how far the clock is ahead of ours, in ms, and ~that
+    cdef int64_t before_ms              # timestamps may lie so far in the past,
+    cdef int64_t after_ms               # and so far in the future
 
     def __dealloc__(self):
         if self.clock.buf != NULL:
@@ -170,7 +172,7 @@ cdef class Lane:
 
     def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
                  partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0, bint keyed=False,
-                 clock=None):
+                 clock=None, int64_t before_ms=INT64_MAX, int64_t after_ms=INT64_MAX):
         if partitions < 1:
             raise ValueError(f"{partitions} partitions")
         if batch_bytes < 1 or limit < 1:
@@ -184,6 +186,8 @@ cdef class Lane:
         self.key_serializer = key_serializer
         self.value_serializer = value_serializer
         self.keyed = keyed
+        self.before_ms = before_ms
+        self.after_ms = after_ms
         self.sticky = <int32_t> (first % partitions)
         self.open_batches = [None] * partitions
         self.pool = []
@@ -193,6 +197,17 @@ cdef class Lane:
     cdef int64_t now_ms(self) noexcept:
         cdef const int64_t *words = <const int64_t *> self.clock.buf
         return klamm_now_ms() + (words[0] if words != NULL and words[1] == ~words[0] else 0)
+
+    cdef int64_t time_of(self, timestamp) except? -1:
+        """The time of a record whose `timestamp` is given, or -1: now."""
+        cdef int64_t time = timestamp
+        cdef int64_t now = self.now_ms()
+        if time == -1:
+            return now
+        time = checked_timestamp(time)
+        if time - now > self.after_ms or now - time > self.before_ms:
+            raise InvalidTimestamp.outside(self.topic, time, now - self.before_ms, <object> now + self.after_ms)
+        return time
 
     cdef OpenBatch opened(self, int32_t partition):
         cdef OpenBatch batch = <OpenBatch> self.open_batches[partition]
@@ -221,7 +236,7 @@ cdef class Lane:
         """Takes one record. Batches that this closed are in `full`.
 
         A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, InvalidRecord,
-        UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
+        InvalidTimestamp, UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
         """
         return self.take_record(key, value, headers, timestamp, partition)
 
@@ -237,7 +252,7 @@ cdef class Lane:
             value = self.value_serializer(value)
         if headers is not None:
             encoded = encode_headers(headers)
-        time = self.now_ms() if timestamp is None or timestamp == -1 else checked_timestamp(timestamp)
+        time = self.now_ms() if timestamp is None else self.time_of(timestamp)
         if partition is not None:
             chosen = self.given_partition(partition)
         elif self.partitioner is not None:

@@ -263,17 +263,27 @@ static inline uint8_t *klamm_copy_records(
     return to;
 }
 
-/* Whether every record has a key; -1: they cannot be read. */
-static inline int klamm_all_keyed(const klamm_batch *batch, const uint8_t *p, const uint8_t *end) {
+typedef struct {
+    int64_t min_timestamp, max_timestamp; /* INT64_MAX and -1 if no record has one (-1 means none, as in Kafka) */
+    int is_keyed;                         /* every record has a key */
+} klamm_scan;
+
+/* Reads every record of a batch. KLAMM_MAPPED, or KLAMM_BAD_RECORDS: one of them cannot be read. */
+static inline int klamm_scan_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, klamm_scan *out) {
     klamm_record r;
     int64_t last = -1;
-    int keyed = 1;
-    if (batch->record_count > (end - p) / KLAMM_SMALLEST_RECORD) return -1;
+    out->min_timestamp = INT64_MAX;
+    out->max_timestamp = -1;
+    out->is_keyed = 1;
+    if (batch->record_count > (end - p) / KLAMM_SMALLEST_RECORD) return KLAMM_BAD_RECORDS;
     for (int32_t i = 0; i < batch->record_count; i++) {
-        if (!(p = klamm_next_record(batch, p, end, &last, &r))) return -1;
-        if (r.key_size < 0) keyed = 0;  /* and the rest is still read: whether it can be is asked, too */
+        if (!(p = klamm_next_record(batch, p, end, &last, &r))) return KLAMM_BAD_RECORDS;
+        int64_t timestamp = klamm_timestamp(batch, &r);
+        if (timestamp > out->max_timestamp) out->max_timestamp = timestamp;
+        if (timestamp != -1 && timestamp < out->min_timestamp) out->min_timestamp = timestamp;
+        if (r.key_size < 0) out->is_keyed = 0;
     }
-    return p == end ? keyed : -1;
+    return p == end ? KLAMM_MAPPED : KLAMM_BAD_RECORDS;
 }
 
 #endif

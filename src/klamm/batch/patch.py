@@ -22,6 +22,7 @@ __all__ = [
     "max_timestamp_of",
     "seal",
     "set_leader_epoch",
+    "set_max_timestamp",
     "stamp",
 ]
 
@@ -44,6 +45,12 @@ def set_leader_epoch(batch: bytearray | memoryview, epoch: int) -> None:
 
 def max_timestamp_of(batch: Buffer) -> int:
     return int(_INT64.unpack_from(batch, _MAX_TIMESTAMP_AT)[0])
+
+
+def set_max_timestamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
+    """Put the largest timestamp of the records into the header, and seal the batch again."""
+    _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
+    seal(batch, size)
 
 
 def stamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:

@@ -190,6 +190,7 @@ class Producer(RecordSending):
             if same and road.topic == opened.topic:
                 return road
             self._retire(road)
+        before_ms, after_ms = opened.topic.settings.timestamp_limits_ms
         lane = Lane(
             topic,
             opened.count,
@@ -200,6 +201,8 @@ class Producer(RecordSending):
             self._values.to_bytes,
             keyed="compact" in opened.topic.settings.cleanup_policy,
             clock=self._core.heads,
+            before_ms=before_ms,
+            after_ms=after_ms,
         )
         made = _Road(opened, lane)
         if road is not None and same:

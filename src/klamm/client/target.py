@@ -208,7 +208,7 @@ class Target:
                 hint=error.hint or "send smaller records, or raise the topic's max.message.bytes",
             )
         if isinstance(error, InvalidRecord):
-            return InvalidRecord(f"{error.message}: record {place} of append_many", hint=error.hint)
+            return type(error)(f"{error.message}: record {place} of append_many", hint=error.hint)
         error.add_note(f"record {place} of append_many to {self.topic.name}")
         return error.with_traceback(None)
 
@@ -250,6 +250,7 @@ class _Work:
                 raise keyless(self._target.topic.name)
         extend = builder.extend_values if values else builder.extend
         done = 0
+        builder.earliest, builder.latest = partition.timestamp_bounds()
         if timestamp == -1:
             timestamp = partition.now_ms()
         while (done := extend(records, done, timestamp)) < len(records):

@@ -277,6 +277,7 @@ class Transaction(RecordSending):
         if self._failed is not None:
             raise self._refused()
         opened = self._core.topic(topic)
+        before_ms, after_ms = opened.topic.settings.timestamp_limits_ms
         lane = Lane(
             topic,
             opened.count,
@@ -287,6 +288,8 @@ class Transaction(RecordSending):
             self._values.to_bytes,
             first=self._pool.turn,
             clock=self._core.heads,
+            before_ms=before_ms,
+            after_ms=after_ms,
         )
         self._topics[topic] = opened, lane
         self._lanes[topic] = lane

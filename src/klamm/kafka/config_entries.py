@@ -73,8 +73,6 @@ _TOPIC_FACTS = [
     Fact("leader.replication.throttled.replicas", "list", "", "There are no followers."),
     Fact("local.retention.bytes", "long", "-2", "All is local: retention.bytes says how much is kept."),
     Fact("local.retention.ms", "long", "-2", "All is local: retention.ms says how long it is kept."),
-    Fact("message.timestamp.after.max.ms", "long", str(_INT64), "A record may bear any time, however late."),
-    Fact("message.timestamp.before.max.ms", "long", str(_INT64), "A record may bear any time, however early."),
     Fact("min.insync.replicas", "int", "1", "There is one copy of each record, and acks=all means on disk.", 1),
     Fact("preallocate", "boolean", "false", "A segment's file grows with it."),
     Fact("remote.log.copy.disable", "boolean", "false", "There is no remote storage."),

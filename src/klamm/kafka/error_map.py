@@ -15,6 +15,7 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (errors.InvalidSetting, ErrorCode.INVALID_CONFIG),
     (errors.OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),
     (errors.RecordTooLarge, ErrorCode.MESSAGE_TOO_LARGE),
+    (errors.InvalidTimestamp, ErrorCode.INVALID_TIMESTAMP),
     (errors.InvalidRecord, ErrorCode.INVALID_RECORD),
     (errors.OutOfOrderSequence, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
     (errors.UnknownGroup, ErrorCode.GROUP_ID_NOT_FOUND),

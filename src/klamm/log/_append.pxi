@@ -286,6 +286,21 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     return base_offset
 
 
+cdef int is_too_far_ahead(Writer *w, int64_t timestamp) noexcept nogil:
+    """Whether the topic refuses a record with this timestamp (message.timestamp.after.max.ms).
+
+    By both clocks: if one of them is behind, the other may still be right. When the settings have changed, 0: then the
+    append itself returns R_SETTINGS_CHANGED, and the next try asks again.
+    """
+    cdef int64_t now = klamm_wall_ms() + store_ahead_ms(w.store)
+    if timestamp <= now or <uint64_t>timestamp - <uint64_t>now <= <uint64_t>w.timestamp_after_ms:
+        return 0
+    now = store_clock_ms(w)
+    if timestamp <= now or <uint64_t>timestamp - <uint64_t>now <= <uint64_t>w.timestamp_after_ms:
+        return 0
+    return load64(&w.store.catalog_version) == w.catalog_version
+
+
 cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch,
                     int64_t at) noexcept nogil:
     """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is. `at`: where alone it may go."""

@@ -12,7 +12,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, errno
-from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
 from klamm.disk import _os
@@ -29,6 +29,7 @@ RESULTS = {
     R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
     R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
     R_NOT_PLAIN: "not_plain", R_ENDED: "ended", R_ELSEWHERE: "elsewhere",
+    R_TOO_FAR_AHEAD: "too_far_ahead",
 }
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
 MAGIC = b"KLAMMHDS"
@@ -70,6 +71,7 @@ cdef class Log:
         self.w.append_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
         self.w.table_hint = -1
         self.w.asked_base = -1
+        self.w.timestamp_after_ms = INT64_MAX
         self.path = path
         self.w.path = path
 
@@ -78,7 +80,8 @@ cdef class Log:
         unmap_table(&self.w)
 
     def configure(self, *, int64_t segment_bytes, int64_t segment_ms, int64_t segment_records,
-                  int64_t index_interval, int64_t producer_expiration_ms, uint64_t catalog_version):
+                  int64_t index_interval, int64_t producer_expiration_ms, int64_t timestamp_after_ms,
+                  uint64_t catalog_version):
         """The topic's settings, as of a version of the catalog.
 
         Without the lock: whoever opens a log, to read it, say, must not wait for a writer that is stopped. An append
@@ -86,6 +89,7 @@ cdef class Log:
         """
         self.w.segment_bytes, self.w.segment_ms, self.w.segment_records = segment_bytes, segment_ms, segment_records
         self.w.index_interval, self.w.producer_expiration_ms = index_interval, producer_expiration_ms
+        self.w.timestamp_after_ms = timestamp_after_ms
         klamm_fence_release()
         self.w.catalog_version = catalog_version
 
@@ -103,6 +107,8 @@ cdef class Log:
             raise ValueError("not one whole v2 batch")
         if <int32_t>be32(&batch[LAST_DELTA_AT]) < 0:
             raise ValueError("a batch with a negative last offset delta")
+        if is_too_far_ahead(&self.w, <int64_t>be64(&batch[MAX_TIMESTAMP_AT])):
+            return R_TOO_FAR_AHEAD
         while True:
             with nogil:
                 result = append(&self.w, &batch[0], size, wait, same_epoch, at)
@@ -133,6 +139,8 @@ cdef class Log:
             return R_NOT_PLAIN
         if timestamp < 0:
             timestamp = klamm_wall_ms() + store_ahead_ms(self.w.store)
+        elif is_too_far_ahead(&self.w, timestamp):
+            return R_NOT_PLAIN
         while True:
             with nogil:
                 klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0

@@ -91,6 +91,9 @@ cdef class Heads:
         store_i64(&store.anchor_check, store.anchor_wall_ms ^ ~store.anchor_boot_ms)
         store_i64(&store.ahead_ms, 0)
         store_i64(&store.ahead_check, ~<int64_t>0)
+        store_i64(&store.shift_ms, 0)
+        store_i64(&store.shift_check, ~<int64_t>0)
+        store_i64(&store.drift_since_ms, 0)
         store.bell.mask = 0
         store.device, store.inode = status.st_dev, status.st_ino
         klamm_step(STEP_STORE)
@@ -128,6 +131,39 @@ cdef class Heads:
         """The store's clock: wall time at the first open since boot, plus time passed. It does not jump."""
         cdef StoreSlot *store = self.store()
         return store.anchor_wall_ms + klamm_boot_ms() - store.anchor_boot_ms + store_ahead_ms(store)
+
+    def followed_ms(self):
+        """The store's clock, set to the wall clock by `follow_wall`: it may jump, once the wall clock has for an hour."""
+        return self.clock_ms() + store_shift_ms(self.store())
+
+    def expiry_ms(self):
+        """The time by which records expire: what is not too old by both clocks stays."""
+        return min(self.followed_ms(), self.wall_ms())
+
+    def latest_ms(self):
+        """The later of both clocks, for deadlines that must not come too early."""
+        return max(self.followed_ms(), self.wall_ms())
+
+    def follow_wall(self):
+        """Set the followed clock to the wall clock, if the two have differed by the same amount for an hour.
+
+        Whoever expires records calls this; they are the only ones to whom it matters. Not for a read-only mapping.
+        """
+        cdef StoreSlot *store = self.store()
+        cdef int64_t drift = self.wall_ms() - self.followed_ms()
+        cdef int64_t now = self.boot_ms()
+        cdef int64_t since = load_i64(&store.drift_since_ms)
+        if -DRIFT_MS <= drift <= DRIFT_MS:
+            if since:
+                store_i64(&store.drift_since_ms, 0)
+        elif not 0 < since <= now or not -DRIFT_MS <= drift - load_i64(&store.drift_ms) <= DRIFT_MS:
+            store_i64(&store.drift_ms, drift)
+            store_i64(&store.drift_since_ms, max(now, 1))
+        elif now - since >= FOLLOW_AFTER_MS:
+            drift += store_shift_ms(store)
+            store_i64(&store.shift_ms, drift)
+            store_i64(&store.shift_check, ~drift)
+            store_i64(&store.drift_since_ms, 0)
 
     def wall_ms(self):
         """Wall time, for records stamped at their append."""

@@ -39,6 +39,7 @@ cdef extern from "slot.h" nogil:
         uint64_t device, inode, catalog_version, groups_version
         KlammBell bell
         int64_t anchor_wall_ms, anchor_boot_ms, anchor_check, ahead_ms, ahead_check
+        int64_t shift_ms, shift_check, drift_ms, drift_since_ms
     ctypedef struct IndexHeader:
         char magic[8]
         uint64_t inode
@@ -65,6 +66,7 @@ cdef extern from "slot.h" nogil:
     void put_be32 "klamm_put32"(unsigned char *, uint32_t)
     void put_be64 "klamm_put64"(unsigned char *, uint64_t)
     int64_t store_ahead_ms(const StoreSlot *)
+    int64_t store_shift_ms(const StoreSlot *)
     uint32_t commit_crc(const Commit *)
     uint32_t header_crc "entry_crc"(IndexHeader *)
     uint32_t index_crc "entry_crc"(IndexEntry *)
@@ -128,6 +130,7 @@ cdef enum:
     R_NOT_PLAIN = -10012            # append_one leaves it to the general way
     R_ENDED = -10013                # a marker for a transaction that has one, or that a later one has followed
     R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
+    R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
     # Kafka v2 batch header. Base offset and leader epoch lie before the CRC's range: patched without a new checksum.
     LENGTH_AT = 8
     EPOCH_AT = 12
@@ -143,6 +146,8 @@ cdef enum:
     MARKER_SIZE = 78
     PATH_ROOM = 4096
     ONE_ROOM = 4096                 # the largest batch append_one makes
+    DRIFT_MS = 60 * 1000            # the wall clock and the store's clock may differ by so much
+    FOLLOW_AFTER_MS = 60 * 60 * 1000    # the store's clock follows the wall clock once they have differed for so long
     RECOVERY_INTERVAL = 64 << 20    # bytes between two recovery points
     EVENT_OPENED = 1
     EVENT_ROLLED = 2
@@ -159,6 +164,7 @@ cdef struct Writer:
     int lock_fd, log_fd, index_fd, sync_fd, abandoned
     int64_t append_byte, flush_byte, log_base, index_base, sync_base
     int64_t segment_bytes, segment_ms, segment_records, index_interval, producer_expiration_ms
+    int64_t timestamp_after_ms
     uint64_t catalog_version
     uint64_t used                   # a tick of the last append, for closing idle files
     int64_t asked_base, asked_position      # where maintenance was last asked for

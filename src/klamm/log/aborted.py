@@ -24,12 +24,24 @@ from klamm.batch import crc32c
 from klamm.disk import files
 from klamm.log import segment
 
-__all__ = ["SUFFIX", "Aborted", "Spans", "holds", "is_whole", "load", "spans_from", "sync", "write"]
+__all__ = [
+    "ENTRY_SIZE",
+    "SUFFIX",
+    "Aborted",
+    "Spans",
+    "holds",
+    "is_whole",
+    "load",
+    "parse",
+    "spans_from",
+    "sync",
+    "write",
+]
 
 SUFFIX = ".aborted"
 _ENTRY = struct.Struct("<qqqII")
-_ENTRY_SIZE = 32
-assert _ENTRY.size == _ENTRY_SIZE
+ENTRY_SIZE = 32
+assert _ENTRY.size == ENTRY_SIZE
 
 Spans = dict[int, list[tuple[int, int]]]
 """By producer id: first and last offsets."""
@@ -47,7 +59,12 @@ def load(directory: str, base: int) -> list[Aborted]:
         data = files.read(segment.path_of(directory, base, SUFFIX))
     except FileNotFoundError:
         return []
-    entries = [data[at : at + _ENTRY_SIZE] for at in range(0, len(data) - _ENTRY_SIZE + 1, _ENTRY_SIZE)]
+    return parse(data)
+
+
+def parse(data: bytes) -> list[Aborted]:
+    """The whole entries of a file, or of a part of one."""
+    entries = [data[at : at + ENTRY_SIZE] for at in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE)]
     return [Aborted(*_ENTRY.unpack(entry)[:3]) for entry in entries if _is_good(entry)]
 
 
@@ -57,8 +74,8 @@ def _is_good(entry: bytes) -> bool:
 
 def is_whole(data: bytes) -> bool:
     """Whether every entry is what was written."""
-    return len(data) % _ENTRY_SIZE == 0 and all(
-        _is_good(data[at : at + _ENTRY_SIZE]) for at in range(0, len(data), _ENTRY_SIZE)
+    return len(data) % ENTRY_SIZE == 0 and all(
+        _is_good(data[at : at + ENTRY_SIZE]) for at in range(0, len(data), ENTRY_SIZE)
     )
 
 

@@ -3,6 +3,10 @@
 `log_start` moves first, as a commit and in the file `recovery`; then files go. So a reader finds its offset out of
 range, never a hole, and a crash in between leaves files that nobody can reach and the next cleaning removes. The active
 segment is never removed. Cleaners hold the clean byte, never an append byte for longer than a commit.
+
+A segment is as old as its latest record. A timestamp in the future says nothing about that, and one such record must
+not keep a log forever: then the time when the file was last written counts, and if a clock was wrong then, too, the
+segment is as old as the next one.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from klamm.log import aborted, head, index, point, producers, recovery, segment
 from klamm.log.index import Index
 from klamm.log.recovery import scan_segment
 
-__all__ = ["expired", "max_timestamp_of", "move_log_start", "remove_unreachable"]
+__all__ = ["age_of_active", "expired", "latest_in", "max_timestamp_of", "move_log_start", "remove_unreachable"]
 
 
 _DAMAGED = (1 << 63) - 1
@@ -34,10 +38,28 @@ def max_timestamp_of(directory: str, base: int, following: int, *, contiguous: b
     return scanned.max_timestamp if scanned.fault is None and whole else _DAMAGED
 
 
-def _age_of(directory: str, base: int, following: int, contiguous: bool) -> int:
-    """The same, or when the file was last written if its records have no timestamps, as Kafka does."""
+def latest_in(directory: str, base: int, following: int, clock_ms: int, *, contiguous: bool = True) -> int | None:
+    """When the latest record of a closed segment was appended, as far as that is known; None: in the future.
+
+    Its timestamp, or if it has none (as in Kafka) or one in the future, the time when the file was last written.
+    """
     youngest = max_timestamp_of(directory, base, following, contiguous=contiguous)
-    return youngest if youngest >= 0 else os.stat(segment.path_of(directory, base)).st_mtime_ns // 1_000_000
+    if 0 <= youngest <= clock_ms or youngest == _DAMAGED:
+        return youngest
+    return _written_ms(directory, base, clock_ms)
+
+
+def age_of_active(directory: str, now: head.Snapshot, clock_ms: int) -> int:
+    """When the latest record of the active segment was appended; `clock_ms` if its times lie in the future."""
+    if 0 <= now.max_timestamp <= clock_ms:
+        return now.max_timestamp
+    written_ms = _written_ms(directory, now.active_base, clock_ms) if now.position else None
+    return clock_ms if written_ms is None else written_ms
+
+
+def _written_ms(directory: str, base: int, clock_ms: int) -> int | None:
+    written_ms = os.stat(segment.path_of(directory, base)).st_mtime_ns // 1_000_000
+    return written_ms if written_ms <= clock_ms else None
 
 
 def expired(
@@ -49,15 +71,26 @@ def expired(
     clock_ms: int,
     contiguous: bool = True,
 ) -> int:
-    """The offset before which segments are too old, or too much. -1 keeps for ever."""
+    """Return the offset before which segments are too old at `clock_ms`, or too much. A limit of -1 is none."""
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     sizes = {base: os.stat(segment.path_of(directory, base)).st_size for base in closed}
     total = sum(sizes.values()) + now.position
     start = now.log_start
-    for base, following in zip(closed, [*closed[1:], now.active_base], strict=False):
+    ends = [*closed, now.active_base][1:]
+    ages: dict[int, int | None] = {}
+
+    def latest(first: int) -> int:
+        """When the latest record of the segment closed[first] was appended, or at the latest that of one after it."""
+        for base, following in zip(closed[first:], ends[first:], strict=True):
+            if base not in ages:
+                ages[base] = latest_in(directory, base, following, clock_ms, contiguous=contiguous)
+            if (age := ages[base]) is not None:
+                return age
+        return age_of_active(directory, now, clock_ms)
+
+    for at, (base, following) in enumerate(zip(closed, ends, strict=True)):
         too_much = 0 <= retention_bytes <= total - sizes[base]
-        youngest = _age_of(directory, base, following, contiguous) if retention_ms >= 0 and not too_much else 0
-        too_old = retention_ms >= 0 and youngest < clock_ms - retention_ms
+        too_old = retention_ms >= 0 and not too_much and latest(at) < clock_ms - retention_ms
         if not too_much and not too_old:
             break
         total -= sizes[base]

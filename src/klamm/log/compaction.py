@@ -50,7 +50,7 @@ from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreBusy
 from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
 from klamm.log.cleaned import Cleaned
-from klamm.log.cleaning import max_timestamp_of
+from klamm.log.cleaning import latest_in
 from klamm.log.index import Entry
 
 __all__ = [
@@ -100,8 +100,8 @@ def dirt(directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_la
         if end > upto:
             break
         if end > known.offset and min_lag_ms > 0:
-            youngest = max_timestamp_of(directory, base, end, contiguous=not cleaned.exists(directory))
-            if youngest > clock_ms - min_lag_ms:
+            latest_ms = latest_in(directory, base, end, clock_ms, contiguous=not cleaned.exists(directory))
+            if latest_ms is None or latest_ms > clock_ms - min_lag_ms:
                 break
         size = os.stat(segment.path_of(directory, base)).st_size
         found.append((base, end))
@@ -272,12 +272,15 @@ class Pass:
         found: Dirt,
         *,
         clock_ms: int,
-        delete_retention_ms: int,
+        horizon_ms: int,
         interval: int,
         memory_bytes: int,
         tick: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
-        """`tick` is told how many bytes of how many were read; what it raises ends the pass."""
+        """Tombstones that are due at `clock_ms` go; those met for the first time are due at `horizon_ms`.
+
+        `tick` is told how many bytes of how many were read; what it raises ends the pass.
+        """
         self.log = log
         self.directory = log.directory
         self.found = found
@@ -285,7 +288,7 @@ class Pass:
         self.start = max(found.known.offset, log.snapshot().log_start)
         """From here on the log is dirty."""
         self.clock_ms = clock_ms
-        self.horizon_ms = min(clock_ms + delete_retention_ms, _NEVER_MS)
+        self.horizon_ms = min(horizon_ms, _NEVER_MS)
         self.interval = interval
         self.memory_bytes = memory_bytes
         self._tick = tick

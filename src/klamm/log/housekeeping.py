@@ -45,6 +45,8 @@ class LogSettings(Protocol):
     @property
     def message_timestamp_type(self) -> str: ...
     @property
+    def timestamp_limits_ms(self) -> tuple[int, int]: ...
+    @property
     def retention_ms(self) -> int: ...
     @property
     def retention_bytes(self) -> int: ...
@@ -136,7 +138,8 @@ class Housekeeping:
             return []
         if "delete" not in settings.cleanup_policy:
             return []
-        clock_ms = self._heads.clock_ms()
+        self._heads.follow_wall()
+        clock_ms = self._heads.expiry_ms()
         try:
             with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=None if wait else 0):
                 return self._expire(clock_ms)
@@ -147,7 +150,7 @@ class Housekeeping:
         settings = self.settings
         retention_ms = settings.retention_ms
         if retention_ms >= 0:  # an active segment whose every record is too old is closed, so that it can go
-            self._close_if(lambda now: 0 <= now.max_timestamp < clock_ms - retention_ms)
+            self._close_if(lambda now: cleaning.age_of_active(self.directory, now, clock_ms) < clock_ms - retention_ms)
         self.look_for_gaps()
         now = self.snapshot()
         start = cleaning.expired(
@@ -190,7 +193,8 @@ class Housekeeping:
         if self._lock is None:
             raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
         self.refuse_deleted()
-        clock_ms = self._heads.clock_ms()
+        self._heads.follow_wall()
+        clock_ms = self._heads.expiry_ms()
         if not self.is_compacted or not os.path.isdir(self.directory):
             return None
         try:
@@ -212,7 +216,7 @@ class Housekeeping:
         from klamm.log import compaction
 
         settings = self.settings
-        oldest_ms = clock_ms - min(settings.segment_ms, settings.max_compaction_lag_ms)
+        oldest_ms = self._heads.clock_ms() - min(settings.segment_ms, settings.max_compaction_lag_ms)
         self._close_if(lambda now: force or self.log.active_since_ms < oldest_ms)
         if not force and not self._is_due(self._dirt(clock_ms, self.snapshot().stable_offset), clock_ms):
             return None
@@ -229,7 +233,7 @@ class Housekeeping:
                 self.log,
                 found,
                 clock_ms=clock_ms,
-                delete_retention_ms=settings.delete_retention_ms,
+                horizon_ms=self._heads.latest_ms() + settings.delete_retention_ms,
                 interval=settings.index_interval_bytes,
                 memory_bytes=memory_bytes,
                 tick=tick,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from klamm.batch import all_keyed, encode_one, patch
+from klamm.batch import encode_one, patch, scan_records
 from klamm.batch.markers import marker
 from klamm.disk import files
 from klamm.disk.locks import LockFile
@@ -41,6 +41,7 @@ from klamm.log import (
     producers,
     recovery,
     segment,
+    timestamps,
 )
 from klamm.log.housekeeping import Housekeeping, LogSettings
 from klamm.log.reader import Reader
@@ -98,7 +99,8 @@ class Partition(Housekeeping):
         self.log = head.Log(heads, slot, directory, lock.fd if lock else -1, bell_bit, writable=lock is not None)
         self._one = self.log.append_one
         self._appended = False
-        self._recovered: list[aborted.Aborted] | None = None  # in memory only, in a store that may not be written
+        self.recovered: list[aborted.Aborted] | None = None
+        """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
         self.contiguous = not cleaned.exists(directory)
         self.settings = settings
         self.configure(settings, catalog_version)
@@ -114,8 +116,9 @@ class Partition(Housekeeping):
         self._max_bytes = settings.max_message_bytes
         self._keyed = self.is_compacted
         self._stamps = settings.message_timestamp_type == "LogAppendTime"
-        self._plain = settings.max_message_bytes >= head.ONE_BYTES and not self._stamps and not self._keyed
-        self._checked = self._stamps or self._keyed
+        self._read_first = self._keyed or settings.timestamp_limits_ms[0] < timestamps.NO_LIMIT
+        self._checked = self._stamps or self._read_first
+        self._plain = settings.max_message_bytes >= head.ONE_BYTES and not self._checked
         if self._lock is not None:
             self.log.configure(
                 segment_bytes=settings.segment_bytes,
@@ -123,6 +126,7 @@ class Partition(Housekeeping):
                 segment_records=settings.segment_records,
                 index_interval=settings.index_interval_bytes,
                 producer_expiration_ms=settings.producer_id_expiration_ms,
+                timestamp_after_ms=settings.timestamp_limits_ms[1],
                 catalog_version=catalog_version,
             )
 
@@ -242,33 +246,36 @@ class Partition(Housekeeping):
         with self.log.append_lock():
             return self.log.producers()
 
-    def aborted_from(self, base: int) -> aborted.Spans:
-        """What was aborted in this segment and later."""
-        if self._recovered is None:
-            return aborted.spans_from(self.directory, base)
-        spans: aborted.Spans = {}
-        for entry in self._recovered:
-            spans.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
-        return spans
-
     def _prepare(self, batch: bytearray | memoryview, size: int) -> None:
         if size > self._max_bytes:
             raise RecordTooLarge(
                 f"{self.topic}/{self.number}: a batch of {size} bytes; max.message.bytes is {self._max_bytes}",
                 hint="send smaller records, or raise the topic's max.message.bytes",
             )
-        if self._keyed:
-            self._refuse_keyless(batch, size)
+        if self._read_first:
+            self._check_records(batch, size)
         if self._stamps:
             patch.stamp(batch, size, self._heads.wall_ms())
 
-    def _refuse_keyless(self, batch: bytearray | memoryview | bytes, size: int) -> None:
-        """Who makes batches looks at each key already; this is for whatever else comes in, and for changed settings."""
-        if not all_keyed(memoryview(batch)[:size]):
+    def _check_records(self, batch: bytearray | memoryview | bytes, size: int) -> None:
+        """Check keys and timestamps: of batches from elsewhere, and of our own in case the settings have changed."""
+        is_keyed, low, high = scan_records(memoryview(batch)[:size])
+        if self._keyed and not is_keyed:
             raise InvalidRecord(
                 f"{self.topic}/{self.number}: a record without a key, and the topic is compacted",
                 hint="give it a key: compaction keeps the latest record of each",
             )
+        earliest, latest = self.timestamp_bounds()
+        if low < earliest or high > latest:
+            raise self._bad_timestamp(batch, size)
+
+    def timestamp_bounds(self) -> tuple[int, int]:
+        """Return the earliest and the latest timestamp that the topic accepts now."""
+        return timestamps.bounds(self._heads, self.settings.timestamp_limits_ms)
+
+    def _bad_timestamp(self, batch: bytearray | memoryview | bytes, size: int) -> KlammError:
+        where = f"{self.topic}/{self.number}"
+        return timestamps.refusal(where, memoryview(batch)[:size], *self.timestamp_bounds())
 
     def _settle(
         self,
@@ -283,12 +290,15 @@ class Partition(Housekeeping):
         tries = 0
         while result < 0:
             tries += 1
+            what = head.RESULTS.get(result)
+            if what == "too_far_ahead":
+                raise self._bad_timestamp(batch, size)
             try:
                 self._see_to(result, tries)
             except OSError as error:
                 raise self._error(-(error.errno or errno.EIO)) from error
-            if self._keyed and head.RESULTS.get(result) == "settings_changed":
-                self._refuse_keyless(batch, size)
+            if self._read_first and what == "settings_changed":
+                self._check_records(batch, size)
             result = self.log.append(batch, size, True, same_epoch, at)
         events = self.log.take_events()
         if events:
@@ -441,7 +451,7 @@ class Partition(Housekeeping):
     def _recover(self) -> None:
         self.look_for_gaps()
         with self._told():
-            self._recovered = recovery.recover(
+            self.recovered = recovery.recover(
                 self.log,
                 clock_ms=self._heads.clock_ms(),
                 interval=self.settings.index_interval_bytes,

@@ -15,11 +15,11 @@ from klamm.batch import header as batch_header
 from klamm.disk import _os
 from klamm.errors import CorruptBatch
 from klamm.log import segment
+from klamm.log.aborted_spans import AbortedSpans
 from klamm.log.index import Index
 from klamm.log.reader import Reader
 
 if TYPE_CHECKING:
-    from klamm.log import aborted
     from klamm.log._head import Snapshot
     from klamm.log.partition import Partition
 
@@ -87,14 +87,19 @@ class SegmentFiles:
 
 
 class Range:
-    """Bytes of a file. Its length is how many are left."""
+    """Bytes of a file: whole batches of the segment `base`. Its length is how many are left.
 
-    __slots__ = ("file", "position", "size")
+    `next_offset` is the offset after them; -1: they go up to the end of a closed segment.
+    """
 
-    def __init__(self, file: SegmentFile, position: int, size: int) -> None:
+    __slots__ = ("base", "file", "next_offset", "position", "size")
+
+    def __init__(self, file: SegmentFile, position: int, size: int, base: int, next_offset: int) -> None:
         self.file = file
         self.position = position
         self.size = size
+        self.base = base
+        self.next_offset = next_offset
 
     def __len__(self) -> int:
         return self.size
@@ -122,7 +127,7 @@ class Ranges:
         self._files = files
         self._version = -1
         self._places: dict[int, _Place] = {}
-        self._spans: tuple[int, aborted.Spans] = (-1, {})  # what is aborted in the segments from that one on
+        self._aborted = AbortedSpans(partition)
 
     def find(self, offset: int, max_bytes: int, limit: int, now: Snapshot, *, at_least_one: bool) -> Range | None:
         """Batches from the one that holds `offset` on, before the offset `limit`: up to `max_bytes` of them.
@@ -136,7 +141,6 @@ class Ranges:
             version = partition.log.segments_version
             if version != self._version:
                 self._places.clear()
-                self._spans = (-1, {})
                 self._version = version
             place = self._places.get(offset) or self._look_up(offset, now)
             try:
@@ -174,30 +178,19 @@ class Ranges:
             return None
         if following >= 0:
             self._remember(following, _Place(place.base, end, place.inode))
-        return Range(file, place.position, end - place.position)
+        return Range(file, place.position, end - place.position, place.base, following)
 
-    def aborted_in(self, first: int, base_hint: int, upto: int) -> list[tuple[int, int]]:
-        """Return producer id and first offset of each aborted transaction that has records in [first, upto).
+    def is_followed(self, found: Range, limit: int, now: Snapshot) -> bool:
+        """Whether a range ends with its segment, and more batches before `limit` lie in later segments."""
+        return found.next_offset < 0 and (limit > now.active_base or self._base_after(found.base, now) < limit)
 
-        Each once, though a writer that was killed before its marker leaves an entry too many (A2 of aborted.py): a
-        client takes one off its list at each marker, and would leave out committed records for one that remains.
-        """
-        if self._spans[0] < 0 or self._spans[0] > base_hint:
-            self._spans = base_hint, self._partition.aborted_from(base_hint)
-        return sorted(
-            {
-                (producer_id, begin)
-                for producer_id, spans in self._spans[1].items()
-                for begin, last in spans
-                if begin < upto and last >= first
-            },
-            key=lambda each: each[1],
-        )
-
-    def base_of(self, offset: int) -> int:
-        """The segment of an offset that was found last, for `aborted_in`."""
-        place = self._places.get(offset)
-        return place.base if place is not None else 0
+    def aborted_in(self, offset: int, found: Range, now: Snapshot) -> list[tuple[int, int]]:
+        """Producer id and first offset of each aborted transaction with records in a range, from `offset` on."""
+        self._aborted.refresh(found.base)
+        if not self._aborted:
+            return []
+        end = found.next_offset if found.next_offset >= 0 else self._base_after(found.base, now)
+        return self._aborted.within(offset, end)
 
     def _is_there(self, base: int) -> bool:
         return os.path.exists(segment.path_of(self._partition.directory, base))

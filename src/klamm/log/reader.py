@@ -17,8 +17,9 @@ from klamm.batch import header as batch_header
 from klamm.batch import verify, walk
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, InvalidSetting
-from klamm.log import aborted, segment
+from klamm.log import segment
 from klamm.log._head import SYNC_FAILED
+from klamm.log.aborted_spans import AbortedSpans
 from klamm.log.index import Index
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ class Reader:
         self.partition = partition
         self.offset = offset
         self._committed = committed
-        self._spans: aborted.Spans = {}
-        self._spans_known = (-1, -1)  # at that version of the segments, from that one on
+        self._aborted = AbortedSpans(partition)
         self._fd = -1
         self._base = -1
         self._file = (-1, -1)  # version of the segments and inode, when it was opened: compaction replaces files
@@ -85,11 +85,8 @@ class Reader:
             data = self._read(max_bytes)
             if not data or not self._committed:
                 return data
-            version = self.partition.log.segments_version, self._base
-            if version != self._spans_known:
-                self._spans = self.partition.aborted_from(self._base)
-                self._spans_known = version
-            if self._spans:
+            self._aborted.refresh(self._base)
+            if self._aborted:
                 data = self._without_aborted(data)
             if data:
                 return data
@@ -98,8 +95,7 @@ class Reader:
         kept: list[memoryview] = []
         at = 0
         for batch in walk(data):
-            spans = self._spans.get(batch.producer_id, ()) if batch.is_transactional else ()
-            if not any(first <= batch.base_offset <= last for first, last in spans):
+            if not batch.is_transactional or not self._aborted.covers(batch.producer_id, batch.base_offset):
                 kept.append(data[at : at + batch.size])
             at += batch.size
         return data if sum(map(len, kept)) == len(data) else memoryview(b"".join(kept))

@@ -40,7 +40,9 @@ typedef struct {                        /* slot 0 belongs to the store */
     int64_t anchor_wall_ms, anchor_boot_ms;     /* line 2: the store's clock, by which retention deletes */
     int64_t anchor_check;               /* wall ^ ~boot, so that a damaged clock is not believed */
     int64_t ahead_ms, ahead_check;      /* for tests: so far ahead of the true time; believed if the check is ~ahead */
-    uint64_t reserved[107];
+    int64_t shift_ms, shift_check;      /* how far the wall clock was set since the anchor; believed if the check is ~shift */
+    int64_t drift_ms, drift_since_ms;   /* how far it differs from that now, and since when by the boot clock; 0: it does not */
+    uint64_t reserved[103];
 } StoreSlot;
 
 typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
@@ -59,6 +61,10 @@ _Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32 && sizeof(A
 static inline int64_t store_ahead_ms(const StoreSlot *store) {
     int64_t ahead = klamm_load(&store->ahead_ms);
     return klamm_load(&store->ahead_check) == ~ahead ? ahead : 0;
+}
+static inline int64_t store_shift_ms(const StoreSlot *store) {
+    int64_t shift = klamm_load(&store->shift_ms);
+    return klamm_load(&store->shift_check) == ~shift ? shift : 0;
 }
 static inline uint32_t commit_crc(const Commit *c) { return klamm_crc32c(0, c, offsetof(Commit, crc)); }
 static inline void load_commit(Commit *to, const Commit *from) {

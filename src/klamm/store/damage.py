@@ -24,10 +24,11 @@ _MAGIC_AT = 16
 
 
 class Batch(NamedTuple):
-    """A good batch and where it starts."""
+    """A good batch, where it starts, and its bytes."""
 
     position: int
     header: Header
+    data: memoryview
 
 
 class Damage(NamedTuple):
@@ -53,8 +54,10 @@ def batches(path: str, base: int, end: int, *, contiguous: bool) -> Iterator[Bat
                 message = re.sub(r"^byte \d+: ", "", error.message)  # that byte counts from the window's start
                 data = data[: error.position or 0]
                 done, following = verify(data, offset, contiguous)
+            start = position
             for header in walk(memoryview(data)[:done]) if done else ():
-                yield Batch(position, header)
+                at = position - start
+                yield Batch(position, header, memoryview(data)[at : at + header.size])
                 position += header.size
             offset = following if done else offset
             if message is None and not done:

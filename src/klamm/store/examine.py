@@ -1,7 +1,8 @@
 """Looking through one partition: head, segments, index, recovery point, producers; and putting it right.
 
     heads      a slot for each partition, its commit whole and sane (log/head.py, H1 to H4)
-    segments   batches end to end, CRC, offsets that follow on; nothing beyond the commit (log/segment.py, S1 to S3)
+    segments   batches end to end, CRC, offsets that follow on; nothing beyond the commit (log/segment.py, S1 to S3);
+               each header's max_timestamp is the largest of its records
     index      checksums; entries that point at batches (log/index.py, I1)
     recovery   its checksum; the point lies at a batch (log/point.py)
     producers  table and snapshots can be read, and know no batch that is not there (log/producers.py)
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from klamm.batch import Header, crc32c, markers
+from klamm.batch import Header, crc32c, markers, scan_records
 from klamm.disk import _os, files
 from klamm.disk.locks import PRESENCE, LockFile
 from klamm.errors import CorruptBatch, StoreBusy
@@ -30,7 +31,7 @@ from klamm.log.aborted import Aborted
 from klamm.log.index import Entry, Index
 from klamm.store import directory
 from klamm.store.catalog import Topic
-from klamm.store.damage import Damage, batches
+from klamm.store.damage import Batch, Damage, batches
 from klamm.store.repair import mend
 
 __all__ = ["Breach", "Examination", "Report"]
@@ -188,10 +189,9 @@ class Examination:
 
     def _point(self, walk: _Walk) -> point.Point | None:
         path = f"{self.directory}/recovery"
+        was_there = os.path.exists(path)  # asked first: it may be made at any moment
         known = point.load(self.directory)
-        if known is None and os.path.exists(path):
-            known = point.load(self.directory)  # it may have been made in between
-        if known is None and os.path.exists(path):
+        if known is None and was_there:
             walk.add(path, 0, "the recovery point is as it was written", "its checksum is wrong")
         return known
 
@@ -290,6 +290,10 @@ class Examination:
             if header.leader_epoch < epoch:
                 message = f"leader epoch {header.leader_epoch} after {epoch}"
                 walk.add(path, each.position, "leader epochs only grow", message, "")
+            largest = _max_timestamp(each)
+            if largest is not None and largest != max(header.max_timestamp, -1):
+                message = f"max_timestamp is {header.max_timestamp}, but the largest of its records is {largest}"
+                walk.add(path, each.position, "max_timestamp is the largest of a batch", message, "")
             entries.batch(header.base_offset, each.position, youngest)
             self._aborts.batch(header, each.position)
             youngest, epoch = max(youngest, header.max_timestamp), max(epoch, header.leader_epoch)
@@ -458,6 +462,16 @@ class Examination:
             last = scanned.entries[-1].position if scanned.entries else 0
             self.log.set_index(base, len(scanned.entries), last)
             return "made anew"
+
+
+def _max_timestamp(batch: Batch) -> int | None:
+    """The largest timestamp of the records; None if there are none, or markers, or if they cannot be read."""
+    if batch.header.is_control or not batch.header.record_count:
+        return None
+    try:
+        return scan_records(batch.data)[2]
+    except CorruptBatch:
+        return None
 
 
 class _Entries:

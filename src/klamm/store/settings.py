@@ -21,7 +21,8 @@ Value = str | int | float
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
-_DAY_MS = 24 * 60 * 60 * 1000
+_HOUR_MS = 60 * 60 * 1000
+_DAY_MS = 24 * _HOUR_MS
 _LENGTH = re.compile(r"([0-9]{1,9})\s*(s|m|h|d|w)")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _FRACTION = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?")
@@ -113,6 +114,10 @@ class Settings:
         doc="The largest batch that is taken, as it is on disk: compressed, headers included.")
     max_compaction_lag_ms: int = _number("max.compaction.lag.ms", _INT64, 1, _INT64,
         doc="A record that has waited longer than this is compacted, however little there is to do.")
+    message_timestamp_after_max_ms: int = _number("message.timestamp.after.max.ms", _HOUR_MS, 0, _INT64,
+        doc="How far ahead of now a record's timestamp may be (CreateTime only); a record further ahead is refused.")
+    message_timestamp_before_max_ms: int = _number("message.timestamp.before.max.ms", _INT64, 0, _INT64,
+        doc="How far in the past a record's timestamp may be (CreateTime only); an older record is refused.")
     message_timestamp_type: str = _word("message.timestamp.type", "CreateTime", "LogAppendTime",
         doc="Whether a record bears the time its producer gave it, or the time it was appended.")
     min_cleanable_dirty_ratio: float = _fraction("min.cleanable.dirty.ratio", 0.5,
@@ -133,6 +138,13 @@ class Settings:
         doc="A segment of this many records is closed; -1: no limit. (Klamm's own; Kafka has no such setting.)")
     # fmt: on
     overridden: frozenset[str] = frozenset()
+
+    @property
+    def timestamp_limits_ms(self) -> tuple[int, int]:
+        """How far a record's timestamp may lie in the past and in the future; no limit with LogAppendTime."""
+        if self.message_timestamp_type == "LogAppendTime":
+            return _INT64, _INT64
+        return self.message_timestamp_before_max_ms, self.message_timestamp_after_max_ms
 
     @classmethod
     def of(cls, overrides: Mapping[str, Value], *, where: str = "") -> Settings:

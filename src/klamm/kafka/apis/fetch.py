@@ -65,7 +65,7 @@ class _Wanted:
 class _Fetching:
     """A request, tried as often as need be."""
 
-    __slots__ = ("broker", "call", "committed", "max_bytes", "min_bytes", "small_left", "topics")
+    __slots__ = ("broker", "call", "committed", "is_followed", "max_bytes", "min_bytes", "small_left", "topics")
 
     def __init__(self, broker: Broker, call: Call, topics: list[tuple[Struct, list[_Wanted]]]) -> None:
         request = call.request
@@ -73,9 +73,10 @@ class _Fetching:
         self.call = call
         self.topics = topics
         self.committed = request.isolation_level == 1
-        self.min_bytes: int = request.min_bytes
         self.max_bytes: int = request.max_bytes
+        self.min_bytes: int = min(request.min_bytes, request.max_bytes)  # else it could never be enough
         self.small_left = 0
+        self.is_followed = False  # a segment ends in the response, and the next one has more: as in Kafka, it is sent
 
     def partitions(self) -> list[Partition]:
         return [each.partition for _, wanted in self.topics for each in wanted if each.partition is not None]
@@ -87,7 +88,7 @@ class _Fetching:
         response, size, wrong = self._build()
         if wrong:
             self._count(response)
-        return response if now_or_never or wrong or size >= self.min_bytes else None
+        return response if now_or_never or wrong or size >= self.min_bytes or self.is_followed else None
 
     def _count(self, response: Struct) -> None:
         for topic in response.responses:
@@ -117,6 +118,7 @@ class _Fetching:
         size, wrong = 0, False
         left = self.max_bytes
         self.small_left = _SMALL_TOGETHER
+        self.is_followed = False
         topics = []
         for asked, wanted in self.topics:
             partitions = []
@@ -172,11 +174,14 @@ class _Fetching:
         self, answered: Any, wanted: _Wanted, partition: Partition, limit: int, max_bytes: int, first: bool
     ) -> None:
         ranges = self.broker.ranges(partition)
-        found = ranges.find(wanted.offset, max_bytes, limit, partition.snapshot(), at_least_one=first)
+        now = partition.snapshot()
+        found = ranges.find(wanted.offset, max_bytes, limit, now, at_least_one=first)
         if found is None:
             return
+        if found.size < self.min_bytes and not self.is_followed:
+            self.is_followed = ranges.is_followed(found, limit, now)
         if self.committed:
-            aborted = ranges.aborted_in(wanted.offset, ranges.base_of(wanted.offset), limit)
+            aborted = ranges.aborted_in(wanted.offset, found, now)
             answered.aborted_transactions = [_Aborted(producer_id=p, first_offset=begin) for p, begin in aborted]
         answered.records = found
         if found.size <= min(_SMALL, self.small_left):

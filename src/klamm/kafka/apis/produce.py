@@ -5,7 +5,9 @@ whose partition somebody else is appending to just now, or needs something first
 
 What is checked, in this order: one batch of magic 2, whole, its CRC, its attribute bits, no control batch, as many
 records as it says, readable (a compressed one is decompressed for that, within bounds), keys where the topic is
-compacted, its size; for a transactional batch, that its transaction has this partition; then producer and sequence.
+compacted, its size, its timestamps; for a transactional batch, that its transaction has this partition; then producer
+and sequence. The header's max_timestamp is not believed: the server computes it from the records, as Kafka does, for
+retention and look-ups by time depend on it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from klamm.batch import all_keyed, verify
+from klamm.batch import patch, scan_records, verify
 from klamm.batch.header import CODEC_MASK, CONTROL, HEADER_SIZE, MAGIC, TRANSACTIONAL, Header, parse
-from klamm.errors import CorruptBatch, KlammError
+from klamm.errors import CorruptBatch, InvalidTimestamp, KlammError
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import LATER, Answer, Call, Honoured
 from klamm.kafka.error_codes import ErrorCode
@@ -62,7 +64,10 @@ class Refused(Exception):
 
 
 def check(records: Any, version: int, *, quick: bool = False) -> Header:
-    """The header of a batch that may be appended; else Refused. Slow: if it is to be `quick`, and cannot."""
+    """Return the header of a batch that may be appended, with the true max_timestamp put into `records`; else Refused.
+
+    Slow: if it is to be `quick`, and cannot.
+    """
     # Clients send again what is CORRUPT_MESSAGE: that is for what may have been damaged on its way.
     if records is None or len(records) <= _MAGIC_AT:
         raise Refused(ErrorCode.INVALID_RECORD, "no whole batch")
@@ -106,11 +111,14 @@ def check(records: Any, version: int, *, quick: bool = False) -> Header:
     if quick and len(records) > _QUICK_BYTES:
         raise Slow
     try:  # whether its records can be read; whether each needs a key, the topic knows
-        all_keyed(records, _QUICK_DECODED if quick else -1)
+        _, _, max_timestamp = scan_records(records, _QUICK_DECODED if quick else -1)
     except CorruptBatch as error:
         if quick:
             raise Slow from None
         raise Refused(ErrorCode.INVALID_RECORD, error.message) from None
+    if max_timestamp != header.max_timestamp:
+        patch.set_max_timestamp(records, len(records), max_timestamp)
+        header = header._replace(max_timestamp=max_timestamp)
     return header
 
 
@@ -288,6 +296,11 @@ class _Producing:
 
     def _refuse_error(self, answered: Any, error: KlammError) -> None:
         self._refuse(answered, code_of(error), error.message)
+        if isinstance(error, InvalidTimestamp):
+            answered.record_errors = [
+                _response.RecordError(batch_index=index, batch_index_error_message="timestamp out of range")
+                for index in error.indexes
+            ]
 
     def _refuse(self, answered: Any, code: ErrorCode, message: str | None) -> None:
         self.wrong = True

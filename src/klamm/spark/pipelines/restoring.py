@@ -41,7 +41,8 @@ __all__ = ["restore"]
 _POLL_S = 0.2
 _COLUMNS = ("partition", "offset", "key", "value", "headers", "timestamp")
 # What was to be expires is not what somebody restores for; and times are the records', not those of the restoring.
-_LEFT_OUT = frozenset({"retention.ms", "retention.bytes", "message.timestamp.type"})
+_LEFT_OUT = frozenset({"retention.ms", "retention.bytes", "message.timestamp.type", "message.timestamp.before.max.ms"})
+_ANY_TIME = {"message.timestamp.after.max.ms": (1 << 63) - 1}  # they were accepted once
 
 
 class _Archived(NamedTuple):
@@ -68,8 +69,9 @@ def restore(
     the log starts and where it goes on. Times count as CreateTime, and batches are not compressed.
 
     The store is made if there is none, and the topic if it is not there: with the archived topic's partitions and
-    settings, but records are kept for ever (retention.ms and retention.bytes are -1): set what you want when it is
-    done. A topic that is there has to have as many partitions, and no other records than the archive's.
+    settings, but records are kept forever (retention.ms and retention.bytes are -1) and may have any timestamp
+    (message.timestamp.after.max.ms): set what you want when it is done. A topic that is there has to have as many
+    partitions, and no other records than the archive's.
 
     It is all on disk when it returns. A run that was killed is gone on with by the next.
     """
@@ -121,7 +123,8 @@ def _opened(core: Core, topic: str, known: _Archived) -> OpenTopic:
     try:
         opened = core.topic(topic)
     except UnknownTopic:
-        core.create_topic(topic, known.partitions, {**known.settings, "retention.ms": -1, "retention.bytes": -1})
+        unlimited = {"retention.ms": -1, "retention.bytes": -1, **_ANY_TIME}
+        core.create_topic(topic, known.partitions, {**known.settings, **unlimited})
         return core.topic(topic)
     if opened.count != known.partitions:
         raise InvalidSetting(

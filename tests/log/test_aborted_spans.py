@@ -1,0 +1,153 @@
+"""What readers know of aborted transactions: the same as by looking at every entry, and each entry is read once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.log import aborted
+from klamm.log.aborted import Aborted
+from klamm.log.aborted_spans import AbortedSpans
+from klamm.log.partition import Partition
+from tests.log.compacted import in_transaction, sealed
+from tests.rig import Rig
+
+
+@contextmanager
+def lines_run() -> Iterator[Callable[[], int]]:
+    """How many lines of klamm.log ran so far, in Python: work that does not depend on the machine."""
+    count = 0
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return line
+
+    def called(frame: FrameType, event: str, argument: object) -> Any:
+        return line if frame.f_globals.get("__name__", "").startswith("klamm.log") else None
+
+    before = sys.gettrace()
+    sys.settrace(called)
+    try:
+        yield lambda: count
+    finally:
+        sys.settrace(before)
+
+
+def abort(partition: Partition, count: int, first_epoch: int = 0, producer: int = 7) -> None:
+    for epoch in range(first_epoch, first_epoch + count):
+        partition.append(in_transaction(producer, epoch, [(b"k", b"aborted")]))
+        partition.append_marker(producer, epoch + 1, commit=False)
+
+
+def read_all(partition: Partition) -> int:
+    """Bytes that a reader of committed records gets, a few batches at a time."""
+    found = 0
+    with partition.reader(0) as reader:
+        while data := reader.read(1000):
+            found += len(data)
+    return found
+
+
+def test_reading_takes_work_in_proportion_to_the_aborted_transactions(rig: Rig) -> None:
+    work = {}
+    for count in (100, 200, 400):
+        partition = rig.partition(rig.fresh_slot(), segment_bytes=1 << 20)
+        abort(partition, count)
+        partition.append(sealed([(b"k", b"last")]))
+        with lines_run() as lines:
+            assert read_all(partition) > 0
+            work[count] = lines()
+    assert work[400] < 4.4 * work[100], work
+
+
+def test_a_reader_that_follows_reads_each_entry_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    parse = aborted.parse
+
+    def counting(data: bytes) -> list[Aborted]:
+        nonlocal read
+        found = parse(data)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(aborted, "parse", counting)
+    partition = rig.partition(1, segment_bytes=2000)
+    with partition.reader(0) as reader:
+        for epoch in range(200):
+            abort(partition, 1, epoch)
+            partition.append(sealed([(b"k", b"%d" % epoch)]))
+            while reader.read():
+                pass
+    assert len(partition.segments()) > 5
+    assert read == 200
+
+
+def test_a_file_that_was_replaced_is_read_again(rig: Rig) -> None:
+    partition = rig.partition(1, segment_bytes=1 << 20)
+    abort(partition, 3)
+    spans = AbortedSpans(partition)
+    spans.refresh(0)
+    assert spans.within(0, 100) == [(7, 0), (7, 2), (7, 4)]
+    aborted.write(partition.directory, 0, aborted.load(partition.directory, 0)[:2])
+    partition.log.bump_segments_version()
+    spans.refresh(0)
+    assert spans.within(0, 100) == [(7, 0), (7, 2)]
+    assert not spans.covers(7, 4)
+
+
+def test_a_torn_entry_is_read_when_it_is_whole(rig: Rig) -> None:
+    partition = rig.partition(1, segment_bytes=1 << 20)
+    abort(partition, 2)
+    path = f"{partition.directory}/{0:020}.aborted"
+    with open(path, "r+b") as file:
+        data = file.read()
+        file.truncate(len(data) - 9)
+    spans = AbortedSpans(partition)
+    spans.refresh(0)
+    assert spans.within(0, 100) == [(7, 0)]
+    with open(path, "r+b") as file:
+        file.write(data)
+    partition.log.bump_segments_version()
+    spans.refresh(0)
+    assert spans.within(0, 100) == [(7, 0), (7, 2)]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Aborted]:
+    """Markers in the order of their offsets; of each producer one transaction after the other; some markers twice."""
+    entries: list[Aborted] = []
+    begins = dict.fromkeys(range(3), 0)
+    offset = 0
+    for _ in range(draw(st.integers(0, 25))):
+        producer = draw(st.integers(0, 2))
+        first = draw(st.integers(begins[producer], max(offset, begins[producer])))
+        offset = max(offset, first) + draw(st.integers(1, 4))
+        entries.append(Aborted(producer, first, offset))
+        if draw(st.booleans()):  # a killed writer left the entry, and another one wrote the marker later
+            offset += draw(st.integers(1, 4))
+            entries.append(Aborted(producer, first, offset))
+        begins[producer] = offset + 1
+    return entries
+
+
+@given(histories())
+def test_the_answers_are_those_of_a_look_at_every_entry(entries: list[Aborted]) -> None:
+    spans = AbortedSpans.__new__(AbortedSpans)
+    spans._clear(0)
+    spans._add(entries)
+    end = max((entry.last_offset for entry in entries), default=0) + 3
+    for offset in range(end):
+        for producer in range(4):
+            wanted = any(p == producer and first <= offset <= last for p, first, last in entries)
+            assert spans.covers(producer, offset) == wanted
+        for upto in range(offset + 1, end, 3):
+            found = {(p, first) for p, first, last in entries if first < upto and last >= offset}
+            assert spans.within(offset, upto) == sorted(found, key=lambda span: (span[1], span[0]))
