@@ -148,6 +148,9 @@ def serve_here(store: Path | str, port: int, log: Path) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # pytest has put files of its own in their place
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     assert run(["serve", str(store), f"--kafka={port}", *SHORT_SESSIONS]) == 0
 
 

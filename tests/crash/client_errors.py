@@ -158,7 +158,8 @@ RULES = [
         "",
         ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"),
         Action.GO_ON,
-        "the group has gone on without it. Not REFUSED: librdkafka may have sent it twice, and reports the last answer",
+        "the group has gone on without it, or with it in a generation that it was not told of yet: what it keeps, it"
+        " commits again. Not REFUSED: librdkafka may have sent it twice, and reports the last answer",
     ),
     Rule(
         ("wire_transformer",),

@@ -18,6 +18,7 @@ from pathlib import Path
 import klamm
 from klamm.disk import _os
 from tests.crash.checker import COMMITTED, UNCOMMITTED
+from tests.crash.diagnosis import last_words, standings
 from tests.crash.history import ENDING, History, Recorder, now
 from tests.crash.jepsen_workload import IN, OUT, Life, record_poll
 from tests.procs import Child, Flag, children, until
@@ -27,7 +28,7 @@ PATIENCE_S = 60.0
 
 
 class Restless(AssertionError):
-    """What has to happen at the end does not."""
+    """What has to happen at the end does not. It says how groups stand, and what the processes that live did last."""
 
 
 class RoleFailed(AssertionError):
@@ -70,12 +71,14 @@ class Nemesis:
         least_kills: int = 0,
         stop_share: float = 0.3,
         stop_s: float = 1.0,
+        rest_s: float = PATIENCE_S,
     ) -> None:
         """`patience_ms`: how long half of the members may go without a poll; less than a stop can take.
 
         `pause_s`: the longest time from strike to strike. `prepare` is called in each process before its role.
         `least_kills`: a run that had less luck lasts longer. `stop_share` of the strikes stop a process for up to
-        `stop_s`, and a third of these start a successor beside it; the others kill.
+        `stop_s`, and a third of these start a successor beside it; the others kill. `rest_s`: how long groups may
+        take to read what is left at the end.
         """
         self.directory = directory
         self.store = str(store)
@@ -84,6 +87,7 @@ class Nemesis:
         self._least_kills = least_kills
         self._stop_share = stop_share
         self._stop_s = stop_s
+        self._rest_s = rest_s
         self._patience_ms = patience_ms
         self._pause_s = pause_s
         self._topics = topics
@@ -226,7 +230,7 @@ class Nemesis:
         self._written = time.monotonic()
         self._wait(lambda: not any(slot.child for slot in self._slots if slot.writes), "producers end")
         with klamm.open(self.store) as store:
-            self._wait(lambda: is_drained(store), "groups have read everything")
+            self._wait(lambda: is_drained(store), "groups have read everything", self._rest_s)
         Flag(self.directory / "drained").up()
         self._drained = time.monotonic()
         self._wait(lambda: not any(slot.child for slot in self._slots), "everybody ends")
@@ -236,17 +240,23 @@ class Nemesis:
     def _end(self) -> None:
         """After the last role has ended."""
 
-    def _wait(self, holds: Callable[[], bool], what: str) -> None:
+    def _wait(self, holds: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
         def look() -> bool:
             self._look_after()
             return holds()
 
         try:
-            until(look, what, PATIENCE_S)
+            until(look, what, seconds)
         except RoleFailed:
             raise
         except AssertionError as error:
-            raise Restless(str(error)) from error
+            raise Restless("\n".join([str(error), *self._diagnosis()])) from error
+
+    def _diagnosis(self) -> list[str]:
+        """Return how everything stands."""
+        living = [slot.process for slot in self._slots if slot.child is not None]
+        with klamm.open(self.store) as store:
+            return [*standings(store), *(line for process in living for line in last_words(self.directory, process))]
 
 
 def is_drained(store: klamm.Store) -> bool:

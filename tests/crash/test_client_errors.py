@@ -11,21 +11,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import klamm
-from klamm.kafka.wire.messages import PRODUCE
+from klamm.kafka.wire.messages import JOIN_GROUP, PRODUCE
+from klamm.store.groups import OffsetRow
 from tests.crash import jepsen_workload, wire_life, wire_workload
 from tests.crash.client_errors import RULES, TABLE, Action, Unexpected, keys, rule_for
 from tests.crash.history import Event, History, read
 from tests.crash.jepsen_workload import IN
 from tests.crash.wire_life import SERVER_LIVES, MustAbort, MustEnd, WireLife
 from tests.crash.wire_tally import SHARES, Tally
-from tests.crash.wire_workload import Transactions
+from tests.crash.wire_workload import WIRE_WORKERS, Transactions, wire_worker
 from tests.interop.proxy import Proxy
-from tests.procs import children, until
+from tests.procs import Flag, children, until
 from tests.serving import Serving, restartable
 
+ILLEGAL = {("commit", "ILLEGAL_GENERATION"), ("async commit", "ILLEGAL_GENERATION")}
 ELSEWHERE = {"final", "hasty", "careless", "copyist"}  # roles that are no functions of these two modules
 
 
@@ -189,6 +191,45 @@ def test_a_producer_whose_sequence_numbers_may_be_given_out_again_is_renewed(ser
         heal.join()
         assert run_all(transactions, "third", lambda: transactions.produce(IN, b"third", 0)) is True
     assert values(server) == ["first", "third"]
+
+
+def test_a_worker_commits_again_what_it_was_refused_and_keeps(
+    server: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit is of the generation before, as it has not been told of the next one: nobody reads the records again,
+    and the group would never be drained. tests/interop/test_librdkafka_flaws.py has the same with Apache Kafka.
+    """
+    monkeypatch.setattr(wire_workload, "SESSION_MS", 10_000)
+    with klamm.open(server.store) as store, Proxy(server.address) as proxy, children() as start:
+        core = store._acquired()
+        group = core.groups.claim_door(WIRE_WORKERS, "kafka").number
+        core.groups.commit(group, [OffsetRow(core.topic(IN).topic.id, 0, 0)])
+
+        def work() -> None:
+            life = life_of(server, tmp_path, "wire_worker")
+            life.address, life.strategy, life.patience_ms = proxy.address, "cooperative-sticky", 0
+            wire_worker(life)
+
+        def committed() -> int:
+            return max(row.offset for row in core.groups.offsets(group).values())
+
+        worker = start(work)
+        store.append(IN, b"first", partition=0)
+        until(lambda: committed() == 1, "the worker has committed")
+        proxy.held.add(JOIN_GROUP.key)
+        settings = {"group.id": WIRE_WORKERS, "partition.assignment.strategy": "cooperative-sticky"}
+        other = Consumer({"bootstrap.servers": server.address, "log_level": 0, **settings})
+        other.subscribe([IN])
+        until(lambda: other.poll(0.01) is None and proxy.holds, "the next generation has begun")
+        store.append(IN, b"second", partition=0)
+        until(lambda: ILLEGAL & set(met(tmp_path)), "the worker is refused its commit")
+        proxy.release()
+        until(lambda: other.poll(0.01) is None and committed() == 2, "the worker commits again")
+        Flag(tmp_path / "drained").up()
+        worker.answer()
+        other.close()
+    told = [event.kind for event in read(tmp_path / "wire_worker-0-0.history")]
+    assert not {"revoked", "lost"} & set(told[: told.index("closing")])  # it has kept the partition
 
 
 def end_of(server: Serving) -> int:

@@ -7,6 +7,7 @@ moments. Roles that do it wrong, and servers that are broken, show that the chec
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from confluent_kafka import KafkaError, Message
 
 from klamm.kafka.apis import produce
 from klamm.kafka.broker import NotOpened
-from tests.crash import rounds
+from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.error_codes import ErrorCode
+from tests.crash import rounds, wire_workload
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.checker import Anomaly, check
+from tests.crash.history import ENDING
 from tests.crash.jepsen_workload import IN, Life, plain, reader, transactional, transformer, worker
-from tests.crash.nemesis import Roles
+from tests.crash.nemesis import Restless, Roles
 from tests.crash.rounds import soak
 from tests.crash.wire_life import PATIENCE_S, WireLife
 from tests.crash.wire_nemesis import WireNemesis
@@ -82,6 +86,46 @@ def test_hundreds_of_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Pat
         lambda directory, store, seed: WireNemesis(directory, store, seed, WRITERS, MORE_READERS),
         lambda nemesis: judged(nemesis, ROUND_SECONDS, total),
     )
+
+
+# ---- a run that does not come to rest
+
+
+def no_commit_is_in_time() -> None:
+    """In a server."""
+    Coordinator.check_commit = lambda *_, **__: ErrorCode.REQUEST_TIMED_OUT  # type: ignore[method-assign]
+
+
+class Patient(WireNemesis):
+    """Waits until a worker has been refused a commit."""
+
+    def _have_begun(self) -> bool:
+        workers = self.directory.glob(f"wire_worker-*{ENDING}")
+        return super()._have_begun() and any(b"REQUEST_TIMED_OUT" in path.read_bytes() for path in workers)
+
+
+def test_a_run_that_does_not_come_to_rest_says_how_groups_stand_and_what_roles_did_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_workload, "SESSION_MS", 10_000)
+    roles: tuple[Roles, Roles] = [(wire_plain, 1)], [(wire_worker, 1)]
+    with memory_directory(tmp_path) as memory:
+        nemesis = Patient(
+            tmp_path, memory / "store", seed_of(), *roles, break_server=no_commit_is_in_time, patience_ms=0, rest_s=0.2
+        )
+        with pytest.raises(Restless) as raised:
+            nemesis.run(0)
+    for line in (
+        r"groups have read everything: not within 0\.2 s",
+        r"group wire-workers: \w+, door kafka, lag [1-9]\d*",
+        r"  in/\d: 0 committed of [1-9]\d*, lag [1-9]\d*",
+        r"wire_worker-0-0: \d+ events",
+        r"  \d+\.\d s ago: met {'call': .*REQUEST_TIMED_OUT.*",
+        r"group wire-workers at the server: STABLE, assigned by '.+'",
+        r"  member wire_worker-0-.* \(.+\): has in/0, in/1, in/2",
+        r".* group 'wire-workers': generation \d+ has 1 members",
+    ):
+        assert re.search(f"^{line}$", str(raised.value), re.MULTILINE), f"{line}\n{raised.value}"
 
 
 # ---- roles that do it wrong, and a server that does

@@ -58,6 +58,8 @@ class WireLife(Life):
         self.strategy = random.Random(seed).choice(STRATEGIES)  # of whole groups
         self.membership = b""  # of the last assignment: group, member and generation, as librdkafka spells them
         self.positions: dict[tuple[str, int], int] = {}  # where to go on, as far as that is known
+        self.begun: dict[tuple[str, int], int] = {}  # the last commit of a partition, until it is stored
+        self.failed: set[tuple[str, int]] = set()  # partitions of which that has failed
         faulthandler.register(signal.SIGUSR1, all_threads=True)  # the nemesis asks one that hangs where it is
         self._polled: list[Message] = []  # not written down yet
         self._since = 0

@@ -16,6 +16,7 @@ from typing import Any
 import klamm
 from klamm.disk import _os
 from klamm.store.groups import OffsetRow
+from tests.crash.diagnosis import members_at
 from tests.crash.history import ENDING
 from tests.crash.jepsen_workload import IN, OUT, Life
 from tests.crash.nemesis import Nemesis, Restless, Roles, Slot
@@ -139,6 +140,16 @@ class WireNemesis(Nemesis):
     def _come_to_rest(self) -> None:
         self._wake(self._server)
         super()._come_to_rest()
+
+    def _diagnosis(self) -> list[str]:
+        """Ask the server for members, too; in a child, as threads of librdkafka do not survive a fork."""
+        groups = sorted({GROUPS[name] for slot in self._slots if (name := slot.role.__name__) in GROUPS})
+        child = self._fork(lambda: members_at(f"127.0.0.1:{self._port}", groups))
+        try:
+            members = child.answer()
+        except AssertionError as error:
+            members = [f"the server does not say who the members are: {error}"]
+        return [*super()._diagnosis(), *members, *self.log.splitlines()[-20:]]
 
     def _end(self) -> None:
         with klamm.open(self.store) as store:

@@ -147,6 +147,9 @@ def wire_joined(life: WireLife, group: str, output: str | None) -> Iterator[Cons
             life.tell_polls()
             places = [(part.topic, part.partition) for part in parts]
             life.record(kind, places=places)
+            for place in places:
+                life.begun.pop(place, None)
+                life.failed.discard(place)
             if kind == "assigned":
                 life.membership = consumer.consumer_group_metadata()
                 life.positions |= committed(life, consumer, parts)
@@ -192,7 +195,13 @@ def committed(life: WireLife, consumer: Consumer, parts: list[TopicPartition]) -
 
 
 def wire_worker(life: Life, *, hasty: bool = False) -> None:
-    """At least once: process, then commit, and wait for that or not. One that is `hasty` commits first."""
+    """At least once: process, then commit, and wait for that or not. One that is `hasty` commits first.
+
+    What it could not commit it commits again, as long as the partition is its own: nobody else reads those records. A
+    commit fails for a member that keeps its partitions, if it is sent before the answer to JoinGroup and arrives after
+    it (ILLEGAL_GENERATION). librdkafka then waits for the new generation and tells the application, and Apache Kafka's
+    consumer asks its application to poll and to commit again, too (RebalanceInProgressException).
+    """
     assert isinstance(life, WireLife)
     with wire_joined(life, WIRE_WORKERS, None) as consumer:
         while life.reads_on():
@@ -201,9 +210,11 @@ def wire_worker(life: Life, *, hasty: bool = False) -> None:
                 process(life, polled)
             life.dawdle()
             ends = [TopicPartition(*place, offset_of(each[-1]) + 1) for place, each in polled.items()]
+            again = [TopicPartition(*place, life.begun[place]) for place in life.failed - polled.keys()]
+            ends += again
             for part in ends:
                 record_progress(life, "storing", part)
-            if ends and life.dice.random() < 0.3:
+            if ends and not again and life.dice.random() < 0.3:
                 life.call("async commit", lambda ends=ends: consumer.commit(offsets=ends, asynchronous=True))
             elif ends:
                 parts = life.call("commit", lambda ends=ends: consumer.commit(offsets=ends, asynchronous=False))
@@ -237,8 +248,18 @@ def record_unsettled(life: WireLife, parts: list[TopicPartition]) -> None:
 
 
 def record_progress(life: WireLife, kind: str, part: TopicPartition) -> None:
-    place = {"topic": part.topic, "partition": part.partition}
-    life.record(kind, group=WIRE_WORKERS, **place, end=part.offset, tx=None)
+    place, end = (part.topic, part.partition), part.offset
+    life.record(kind, group=WIRE_WORKERS, topic=part.topic, partition=part.partition, end=end, tx=None)
+    if kind == "storing":
+        life.begun[place] = end
+        life.failed.discard(place)
+    elif life.begun.get(place) != end:
+        return  # another commit was begun since, or the partition went to another member
+    elif kind == "stored":
+        del life.begun[place]
+        life.failed.discard(place)
+    else:
+        life.failed.add(place)
 
 
 # ---- transactions

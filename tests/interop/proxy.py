@@ -38,6 +38,9 @@ class Proxy:
         self.address = f"127.0.0.1:{self.port}"
         self.seen: list[Seen] = []
         self.muted: set[int] = set()  # keys of APIs whose responses are dropped
+        self.held: set[int] = set()  # keys of APIs whose responses wait for `release`, and are overtaken
+        self._waiting: list[tuple[socket.socket, bytes]] = []
+        self._lock = threading.Lock()  # of both
         self.refuses = False  # new connections are closed at once
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -65,6 +68,19 @@ class Proxy:
         self.refuses = refuse
         for each in self._sockets:
             _end(each)
+
+    @property
+    def holds(self) -> int:
+        """How many responses wait for `release`."""
+        return len(self._waiting)
+
+    def release(self) -> None:
+        """Pass on the responses that were held, and hold none any more."""
+        with self._lock:
+            self.held.clear()
+            waiting, self._waiting = self._waiting, []
+        for client, frame in waiting:
+            _send(client, frame)
 
     def of(self, api: Api) -> list[Seen]:
         """The requests for one API, oldest first."""
@@ -113,6 +129,10 @@ class Proxy:
                 frame = self._rewritten(APIS[key], version, frame)
             if key in self.muted:
                 continue
+            with self._lock:
+                if key in self.held:
+                    self._waiting.append((client, frame))
+                    continue
             if not _send(client, frame):
                 break
         _end(client)

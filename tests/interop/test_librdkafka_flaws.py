@@ -195,3 +195,54 @@ def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(eit
         assert committed() == (5 if static else 10)
         other.close()
         forgotten.close()
+
+
+def test_a_cooperative_member_that_keeps_a_partition_may_be_refused_a_commit(either: Broker) -> None:
+    """A member has asked to join again, the next generation has begun, and it has not been told: what it commits now is
+    of the generation before, and is refused. It keeps the partition and is not asked to read anything again, so it is
+    for the application to commit once more. Apache Kafka's own consumer says so: RebalanceInProgressException.
+    """
+    topic, group = either.topic(), fresh("group")
+    told: list[str] = []
+
+    def member(address: str) -> Consumer:
+        settings = {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "heartbeat.interval.ms": 100,
+        }
+        return Consumer({**settings, **QUICK})
+
+    with Proxy(either.address) as proxy:
+        keeper, other = member(proxy.address), member(either.address)
+        on_lost, on_revoke = (lambda *_, each=each: told.append(each) for each in ("lost", "revoked"))
+        keeper.subscribe([topic], on_assign=lambda *_: told.append("assigned"), on_lost=on_lost, on_revoke=on_revoke)
+        until(lambda: keeper.poll(0.05) is None and told, "the member has the partition")
+        proxy.held.add(JOIN_GROUP.key)
+        other.subscribe([topic])
+
+        def has_begun() -> bool:
+            other.poll(0.02)
+            keeper.poll(0.02)
+            return proxy.holds > 0
+
+        until(has_begun, "the next generation has begun")
+        with pytest.raises(KafkaException) as raised:
+            keeper.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        assert raised.value.args[0].code() == KafkaError.ILLEGAL_GENERATION
+        proxy.release()
+
+        def has_joined() -> bool:
+            other.poll(0.02)
+            keeper.poll(0.02)
+            return len(told) > 1
+
+        until(has_joined, "the member is one of the next generation")
+        assert told == ["assigned", "assigned"]
+        keeper.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        assert keeper.committed([TopicPartition(topic, 0)], 10.0)[0].offset == 0
+        other.close()
+        keeper.close()
