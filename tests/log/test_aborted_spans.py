@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -151,3 +152,28 @@ def test_the_answers_are_those_of_a_look_at_every_entry(entries: list[Aborted]) 
         for upto in range(offset + 1, end, 3):
             found = {(p, first) for p, first, last in entries if first < upto and last >= offset}
             assert spans.within(offset, upto) == sorted(found, key=lambda span: (span[1], span[0]))
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_aborted_transactions_are_read_in_linear_time(
+    rig: Rig, record_property: Callable[[str, object], None]
+) -> None:
+    """Prints how long it takes; asserts only that no entry is read twice, and that ten times as many are not much more
+    than ten times the work.
+    """
+    seconds, work = {}, {}
+    for count in (10_000, 100_000):
+        partition = rig.partition(rig.fresh_slot(), segment_bytes=4 << 20)
+        for epoch in range(count):
+            partition.append(in_transaction(epoch // 30_000, epoch % 30_000, [(b"k", b"aborted")]))
+            partition.append_marker(epoch // 30_000, epoch % 30_000 + 1, commit=False)
+        partition.append(sealed([(b"k", b"last")]))
+        begin = time.monotonic()
+        assert read_all(partition) > 0
+        seconds[count] = time.monotonic() - begin
+        with lines_run() as lines:
+            read_all(partition)
+            work[count] = lines()
+    print(f"aborted transactions: seconds to read {seconds}, lines run {work}")
+    record_property("seconds", seconds)
+    assert work[100_000] < 11 * work[10_000], work
