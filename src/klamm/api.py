@@ -370,7 +370,9 @@ class Store(GroupAdmin):
         "records", "tuples" of (key, value), or "values". `on_out_of_range` says what to do when an offset is not in the
         log: "error", or go on at the "earliest" or "latest". The other options: docs/reference/api.md.
         """
-        consumer = Consumer(self._acquired(), topics, **options)
+        core = self._acquired()
+        consumer = Consumer(core, topics, **options)
+        core.look_after()
         consumer._store = self
         self._clients.add(consumer)
         return consumer

@@ -94,6 +94,7 @@ cdef class Heads:
         store_i64(&store.shift_ms, 0)
         store_i64(&store.shift_check, ~<int64_t>0)
         store_i64(&store.drift_since_ms, 0)
+        store_i64(&store.retention_checked_ms, 0)
         store.bell.mask = 0
         store.device, store.inode = status.st_dev, status.st_ino
         klamm_step(STEP_STORE)
@@ -126,6 +127,15 @@ cdef class Heads:
     def bump_groups_version(self):
         """Tell every process that members of a group came, went or gave partitions back."""
         fetch_add64(&self.store().groups_version, 1)
+
+    @property
+    def retention_checked_ms(self):
+        """When retention was last checked, by the boot clock; 0: not since the boot."""
+        return load_i64(&self.store().retention_checked_ms)
+
+    @retention_checked_ms.setter
+    def retention_checked_ms(self, int64_t boot_ms):
+        self.store().retention_checked_ms = boot_ms     # not a step: nothing depends on it but when the next check is
 
     def clock_ms(self):
         """The store's clock: wall time at the first open since boot, plus time passed. It does not jump."""

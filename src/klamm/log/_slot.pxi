@@ -39,7 +39,7 @@ cdef extern from "slot.h" nogil:
         uint64_t device, inode, catalog_version, groups_version
         KlammBell bell
         int64_t anchor_wall_ms, anchor_boot_ms, anchor_check, ahead_ms, ahead_check
-        int64_t shift_ms, shift_check, drift_ms, drift_since_ms
+        int64_t shift_ms, shift_check, drift_ms, drift_since_ms, retention_checked_ms
     ctypedef struct IndexHeader:
         char magic[8]
         uint64_t inode

@@ -42,7 +42,8 @@ typedef struct {                        /* slot 0 belongs to the store */
     int64_t ahead_ms, ahead_check;      /* for tests: so far ahead of the true time; believed if the check is ~ahead */
     int64_t shift_ms, shift_check;      /* how far the wall clock was set since the anchor; believed if the check is ~shift */
     int64_t drift_ms, drift_since_ms;   /* how far it differs from that now, and since when by the boot clock; 0: it does not */
-    uint64_t reserved[103];
+    int64_t retention_checked_ms;       /* when retention was last checked, by the boot clock; 0: not since the boot */
+    uint64_t reserved[102];
 } StoreSlot;
 
 typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;

@@ -36,6 +36,7 @@ from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
+from klamm.store import retention_check
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.database import Unfinished
 from klamm.store.groups import Groups
@@ -370,9 +371,15 @@ class Core:
         if events & (head.ROLLED | head.RECOVERY_POINT):
             with self._wake:
                 self._chores[partition] = self._chores.get(partition, 0) | events
-                if self._janitor is None:
-                    self._janitor = DaemonThread(self._do_chores, "klamm-maintenance")
                 self._wake.notify_all()
+        self.look_after()
+
+    def look_after(self) -> None:
+        """Start the maintenance thread, if there is none: it does chores, and checks retention now and then."""
+        if self._janitor is None and not self.read_only:
+            with self._wake:
+                if self._janitor is None and not self.closed:
+                    self._janitor = DaemonThread(self._do_chores, "klamm-maintenance")
 
     def _bound_files(self, partition: Partition) -> None:
         """Close the files that were not used for longest, so that any number of partitions can be appended to."""
@@ -388,18 +395,23 @@ class Core:
     def _do_chores(self) -> None:
         while True:
             with self._wake:
-                while not self._chores:
+                while not self._chores and (wait_s := retention_check.wait_s(self)):
                     if self.closed:
                         return
-                    self._wake.wait()
-                partition, events = self._chores.popitem()
+                    self._wake.wait(wait_s)
+                partition, events = self._chores.popitem() if self._chores else (None, 0)
+            if self.closed and partition is None:
+                return
             try:
+                if partition is None:
+                    retention_check.run(self, lambda: self.closed)
+                    continue
                 partition.checkpoint()
                 if events & head.ROLLED:
                     partition.expire(wait=False)
             except Exception as error:  # noqa: BLE001  # a chore can wait; the next append asks again
                 if not self.closed:
-                    _log.warning("%s: %s", partition.directory, error)
+                    _log.warning("%s: %s", partition.directory if partition else self.path, error)
 
     # ---- the end
 

@@ -1,0 +1,109 @@
+"""The retention check: expire what is too old, or too much, in topics that nobody writes to.
+
+A process that appends cleans up behind itself when it begins a segment. For topics in which no segment begins, the
+maintenance thread of a process that appends to the store, or consumes from it, looks at every partition each five
+minutes, as Kafka does (log.retention.check.interval.ms). `heads` says when the last check was, so that of many
+processes one makes it, and a process that lives shorter than that makes the check that is due.
+
+Looking is cheap: the head of a partition and the index of its oldest segment. Only a partition that has something to
+expire is opened; after a boot, that recovers it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from klamm.errors import KlammError, UnknownTopic
+from klamm.log import cleaned, cleaning, head, segment
+
+if TYPE_CHECKING:
+    from klamm.store.directory import Core, OpenTopic
+    from klamm.store.settings import Settings
+
+__all__ = ["EVERY_S", "run", "wait_s"]
+
+EVERY_S = 300.0
+_log = logging.getLogger("klamm")
+
+
+def wait_s(core: Core) -> float:
+    """Seconds until the next check is due; 0: now. The first one is due some minutes after the store was first used."""
+    heads = core.heads
+    now_ms, checked_ms = heads.boot_ms(), heads.retention_checked_ms
+    if not 0 < checked_ms <= now_ms:  # never since the boot
+        heads.retention_checked_ms = checked_ms = max(now_ms, 1)
+    return max(0.0, EVERY_S - (now_ms - checked_ms) / 1000)
+
+
+def run(core: Core, is_over: Callable[[], bool]) -> None:
+    """Check all partitions; when `is_over`, stop, and leave the check to another process."""
+    is_done = True
+    try:
+        is_done = _check_all(core, is_over)
+    finally:
+        if is_done:
+            core.heads.retention_checked_ms = core.heads.boot_ms()
+
+
+def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
+    heads = core.heads
+    heads.follow_wall()
+    clock_ms = heads.expiry_ms()
+    _, topics = core.all_topics()
+    for topic in topics:
+        settings = topic.topic.settings
+        if "delete" not in settings.cleanup_policy or (settings.retention_ms < 0 and settings.retention_bytes < 0):
+            continue
+        blank = head.blank_slots(heads, topic.topic.partitions)
+        for number, slot in enumerate(topic.topic.partitions):
+            if is_over():
+                return False
+            if slot not in blank:
+                _check(core, topic, number, slot, clock_ms)
+    return True
+
+
+def _check(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) -> None:
+    try:
+        if _has_expired(core, topic, number, slot, clock_ms):
+            topic.partition(number).expire(wait=False)
+    except (UnknownTopic, FileNotFoundError):
+        pass  # deleted or expired since
+    except (KlammError, OSError, RuntimeError) as error:  # the others are checked, too
+        _log.warning("%s/%d: retention: %s", topic.name, number, error)
+
+
+def _has_expired(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) -> bool:
+    directory, settings = f"{topic.directory}/{number}", topic.topic.settings
+    opened = topic.opened_one(number)
+    log = opened.log if opened is not None else head.Log(core.heads, slot, directory, -1, 1, writable=False)
+    if log.flags & head.DELETED:
+        return False
+    if log.flags & head.NEEDS_RECOVERY:
+        return _files_have_expired(directory, settings, clock_ms)
+    now = log.snapshot()
+    is_old = settings.retention_ms >= 0 and now.position > 0
+    if is_old and cleaning.age_of_active(directory, now, clock_ms) < clock_ms - settings.retention_ms:
+        return True
+    start = cleaning.expired(
+        directory,
+        now,
+        retention_ms=settings.retention_ms,
+        retention_bytes=settings.retention_bytes,
+        clock_ms=clock_ms,
+        contiguous=not cleaned.exists(directory),
+    )
+    return start > now.log_start
+
+
+def _files_have_expired(directory: str, settings: Settings, clock_ms: int) -> bool:
+    """By the times and sizes of the files, for a log that has not been recovered since the boot."""
+    statuses = [os.stat(segment.path_of(directory, base)) for base in segment.bases(directory)]
+    if not statuses:
+        return False
+    if 0 <= settings.retention_ms < clock_ms - statuses[0].st_mtime_ns // 1_000_000:
+        return True
+    return 0 <= settings.retention_bytes <= sum(status.st_size for status in statuses[1:])
