@@ -16,6 +16,7 @@ from klamm.batch import Delivery, Record
 from klamm.client import Consumer, Offsets, Producer
 from klamm.errors import (
     Aborted,
+    BatchConflict,
     BufferFull,
     CommitGap,
     CorruptBatch,
@@ -75,6 +76,7 @@ __all__ = [
     "Aborted",
     "Appended",
     "Batch",
+    "BatchConflict",
     "BufferFull",
     "CommitGap",
     "Committed",

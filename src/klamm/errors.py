@@ -29,7 +29,8 @@
     │   └── CommitGap            a batch that does not begin where the last one ended
     ├── TransactionError
     │   ├── Fenced               a newer producer has taken over this producer id
-    │   └── Aborted              it took too long, or somebody ended it
+    │   ├── Aborted              it took too long, or somebody ended it
+    │   └── BatchConflict        a batch of Spark comes under a number that another batch in the log has
     └── Forked                   a producer or consumer from before a fork, used in the child
 
 Wrong Python types are a TypeError, as everywhere.
@@ -39,6 +40,7 @@ from __future__ import annotations
 
 __all__ = [
     "Aborted",
+    "BatchConflict",
     "BufferFull",
     "CommitGap",
     "CorruptBatch",
@@ -250,6 +252,10 @@ class Fenced(TransactionError):
 
 class Aborted(TransactionError):
     """The transaction was ended by somebody else: it took longer than its time-out. Nothing of it will be read."""
+
+
+class BatchConflict(TransactionError):
+    """A batch of Spark has the number of another one that is in the log, or of an earlier one. Nothing was written."""
 
 
 class Forked(KlammError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 
@@ -16,6 +17,7 @@ from klamm.batch import (
     HeadersColumn,
     NumberColumn,
     decode,
+    digest_rows,
     encode_columns,
     encode_one,
     parse,
@@ -89,6 +91,43 @@ def test_only_a_value_is_needed() -> None:
         (None, None, (), 7),
         (None, b"", (), 7),
     ]
+
+
+@given(rows_of, st.randoms(use_true_random=False), st.integers(0, 30), st.booleans())
+def test_records_have_one_digest_in_any_order_and_any_parts_and_others_have_another(
+    rows: list[tuple[Any, ...]], dice: random.Random, cut: int, large: bool
+) -> None:
+    def digest(rows: list[tuple[Any, ...]], seed: int = 7) -> int:
+        kind = pa.large_binary() if large else pa.binary()
+        return digest_rows(
+            binary(pa.array([r[1] for r in rows], kind), large=large),
+            binary(pa.array([r[0] for r in rows], kind), large=large),
+            number_column(pa.array([r[3] for r in rows], pa.int64())),
+            headers(pa.array([[{"key": k, "value": v} for k, v in r[2]] for r in rows], HEADERS)),
+            seed,
+        )
+
+    total = digest(rows)
+    shuffled = dice.sample(rows, len(rows))
+    assert digest(shuffled) == total
+    assert (digest(shuffled[:cut]) + digest(shuffled[cut:])) % 2**64 == total
+    if not rows:
+        return
+    key, value, pairs, timestamp = rows[0]
+    others = [
+        (key, (value or b"") + b"!", pairs, timestamp),
+        ((key or b"") + b"!", value, pairs, timestamp),
+        (key, value, (*pairs, ("more", None)), timestamp),
+        (key, value, pairs, (timestamp or 0) + 1),
+    ]
+    assert len({total, digest(rows, 8), digest(rows[1:]), *(digest([one, *rows[1:]]) for one in others)}) == 7
+
+
+def test_no_key_is_as_a_null_key_in_a_digest_and_columns_are_of_one_length() -> None:
+    values, keys = binary(pa.array([b"a", None])), binary(pa.array([None, None], pa.binary()))
+    assert digest_rows(values) == digest_rows(values, keys) != digest_rows(binary(pa.array([b"a", b""])))
+    with pytest.raises(ValueError, match="different lengths"):
+        digest_rows(values, binary(pa.array([b"k"])))
 
 
 @given(st.lists(st.none() | st.binary(max_size=5), max_size=50), st.integers(1, 5), st.data())

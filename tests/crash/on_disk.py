@@ -4,6 +4,7 @@
     on_disk.py ROOT backup      of that store
     on_disk.py ROOT repair      of that store, after `damage`
     on_disk.py ROOT journal     three changes of a pipeline's folder
+    on_disk.py ROOT micro-batches    three of a streaming query, into a store that `prepare_micro_batches` has made
 
 Each notes in the trace that a call has returned, and what it returned. Each call of CALLS has topics and groups of its
 own, so that no call syncs what another one should have.
@@ -11,9 +12,11 @@ own, so that no call syncs what another one should have.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,10 +263,12 @@ def _is_redriven(store: klamm.Store, count: int) -> None:
 
 # ---- Spark, without Spark
 
+_BATCH = spark_batches.BatchId("query 1", "topic published", 0, "offsets a")
+
 
 def _publish(store: klamm.Store) -> None:
     """Do what a task of a write does, and the driver with what the task has staged."""
-    from klamm.spark.publishing import Mark, publish
+    from klamm.spark.publishing import publish
     from klamm.spark.staging import Staged, StagedTopic, StagingFile
 
     directory = staging.prepare(store.path, store.store_id)
@@ -273,12 +278,12 @@ def _publish(store: klamm.Store) -> None:
     file.finish(durable=True)
     topics = (StagedTopic("published", store.topic("published").id, (0, 1)),)
     staged = Staged("query 1", 0, 0, "0", file.size, len(VALUES), topics)
-    assert publish(store._acquired(), [staged], directory, Mark("query 1", 0), durable=True)
+    assert publish(store._acquired(), [staged], directory, _BATCH, durable=True)
 
 
 def _is_published(store: klamm.Store, _: Any) -> None:
     assert values(store, "published") == sorted(VALUES)
-    assert spark_batches.last(store._acquired().catalog.database, "query 1") == 0
+    assert spark_batches.is_committed(store._acquired().catalog.database, _BATCH)
 
 
 def _plan(store: klamm.Store) -> int:
@@ -461,7 +466,7 @@ FOLDERS: tuple[dict[str, str], ...] = (  # what it holds after each change
 
 def run_journal(root: str) -> None:
     """Do what `archive` does in each micro-batch. Spark syncs nothing: neither its checkpoint nor the staged files."""
-    from klamm.spark.pipelines.archiving import sync_offsets
+    from klamm.spark.checkpoint import sync_plan
     from klamm.spark.pipelines.claim import Claim
     from klamm.spark.pipelines.journal import Journal
 
@@ -477,10 +482,47 @@ def run_journal(root: str) -> None:
             staged[folder] = [f"{path}/part-{number}.parquet" for number in range(len(texts))]
             for name, text in zip(staged[folder], texts, strict=True):
                 _write(name, text)
-        sync_offsets(claim.checkpoint, batch)
+        sync_plan(claim.checkpoint, batch)
         note(committing=batch)
         journal.commit(staged, removes, batch=batch, ends={0: batch})
         note(returned="commit", batch=batch)
+
+
+QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
+METADATA = json.dumps({"id": QUERY})
+
+
+def plan_of(number: int) -> str:
+    """Return a plan as Spark writes it."""
+    return f'v1\n{{"batchTimestampMs":{number}}}\n{{"in":{{"0":{number * 10}}}}}'
+
+
+def prepare_micro_batches(path: str) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("out", 1)
+
+
+def run_micro_batches(root: str) -> None:
+    """Do what Spark does with the sink in each micro-batch of a new query. Spark syncs nothing of its checkpoint."""
+    import pyarrow as pa
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from klamm.spark.sink import StreamWriter, _Stager
+    from klamm.store.staging import StagedName
+
+    checkpoint = f"{root}/queries/checkpoint"
+    os.makedirs(f"{checkpoint}/offsets")
+    _write(f"{checkpoint}/metadata", METADATA)
+    options = {"path": f"{root}/store", "topic": "out", "checkpointLocation": f"file:{checkpoint}"}
+    schema = StructType([StructField("value", BinaryType())])
+    for number in range(3):
+        _write(f"{checkpoint}/offsets/{number}", plan_of(number))
+        writer = StreamWriter(schema, options, False)
+        rows = pa.record_batch({"value": pa.array([b"%d" % number], pa.binary())})
+        staged = _Stager(writer._plan, StagedName(QUERY, number, 0, 0)).run(iter([rows]))
+        note(committing=number)
+        writer.commit([replace(staged, query=(QUERY, number))], number)
+        note(returned="commit", batch=number)
 
 
 def _write(path: str, text: str) -> None:
@@ -488,7 +530,13 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-PROGRAMS = {"calls": run_calls, "backup": run_backup, "repair": run_repair, "journal": run_journal}
+PROGRAMS = {
+    "calls": run_calls,
+    "backup": run_backup,
+    "repair": run_repair,
+    "journal": run_journal,
+    "micro-batches": run_micro_batches,
+}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[2]](sys.argv[1])

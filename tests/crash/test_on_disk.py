@@ -14,6 +14,8 @@ import pytest
 import klamm
 from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal
+from klamm.store import spark_batches
+from klamm.store.spark_batches import BatchId
 from tests.crash import on_disk
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.powercut import LAST
@@ -123,3 +125,27 @@ def test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_
             assert Path(f"{claim.checkpoint}/offsets/{batch}").read_text() == "the plan"
 
     assert recording.cut(check, seed=seed_of(), lucks=[0, 1, LAST, None]) > 100
+
+
+# ---- Spark's sink
+
+
+def test_no_micro_batch_survives_a_power_cut_without_its_plan(root: Path) -> None:
+    on_disk.prepare_micro_batches(str(root / "store"))
+    recording = Recording(root, PROGRAM, "micro-batches")
+    writer = BatchId(f"query {on_disk.QUERY}", "topic out", 0).key
+
+    def check(cut: Path, notes: Notes) -> None:
+        asked = sum("committing" in note for note in notes)
+        done = sum("returned" in note for note in notes)
+        with klamm.open(cut / "store", create=False) as store:
+            last = spark_batches.last(store._acquired().catalog.database, writer)
+            count = 0 if last is None else last + 1
+            assert done <= count <= asked
+            assert on_disk.values(store, "out") == [b"%d" % number for number in range(count)]
+        checkpoint = cut / "queries" / "checkpoint"
+        for number in range(count):
+            assert (checkpoint / "offsets" / str(number)).read_text() == on_disk.plan_of(number)
+            assert (checkpoint / "metadata").read_text() == on_disk.METADATA
+
+    assert recording.cut(check, seed=seed_of(), lucks=[0, LAST, None], moments=recording.moments[::2]) > 50

@@ -10,6 +10,12 @@ LETTERS = f"{ON_DISK}::test_no_offset_of_a_record_that_failed_survives_a_power_c
 BACKUP = f"{ON_DISK}::test_a_backup_is_on_disk_when_it_returns_and_no_store_before_it_is_whole"
 REPAIR = f"{ON_DISK}::test_a_power_cut_at_any_step_of_a_repair_takes_nothing_that_was_good"
 FOLDER = f"{ON_DISK}::test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_or_after_a_change"
+MICRO_BATCH = f"{ON_DISK}::test_no_micro_batch_survives_a_power_cut_without_its_plan"
+LETTERS_SENT = (
+    "tests/spark/test_checkpoints.py::"
+    "test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_and_loses_none"
+)
+ARCHIVING = "src/klamm/spark/pipelines/archiving.py"
 PRODUCE = "tests/kafka/test_produce.py"
 SERVE = "tests/crash/test_serve_power_cut.py::test_no_power_cut_of_a_server_loses_what_it_acknowledged"
 INODE = (
@@ -143,17 +149,48 @@ MUTANTS = [
     ),
     _without(
         "the plan of a micro-batch is not synced",
-        "spark/pipelines/archiving.py",
-        "spark/pipelines/archiving.py",
+        "spark/checkpoint.py K1",
+        "spark/checkpoint.py",
         '    files.sync_file(f"{offsets}/{number}")\n',
         FOLDER,
+        MICRO_BATCH,
     ),
     _without(
         "the directory of Spark's plans is not synced",
-        "spark/pipelines/archiving.py",
-        "spark/pipelines/archiving.py",
-        "    files.sync_directory(checkpoint)\n",
+        "spark/checkpoint.py K1",
+        "spark/checkpoint.py",
+        "        files.sync_directory(checkpoint)\n",
         FOLDER,
+        MICRO_BATCH,
+    ),
+    _without(
+        "the id of a query is not synced",
+        "spark/checkpoint.py K1",
+        "spark/checkpoint.py",
+        "            files.sync_file(metadata)\n",
+        MICRO_BATCH,
+    ),
+    _without(
+        "a micro-batch is committed before its plan is on disk",
+        "spark/checkpoint.py K1",
+        "spark/checkpoint.py",
+        "        sync_plan(checkpoint, number)\n",
+        MICRO_BATCH,
+    ),
+    Mutant(
+        "dead letters of an archive are sent before Spark's plan is on disk",
+        "spark/pipelines/archiving.py",
+        (
+            (ARCHIVING, "        sync_plan(self._claim.checkpoint, number)  # before", "        # before"),
+            (
+                ARCHIVING,
+                '            self._bury(f"{path}/fits=false", number)\n',
+                """            self._bury(f"{path}/fits=false", number)
+            sync_plan(self._claim.checkpoint, number)
+""",
+            ),
+        ),
+        (LETTERS_SENT,),
     ),
     _without(
         "the folder of a pipeline is not synced",

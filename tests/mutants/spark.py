@@ -12,25 +12,44 @@ TWO_DRIVERS_TEST = (
     f"{PUBLISHING_TESTS}::test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible"
 )
 
+OTHER_PLAN_TEST = f"{PUBLISHING_TESTS}::test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_error"
+
 MUTANTS = [
     Mutant(
         "a micro-batch that is in the log is appended again",
         "store/spark_batches.py M1",
-        (
-            (
-                "src/klamm/spark/publishing.py",
-                "    return last is not None and mark.batch <= last\n",
-                "    return False\n",
-            ),
-            (BATCHES, "    if before is not None and batch <= before:\n", "    if False:\n"),
-        ),
-        (f"{PUBLISHING_TESTS}::test_a_batch_that_comes_again_is_skipped_and_so_is_an_older_one",),
+        ((BATCHES, "    if row is None or batch.number > row.number:\n", "    if True:\n"),),
+        (f"{PUBLISHING_TESTS}::test_a_batch_that_comes_again_is_skipped_and_logged", TWO_DRIVERS_TEST),
     ),
     Mutant(
         "two drivers append one micro-batch twice",
         "store/spark_batches.py M1",
-        ((BATCHES, "    if before is not None and batch <= before:\n", "    if False:\n"),),
+        ((BATCHES, "    if _is_committed(execute, batch):\n", "    if False:\n"),),
         (TWO_DRIVERS_TEST,),
+    ),
+    Mutant(
+        "a micro-batch is skipped by its number alone",
+        "store/spark_batches.py M4",
+        ((BATCHES, '        if row.plan in (batch.plan, "") or', "        if True or"),),
+        (OTHER_PLAN_TEST,),
+    ),
+    Mutant(
+        "an older micro-batch is skipped",
+        "store/spark_batches.py M4",
+        (
+            (
+                BATCHES,
+                "    if batch.number == row.number:\n",
+                "    if batch.number < row.number:\n        return True\n    else:\n",
+            ),
+        ),
+        (OTHER_PLAN_TEST,),
+    ),
+    Mutant(
+        "queries of one id skip each other's micro-batches, whatever they write to",
+        "store/spark_batches.py M4",
+        ((BATCHES, '        return f"{self.writer} to {self.target}"\n', '        return f"{self.writer} to"\n'),),
+        (f"{PUBLISHING_TESTS}::test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other",),
     ),
     Mutant(
         "the CRC of a staged batch is not checked",

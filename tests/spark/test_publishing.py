@@ -19,11 +19,13 @@ import pytest
 import klamm
 from klamm.arrow.encoding import Encoder, Rows, Shape
 from klamm.disk import _os
-from klamm.errors import CorruptBatch, DiskFull, StoreError, UnknownTopic
+from klamm.errors import BatchConflict, CorruptBatch, DiskFull, StoreError, UnknownTopic
 from klamm.spark import publishing
-from klamm.spark.publishing import Mark, core_of, publish
+from klamm.spark.publishing import core_of, publish
 from klamm.spark.staging import Staged, StagedTopic, StagingFile
 from klamm.store import spark_batches, staging
+from klamm.store.rows import crc
+from klamm.store.spark_batches import BatchId
 from klamm.store.staging import StagedName
 from tests.crash.cases import seed_of
 from tests.procs import children
@@ -62,9 +64,13 @@ def stage(
     return Staged(QUERY, batch, task, name, file.size, len(rows), topics)
 
 
-def put(store: klamm.Store, staged: list[Staged], batch: int = 0) -> bool:
+def batch_id(number: int = 0, plan: str = "offsets a", topic: str = "orders") -> BatchId:
+    return BatchId(f"query {QUERY}", f"topic {topic}", number, plan, f'{{"in": {{"0": {number}}}}}')
+
+
+def put(store: klamm.Store, staged: list[Staged], batch: int = 0, plan: str = "offsets a", **more: Any) -> bool:
     directory = staging.directory_of(store.path, store.store_id)
-    return publish(core_of(store.path), staged, directory, Mark(f"query {QUERY}", batch), durable=True)
+    return publish(core_of(store.path), staged, directory, batch_id(batch, plan)._replace(**more), durable=True)
 
 
 def contents(store: klamm.Store, topic: str = "orders") -> dict[int, list[tuple[Any, Any]]]:
@@ -103,15 +109,85 @@ def test_rows_of_all_tasks_are_there_in_order_and_where_a_producer_would_put_the
     assert klamm.check(store.path).ok
 
 
-def test_a_batch_that_comes_again_is_skipped_and_so_is_an_older_one(store: klamm.Store) -> None:
+def test_a_batch_that_comes_again_is_skipped_and_logged(store: klamm.Store, caplog: pytest.LogCaptureFixture) -> None:
     store.create_topic("orders", 3)
     assert put(store, [stage(store, rows_of(0), batch=4)], 4)
     before = contents(store)
+    assert not caplog.records
     assert not put(store, [stage(store, rows_of(0), batch=4)], 4)
-    assert not put(store, [stage(store, rows_of(1), batch=3)], 3)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"Skipping query {QUERY}: batch 4 to topic orders: it is in the log already")
+    assert not put(store, [], 4), "one that has no rows this time"
     assert contents(store) == before
     assert put(store, [stage(store, rows_of(1), batch=5)], 5)
     assert sum(map(len, contents(store).values())) == 100
+
+
+@pytest.mark.parametrize("rows", [50, 0])
+@pytest.mark.parametrize("races", [False, True])
+def test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_error(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch, rows: int, races: bool
+) -> None:
+    store.create_topic("orders", 3)
+    assert put(store, [stage(store, rows_of(0), batch=4)], 4)
+    before = contents(store)
+    if races:
+        if not rows:
+            return  # without rows there is no decision to race with
+        monkeypatch.setattr(publishing, "is_published", lambda *_: False)  # it looked before batch 4 was decided
+    staged = [stage(store, rows_of(1, rows), batch=4)] if rows else []
+    for number, plan, said in (
+        (4, "offsets b", "batch 4 is in the log (topic orders), but was planned again with other offsets (there/4)"),
+        (3, "offsets a", "batch 3 (there/3) comes after 4, which is in the log (topic orders)"),
+        (4, "records a", "batch 4 is in the log (topic orders) with other records"),
+    ):
+        with pytest.raises(BatchConflict) as caught:
+            put(store, staged, number, plan, file=f"there/{number}")
+        assert said in str(caught.value)
+        assert 'startingOffsets={"in": {"0": 4}}' in str(caught.value)
+    assert contents(store) == before
+    assert [each.state for each in store.transactions() if each.state == "ongoing"] == []
+    assert put(store, [stage(store, rows_of(1), batch=5)], 5, "offsets b")  # nothing is left in its way
+
+
+def test_other_records_under_a_number_of_the_log_are_skipped_if_that_is_wanted_but_not_another_plan(
+    store: klamm.Store,
+) -> None:
+    store.create_topic("orders", 3)
+    assert put(store, [stage(store, rows_of(0))], 0, "records a")
+    with pytest.raises(BatchConflict, match="onConflict=skip"):
+        put(store, [stage(store, rows_of(1))], 0, "records b")
+    assert not put(store, [stage(store, rows_of(1))], 0, "records b", may_differ=True)
+    assert not put(store, [stage(store, rows_of(1))], 0, "offsets b", may_differ=True)
+    assert put(store, [stage(store, rows_of(0))], 1, "offsets a")
+    with pytest.raises(BatchConflict) as caught:
+        put(store, [stage(store, rows_of(1))], 1, "offsets b", may_differ=True)
+    assert "onConflict" not in str(caught.value)
+    assert sum(map(len, contents(store).values())) == 100
+
+
+def test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other(store: klamm.Store) -> None:
+    for topic in ("orders", "copies"):
+        store.create_topic(topic, 3)
+    assert put(store, [stage(store, rows_of(0))])
+    assert put(store, [stage(store, rows_of(0), topic="copies")], 0, "offsets b", target="topic copies")
+    assert contents(store, "copies") == contents(store)
+    assert not put(store, [stage(store, rows_of(0), topic="copies")], 0, "offsets b", target="topic copies")
+
+
+def test_a_row_of_an_older_format_stands_for_the_batch_of_its_number(store: klamm.Store) -> None:
+    store.create_topic("orders", 3)
+    database = core_of(store.path).catalog.database
+    with database.gate(), database.transaction() as execute:
+        old = (f"query {QUERY}", 4, 1)
+        execute("INSERT INTO spark_batches (writer, batch, committed_ms, crc) VALUES (?, ?, ?, ?)", (*old, crc(*old)))
+    assert klamm.check(store.path).ok
+    assert not put(store, [stage(store, rows_of(0))], 4)
+    with pytest.raises(BatchConflict, match="batch 3 comes after 4"):
+        put(store, [stage(store, rows_of(0))], 3)
+    assert put(store, [stage(store, rows_of(0))], 5)
+    assert spark_batches.last(database, old[0]) is None
+    assert spark_batches.last(database, batch_id().key) == 5
 
 
 def test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible(
@@ -144,7 +220,7 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
             _os.trap(step, signal=signal.SIGKILL)
         else:
             _os.trap(1 << 30)
-        publish(core, staged, directory, Mark(f"query {QUERY}", 0), durable=True)
+        publish(core, staged, directory, batch_id(), durable=True)
         return _os.steps_taken()
 
     def fresh(name: str) -> Path:
@@ -281,6 +357,29 @@ def test_files_of_earlier_batches_and_lost_attempts_go_with_the_commit_of_a_late
     assert sorted(os.listdir(directory)) == sorted([str(names[-1]), "something else"])
 
 
+def test_what_cannot_be_removed_fails_no_batch_and_is_removed_by_maintenance_later(
+    store: klamm.Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.create_topic("orders", 3)
+    directory = Path(staging.prepare(store.path, store.store_id))
+    file = directory / StagedName(QUERY, 0, 0, 0).new()
+    file.mkdir()  # unlink fails, whoever calls it
+    job = directory / "job"
+    job.symlink_to(tmp_path)  # so does rmtree
+    staging.remove_of(str(directory), QUERY, 0)
+    staging.remove_job(str(job))
+    assert file.exists() and job.exists()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    for path, record in zip((file, job), caplog.records, strict=True):
+        assert str(path) in record.getMessage()
+    job.unlink()
+    job.mkdir()
+    for path in (file, job):
+        os.utime(path, (path.stat().st_mtime - staging.OLD_MS / 1000 - 60,) * 2)
+    store.maintain()
+    assert os.listdir(directory) == []
+
+
 def test_a_store_with_a_staging_directory_is_still_a_store(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
         store.create_topic("orders", 1)
@@ -290,10 +389,10 @@ def test_a_store_with_a_staging_directory_is_still_a_store(tmp_path: Path) -> No
     assert not (tmp_path / "copy" / "staging").exists()
 
 
-# Marks
+# Rows of klamm.db
 
 
-def test_a_mark_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
+def test_a_row_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = core_of(store.path).catalog.database
@@ -301,13 +400,14 @@ def test_a_mark_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
     now = 10**12
     with database.gate(), database.transaction() as execute:
         for n in range(6):
-            spark_batches.put(execute, f"query {n}", 7, now_ms=now - spark_batches.SILENT_MS - 1000 + n)
+            batch = BatchId(f"query {n}", "topic orders", 7)
+            spark_batches.put(execute, batch, now_ms=now - spark_batches.SILENT_MS - 1000 + n)
     assert spark_batches.sweep(database, now_ms=now) == 3
-    assert [spark_batches.last(database, f"query {n}") for n in range(6)] == [None, None, None, 7, 7, 7]
+    assert [spark_batches.last(database, f"query {n} to topic orders") for n in range(6)] == [None, None, None, 7, 7, 7]
     assert spark_batches.sweep(database, now_ms=now + 10**12) == 0  # few writers: none is ever forgotten
 
 
-def test_a_damaged_mark_is_an_error(store: klamm.Store) -> None:
+def test_a_damaged_row_is_an_error(store: klamm.Store) -> None:
     store.create_topic("orders", 1)
     assert put(store, [stage(store, rows_of(0))])
     database = core_of(store.path).catalog.database

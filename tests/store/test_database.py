@@ -17,8 +17,11 @@ import pytest
 import klamm
 from klamm.errors import KlammError, NewerFormat, NotAStore, StoreError
 from klamm.store import database as database_module
+from klamm.store import spark_batches
 from klamm.store.catalog import Catalog
 from klamm.store.database import APPLICATION_ID, FORMAT_VERSION
+from klamm.store.rows import crc
+from klamm.store.spark_batches import BatchId
 from tests.store.conftest import gate_of
 
 
@@ -180,6 +183,26 @@ def test_a_store_of_format_2_keeps_its_groups_and_transactions(tmp_path: Path) -
         assert store.groups() == ["g"] and store.check().breaches == [] and store.transactions() == []
         with store.consumer("orders", group="g", wait_ms=0) as consumer:
             assert [record.value for record in consumer.poll()] == [b"one"]
+
+
+def to_format_3(path: str) -> None:
+    """As the version before fingerprints of batches wrote it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for name in ("plan", "ends"):
+            connection.execute(f"ALTER TABLE spark_batches DROP COLUMN {name}")
+        row = ("query 1", 4, 1)
+        connection.execute("INSERT INTO spark_batches VALUES (?, ?, ?, ?)", (*row, crc(*row)))
+        connection.execute("PRAGMA user_version = 3")
+
+
+def test_a_store_of_format_3_keeps_its_batches_of_spark(tmp_path: Path) -> None:
+    klamm.open(tmp_path / "store").close()
+    to_format_3(f"{tmp_path}/store/klamm.db")
+    with klamm.open(tmp_path / "store") as store:
+        assert store.check().breaches == []
+        database = store._acquired().catalog.database
+        assert spark_batches.is_committed(database, BatchId("query 1", "topic orders", 4, "offsets a"))
+        assert not spark_batches.is_committed(database, BatchId("query 1", "topic orders", 5, "offsets a"))
 
 
 def test_a_path_of_odd_characters_is_opened(tmp_path: Path) -> None:

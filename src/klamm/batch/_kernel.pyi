@@ -187,6 +187,13 @@ def encode_columns(
 def too_large(
     value: BinaryColumn, key: BinaryColumn | None = None, headers: HeadersColumn | None = None, *, limit: int
 ) -> int: ...
+def digest_rows(
+    value: BinaryColumn,
+    key: BinaryColumn | None = None,
+    timestamps: NumberColumn | None = None,
+    headers: HeadersColumn | None = None,
+    seed: int = 0,
+) -> int: ...
 def partition_rows(
     start: int, stop: int, key: BinaryColumn | None, given: NumberColumn | None, count: int, keyless: int
 ) -> tuple[memoryview, list[int]]: ...

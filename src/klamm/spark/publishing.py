@@ -1,10 +1,10 @@
-"""On the driver: what tasks have staged becomes records of the log, in one transaction, with the mark of its batch.
+"""On the driver: what tasks have staged becomes records of the log, in one transaction, with the id of its batch.
 
-  1  look      the mark says that the batch is in the log: nothing to do
+  1  look      the batch is in the log (store/spark_batches.py): nothing to do
   2  register  every partition that something was staged for (store/transactions.py)
   3  append    the files in the order of the tasks, batch by batch: no more than one is in memory
   4  sync      (acks=1: not)
-  5  decide    the mark and the commit, in one SQLite transaction: here it becomes visible, or, killed before, never
+  5  decide    the batch's row and the commit, in one SQLite transaction: here it becomes visible; killed before, never
   6  markers   tell the logs; if one cannot be written now, others will
 
 Promises
@@ -22,13 +22,14 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from klamm.api import Store
 from klamm.batch import patch
 from klamm.errors import Fenced, KlammError, NotAStore, UnknownTopic
 from klamm.spark.staging import Staged, frames
 from klamm.store import spark_batches
+from klamm.store.spark_batches import BatchId
 from klamm.store.transactions import MAX_EPOCH, Identity, Place
 
 if TYPE_CHECKING:
@@ -36,28 +37,26 @@ if TYPE_CHECKING:
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
 
-__all__ = ["Mark", "core_of", "is_published", "publish"]
+__all__ = ["core_of", "is_published", "publish"]
 
 _TIMEOUT_MS = 60_000  # of a transaction, and one more for each KiB: that is done by any disk
 _log = logging.getLogger("klamm.spark")
 
 
-class Mark(NamedTuple):
-    """A batch: whose, and its number."""
+def publish(core: Core, staged: Sequence[Staged], directory: str, batch: BatchId | None, *, durable: bool) -> bool:
+    """Commit everything that was staged, in one transaction. Return False if the batch is in the log already.
 
-    writer: str
-    batch: int
-
-
-def publish(core: Core, staged: Sequence[Staged], directory: str, mark: Mark | None, *, durable: bool) -> bool:
-    """One transaction with everything that was staged. False if it is in the log already."""
-    if mark is not None and is_published(core, mark):
+    Raise BatchConflict if another batch of its number, or a later one, is.
+    """
+    if batch is not None and is_published(core, batch):
         return False
+    if not staged:
+        return True
     identity = _take(core)
     error: BaseException | None = None
     try:
         _fill(core, identity, staged, directory, durable=durable)
-        core.transactions.decide(identity, commit=True, also=None if mark is None else _Noting(mark))
+        core.transactions.decide(identity, commit=True, also=None if batch is None else _Recording(batch))
     except spark_batches.AlreadyCommitted as already:
         error = already
     except BaseException as failed:
@@ -71,17 +70,20 @@ def publish(core: Core, staged: Sequence[Staged], directory: str, mark: Mark | N
     return error is None
 
 
-def is_published(core: Core, mark: Mark) -> bool:
-    last = spark_batches.last(core.catalog.database, mark.writer)
-    return last is not None and mark.batch <= last
+def is_published(core: Core, batch: BatchId) -> bool:
+    """Return whether the batch is in the log, and log it if so. Raise BatchConflict as `publish` does."""
+    if not spark_batches.is_committed(core.catalog.database, batch):
+        return False
+    _log.warning("Skipping %s: it is in the log already, and was sent again after a failure or a restart", batch)
+    return True
 
 
-class _Noting:
-    def __init__(self, mark: Mark) -> None:
-        self._mark = mark
+class _Recording:
+    def __init__(self, batch: BatchId) -> None:
+        self._batch = batch
 
     def __call__(self, execute: Execute) -> None:
-        spark_batches.put(execute, *self._mark)
+        spark_batches.put(execute, self._batch)
 
 
 def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: str, *, durable: bool) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, KlammError
+from klamm.spark.checkpoint import check_id
 from klamm.spark.session import PATH
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def read_stream(spark: SparkSession, store: Path = None, **options: Any) -> Data
 def write(df: DataFrame, store: Path = None, **options: Any) -> None:
     """Append the rows: to a directory all of them or none."""
     wanted, plan = _writing(df, store, options, streaming=False)
+    names = {name.lower() for name in plan.options}
+    if plan.hosts is None and "txnappid" in names and "checkpointlocation" not in names:
+        plan.options |= _checkpoint_of(df)
     with _explained(plan):
         df.select(*wanted).write.format(plan.format).options(**plan.options).mode("append").save()
 
@@ -53,7 +57,27 @@ def write(df: DataFrame, store: Path = None, **options: Any) -> None:
 def write_stream(df: DataFrame, store: Path = None, **options: Any) -> DataStreamWriter:
     """A query that appends the rows; `.start()` starts it. It needs checkpointLocation="…"."""
     wanted, plan = _writing(df, store, options, streaming=True)
+    location = {name.lower(): value for name, value in plan.given.items()}.get("checkpointlocation")
+    if location is not None:
+        check_id(location)
     return df.select(*wanted).writeStream.format(plan.format).options(**plan.options)
+
+
+def _checkpoint_of(df: Any) -> dict[str, str]:
+    """Return the option checkpointLocation, in foreachBatch; nothing elsewhere, or where Spark does not tell.
+
+    So the sink knows the micro-batch by Spark's plan of it (spark/checkpoint.py). Spark has no public way to ask.
+    """
+    try:
+        spark = df.sparkSession
+        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query is None:
+            return {}
+        queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+        execution = queries.get(spark.sparkContext._jvm.java.util.UUID.fromString(query))
+        return {} if execution is None else {"checkpointLocation": execution.resolvedCheckpointRoot()}
+    except Exception:  # noqa: BLE001  # Spark Connect, or another Spark: then the records say which batch it is
+        return {}
 
 
 class _Plan:
@@ -153,13 +177,14 @@ def _writing(df: Any, store: Path, options: Mapping[str, Any], *, streaming: boo
         return ["*"], plan
     only = "it is for a directory: Spark's Kafka sink knows neither transactions nor times"
     plan.for_cluster(
-        (*SINK_OPTIONS, "checkpointLocation"),
+        SINK_OPTIONS,
         {"acks": "kafka.acks", "compression": "kafka.compression.type"},
         {
             "path": "leave it out: the address says where",
             "keepTimestamps": only,
             "txnAppId": only,
             "txnVersion": only,
+            "onConflict": only,
         },
     )
     ours = {name: value for name, value in plan.given.items() if not name.lower().startswith("kafka.")}

@@ -26,14 +26,17 @@ from pyspark.sql.types import StructType
 
 from klamm.arrow.encoding import Encoder, Rows, Shape
 from klamm.arrow.schema import no_column, pyarrow
+from klamm.batch import crc32c, digest_rows
 from klamm.disk import files
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
-from klamm.spark.publishing import Mark, core_of, publish
+from klamm.spark import checkpoint
+from klamm.spark.publishing import core_of, publish
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.source import clearly
 from klamm.spark.staging import Staged, StagedTopic, StagingFile
 from klamm.store import staging
 from klamm.store.names import nearest
+from klamm.store.spark_batches import BatchId, target_of
 from klamm.store.staging import StagedName
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ _IGNORED = frozenset({"offset", "timestamptype"})
 _HEADERS = "array<struct<key:string,value:binary>>"
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _OPEN_BYTES = 64 << 20  # in batches of a task that are not full yet
+_DIGEST_MASK = (1 << 64) - 1
 
 
 # ---- what can be known before there is a job
@@ -111,8 +115,10 @@ class _Topic(NamedTuple):
 class Plan:
     """What a task has to know."""
 
-    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+    def __init__(self, schema: StructType, options: WriteOptions, *, has_digest: bool = False) -> None:
+        """`has_digest`: tasks add up their records, for a batch that is known by them (store/spark_batches.py)."""
         self.options = options
+        self.has_digest = has_digest
         self.columns = check_columns(schema, options)
         core = core_of(options.path)
         self.store_id = core.catalog.store_id
@@ -157,6 +163,7 @@ class _Stager:
         self._encoders: dict[str, Encoder] = {}
         self._places: dict[str, set[int]] = {}
         self._rows = 0
+        self._digest = 0
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Staged:
         try:
@@ -181,6 +188,8 @@ class _Stager:
                 StagedTopic(topic, self._plan.topic(topic).id, tuple(sorted(numbers)))
                 for topic, numbers in self._places.items()
             ),
+            _micro_batch(),
+            self._digest if self._plan.has_digest else None,
         )
 
     def _take(self, batch: pa.RecordBatch) -> None:
@@ -211,9 +220,14 @@ class _Stager:
         if encoder is None:
             encoder = self._encoders[topic] = self._encoder(topic)
         try:  # what a type does not tell: a partition of -1, a header without a name
-            encoder.take(Rows.of(rows))
+            columns = Rows.of(rows)
+            encoder.take(columns)
         except (TypeError, ValueError) as error:
             raise InvalidRecord(f"{topic}: {error}") from None
+        if self._plan.has_digest:
+            seed = crc32c(topic.encode())
+            added = digest_rows(columns.value, columns.key, columns.timestamps, columns.headers, seed)
+            self._digest = (self._digest + added) & _DIGEST_MASK
         self._rows += rows.num_rows
 
     def _encoder(self, topic: str) -> Encoder:
@@ -240,20 +254,55 @@ class _Stager:
 
 
 def _task() -> Any:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
+    context = _context()
     assert context is not None, "a writer writes in tasks"
     return context
+
+
+def _context() -> Any:
+    from pyspark import TaskContext
+
+    return TaskContext.get()
+
+
+def _micro_batch() -> tuple[str, int] | None:
+    """Return the streaming query that this task runs for, and the number of its micro-batch."""
+    task = _context()
+    query = task and task.getLocalProperty("sql.streaming.queryId")
+    number = task and task.getLocalProperty("streaming.sql.batchId")
+    return None if query is None or number is None else (query, int(number))
 
 
 # ---- on the driver
 
 
-def _publish(plan: Plan, messages: Sequence[WriterCommitMessage | None], mark: Mark | None) -> None:
-    staged = [each for each in messages if isinstance(each, Staged) and each.file is not None]
-    if staged:
-        publish(core_of(plan.options.path), staged, plan.directory, mark, durable=plan.options.durable)
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [each for each in messages if isinstance(each, Staged)]
+
+
+def _publish(plan: Plan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None) -> None:
+    staged = [each for each in _staged(messages) if each.file is not None]
+    publish(core_of(plan.options.path), staged, plan.directory, batch, durable=plan.options.durable)
+
+
+def _batch_id(plan: Plan, writer: str, number: int, staged: Sequence[Staged]) -> BatchId:
+    """Identify a batch by Spark's plan, which is on disk then, or by its records where the plan is not to be seen."""
+    options = plan.options
+    target = target_of(options.topic)
+    queries = {each.query for each in staged if each.query is not None}
+    if len(queries) == 1:
+        found = checkpoint.read_plan(options.checkpoint, *queries.pop())
+        if found is not None:
+            return BatchId(writer, target, number, found.fingerprint, found.ends, found.path)
+    digests = [each.digest for each in staged]
+    if None in digests:
+        raise KlammError(
+            f"{options.checkpoint}: the checkpoint is gone, so nobody can say whether this batch is in the log",
+            hint="nothing was written; put it back, or give the query a new checkpointLocation",
+        )
+    total = sum(each for each in digests if each is not None) & _DIGEST_MASK
+    fingerprint = f"records {total:016x} of {sum(each.rows for each in staged)}"
+    return BatchId(writer, target, number, fingerprint, may_differ=options.may_differ)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -264,7 +313,8 @@ class BatchWriter(DataSourceArrowWriter):
             raise InvalidSetting(
                 "a log cannot be overwritten", hint='.mode("append"); a topic is emptied by deleting and making it anew'
             )
-        self._plan = Plan(schema, WriteOptions.parse(options, streaming=False))
+        parsed = WriteOptions.parse(options, streaming=False)
+        self._plan = Plan(schema, parsed, has_digest=parsed.app is not None)
         self._job = uuid.uuid4().hex
         self._plan.directory += f"/{self._job}"
         files.make_directory(self._plan.directory)
@@ -277,8 +327,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with clearly():
-            app = self._plan.options.app
-            _publish(self._plan, messages, None if app is None else Mark(f"app {app[0]}", app[1]))
+            app, staged = self._plan.options.app, _staged(messages)
+            batch = None
+            if app is not None and staged:
+                batch = _batch_id(self._plan, f"app {app[0]}", app[1], staged)
+            _publish(self._plan, messages, batch)
             staging.remove_job(self._plan.directory)
             staging.sweep(core_of(self._plan.options.path))
 
@@ -294,7 +347,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
-        self._plan = Plan(schema, WriteOptions.parse(options, streaming=True))
+        parsed = WriteOptions.parse(options, streaming=True)
+        self._plan = Plan(schema, parsed, has_digest=not checkpoint.is_here(parsed.checkpoint))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
         with clearly():
@@ -311,12 +365,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         with clearly():
-            for query in {each.writer for each in messages if isinstance(each, Staged)}:
-                _publish(self._plan, messages, Mark(f"query {query}", batchId))
+            staged = _staged(messages)
+            for query in {each.writer for each in staged}:
+                _publish(self._plan, messages, _batch_id(self._plan, f"query {query}", batchId, staged))
                 staging.remove_of(self._plan.directory, query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """It may have been committed all the same: nothing but staged files is touched."""
         for each in messages:
             if isinstance(each, Staged) and each.file is not None:
-                files.remove(f"{self._plan.directory}/{each.file}")
+                staging.remove_file(f"{self._plan.directory}/{each.file}")

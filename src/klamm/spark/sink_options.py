@@ -9,6 +9,9 @@
     keepTimestamps    true: records bear the time in the column `timestamp`, not the time of the write
     txnAppId          a name for the job, and                         both: a write that is repeated is done once;
     txnVersion        the number of its write; numbers only grow      for batch writes, foreachBatch above all
+    checkpointLocation  of the query, as Spark needs it; in foreachBatch klamm.spark.write finds it, others may give it:
+                      with it, a batch is known by what was planned, not by its records (store/spark_batches.py)
+    onConflict        fail (default) or skip: a write under a number that is in the log, with other records
 
 Names are spelled as Spark's Kafka sink and Delta Lake spell them, and like all of Spark's in any case.
 """
@@ -35,8 +38,10 @@ SINK_OPTIONS = (
     "keepTimestamps",
     "txnAppId",
     "txnVersion",
+    "checkpointLocation",
+    "onConflict",
 )
-_SPARKS_OWN = ("checkpointLocation", "queryName")  # it hands these on, too
+_SPARKS_OWN = ("queryName",)  # Spark passes it on
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class WriteOptions:
     keep_timestamps: bool
     app: tuple[str, int] | None
     """Name and number of a write that is to be done once."""
+    checkpoint: str | None
+    """Of the query that the write belongs to, as it was given."""
+    may_differ: bool
+    """Whether a batch that is in the log with other records is skipped."""
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -69,6 +78,8 @@ class WriteOptions:
             durable=_durable(options),
             keep_timestamps=boolean(options, "keepTimestamps", default=False),
             app=_app(options, streaming=streaming),
+            checkpoint=options.get("checkpointLocation"),
+            may_differ=_may_differ(options),
         )
 
 
@@ -93,6 +104,13 @@ def _durable(options: Mapping[str, str]) -> bool:
             hint="want all (it survives the machine) or 1 (it survives any process); Spark always waits for an answer",
         )
     return acks != "1"
+
+
+def _may_differ(options: Mapping[str, str]) -> bool:
+    text = options.get("onConflict", "fail").strip().lower()
+    if text not in ("fail", "skip"):
+        raise InvalidSetting(f"onConflict: {options['onConflict']!r} is invalid", hint="expected fail or skip")
+    return text == "skip"
 
 
 def _app(options: Mapping[str, str], *, streaming: bool) -> tuple[str, int] | None:

@@ -53,6 +53,10 @@ class Staged(WriterCommitMessage):
     size: int = 0
     rows: int = 0
     topics: tuple[StagedTopic, ...] = ()
+    query: tuple[str, int] | None = None
+    """The streaming query that the job belongs to, and the number of its micro-batch."""
+    digest: int | None = None
+    """A sum over the records, whatever their order; None where none is needed."""
 
 
 @dataclass(frozen=True)

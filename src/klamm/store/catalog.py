@@ -412,6 +412,8 @@ def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
         made += _statements(groups.SCHEMA + transactions.SCHEMA, [("next_group", 0), ("settings", "{}")])
     if version < 3:
         made += _statements(wire_transactions.SCHEMA + wire_groups.SCHEMA + spark_batches.SCHEMA, [])
+    if version < 4:
+        made += _statements(spark_batches.SCHEMA_4, [])
     return made
 
 

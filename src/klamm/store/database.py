@@ -39,7 +39,8 @@ from klamm.store._section import Section
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "Database", "Execute", "Gate", "Unfinished"]
 
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
-FORMAT_VERSION = 3  # 1 had no groups and no transactions, 2 none over the wire, and no batches of Spark
+FORMAT_VERSION = 4
+"""1 had no groups and no transactions; 2 none over the wire, and no batches of Spark; 3 no fingerprints of batches."""
 CHECKPOINT_PAGES = 4000  # 16 MiB
 WAL_LIMIT = 32 * 1024 * 1024
 _MEASURE_EVERY = 16  # writes of one process

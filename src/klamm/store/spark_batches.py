@@ -1,9 +1,19 @@
 """Which micro-batches are in the log: so that one that Spark sends again is not appended again.
 
-    spark_batches    writer, batch, committed_ms, crc        writer: "query <id>" of a streaming query, or "app <name>"
+    spark_batches    writer, batch, committed_ms, crc, plan, ends
 
-A row is the number of the last batch of a writer; numbers only grow. It is written in the SQLite transaction that
-commits the batch's records (store/transactions.py, step 5), so it is there if and only if they are.
+    writer    "query <id> to <target>" of a streaming query, "app <name> to <target>" of a write with txnAppId; the
+              target is "topic <name>", or "topics by column". Before format 4: without " to <target>"
+    plan      a fingerprint of what the batch was made from. Empty before format 4
+                "offsets <SHA-256>"    Spark's plan of the batch: where it ends in each source (spark/checkpoint.py)
+                "records <sum>"        the records themselves, in any order, where the plan cannot be read
+    ends      where the batch ended in its sources, for startingOffsets of another query; empty if it is not known
+
+A row is the last batch of a writer; numbers only grow. It is written in the SQLite transaction that commits the batch's
+records (store/transactions.py, step 5), so it is there if and only if they are.
+
+A number alone says little: a query whose checkpoint was lost in part, or put back from a copy, plans another batch
+under a number that it has used. To skip that one would lose its records.
 
 Promises
   M1  A batch whose number is not greater than the row's is never appended: `put` raises, under the gate, and with it
@@ -11,48 +21,116 @@ Promises
   M2  The table is bounded. A row goes when its writer has been silent for SILENT_MS and KEPT others are younger: a
       store with fewer writers than that never forgets one.
   M3  A row that is not what was written is an error, as in the catalog.
+  M4  A batch is skipped only if writer, target, number and fingerprint are those of the row; else BatchConflict. A row
+      without a fingerprint, of an older format, stands for the batch of its number.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from klamm.errors import NotAStore, StoreError
+from klamm.errors import BatchConflict, NotAStore, StoreError
 from klamm.store.rows import crc
 
 if TYPE_CHECKING:
     from klamm.store.database import Database, Execute
 
-__all__ = ["KEPT", "SCHEMA", "SILENT_MS", "AlreadyCommitted", "check", "last", "put", "sweep"]
+__all__ = [
+    "BY_COLUMN",
+    "KEPT",
+    "MAX_ENDS",
+    "SCHEMA",
+    "SCHEMA_4",
+    "SILENT_MS",
+    "AlreadyCommitted",
+    "BatchId",
+    "check",
+    "is_committed",
+    "last",
+    "put",
+    "sweep",
+    "target_of",
+]
 
 KEPT = 10_000
 SILENT_MS = 30 * 24 * 3_600_000
+MAX_ENDS = 4096  # characters
+BY_COLUMN = "topics by column"
 
 SCHEMA = """
 CREATE TABLE spark_batches (
     writer TEXT PRIMARY KEY, batch INTEGER NOT NULL, committed_ms INTEGER NOT NULL, crc INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+SCHEMA_4 = """
+ALTER TABLE spark_batches ADD COLUMN plan TEXT NOT NULL DEFAULT '';
+ALTER TABLE spark_batches ADD COLUMN ends TEXT NOT NULL DEFAULT '';
+"""
+_COLUMNS = "writer, batch, committed_ms, crc, plan, ends"
 
 
 class AlreadyCommitted(StoreError):
     """This batch is in the log. Nobody outside sees this: a sink that meets it has nothing to do."""
 
 
+class BatchId(NamedTuple):
+    """A batch: whose, to where, its number, and what it was made from."""
+
+    writer: str
+    """ "query <id>" or "app <name>"."""
+    target: str
+    number: int
+    plan: str = ""
+    ends: str = ""
+    file: str = ""
+    """Spark's plan, for error messages."""
+    may_differ: bool = False
+    """Skip a batch of the same number with other records (option onConflict=skip)."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.writer} to {self.target}"
+
+    def __str__(self) -> str:
+        return f"{self.writer}: batch {self.number} to {self.target}"
+
+
+class _Row(NamedTuple):
+    number: int
+    plan: str
+    ends: str
+
+
+def target_of(topic: str | None) -> str:
+    """Return the target of a write to `topic`; None: each row names its own."""
+    return BY_COLUMN if topic is None else f"topic {topic}"
+
+
 def last(database: Database, writer: str) -> int | None:
-    """The number of the writer's last batch; None if there was none."""
+    """Return the number of the last batch of `writer`, as the table spells it; None if there was none."""
     with database.reading() as execute:
-        return _last(execute, writer)
+        row = _row(execute, writer)
+    return None if row is None else row.number
 
 
-def put(execute: Execute, writer: str, batch: int, *, now_ms: int | None = None) -> None:
-    """Inside of the transaction that commits the batch: note it, or raise AlreadyCommitted."""
-    before = _last(execute, writer)
-    if before is not None and batch <= before:
-        raise AlreadyCommitted(f"{writer}: batch {batch} is in the log, and so are all up to {before}")
-    values = (writer, batch, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
-    execute("INSERT OR REPLACE INTO spark_batches VALUES (?, ?, ?, ?)", (*values, crc(*values)))
+def is_committed(database: Database, batch: BatchId) -> bool:
+    """Return whether the batch is in the log. Raise BatchConflict if another one of its number, or a later one, is."""
+    with database.reading() as execute:
+        return _is_committed(execute, batch)
+
+
+def put(execute: Execute, batch: BatchId, *, now_ms: int | None = None) -> None:
+    """Record the batch, inside the transaction that commits it. Raise AlreadyCommitted or BatchConflict."""
+    if _is_committed(execute, batch):
+        raise AlreadyCommitted(f"{batch}: is in the log")
+    values = (batch.key, batch.number, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+    more = (batch.plan, batch.ends)
+    execute(
+        f"INSERT OR REPLACE INTO spark_batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+        (*values, _crc(*values, *more), *more),
+    )
+    execute("DELETE FROM spark_batches WHERE writer = ?", (batch.writer,))  # of an older format
 
 
 def sweep(database: Database, *, now_ms: int | None = None) -> int:
@@ -70,20 +148,67 @@ def sweep(database: Database, *, now_ms: int | None = None) -> int:
 
 def check(database: Database) -> list[str]:
     """What is wrong with the rows."""
-    rows = database.read("SELECT writer, batch, committed_ms, crc FROM spark_batches")
+    rows = database.read(f"SELECT {_COLUMNS} FROM spark_batches")
     return [
-        f"spark_batches: the row of {row[0]!r}: the checksum does not fit" for row in rows if crc(*row[:3]) != row[3]
+        f"spark_batches: the row of {row[0]!r}: the checksum does not fit"
+        for row in rows
+        if _crc(*row[:3], *row[4:]) != row[3]
     ]
 
 
-def _last(execute: Execute, writer: str) -> int | None:
-    query = "SELECT writer, batch, committed_ms, crc FROM spark_batches WHERE writer = ?"
-    row = execute(query, (writer,)).fetchone()
+def _crc(writer: str, number: int, committed_ms: int, plan: str, ends: str) -> int:
+    more = (plan, ends) if plan or ends else ()  # rows of format 3 have neither
+    return crc(writer, number, committed_ms, *more)
+
+
+def _row(execute: Execute, writer: str) -> _Row | None:
+    row = execute(f"SELECT {_COLUMNS} FROM spark_batches WHERE writer = ?", (writer,)).fetchone()
     if row is None:
         return None
-    if crc(*row[:3]) != row[3]:
+    if _crc(*row[:3], *row[4:]) != row[3]:
         raise NotAStore(
             f"klamm.db: the last batch of {writer!r} is damaged: the checksum does not fit",
             hint="restore klamm.db from a backup",
         )
-    return int(row[1])
+    return _Row(row[1], row[4], row[5])
+
+
+def _is_committed(execute: Execute, batch: BatchId) -> bool:
+    row = _row(execute, batch.key) or _row(execute, batch.writer)
+    if row is None or batch.number > row.number:
+        return False
+    if batch.number == row.number:
+        compared = batch.plan.split(" ")[0] == row.plan.split(" ")[0] == "offsets"
+        if row.plan in (batch.plan, "") or (batch.may_differ and not compared):
+            return True
+    raise _conflict(batch, row)
+
+
+def _conflict(batch: BatchId, row: _Row) -> BatchConflict:
+    name, from_query = batch.writer.split(" ", 1)[1], batch.writer.startswith("query ")
+    what = f"query {name}: batch" if from_query else f"txnAppId {name!r}: txnVersion"
+    where = f" ({batch.file})" if batch.file else ""
+    if batch.number < row.number:
+        message = (
+            f"{what} {batch.number}{where} comes after {row.number}, which is in the log ({batch.target}):"
+            " nothing was written; the checkpoint is older than the log, or two drivers write under one name"
+        )
+    elif batch.plan.startswith("offsets "):
+        message = (
+            f"{what} {batch.number} is in the log ({batch.target}), but was planned again with other offsets{where}:"
+            " nothing was written; the checkpoint was lost in part, put back from a copy, or is used twice"
+        )
+    else:
+        message = (
+            f"{what} {batch.number} is in the log ({batch.target}) with other records: nothing was written;"
+            " the batch was planned again, or what it computes differs each time"
+        )
+    start = f"startingOffsets={row.ends}" if row.ends else "startingOffsets"
+    name_too = "" if from_query else ", another txnAppId"
+    hint = (
+        f"put back the newer checkpoint, or go on with a new checkpointLocation{name_too} and {start}:"
+        f" batch {row.number} ended there"
+    )
+    if not batch.plan.startswith("offsets ") and batch.number == row.number:
+        hint = f"onConflict=skip if it is the same batch; else {hint}"
+    return BatchConflict(message, hint=hint)

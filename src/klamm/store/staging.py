@@ -12,6 +12,7 @@ is left by those who were killed goes with a later batch of the same query, or w
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -23,10 +24,22 @@ from klamm.errors import InvalidSetting
 if TYPE_CHECKING:
     from klamm.store.directory import Core
 
-__all__ = ["OLD_MS", "SUFFIX", "StagedName", "directory_of", "prepare", "remove_job", "remove_of", "sweep"]
+__all__ = [
+    "OLD_MS",
+    "SUFFIX",
+    "StagedName",
+    "directory_of",
+    "prepare",
+    "remove_file",
+    "remove_job",
+    "remove_of",
+    "sweep",
+]
 
 OLD_MS = 24 * 3_600_000
 SUFFIX = ".staged"
+_ATTEMPTS = 5
+_log = logging.getLogger("klamm.spark")
 
 
 class StagedName:
@@ -71,17 +84,31 @@ def prepare(path: str, store_id: str) -> str:
 
 
 def remove_job(directory: str) -> None:
-    """Away with a job's directory, whoever still writes into it."""
-    while os.path.isdir(directory):
+    """Remove a job's directory. Several attempts: a late task may add a file while its directory is being emptied.
+
+    The job is committed or aborted by now, so what cannot be removed must not fail it: it is left to `sweep`.
+    """
+    for _ in range(_ATTEMPTS):
         shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.isdir(directory):
+            return
+    _log.warning("%s: cannot be removed; maintenance tries again when it is a day old", directory)
 
 
 def remove_of(directory: str, writer: str, upto: int) -> None:
-    """Away with what attempts of these batches have left, those that lost and those of killed drivers."""
+    """Remove what attempts of these batches have left, those that lost and those of killed drivers."""
     for name in _names(directory):
         found = StagedName.parse(name)
         if found is not None and found.writer == writer and found.batch <= upto:
-            files.remove(f"{directory}/{name}")
+            remove_file(f"{directory}/{name}")
+
+
+def remove_file(path: str) -> None:
+    """Remove a staged file; one that cannot be removed is left to `sweep`, for its batch is committed or aborted."""
+    try:
+        files.remove(path)
+    except OSError as error:
+        _log.warning("%s; maintenance tries again when it is a day old", error)
 
 
 def sweep(core: Core, *, now_s: float | None = None) -> int:

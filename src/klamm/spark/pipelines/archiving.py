@@ -19,6 +19,7 @@ Files that are too small are merged in the same way: one comes, and those that i
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import uuid
@@ -29,6 +30,7 @@ import klamm.spark
 from klamm.client.dead_letters import box
 from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore
+from klamm.spark.checkpoint import check_id, sync_plan
 from klamm.spark.pipelines.claim import Claim, local
 from klamm.spark.pipelines.fitting import Fitting, infer, parse_schema
 from klamm.spark.pipelines.journal import Journal, files_in
@@ -50,10 +52,14 @@ _DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS IN
 _TASK_OFFSETS = 100_000  # fewer are not worth a task, and a file, of their own
 _MANY = 8  # small files of a day that are worth a merge when a run ends
 _TOO_MANY = 64  # while it goes on
+_OTHER_CHECKPOINT = "put _klamm/ back as it was, checkpoint and journal together, or archive to a new folder"
 _SETTINGS = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",  # days of a task that are written without sorting it first
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+
+
+_log = logging.getLogger("klamm.spark")
 
 
 def archive(
@@ -91,7 +97,7 @@ def archive(
     claim = _claimed(read, topic, to, schema, dead_letters)
     with claim.alone():
         journal = Journal(claim)
-        _refuse_lost_checkpoint(claim, journal)
+        _refuse_other_checkpoint(claim, journal)
         journal.recover()
         identity = _note_topic(claim, read, topic)
         fitting = _fitting(spark, claim, read, topic)
@@ -153,13 +159,24 @@ def _claimed(read: Source, topic: str, to: str | os.PathLike[str], schema: Any, 
     return Claim.take(to, read.identity("archive"), {"schema": text, "dead_letters": dead_letters})
 
 
-def _refuse_lost_checkpoint(claim: Claim, journal: Journal) -> None:
-    """Spark would begin anew, with batches that are done already by their numbers."""
+def _refuse_other_checkpoint(claim: Claim, journal: Journal) -> None:
+    """Refuse a checkpoint that was removed, or is older or newer than the journal: records would be lost or doubled."""
+    check_id(claim.checkpoint)
     done = journal.state.batch
-    if done >= 0 and not os.path.exists(f"{claim.checkpoint}/offsets/{done}"):
+    path = f"{claim.checkpoint}/offsets/{done}"
+    if done < 0:
+        return
+    try:
+        ends = {place.partition: end for place, end in ends_of(claim.checkpoint, done)}
+    except FileNotFoundError:
+        raise NotAStore(f"{path}: missing: micro-batch {done} is archived", hint=_OTHER_CHECKPOINT) from None
+    except (ValueError, InvalidSetting):
+        raise NotAStore(f"{path}: damaged: micro-batch {done} is archived", hint=_OTHER_CHECKPOINT) from None
+    archived = {number: end for number, end in journal.state.ends.items() if number in ends}
+    if ends != archived or not ends:
         raise NotAStore(
-            f"{claim.checkpoint}: does not know of micro-batch {done}, which is archived",
-            hint="was it removed, or copied from elsewhere? archive to a new folder",
+            f"{path}: micro-batch {done} ends at {ends}, but the one that is archived at {archived}",
+            hint=_OTHER_CHECKPOINT,
         )
 
 
@@ -242,13 +259,20 @@ class _Work:
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """Archive a micro-batch."""
-        if number <= self._journal.state.batch:
+        done = self._journal.state.batch
+        if number == done:
+            _log.warning("Skipping micro-batch %d: it is archived already (%s)", number, self._claim.directory)
             return
+        if number != done + 1:
+            raise NotAStore(
+                f"{self._claim.checkpoint}: is at micro-batch {number}, but {done} is the last that is archived",
+                hint=_OTHER_CHECKPOINT,
+            )
         if self._session is None:
             self._session = rows.sparkSession  # the query's own: others do not see what is set there
             for name, value in _SETTINGS.items():
                 self._session.conf.set(name, value)
-        sync_offsets(self._claim.checkpoint, number)
+        sync_plan(self._claim.checkpoint, number)  # before the dead letters and the journal are committed
         path = self._journal.stage(f"batch-{number}")
         dated = rows.selectExpr(*COLUMNS, f"{_DATE} AS date")
         if self._fitting is None:
@@ -285,6 +309,7 @@ class _Work:
             topic=name,
             txnAppId=f"klamm.archive.{self._identity}",
             txnVersion=number,
+            checkpointLocation=self._claim.checkpoint,
         )
         self.letters += sum(map(_count, found))
 
@@ -309,19 +334,6 @@ class _Work:
             raise KlammError(f"{self._claim.directory}/{day}: merged files have other rows than those they are made of")
         self._journal.commit({day: merged}, [os.path.relpath(each, self._claim.directory) for each in small])
         self.merged += len(small)
-
-
-def sync_offsets(checkpoint: str, number: int) -> None:
-    """Sync Spark's plan of a micro-batch, name and bytes, before anything of the batch is committed.
-
-    Without it, a power cut could take the plan, and Spark plan a longer batch of the same number: its dead letters
-    would count as sent, and the journal would know a batch that the checkpoint does not.
-    """
-    offsets = f"{checkpoint}/offsets"
-    files.sync_file(f"{offsets}/{number}")
-    files.sync_directory(offsets)
-    files.sync_directory(checkpoint)
-    files.sync_directory(os.path.dirname(checkpoint))
 
 
 def _days(path: str) -> list[str]:

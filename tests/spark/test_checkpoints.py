@@ -1,0 +1,325 @@
+"""Checkpoints of Spark with files removed, emptied, copied and rolled back.
+
+Each record is there once, or an error names the file and what to do; nothing is lost or doubled in silence.
+
+A base is made once for each way to write: two micro-batches of 20 records, and a copy from between them. Each case
+copies it, damages the copy, appends 10 more, and runs the query again. Where an error says how to go on, that is done,
+and then each record is there once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import klamm
+import klamm.spark
+
+pytest.importorskip("pyspark")
+
+from klamm.spark import checkpoint, pipelines
+from klamm.spark.pipelines import archiving
+
+BATCH = 20
+MORE = 10
+
+
+class Base:
+    """A store with the topic `in`, and what was made of it."""
+
+    def __init__(self, path: Path, way: str) -> None:
+        self.path = path
+        self.store = path / "events"
+        self.checkpoint = path / "archive/_klamm/checkpoint" if way == "archive" else path / "checkpoint"
+        self.topic = "out"
+        self.name = "save"
+        self.starting = "earliest"
+
+    def append(self, count: int) -> None:
+        """Every fifth does not fit the schema of `archive`."""
+        with klamm.open(self.store) as store:
+            first = store.topic("in").partitions[0].end
+            store.append_many(
+                "in", [b'{"n": "%d"}' % n if n % 5 == 0 else b'{"n": %d}' % n for n in range(first, first + count)]
+            )
+
+    def rows(self, spark: Any) -> Any:
+        return klamm.spark.read_stream(
+            spark, self.store, subscribe="in", startingOffsets=self.starting, columns="key,value"
+        )
+
+    def run(self, query: Any) -> None:
+        started = query.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        try:
+            started.awaitTermination()
+        finally:
+            started.stop()
+
+    def written(self, topic: str) -> list[int]:
+        with klamm.open(self.store) as store, store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+            return sorted(int(json.loads(record.value)["n"]) for record in consumer)
+
+    def start_again(self, error: str) -> None:
+        """Do what an error says: a new checkpoint, which begins where the log's last batch ended."""
+        found = re.search(r"startingOffsets=(\{.*?\}\})", error)
+        assert found is not None, error
+        assert "checkpointLocation" in error
+        self.starting = found[1]
+        self.checkpoint = self.path / "new"
+        self.name = "another"
+
+
+# ---- ways to write
+
+
+def run_sink(spark: Any, base: Base) -> None:
+    location = str(base.checkpoint)
+    base.run(klamm.spark.write_stream(base.rows(spark), base.store, topic=base.topic, checkpointLocation=location))
+
+
+def run_foreach_batch(spark: Any, base: Base) -> None:
+    """What it writes is never the same twice: only the plan says that a batch is."""
+    headers = "array(named_struct('key', 'id', 'value', CAST(uuid() AS BINARY))) AS headers"
+
+    def save(rows: Any, number: int) -> None:
+        made = rows.selectExpr("key", "value", headers)
+        klamm.spark.write(made, base.store, topic=base.topic, txnAppId=base.name, txnVersion=number)
+
+    base.run(base.rows(spark).writeStream.foreachBatch(save))
+
+
+def run_stateful(spark: Any, base: Base) -> None:
+    once = base.rows(spark).dropDuplicates(["value"])
+    base.run(klamm.spark.write_stream(once, base.store, topic=base.topic))
+
+
+def run_archive(spark: Any, base: Base) -> None:
+    pipelines.archive(spark, base.store, "in", base.path / "archive", schema="n INT")
+
+
+def written(base: Base) -> list[int]:
+    return base.written(base.topic)
+
+
+def archived(base: Base) -> list[int]:
+    import pyarrow.parquet as pq
+
+    values: list[bytes] = []
+    for file in (base.path / "archive").glob("date=*/*.parquet"):
+        values += pq.ParquetFile(file).read(["value"])["value"].to_pylist()  # type: ignore[arg-type]  # none is null
+    return sorted([json.loads(value)["n"] for value in values] + base.written("in.dlq"))
+
+
+class Way(NamedTuple):
+    run: Callable[[Any, Base], None]
+    seen: Callable[[Base], list[int]]
+
+
+WAYS = {
+    "sink": Way(run_sink, written),
+    "foreachBatch": Way(run_foreach_batch, written),
+    "stateful": Way(run_stateful, written),
+    "archive": Way(run_archive, archived),
+}
+
+
+# ---- what happens to checkpoints
+
+
+def remove(*patterns: str) -> Callable[[Base, Path], None]:
+    """Remove files with their checksums, or directories."""
+
+    def damage(base: Base, older: Path) -> None:
+        for pattern in patterns:
+            found = list(base.checkpoint.glob(pattern))
+            assert found, pattern
+            for path in found:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    return damage
+
+
+def empty(name: str) -> Callable[[Base, Path], None]:
+    """Leave a file without bytes, as a power cut may."""
+
+    def damage(base: Base, older: Path) -> None:
+        path = base.checkpoint / name
+        assert path.stat().st_size
+        path.write_bytes(b"")
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    return damage
+
+
+def roll_back(base: Base, older: Path) -> None:
+    shutil.rmtree(base.checkpoint)
+    shutil.copytree(older / base.checkpoint.relative_to(base.path), base.checkpoint)
+
+
+def roll_back_journal(base: Base, older: Path) -> None:
+    """Only the folder's journal: the checkpoint stays."""
+    shutil.copy(older / "archive/_klamm/journal.json", base.path / "archive/_klamm/journal.json")
+
+
+ONCE = ""
+CONFLICT = r"(batch|txnVersion) 1 is in the log \(topic out\), but was planned again .* \(.*/checkpoint/offsets/1\)"
+OLDER = r"(batch|txnVersion) 0 \(.*/checkpoint/offsets/0\) comes after 1, which is in the log \(topic out\)"
+
+
+class Case(NamedTuple):
+    way: str
+    name: str
+    damage: Callable[[Base, Path], None]
+    says: str
+    """A pattern of the error; ONCE if there is none, and each record is there once."""
+    is_quick: bool = True
+
+
+CASES = [
+    Case("sink", "commit lost", remove("commits/1"), ONCE),
+    Case("sink", "commits lost", remove("commits"), ONCE, False),
+    Case("sink", "commit emptied", empty("commits/1"), "Incomplete log file|commits/1", False),
+    Case("sink", "plan and commit lost", remove("offsets/1", "commits/1"), CONFLICT),
+    Case("sink", "plan lost", remove("offsets/1"), OLDER, False),
+    Case("sink", "plan emptied", empty("offsets/1"), "offsets/1"),
+    Case("sink", "earlier plan lost", remove("offsets/0"), "batch 0 doesn't exist", False),
+    Case("sink", "all plans lost", remove("offsets", "commits"), OLDER, False),
+    Case("sink", "rolled back", roll_back, CONFLICT, False),
+    Case("sink", "id lost", remove("metadata"), "metadata", False),
+    Case("sink", "id emptied", empty("metadata"), "checkpoint/metadata: damaged", False),
+    Case("foreachBatch", "commit lost", remove("commits/1"), ONCE),
+    Case("foreachBatch", "plan and commit lost", remove("offsets/1", "commits/1"), CONFLICT),
+    Case("foreachBatch", "rolled back", roll_back, CONFLICT, False),
+    Case("foreachBatch", "all plans lost", remove("offsets", "commits"), OLDER, False),
+    Case("stateful", "commit lost", remove("commits/1"), ONCE, False),
+    Case("stateful", "state lost", remove("state"), "state", False),
+    Case("stateful", "latest state lost", remove("state/0/*/2*"), "state", False),
+    Case("stateful", "plan and commit lost", remove("offsets/1", "commits/1"), CONFLICT, False),
+    Case("archive", "commit lost", remove("commits/1"), ONCE),
+    Case("archive", "plan and commit lost", remove("offsets/1", "commits/1"), "checkpoint/offsets/1: missing"),
+    Case("archive", "plan emptied", empty("offsets/1"), "checkpoint/offsets/1", False),
+    Case("archive", "id emptied", empty("metadata"), "checkpoint/metadata: damaged", False),
+    Case("archive", "rolled back", roll_back, "checkpoint/offsets/1: missing", False),
+    Case(
+        "archive", "journal rolled back", roll_back_journal, "is at micro-batch 2, but 0 is the last that is archived"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def bases(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Give the base of a way, and its older copy in `older`."""
+    made: dict[str, Path] = {}
+
+    def make(way: str) -> Path:
+        if way not in made:
+            path = tmp_path_factory.mktemp(way)
+            base = Base(path / "base", way)
+            with klamm.open(base.store) as store:
+                store.create_topic("in")
+                store.create_topic("out")
+            base.append(BATCH)
+            WAYS[way].run(spark, base)
+            shutil.copytree(base.path, path / "older")
+            base.append(BATCH)
+            WAYS[way].run(spark, base)
+            assert WAYS[way].seen(base) == list(range(2 * BATCH))
+            assert (base.checkpoint / "commits" / "1").exists()
+            made[way] = path
+        return made[way]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{case.way}: {case.name}", marks=() if case.is_quick else pytest.mark.soak)
+        for case in CASES
+    ],
+)
+def test_a_checkpoint_that_lost_something_neither_loses_nor_doubles_a_record_in_silence(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path, case: Case
+) -> None:
+    way = WAYS[case.way]
+    shutil.copytree(bases(case.way) / "base", tmp_path / "base")
+    base = Base(tmp_path / "base", case.way)
+    case.damage(base, bases(case.way) / "older")
+    base.append(MORE)
+    everything = list(range(2 * BATCH + MORE))
+    if case.says == ONCE:
+        way.run(spark, base)
+        assert way.seen(base) == everything
+        return
+    with pytest.raises(Exception, match=case.says) as caught:
+        way.run(spark, base)
+    assert way.seen(base) == list(range(2 * BATCH)), "nothing was written"
+    if "startingOffsets=" in str(caught.value):
+        base.start_again(str(caught.value))
+        way.run(spark, base)
+        assert way.seen(base) == everything
+    else:
+        assert case.says not in (CONFLICT, OLDER)
+
+
+def test_a_copy_of_a_checkpoint_writes_to_another_topic_what_its_original_writes_to_its_own(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(bases("sink") / "base", tmp_path / "base")
+    base, copy = Base(tmp_path / "base", "sink"), Base(tmp_path / "base", "sink")
+    copy.checkpoint = tmp_path / "copy"
+    shutil.copytree(base.checkpoint, copy.checkpoint)
+    with klamm.open(base.store) as store:
+        store.create_topic("copies")
+    base.append(MORE)
+    run_sink(spark, base)
+    base.append(MORE)
+    copy.topic = "copies"
+    run_sink(spark, copy)
+    assert written(copy) == list(range(2 * BATCH, 2 * BATCH + 2 * MORE))
+    copy.topic = "out"
+    shutil.rmtree(copy.checkpoint)
+    shutil.copytree(bases("sink") / "base" / "checkpoint", copy.checkpoint)
+    with pytest.raises(Exception, match=r"batch 2 is in the log .* planned again with other offsets"):
+        run_sink(spark, copy)
+    run_sink(spark, base)
+    assert written(base) == list(range(2 * BATCH + 2 * MORE))
+
+
+def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_and_loses_none(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bases("archive") / "base", tmp_path / "base")
+    base = Base(tmp_path / "base", "archive")
+    base.append(MORE)
+    synced: list[int] = []
+    bury = archiving._Work._bury
+
+    def sync(path: str, number: int) -> None:
+        checkpoint.sync_plan(path, number)
+        synced.append(number)
+
+    def die(self: Any, path: str, number: int) -> None:
+        assert synced == [number], "the plan is on disk before a dead letter is"
+        bury(self, path, number)
+        raise RuntimeError("as if the driver were killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving, "sync_plan", sync)
+        patch.setattr(archiving._Work, "_bury", die)
+        with pytest.raises(Exception, match="as if the driver were killed"):
+            run_archive(spark, base)
+    letters = base.written("in.dlq")
+    assert len(letters) == (2 * BATCH + MORE) // 5, "they were sent"
+    remove("offsets/2")(base, tmp_path)
+    base.append(MORE)
+    with pytest.raises(klamm.KlammError, match=r"txnVersion 2 is in the log \(topic in.dlq\), but was planned again"):
+        run_archive(spark, base)
+    assert base.written("in.dlq") == letters
