@@ -20,6 +20,7 @@ from klamm.spark.offsets import OURS, Bound, Place, StreamOffsets, parse_offset_
 from klamm.spark.options import ReadOptions
 from klamm.spark.planning import Planner, Range, shares, split
 from klamm.spark.pushdown import EVERYTHING, push
+from klamm.store import directory
 
 T0 = 1_700_000_000_000
 
@@ -381,6 +382,73 @@ def test_a_checkpoint_of_another_store_or_topic_or_ahead_of_the_log(store: klamm
         (place,) = made.initial().offsets
         with pytest.raises(OffsetOutOfRange, match="the query has come to offset 99, but the log ends at 10"):
             made.latest(StreamOffsets(made.store_id, {place: 99}))
+
+
+@pytest.mark.parametrize("new", [60, 50, 20], ids=["longer", "as long", "shorter"])
+@pytest.mark.parametrize("reboots", [0])
+def test_a_query_notices_that_an_older_copy_of_the_store_was_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: int, reboots: int
+) -> None:
+    path = tmp_path / "events"
+    with klamm.open(path) as store:
+        store.create_topic("orders")
+        fill(store, 100)
+        with planner(store, streaming=True, startingOffsets="earliest") as made:
+            before = made.latest(made.initial())
+        store.backup(tmp_path / "backup")
+    for reboot in range(reboots):  # each starts a leader epoch
+        boot_id = b"%16d" % reboot
+        monkeypatch.setattr(directory, "boot_id", lambda boot_id=boot_id: boot_id)
+        with klamm.open(path) as store:
+            assert store.topic("orders").partitions[0].end == 100
+    with klamm.open(path) as store:
+        fill(store, 50)
+        with planner(store, streaming=True) as made:
+            done = made.latest(before)
+            (place,) = done.offsets
+            assert dict(done) == {place: 150}
+            assert made.latest(done) == done
+    path.rename(tmp_path / "lost")
+    (tmp_path / "backup").rename(path)
+    with klamm.open(path) as store:
+        fill(store, new)
+        with planner(store, streaming=True) as made, planner(store, streaming=True, failOnDataLoss="false") as lenient:
+            loss = "data loss: orders/0: the query has come to offset 150, but the log has other records from 100 on"
+            for call in (lambda: made.latest(done), lambda: made.between(before, done)):
+                with pytest.raises(OffsetOutOfRange, match=loss):
+                    call()
+            assert flat(made.between(before, made.latest(before))) == [("orders", 0, 100, 100 + new)]
+            assert lenient.between(before, done) == [], "what was planned is gone"
+            end = lenient.latest(done)
+            assert not end.is_at(done)
+            assert flat(lenient.between(done, end)) == [("orders", 0, 100, 100 + new)]
+            assert lenient.latest(end) == end and made.latest(end) == end
+
+
+def test_a_checkpoint_of_an_older_klamm_without_epochs_is_gone_on_with(store: klamm.Store) -> None:
+    store.create_topic("orders")
+    fill(store, 10)
+    with planner(store, streaming=True, startingOffsets="earliest") as made:
+        now = made.latest(made.initial())
+        data = now.to_json()
+        assert data[OURS].pop("epochs") == {"orders": {"0": 0}}
+        old = StreamOffsets.from_json(data)
+        assert now.is_at(old) and old.epochs == {}
+        fill(store, 5)
+        assert flat(made.between(old, made.latest(old))) == [("orders", 0, 10, 15)]
+
+
+def test_a_micro_batch_is_done_again_with_topics_that_the_query_does_not_subscribe_to_any_more(
+    store: klamm.Store,
+) -> None:
+    for topic in ("orders", "users"):
+        store.create_topic(topic)
+        fill(store, 10, topic=topic)
+    with planner(store, streaming=True, subscribe="orders,users", startingOffsets="earliest") as made:
+        start = made.initial()
+        end = made.latest(start)
+    with planner(store, streaming=True, subscribe="users") as made:
+        assert flat(made.between(start, end)) == [("orders", 0, 0, 10), ("users", 0, 0, 10)]
 
 
 def test_a_path_that_is_no_store(store: klamm.Store, tmp_path: Path) -> None:

@@ -95,6 +95,33 @@ def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., 
     assert reader().latestOffset(end, ReadAllAvailable())["orders"] == {"0": 1100, "1": 20, "2": 5}
 
 
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+def test_the_first_micro_batch_done_again_begins_where_it_began(
+    store: klamm.Store, reader: Callable[..., StreamReader], starting: str
+) -> None:
+    store.create_topic("orders")
+    append(store, 10)
+    stream = reader(startingOffsets=starting)
+    start = stream.initialOffset()
+    append(store, 20)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    planned = stream.partitions(start, end)
+    first = 10 if starting == "latest" else 0
+    assert ranges(planned) == [(first, 30)]
+    assert stream.latestOffset(end, ReadAllAvailable()) == end, "to the letter: else Spark runs a batch without records"
+    assert stream.partitions(end, end) == []
+    append(store, 5)
+    again = reader(startingOffsets=starting)  # after a crash: Spark has kept the end only
+    assert ranges(again.partitions(again.initialOffset(), end)) == [(first, 30)]
+    following = again.latestOffset(end, ReadAllAvailable())
+    assert ranges(again.partitions(end, following)) == [(30, 35)]
+    assert "from" in end[OURS] and "from" not in following[OURS]
+
+
+def ranges(tasks: list[Any]) -> list[tuple[int, int]]:
+    return [(each.task.range.start, each.task.range.end) for each in tasks]
+
+
 def test_the_group_commits_what_the_stream_has_done_not_what_it_has_planned(
     store: klamm.Store, reader: Callable[..., StreamReader]
 ) -> None:

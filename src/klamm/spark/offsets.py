@@ -2,10 +2,17 @@
 
     startingOffsets, endingOffsets    "earliest", "latest", or JSON: {"orders": {"0": 23, "1": -2}}; -2 is the earliest,
                                       -1 the latest
-    a stream's checkpoint             {"orders": {"0": 23, "1": 5}, "@klamm": {"store": "…", "topics": {"orders": "…"}}}
+    a stream's checkpoint             {"orders": {"0": 23, "1": 5}, "@klamm": {"store": "…", "topics": {"orders": "…"},
+                                      "epochs": {"orders": {"0": 2, "1": 2}}}}
 
-A checkpoint is thus what Spark's Kafka source would write, and one entry more (no topic can be called "@klamm"): the
-ids of the store and of its topics, for a topic that was deleted and made anew has other records at the same offsets.
+A checkpoint is thus what Spark's Kafka source would write, and one entry more (no topic can be called "@klamm"):
+
+    store, topics    their ids: a topic that was deleted and created again has other records at the same offsets
+    epochs           the leader epoch of the record before each offset: a log has other records, too, after an older
+                     copy of the store was put back, or a power cut. Checkpoints of an older Klamm have none
+    from             of the first micro-batch only: where it begins. Spark does not keep that, and asks again for the
+                     initial offsets when it does that batch again: "latest" is further on by then
+
 What a checkpoint or a query's progress says can be pasted as startingOffsets; the entry of ours is passed over there.
 
 Spark compares offsets as text, so topics and partitions are always in the same order.
@@ -122,9 +129,22 @@ class StreamOffsets:
 
     store_id: str
     offsets: Mapping[Place, int]
+    epochs: Mapping[Place, int] = field(default_factory=dict)
+    origin: Mapping[Place, int] | None = None
+    """Where the micro-batch that ends here begins, if it is the query's first."""
 
     def get(self, place: Place) -> int | None:
         return self.offsets.get(place)
+
+    def epoch(self, place: Place) -> int:
+        """Return the leader epoch of the record before the offset; -1 if it is not known."""
+        return self.epochs.get(place, -1)
+
+    def is_at(self, other: StreamOffsets) -> bool:
+        """Return whether nothing lies between the two. The same offset of a later epoch has other records before it."""
+        return self.offsets == other.offsets and all(
+            other.epoch(place) in (-1, self.epoch(place)) for place in self.offsets
+        )
 
     def topics(self) -> dict[str, str]:
         """The id that each topic had."""
@@ -136,10 +156,13 @@ class StreamOffsets:
 
     def to_json(self, **more: int) -> dict[str, Any]:
         """As Spark keeps it. `more` is for people to read."""
-        found: dict[str, Any] = {}
-        for place, offset in self:
-            found.setdefault(place.topic, {})[str(place.partition)] = offset
-        found[OURS] = {"store": self.store_id, "topics": self.topics(), **more}
+        found = _by_topic(self.offsets)
+        ours: dict[str, Any] = {"store": self.store_id, "topics": self.topics(), **more}
+        if self.epochs:
+            ours["epochs"] = _by_topic(self.epochs)
+        if self.origin is not None:
+            ours["from"] = _by_topic(self.origin)
+        found[OURS] = ours
         return found
 
     @staticmethod
@@ -148,15 +171,30 @@ class StreamOffsets:
         try:
             ours = data[OURS]
             ids = ours["topics"]
-            offsets = {
-                Place(topic, ids[topic], int(number)): int(offset)
-                for topic, numbers in data.items()
-                if topic != OURS
-                for number, offset in numbers.items()
-            }
-            return StreamOffsets(str(ours["store"]), offsets)
+            offsets = {topic: numbers for topic, numbers in data.items() if topic != OURS}
+            return StreamOffsets(
+                str(ours["store"]),
+                _by_place(offsets, ids),
+                _by_place(ours.get("epochs", {}), ids),
+                _by_place(ours["from"], ids) if "from" in ours else None,
+            )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InvalidSetting(
                 f"the checkpoint's offsets are not of format klamm: {json.dumps(data)[:120]}",
                 hint="was it made by another source? a query with another source needs a checkpoint of its own",
             ) from None
+
+
+def _by_topic(numbers: Mapping[Place, int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for place in sorted(numbers):
+        found.setdefault(place.topic, {})[str(place.partition)] = numbers[place]
+    return found
+
+
+def _by_place(topics: Mapping[str, Mapping[str, Any]], ids: Mapping[str, str]) -> dict[Place, int]:
+    return {
+        Place(topic, ids[topic], int(partition)): int(number)
+        for topic, numbers in topics.items()
+        for partition, number in numbers.items()
+    }

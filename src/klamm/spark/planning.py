@@ -1,6 +1,7 @@
 """On the driver: from a store and the options to the ranges that tasks read.
 
-Spark keeps plain offsets, without a leader epoch, and for ever. So that none outruns the log after a power cut:
+Spark keeps offsets for ever, those of other formats without a leader epoch. So that none outruns the log after a power
+cut, and none points into other records after an older copy of the store was put back:
 
   P1  No offset is handed to Spark, and no range planned, beyond what is stable (unless uncommitted records are wanted)
       and on disk. Where the log is ahead of the disk it is synced first; a store that cannot be written is planned up
@@ -9,6 +10,8 @@ Spark keeps plain offsets, without a leader epoch, and for ever. So that none ou
   P3  Ranges of a partition follow one upon the other: the end of a micro-batch is the start of the next, whoever dies.
   P4  Records that were asked for and are gone (expired, deleted, the topic made anew) are told: by an error, or with
       failOnDataLoss=false by a warning, and the query goes on with what is there.
+  P5  An offset whose leader epoch ended before it is data loss, too: the log has other records from there on. With
+      failOnDataLoss=false the query goes on where the epoch ended, so that it reads those.
 
 Nothing here knows Spark.
 """
@@ -21,11 +24,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import walk
+from klamm.client.start import resume_at
 from klamm.errors import InvalidSetting, KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
 from klamm.log import lookup
 from klamm.spark.offsets import EARLIEST, LATEST, Bound, Place, StreamOffsets
 from klamm.spark.pushdown import EVERYTHING, Wanted
 from klamm.store.directory import Core, acquire, release
+from klamm.types import Position
 
 if TYPE_CHECKING:
     from klamm.log.partition import Ends, Partition
@@ -127,6 +132,14 @@ class Planner:
             return ends.start
         return start
 
+    def _resumed(self, place: Place, partition: Partition, offsets: StreamOffsets) -> int:
+        """Return the offset of `place`, or where its leader epoch ended before it (P5)."""
+        offset = offsets.get(place) or 0
+        end = resume_at(partition, Position(offset, offsets.epoch(place))).offset
+        if end < offset:
+            self.lose(_diverged(place, offset, end, partition.ends()))
+        return end
+
     # ---- a batch
 
     def batch(self, wanted: Wanted = EVERYTHING) -> list[Range]:
@@ -202,6 +215,7 @@ class Planner:
             if target is not None and place not in target and known is None:
                 continue  # it came after the moment that is to be read up to
             try:
+                begin = self._resumed(place, partition, start)
                 ends = partition.ends()
             except UnknownTopic:  # deleted since we looked which there are
                 self.lose(_deleted(f"{place.topic}: the topic was deleted"))
@@ -209,7 +223,7 @@ class Planner:
             readable = self._readable(ends)
             if target is not None:
                 readable = min(readable, target.get(place, readable))
-            begin = self._first_left(place, known or 0, ends)
+            begin = self._first_left(place, begin, ends)
             if begin > ends.end:
                 self.lose(beyond(place, begin, ends))
                 begin = readable
@@ -217,35 +231,48 @@ class Planner:
             sizes[place] = max(0, readable - begin)
         if limit is not None:
             sizes = shares(sizes, limit)
-        return StreamOffsets(
-            self.store_id,
-            {place: self._secured(here[place], begin + sizes[place]) for place, begin in begins.items()},
-        )
+        offsets = {place: self._secured(here[place], begin + sizes[place]) for place, begin in begins.items()}
+        epochs = {place: _epoch_before(here[place], offset) for place, offset in offsets.items()}
+        return StreamOffsets(self.store_id, offsets, {place: epoch for place, epoch in epochs.items() if epoch >= 0})
 
     def between(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         """What a micro-batch reads."""
         self._refuse_other_source(end)
         here = self.places(strict=False)
         ranges = []
+        if (
+            end.origin is not None and start.origin is None
+        ):  # the first batch, maybe again: `start` is initial as of now
+            start = StreamOffsets(end.store_id, end.origin)
         for place, upto in end:
             begin = start.get(place) or 0
-            if begin >= upto:
+            if begin == upto and start.epoch(place) == end.epoch(place):
                 continue
-            partition = here.get(place)
             try:
-                if partition is None:
-                    raise UnknownTopic(str(place))
+                partition = here.get(place) or self._unsubscribed(place)
+                here[place] = partition
+                begin = self._resumed(place, partition, start)
+                upto = self._resumed(place, partition, end)
                 ends = partition.ends()
             except UnknownTopic:
-                self.lose(_deleted(f"{place}: offsets {begin} to {upto - 1}: the topic was deleted"))
+                if begin < upto:
+                    self.lose(_deleted(f"{place}: offsets {begin} to {upto - 1}: the topic was deleted"))
                 continue
             if upto > ends.end:
                 self.lose(beyond(place, upto, ends))
                 upto = ends.end
-            begin = self._first_left(place, begin, ends)
+            if begin < upto:
+                begin = self._first_left(place, begin, ends)
             if begin < upto:
                 ranges.append(Range(place, begin, upto))
         return self._split(ranges, here)
+
+    def _unsubscribed(self, place: Place) -> Partition:
+        """Return a partition that a micro-batch was planned with, though the query subscribes to others by now."""
+        opened = self.core.topic(place.topic)
+        if opened.topic.id != place.topic_id:
+            raise UnknownTopic(str(place))
+        return opened.partition(place.partition)
 
     def _refuse_other_source(self, offsets: StreamOffsets) -> None:
         if offsets.store_id != self.store_id:
@@ -314,11 +341,31 @@ def beyond(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
     )
 
 
+def _diverged(place: Place, offset: int, end: int, ends: Ends) -> OffsetOutOfRange:
+    """Return the error for an offset that the log has, though not of the records that the query has read."""
+    return OffsetOutOfRange(
+        f"data loss: {place}: the query has come to offset {offset}, but the log has other records from {end} on:"
+        " an older copy of the store was put back, or records were lost in a power cut",
+        offset=offset,
+        start=ends.start,
+        end=ends.end,
+        hint=f"failOnDataLoss=false goes on at {end}; what the query has made of the records it read is yours to undo",
+    )
+
+
 def _deleted(what: str) -> UnknownTopic:
     return UnknownTopic(
         f"data loss: {what}; what the query had not read of it is gone",
         hint="failOnDataLoss=false goes on with what is there",
     )
+
+
+def _epoch_before(partition: Partition, offset: int) -> int:
+    """Return the leader epoch of the record before `offset`; -1 if there is none, or the topic was just deleted."""
+    try:
+        return partition.epoch_at(offset - 1) if offset else -1
+    except (KlammError, FileNotFoundError):
+        return -1
 
 
 def _batch_at(partition: Partition, offset: int) -> int:

@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -63,6 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress: _Progress | None = None
         self._target: dict[Place, int] | None = None
         self._planned: StreamOffsets | None = None
+        self._initial: StreamOffsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None, "_stuck": None, "_progress": None}
@@ -80,7 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
         with clearly():
-            return self._opened().initial().to_json()
+            self._initial = self._opened().initial()
+            return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         most = self._options.max_offsets
@@ -96,7 +99,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = StreamOffsets.from_json(start)
             end = planner.latest(begin, limit.max_rows if isinstance(limit, ReadMaxRows) else None, self._target)
             self._note(begin)
-            if end == begin and self._stuck is not None:
+            if begin == self._initial:
+                end = replace(end, origin=begin.offsets)
+            elif end.is_at(begin):
+                end = begin  # to the letter: Spark takes other text for new records
+            if end.offsets == begin.offsets and self._stuck is not None:
                 self._stuck.look(
                     _Watched(each)  # type: ignore[misc]  # it looks at nothing else of a cursor
                     for each in planner.places(strict=False).values()
