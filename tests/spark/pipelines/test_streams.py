@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 import klamm
+import klamm.spark
+from klamm.spark.pipelines.running import drain
 from tests.crash.cases import seed_of
+from tests.procs import until
 from tests.spark.pipelines import test_aggregate, test_deduplicate, test_join
 from tests.spark.pipelines.reference import NO_RETENTION, START_MS, contents, orders, send
 from tests.spark.pipelines.stream_driver import pipelines
@@ -52,6 +55,28 @@ def test_the_examples_of_the_guide_are_true(
     assert "b'2023-11-14T22:13:00.000Z/u1' {'window': {'start': '2023-11-14T22:13:00.000Z'" in said
     assert "'key': 'u1', 'sales': 8, 'revenue': 14.8}" in said
     assert said.count("'left_timestamp'") == 50 and said.splitlines()[-1] == "90 10"
+
+
+def test_every_micro_batch_is_reported_though_spark_forgets_them_before_the_first_is_looked_at(
+    spark: Any, store: klamm.Store, tmp_path: Path
+) -> None:
+    store.create_topic("orders")
+    store.append_many("orders", [b"%d" % n for n in range(6)])
+    own = spark.newSession()
+    own.conf.set("spark.sql.streaming.numRecentProgressUpdates", 2)
+    rows = klamm.spark.read_stream(
+        own, store.path, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=1
+    )
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    reports: list[int] = []
+
+    def after(progress: dict[str, Any]) -> None:
+        until(lambda: not own.streams.active, "the query ends", 60)
+        reports.append(progress["batchId"])
+
+    outcome = drain(writer, after=after)
+    assert reports == list(range(6))
+    assert (outcome.batches, outcome.rows, outcome.offsets) == (6, 6, 6)
 
 
 @pytest.mark.timeout(600)

@@ -287,7 +287,7 @@ def _writer(rows: DataFrame, found: Source, checkpoint: str, *, table: bool) -> 
     def save(batch: DataFrame, number: int) -> None:
         with open(f"{checkpoint}/metadata", encoding="utf-8") as file:
             query = json.load(file)["id"]
-        write(batch, found.path, txnAppId=f"pipeline {query}", txnVersion=number)
+        write(batch, found.path, txnAppId=f"pipeline {query}", txnVersion=number, checkpointLocation=checkpoint)
 
     return rows.writeStream.foreachBatch(save).option("checkpointLocation", checkpoint).outputMode("update")
 
@@ -300,7 +300,8 @@ class _Late:
         self._found = found
         self._topic = topic
         self._plan = plan
-        self._watermarks = _watermarks(checkpoint)
+        self._checkpoint = checkpoint
+        self._last: tuple[int, str] | None = None  # the number of a micro-batch, and its watermark
         self.records = 0
         self.windows = 0
 
@@ -308,9 +309,11 @@ class _Late:
         from pyspark.sql import functions as F  # noqa: N812
 
         number = progress["batchId"]
-        before = self._watermarks[number - 1] if number else _time(0)
-        self._watermarks[number] = progress["eventTime"].get("watermark", before)
-        self._watermarks.pop(number - 1, None)
+        if self._last is not None and self._last[0] == number - 1:
+            before = self._last[1]
+        else:  # the first of this run, or Spark has forgotten some
+            before = _watermark(self._checkpoint, number - 1)
+        self._last = number, progress["eventTime"].get("watermark", before)
         if not dropped(progress):
             return
         begin, end = (_offsets(progress["sources"][0][name]) for name in ("startOffset", "endOffset"))
@@ -348,18 +351,12 @@ def _complete(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _watermarks(checkpoint: str) -> dict[int, str]:
-    """The watermark of each micro-batch in the checkpoint."""
-    found: dict[int, str] = {}
-    try:
-        names = [name for name in os.listdir(f"{checkpoint}/offsets") if name.isdigit()]
-    except FileNotFoundError:
-        return found
-    for name in names:
-        with open(f"{checkpoint}/offsets/{name}", encoding="utf-8") as file:
-            metadata = json.loads(file.read().splitlines()[1])
-        found[int(name)] = _time(metadata["batchWatermarkMs"])
-    return found
+def _watermark(checkpoint: str, number: int) -> str:
+    """Return the watermark that a micro-batch went by, as the checkpoint has it; before the first there is none."""
+    if number < 0:
+        return _time(0)
+    with open(f"{checkpoint}/offsets/{number}", encoding="utf-8") as file:
+        return _time(json.loads(file.read().splitlines()[1])["batchWatermarkMs"])
 
 
 def _time(milliseconds_: int) -> str:

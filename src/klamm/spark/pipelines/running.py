@@ -8,11 +8,14 @@ trigger such as "10 seconds", until Ctrl-C.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import queue
 import re
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +49,7 @@ UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_00
 UNITS_MS["week"] = 7 * UNITS_MS["day"]
 _LONGEST_MS = 365_000 * UNITS_MS["day"]
 _POLL_S = 0.2
+_log = logging.getLogger("klamm.spark")
 _OURS = re.compile(r"klamm\.errors\.\w+: ([^\n]+)")
 
 
@@ -134,14 +138,12 @@ class Outcome:
     last: int = -1
     """The number of the last micro-batch."""
 
-    def note(self, query: Any, after: Callable[[dict[str, Any]], object] | None) -> None:
-        """Take in what Spark says of micro-batches that are done, each once, in their order."""
-        for each in query.recentProgress:
-            if each.batchId <= self.last:
-                continue
-            data = json.loads(each.json)
-            if "addBatch" not in data["durationMs"]:
-                continue  # it has nothing to do, which Spark says under the number of the batch to come
+    def add(self, reports: Iterable[dict[str, Any]], after: Callable[[dict[str, Any]], object] | None) -> None:
+        """Add what Spark says of micro-batches that are done, each once, in their order."""
+        for data in reports:
+            missed = data["batchId"] - self.last - 1
+            if self.last >= 0 and missed:
+                _log.warning("Spark has forgotten the progress of %d micro-batches: counts are too small", missed)
             self.last = data["batchId"]
             self.batches += 1
             self.rows += data["numInputRows"]
@@ -152,6 +154,50 @@ class Outcome:
                 self.offsets += _sum(one.get("endOffset")) - _sum(one.get("startOffset"))
             if after is not None:
                 after(data)
+
+
+class _Reports(threading.Thread):
+    """Collects what Spark says of micro-batches; Spark keeps it of the last hundred, or how many a session says.
+
+    In a thread of its own: `after` of `drain` may run a job, and the query goes on meanwhile.
+    """
+
+    def __init__(self, query: Any) -> None:
+        super().__init__(name="klamm-progress", daemon=True)
+        self._query = query
+        self._is_over = threading.Event()
+        self._found: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._last = -1
+
+    def run(self) -> None:
+        while not self._is_over.wait(_POLL_S / 4):
+            try:
+                self._look()
+            except Exception:  # noqa: BLE001  # the JVM is gone, or Spark stopped: `drain` says so
+                return
+
+    def _look(self) -> None:
+        for each in self._query.recentProgress:
+            if each.batchId <= self._last:
+                continue
+            data = json.loads(each.json)
+            if "addBatch" in data["durationMs"]:  # else there was nothing to do: said under the number to come
+                self._last = data["batchId"]
+                self._found.put(data)
+
+    def take(self) -> Iterator[dict[str, Any]]:
+        """Give what was collected and not given yet."""
+        while not self._found.empty():
+            yield self._found.get()
+
+    def end(self) -> None:
+        """Collect the rest of a query that has ended."""
+        self.stop()
+        self._look()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join()
 
 
 def drain(
@@ -169,19 +215,24 @@ def drain(
     begin = time.monotonic()
     query = (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
     outcome = Outcome()
+    reports = _Reports(query)
+    reports.start()
     try:
         while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]  # it takes parts of seconds
-            outcome.note(query, after)
+            outcome.add(reports.take(), after)
             if progress is not None:
                 progress(outcome.offsets, total)
     except KeyboardInterrupt:
         query.stop()
         if every is None:
+            reports.stop()
             raise
     except BaseException as error:
         query.stop()
+        reports.stop()
         raise _clear(error) from error
-    outcome.note(query, after)
+    reports.end()
+    outcome.add(reports.take(), after)
     outcome.seconds = time.monotonic() - begin
     if progress is not None:
         progress(outcome.offsets if total is None else total, total)
