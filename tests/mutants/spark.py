@@ -5,7 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 BATCHES = "src/klamm/store/spark_batches.py"
+PLANNING = "src/klamm/spark/planning.py"
 STAGING = "src/klamm/spark/staging.py"
+OFFSETS_TESTS = "tests/spark/test_offsets.py"
+STREAM_TESTS = "tests/spark/test_stream.py"
 PUBLISHING_TESTS = "tests/spark/test_publishing.py"
 DAMAGED_TEST = f"{PUBLISHING_TESTS}::test_a_staged_file_that_is_not_what_the_task_wrote_fails_the_whole_batch"
 TWO_DRIVERS_TEST = (
@@ -50,6 +53,30 @@ MUTANTS = [
         "store/spark_batches.py M4",
         ((BATCHES, '        return f"{self.writer} to {self.target}"\n', '        return f"{self.writer} to"\n'),),
         (f"{PUBLISHING_TESTS}::test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other",),
+    ),
+    Mutant(
+        "a query does not notice that an older copy of the store was put back",
+        "spark/planning.py P5",
+        ((PLANNING, "        if end < offset:\n", "        end = offset\n        if False:\n"),),
+        (f"{OFFSETS_TESTS}::test_a_query_notices_that_an_older_copy_of_the_store_was_put_back",),
+    ),
+    Mutant(
+        "a query that goes on after data loss skips what is new at the offsets that it had read",
+        "spark/planning.py P5",
+        (
+            (
+                PLANNING,
+                "                begin = self._resumed(place, partition, start)\n                upto",
+                "                upto",
+            ),
+        ),
+        (f"{OFFSETS_TESTS}::test_a_query_notices_that_an_older_copy_of_the_store_was_put_back",),
+    ),
+    Mutant(
+        "the first micro-batch, done again, begins where a new query would",
+        "spark/planning.py P3",
+        ((PLANNING, "        if end.origin is not None and start.origin is None:", "        if False:"),),
+        (f"{STREAM_TESTS}::test_the_first_micro_batch_done_again_begins_where_it_began",),
     ),
     Mutant(
         "the CRC of a staged batch is not checked",

@@ -7,7 +7,8 @@ cut, and none points into other records after an older copy of the store was put
       and on disk. Where the log is ahead of the disk it is synced first; a store that cannot be written is planned up
       to what is on disk already.
   P2  A range names the store and the topic by id, so that a task never reads another log of the same name.
-  P3  Ranges of a partition follow one upon the other: the end of a micro-batch is the start of the next, whoever dies.
+  P3  Ranges of a partition follow one upon the other: the end of a micro-batch is the start of the next, whoever dies,
+      and the first micro-batch, done again, begins where it began.
   P4  Records that were asked for and are gone (expired, deleted, the topic made anew) are told: by an error, or with
       failOnDataLoss=false by a warning, and the query goes on with what is there.
   P5  An offset whose leader epoch ended before it is data loss, too: the log has other records from there on. With
@@ -240,9 +241,8 @@ class Planner:
         self._refuse_other_source(end)
         here = self.places(strict=False)
         ranges = []
-        if (
-            end.origin is not None and start.origin is None
-        ):  # the first batch, maybe again: `start` is initial as of now
+        # The first micro-batch, maybe once more: `start` is what is initial by now.
+        if end.origin is not None and start.origin is None:
             start = StreamOffsets(end.store_id, end.origin)
         for place, upto in end:
             begin = start.get(place) or 0
