@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.crash.group_progress import Progress, commits_of
+from tests.crash.group_progress import Calls, Progress, commits_of
 from tests.crash.history import Event, History, Place
 
 COMMITTED = "read_committed"
@@ -384,7 +384,7 @@ def _holdings(facts: Facts) -> dict[tuple[str, Place], list[Holding]]:
         patience = facts.history.start_of(process)["patience_ms"] * 1_000_000
         held: dict[Place, int] = {}
         sure: dict[Place, int] = {}
-        calls: dict[tuple[Place, int], int] = {}
+        calls = Calls()
         last_call, closing = events[0].time, None
 
         def end(place: Place, at: int, held: dict[Place, int] = held, to: str = group, by: str = process) -> None:
@@ -393,16 +393,16 @@ def _holdings(facts: Facts) -> dict[tuple[str, Place], list[Holding]]:
                 found[to, place].append(Holding(start, max(at, start), by))
 
         for event in events:
+            call = calls.look(event)
             if event.kind == "assigned":
                 for place in event.places:
                     held[place] = sure[place] = event.time
                     last_call = max(last_call, event.time)
             elif event.kind == "polled":
                 last_call = sure[event.place] = event["since"]
-            elif event.kind == "storing":
-                calls[event.place, event["end"]] = event.time
             elif event.kind == "stored":
-                sure[event.place] = max(sure.get(event.place, 0), calls[event.place, event["end"]])
+                assert call is not None
+                sure[event.place] = max(sure.get(event.place, 0), call.time)
             elif event.kind in ("revoked", "lost"):
                 for place in event.places:
                     end(place, event.time if event.kind == "revoked" else sure.get(place, 0))
@@ -423,7 +423,7 @@ def _holdings_by_commits(process: str, events: list[Event]) -> Iterator[tuple[Pl
     before that. It is asked at each commit: between two that it was allowed it owned the partition. What is part of a
     transaction was allowed when the commit of that is begun.
     """
-    calls: dict[tuple[Place, int], int] = {}
+    calls = Calls()
     parts: dict[str, list[tuple[Place, int]]] = defaultdict(list)
     sure: dict[Place, tuple[int, int]] = {}  # when the first was allowed at the latest, and the last begun
 
@@ -438,20 +438,17 @@ def _holdings_by_commits(process: str, events: list[Event]) -> Iterator[tuple[Pl
                 yield place, Holding(first, last, process)
 
     for event in events:
+        call = calls.look(event)
         if event.kind == "storing" and event["tx"] is not None:
             parts[event["tx"]].append((event.place, event.time))
         elif event.kind == "committing":
             for place, begun in parts.pop(event["tx"], ()):
                 allow(place, begun, event.time)
-        elif event.kind == "storing":
-            calls[event.place, event["end"]] = event.time
-        elif event.kind == "stored":
-            begun_at = calls.get((event.place, event["end"]))
-            if begun_at is not None:
-                allow(event.place, begun_at, event.time)
+        elif event.kind == "stored" and call is not None:
+            allow(event.place, call.time, event.time)
         elif event.kind in ("assigned", "revoked", "lost"):
             yield from end(event.places)
-            calls = {key: begun for key, begun in calls.items() if key[0] not in event.places}
+            calls.forget(event.places)
     yield from end(list(sure))
 
 

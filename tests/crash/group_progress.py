@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -56,17 +56,49 @@ class Commit(NamedTuple):
 NEVER = 1 << 63
 
 
+class Calls:
+    """Commits of one member, without a transaction, that are under way.
+
+    Two of them may have the same end: a member that has lost a partition and got it back reads the same records again
+    while its first commit is under way. Nobody can tell which of the two an outcome is of: it is taken for one of a
+    commit that was begun with the first, and the other may have been begun then, too.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[Place, int], list[Event | None]] = defaultdict(list)  # None: forgotten
+
+    def look(self, event: Event) -> Event | None:
+        """Take in any event. Return the beginning of the commit whose outcome it is."""
+        if event.kind not in ("storing", "stored", "refused", "unsettled") or event["tx"] is not None:
+            return None
+        begun = self._begun[event.place, event["end"]]
+        if event.kind == "storing":
+            begun.append(event)
+            return None
+        first = begun[0] if begun else None  # none: librdkafka may tell an outcome twice
+        del begun[-1:]
+        return first
+
+    def forget(self, places: Collection[Place]) -> None:
+        """Return nothing of commits that are under way now: the partitions were given to others, or to it anew."""
+        for (place, _), begun in self._begun.items():
+            if place in places:
+                begun[:] = [None] * len(begun)
+
+    def left(self) -> Iterator[Event]:
+        """The beginnings of those that have no outcome."""
+        for begun in self._begun.values():
+            yield from (event for event in begun if event is not None)
+
+
 def commits_of(events: list[Event]) -> dict[Place, list[Commit]]:
     """Commits of one member, those that were certainly not stored left out."""
     found: dict[Place, list[Commit]] = defaultdict(list)
-    calls: dict[tuple[Place, int], Event] = {}  # commits may be under way for several batches of a partition
+    calls = Calls()
     for event in events:
-        if event.kind in ("storing", "stored", "refused", "unsettled") and event["tx"] is None:
-            call = calls.pop((event.place, event["end"]), None)
-            if event.kind == "storing":
-                calls[event.place, event["end"]] = event
-            elif event.kind != "refused" and call is not None:
-                found[event.place].append(Commit(call.time, event.time, event.kind == "stored", event["end"]))
-    for call in calls.values():
+        call = calls.look(event)
+        if call is not None and event.kind != "refused":
+            found[event.place].append(Commit(call.time, event.time, event.kind == "stored", event["end"]))
+    for call in calls.left():
         found[call.place].append(Commit(call.time, NEVER, False, call["end"]))
     return found

@@ -368,6 +368,13 @@ def a_member_begins_where_a_commit_was_refused(tale: Tale) -> None:
 
 
 @plants("skipped")
+def a_member_begins_where_two_commits_were_refused(tale: Tale) -> None:
+    a_member_begins_where_a_commit_was_refused(tale)
+    storing, refused = tale.events[-2:]
+    tale.events[-2:] = [storing, storing, refused, refused]
+
+
+@plants("skipped")
 def a_member_skips_after_a_rewind(tale: Tale) -> None:
     change(tale, "x", "polled", 2, begin=3, end=7, records=[[6, "p.2"]])
 
@@ -488,6 +495,15 @@ def a_member_is_killed_before_its_commit_was_told(tale: Tale) -> None:
 def a_commit_is_overtaken_by_one_that_was_under_way_with_it(tale: Tale) -> None:
     """librdkafka sends commits again in another order when its connection breaks."""
     commit_beside(tale, begun_after_stored=False)
+
+
+@FORGIVEN.append
+def a_commit_is_refused_while_another_one_of_the_same_end_is_under_way(tale: Tale) -> None:
+    """A member that lost a partition and got it back reads the same records again, while its commit is under way."""
+    begun = events(tale, "m", "storing")[0]
+    for time, kind in (begun.time - 1, "storing"), (begun.time + 1, "refused"):
+        tale.events.append(Event(time, "m", kind, begun.facts))
+    tale.events.sort(key=lambda each: each.time)
 
 
 @FORGIVEN.append
