@@ -189,7 +189,7 @@ def open_maintainer(path: str) -> Rocks:
     assert can_maintain()
     _used = True
     try:
-        os.makedirs(path, exist_ok=True)
+        files.make_directories(path)
         options = _options(_MAX_OPEN)
         rocks = Rocks(require().Rdict(path, options, column_families={"applied": options}))
     except OSError as error:

@@ -2,6 +2,9 @@
 
 A name is durable when its directory was synced; bytes are durable when their file was. `replace` does both, in the
 order that leaves the old file or the new one, whole, after a power cut at any point.
+
+Modes: what is made inside of a store has the permissions of the directory it is made in (disk/os.h), so that a store
+made by us, 0700, is its owner's, and one in a directory of mode 2770 is shared by a group.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from klamm.errors import DiskFull, UnsupportedFilesystem
 __all__ = [
     "disk_full",
     "filesystem_of",
+    "make_directories",
     "make_directory",
     "most_open",
     "read",
@@ -106,6 +110,13 @@ def make_directory(path: str) -> None:
     """Make one directory if it is not there; its name is durable once its parent was synced."""
     with suppress(FileExistsError):
         _os.mkdir(path)
+
+
+def make_directories(path: str) -> None:
+    """Make a directory of a store and those above it that are missing, each as open to others as its parent."""
+    if not os.path.isdir(path):
+        make_directories(os.path.dirname(path))
+        make_directory(path)
 
 
 def remove(path: str) -> None:

@@ -90,10 +90,40 @@ static inline int klamm_step(uint32_t kind) {
 #define klamm_pause() ((void)0)
 #endif
 
-/* Files. */
+/* Files. What is made is as open to others as the directory it is made in, whatever the umask allows or forbids: a store
+ * is a directory of mode 0700 unless its owner says otherwise, and one of mode 2770 is shared by a group. */
+#if !defined(_WIN32)
+static mode_t os_shared_bits(const char *path) {
+    char parent[4096];
+    const char *slash = strrchr(path, '/');
+    size_t size = slash ? (size_t)(slash - path) : 0;
+    struct stat status;
+    if (size >= sizeof(parent)) return 0;
+    memcpy(parent, path, size);
+    parent[size] = 0;
+    return stat(size ? parent : slash ? "/" : ".", &status) ? 0 : status.st_mode & 0077;
+}
+static int os_create(const char *path, int flags) {
+    mode_t mode = 0600 | (os_shared_bits(path) & 0066);
+    struct stat status;
+    for (int tries = 0; ; tries++) {
+        int fd = flags & O_EXCL ? -1 : open(path, (flags & ~O_CREAT) | O_CLOEXEC);
+        if (fd >= 0 || (!(flags & O_EXCL) && errno != ENOENT)) return fd;
+        fd = open(path, flags | O_EXCL | O_CLOEXEC, mode);
+        if (fd < 0 && errno == EEXIST && !(flags & O_EXCL) && tries < 100) continue;    /* another process was faster */
+        if (fd >= 0 && !fstat(fd, &status) && (status.st_mode & 0777) != mode) fchmod(fd, mode);
+        return fd;
+    }
+}
+static int os_open(const char *path, int flags) {
+    if (klamm_step(STEP_OPEN)) return -1;
+    return flags & O_CREAT ? os_create(path, flags) : open(path, flags | O_CLOEXEC);
+}
+#else
 static int os_open(const char *path, int flags) {
     return klamm_step(STEP_OPEN) ? -1 : open(path, flags | O_CLOEXEC, 0644);
 }
+#endif
 static ssize_t os_pread(int fd, void *data, size_t size, int64_t position) {
     return klamm_step(STEP_READ) ? -1 : pread(fd, data, size, position);
 }
@@ -116,7 +146,17 @@ static int os_fdatasync(int fd) {
 }
 static int os_rename(const char *from, const char *to) { return klamm_step(STEP_RENAME) ? -1 : rename(from, to); }
 static int os_unlink(const char *path) { return klamm_step(STEP_UNLINK) ? -1 : unlink(path); }
+#if !defined(_WIN32)
+static int os_mkdir(const char *path) {
+    struct stat status;
+    mode_t mode = 0700 | os_shared_bits(path);
+    if (klamm_step(STEP_MKDIR) || mkdir(path, mode)) return -1;
+    if (!stat(path, &status) && (status.st_mode & 0777) != mode) chmod(path, mode | (status.st_mode & S_ISGID));
+    return 0;
+}
+#else
 static int os_mkdir(const char *path) { return klamm_step(STEP_MKDIR) ? -1 : mkdir(path, 0755); }
+#endif
 
 /* Directories: the names in one, and making them durable. 0 or -errno. On Windows see win32.h. */
 #if !defined(_WIN32)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from klamm.disk import reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, OffsetOutOfRange, ReadOnly, StoreBusy
 from klamm.log import cleaning, head, producers
@@ -121,7 +122,8 @@ class Housekeeping:
         return self.snapshot().log_start
 
     def _move_log_start(self, offset: int) -> None:
-        """What recovery must know of the producers in what goes is in a snapshot before it goes."""
+        """Snapshot the producers first: recovery cannot rebuild them from deleted segments."""
+        reserve.lend(os.path.dirname(self._heads.path))
         if os.path.exists(f"{self.directory}/producers"):
             youngest = producers.load_latest(self.directory, self.snapshot().next_offset)
             if youngest is None or youngest[0] < offset:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from klamm.batch import encode_one, patch, scan_records
 from klamm.batch.markers import marker
-from klamm.disk import files
+from klamm.disk import files, reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import (
     CorruptBatch,
@@ -450,6 +450,8 @@ class Partition(Housekeeping):
 
     def _recover(self) -> None:
         self.look_for_gaps()
+        if self._lock is not None:
+            reserve.lend(os.path.dirname(self._heads.path))
         with self._told():
             self.recovered = recovery.recover(
                 self.log,

@@ -67,7 +67,7 @@ def backup(core: Core, destination: str, *, progress: Progress | None = None) ->
     destination = os.path.abspath(os.fspath(destination))
     _refuse(core.path, destination)
     made = not os.path.exists(destination)
-    os.makedirs(destination, exist_ok=True)
+    os.makedirs(destination, mode=0o700, exist_ok=True)
     try:
         for _ in range(_TRIES):
             with suppress(_Overtaken):
@@ -101,7 +101,7 @@ def _clear(destination: str, made: bool) -> None:
 
 def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
     noted = _note(core, f"{destination}/{_PART}")
-    os.mkdir(f"{destination}/topics")
+    _os.mkdir(f"{destination}/topics")
     size = 0
     tick = None
     if progress is not None:
@@ -159,7 +159,7 @@ def _copy_partition(
     if writable:
         partition.sync(now.next_offset)
     source, target = partition.directory, f"{topic_directory}/{partition.number}"
-    os.makedirs(target)
+    files.make_directories(target)
     start, size = now.next_offset, 0
     for base in reversed([base for base in segment.bases(source) if base <= now.active_base]):
         if start <= now.log_start:

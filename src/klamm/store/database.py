@@ -32,7 +32,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
-from klamm.disk import files, fork
+from klamm.disk import _os, files, fork
 from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
 from klamm.store._section import Section
 
@@ -87,6 +87,7 @@ class Database:
     def create(path: str, gate: Gate, statements: Sequence[tuple[str, Sequence[object]]]) -> None:
         """Make the file, in one transaction; finish one whose creator was killed; leave a whole one as it is."""
         with gate(), fork.guard, _explained(path):
+            _make_file(path)
             connection = _dial(path, "rwc")
             try:
                 if _identity(connection) == (0, 0, 0):
@@ -189,6 +190,7 @@ class Database:
     def backup(self, destination: str) -> None:
         """A consistent copy; the caller holds the gate, and syncs the directory of `destination`."""
         with self._mutex, _explained(self.path):
+            _make_file(destination)
             copy = _dial(destination, "rwc")
             try:
                 copy.execute("PRAGMA synchronous=FULL")
@@ -331,6 +333,12 @@ class Database:
 
 class _NothingChanged(Exception):
     """Rolls a transaction back."""
+
+
+def _make_file(path: str) -> None:
+    """Make an empty file for SQLite to fill. It has our permissions, and SQLite gives the same to -wal and -shm."""
+    if not os.path.exists(path):
+        os.close(_os.open_file(path, os.O_RDWR | os.O_CREAT))
 
 
 def _dial(path: str, mode: str) -> sqlite3.Connection:

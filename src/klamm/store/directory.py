@@ -4,6 +4,7 @@
     heads                    one slot a partition (log/head.py)
     lock  members            lock bytes (disk/locks.py)
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
+    reserve                  blocks for a full disk (disk/reserve.py)
     server                   who the Kafka server is, while there is one (kafka/server.py)
     tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/rocks.py); can be made anew
     pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/claim.py)
@@ -30,7 +31,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from klamm.disk import _os, files, fork
+from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import GATE, GATE_QUEUE, PRESENCE, LockFile
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
@@ -57,6 +58,7 @@ _OURS = frozenset(
         "lock",
         "members",
         "pipelines",
+        "reserve",
         "server",
         "staging",
         "tables",
@@ -139,6 +141,7 @@ class Core:
     # ---- opening
 
     def _open(self) -> None:
+        reserve.lend(self.path)
         try:
             self.lock = LockFile(f"{self.path}/lock")
             self.members = LockFile(f"{self.path}/members")
@@ -393,6 +396,7 @@ class Core:
                         del self._with_files[each]
 
     def _do_chores(self) -> None:
+        reserve.refill(self.path)
         while True:
             with self._wake:
                 while not self._chores and (wait_s := retention_check.wait_s(self)):
@@ -526,14 +530,19 @@ def _look_before(path: str, *, read_only: bool, create: bool, force_filesystem: 
         if read_only or not create:
             raise NotAStore(f"{path}: there is nothing here", hint="open it with create=True, for writing")
         try:
-            os.makedirs(path, exist_ok=True)  # synced before klamm.db is made
+            os.makedirs(path, mode=0o700, exist_ok=True)  # synced before klamm.db is made
         except OSError as error:
             raise ReadOnly(f"{path}: cannot be created: {error.strerror}") from error
     if not os.path.isdir(path):
         raise NotAStore(f"{path}: is a file; a store is a directory")
     if not force_filesystem:
         files.refuse_untrusted(path)
-    names = set(os.listdir(path))
+    try:
+        names = set(os.listdir(path))
+    except PermissionError as error:
+        raise ReadOnly(
+            f"{path}: may not be read by this user", hint="a store is its owner's; to share it, change its mode"
+        ) from error
     if "klamm.db" in names:
         return
     strangers = sorted(name for name in names - _OURS if not name.endswith(".new"))

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from klamm.disk import reserve
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.log import head
 from klamm.log.housekeeping import MEMORY_BYTES
@@ -60,6 +61,7 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
             continue  # deleted meanwhile
         except KlammError as error:  # the others are looked after, too; then it is raised
             failed = failed or error
+    reserve.refill(core.path)
     if failed is not None:
         raise failed
 

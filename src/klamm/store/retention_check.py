@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from klamm.disk import reserve
 from klamm.errors import KlammError, UnknownTopic
 from klamm.log import cleaned, cleaning, head, segment
 
@@ -50,6 +51,7 @@ def run(core: Core, is_over: Callable[[], bool]) -> None:
 
 def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
     heads = core.heads
+    reserve.refill(core.path)
     heads.follow_wall()
     clock_ms = heads.expiry_ms()
     _, topics = core.all_topics()

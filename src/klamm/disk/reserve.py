@@ -1,0 +1,62 @@
+"""The reserve: a file whose blocks go back to a full disk, so that a store can still be opened and purged.
+
+    reserve     1 MiB of allocated blocks that nobody reads
+
+To open a store after a boot, something must be written: the boot is counted, and logs are recovered. To delete records,
+too: where a log starts is on disk before a file goes. On a full disk neither would work. So whoever is about to do
+either calls `lend`, which empties the file when there is little room; the maintenance thread and maintain() call
+`refill` when there is room again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+
+from klamm.disk import _os
+
+__all__ = ["NAME", "SIZE", "lend", "refill"]
+
+NAME = "reserve"
+SIZE = 1 << 20
+_LITTLE = SIZE // 2  # with less room than this, the reserve is lent
+
+
+def lend(store: str) -> bool:
+    """Give the reserve of the store at this path back to its disk if that is full: whether there was one to give."""
+    path = f"{store}/{NAME}"
+    try:
+        if os.stat(path).st_size == 0 or shutil.disk_usage(store).free >= _LITTLE:
+            return False
+        os.truncate(path, 0)
+    except OSError:  # there is none, or it is not ours to change: whatever needs room will say so
+        return False
+    return True
+
+
+def refill(store: str) -> bool:
+    """Allocate the reserve, if it is not there and the disk has room for four times as much: whether it is there."""
+    path = f"{store}/{NAME}"
+    with suppress(OSError):
+        if os.path.exists(path) and os.stat(path).st_size == SIZE:
+            return True
+        if shutil.disk_usage(store).free < 4 * SIZE:
+            return False
+        return _allocate(path)
+    return False
+
+
+def _allocate(path: str) -> bool:
+    fd = _os.open_file(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, SIZE)
+        else:
+            os.write(fd, bytes(SIZE))
+    except OSError:
+        os.ftruncate(fd, 0)
+        return False
+    finally:
+        os.close(fd)
+    return True
