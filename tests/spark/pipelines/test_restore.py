@@ -67,7 +67,7 @@ def test_a_restored_topic_is_what_the_archived_one_was(spark: Any, store: klamm.
         for topic in ("compacted", "orders"):
             assert topic_rows(new, topic) == topic_rows(store, topic)
             assert bounds(new, topic) == bounds(store, topic)
-        forever = {"retention.ms": "-1", "retention.bytes": "-1"}
+        forever = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
         assert new.topic("compacted").settings == {"cleanup.policy": "compact", "segment.records": "50", **forever}
         assert new.topic("orders").settings == {"max.message.bytes": "700", **forever}
         assert new.check().ok
