@@ -97,3 +97,27 @@ def late_disk(path: Path, size: int) -> Iterator[LateDisk]:
             below.resize(80 << 20)  # so that unmounting succeeds
             below.release()
             disk.unmount()
+
+
+@contextmanager
+def loop_disk(path: Path, kind: str, size: int) -> Iterator[Disk]:
+    """A file system of that kind on a loop device, on an image in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a loop device")
+    path.mkdir()
+    image = Path("/dev/shm", f"klamm-{os.getpid()}-{kind}")
+    quiet = {"ext4": ["-q", "-F"], "xfs": ["-q"], "btrfs": ["-q"]}[kind]
+    try:
+        with image.open("wb") as file:
+            file.truncate(size)
+        try:
+            _run(f"mkfs.{kind}", *quiet, image)
+            _run("mount", "-o", "loop", image, path)
+        except (OSError, FileNotFoundError) as error:
+            pytest.skip(f"cannot mount {kind} on a loop device: {error}")
+        try:
+            yield Disk(path)
+        finally:
+            _run("umount", "-l", path)
+    finally:
+        image.unlink()

@@ -15,7 +15,7 @@ import re
 import sys
 from contextlib import suppress
 
-from klamm.disk import _os
+from klamm.disk import _os, copy_on_write
 from klamm.errors import DiskFull, UnsupportedFilesystem
 
 __all__ = [
@@ -35,13 +35,13 @@ __all__ = [
     "sync_file",
 ]
 
-# File systems on which byte-range locks, mapped files and fsync work between processes of one machine.
+# File systems on which byte-range locks, mapped files and fsync work between processes of one machine, a full disk
+# included: tests run on ext4, xfs, tmpfs and overlay. btrfs is trusted where files are written in place.
 TRUSTED = frozenset(
-    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "ramfs"}
-    | {"reiserfs", "tmpfs", "xfs", "zfs"}
-    if sys.platform != "win32"
-    else {"ntfs"}
+    {"ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs"} if sys.platform != "win32" else {"ntfs"}
 )
+_NETWORK = re.compile(r"nfs|cifs|smb|9p|ceph|gluster|lustre|afs|fuse\.sshfs")
+_LOCAL = frozenset({"bcachefs", "f2fs", "hfs", "hfsplus", "jfs", "nilfs2", "reiserfs", "zfs"})
 
 
 def read(path: str) -> bytes:
@@ -201,17 +201,30 @@ if sys.platform == "win32":
 
 
 def refuse_untrusted(path: str) -> None:
-    """UnsupportedFilesystem unless `path` lies on a local file system that we know."""
+    """UnsupportedFilesystem unless the directory `path` lies on a local file system that Klamm was tested on."""
     kind = filesystem_of(path)
     unknowable = sys.platform != "win32" and not os.path.exists("/proc/self/mountinfo")
     if kind in TRUSTED or (kind == "unknown" and unknowable):
         return
-    why = (
-        "a network file system"
-        if re.match(r"nfs|cifs|smb|9p|ceph|gluster|lustre|afs|fuse\.sshfs", kind)
-        else "unknown to us"
-    )
+    if kind == "btrfs":
+        if copy_on_write.is_avoided(path):
+            return
+        raise UnsupportedFilesystem(
+            f"{path}: on btrfs, the files of this directory are copied when they are written to: on a full disk, the"
+            " kernel ends a process that appends (SIGBUS)",
+            hint="let klamm.open make a new directory, which it marks so that they are not (as chattr +C does), and"
+            " copy the store into it; with force_filesystem=True the risk is yours, and nothing acknowledged is lost",
+        )
+    if _NETWORK.match(kind):
+        raise UnsupportedFilesystem(
+            f"{path}: the file system {kind!r} is a network file system: locks and mapped files may not hold between"
+            " processes there",
+            hint="use a local disk; force_filesystem=True opens it all the same, and then only one process at a time"
+            " may use the store: Klamm cannot notice a second one",
+        )
+    why = "was not tested" if kind in _LOCAL else "is unknown to us"
     raise UnsupportedFilesystem(
-        f"{path}: the file system {kind!r} is {why}: locks and mapped files may not hold between processes there",
-        hint="use a local disk, or open with force_filesystem=True if only one process at a time uses the store",
+        f"{path}: the file system {kind!r} {why}: locks, mapped files or a full disk may not be handled there",
+        hint="use ext4 or xfs; force_filesystem=True opens it all the same: use the store from one process at a time,"
+        " and keep the disk from filling up",
     )

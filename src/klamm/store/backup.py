@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from typing import NamedTuple, TypeAlias
 
-from klamm.disk import _os, files
+from klamm.disk import _os, copy_on_write, files
 from klamm.errors import CorruptBatch, StoreError, UnknownTopic
 from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
 from klamm.log.index import Entry
@@ -68,6 +68,7 @@ def backup(core: Core, destination: str, *, progress: Progress | None = None) ->
     _refuse(core.path, destination)
     made = not os.path.exists(destination)
     os.makedirs(destination, mode=0o700, exist_ok=True)
+    copy_on_write.try_to_avoid(destination)
     try:
         for _ in range(_TRIES):
             with suppress(_Overtaken):

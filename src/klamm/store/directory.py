@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from klamm.disk import _os, files, fork, reserve
+from klamm.disk import _os, copy_on_write, files, fork, reserve
 from klamm.disk.locks import GATE, GATE_QUEUE, PRESENCE, LockFile
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
@@ -535,6 +535,8 @@ def _look_before(path: str, *, read_only: bool, create: bool, force_filesystem: 
             raise ReadOnly(f"{path}: cannot be created: {error.strerror}") from error
     if not os.path.isdir(path):
         raise NotAStore(f"{path}: is a file; a store is a directory")
+    if not read_only:
+        copy_on_write.try_to_avoid(path)
     if not force_filesystem:
         files.refuse_untrusted(path)
     try:
