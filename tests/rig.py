@@ -59,6 +59,7 @@ class Rig:
             self.heads.lay_out(1, slots)
             self.heads.trust(BOOT)
         self.lock = LockFile(f"{self.path}/lock")
+        self.lock.record_in(self.heads)
         self.events: list[int] = []
 
     def child(self) -> Rig:

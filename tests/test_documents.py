@@ -42,6 +42,9 @@ ELSEWHERE = {
     ("docs/guide/command-line.md", "sh", ""): _COMMANDS,
     ("docs/guide/declarative-pipelines.md", "py", "from pyspark import pipelines"): _DECLARATIVE,
     ("docs/guide/life.md", "py", "events = klamm.spark.read_stream("): _LIFE,
+    ("docs/guide/operations.md", "sh", "klamm who"): (
+        "tests/cli/test_who.py::test_who_lists_the_locks_of_open_processes"
+    ),
     ("docs/guide/pipeline-archive.md", "python", ""): _ARCHIVE,
     ("docs/guide/pipeline-compact.md", "py", ""): (
         "tests/spark/pipelines/test_compact.py::test_the_example_of_the_guide_works"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from klamm import api
 from klamm.client.aio import Consumer, Opening, Producer, Transaction
 from klamm.client.tail import last_records
-from klamm.types import Appended, CompactionReport, GroupInfo, OffsetMove, TopicInfo, TransactionInfo
+from klamm.types import Appended, CompactionReport, GroupInfo, LockInfo, OffsetMove, TopicInfo, TransactionInfo
 
 if TYPE_CHECKING:
     from klamm.client.consumer_options import ConsumerOptions
@@ -121,6 +121,9 @@ class Store:
 
     async def transactions(self) -> list[TransactionInfo]:
         return await asyncio.to_thread(self._sync.transactions)
+
+    async def who(self) -> list[LockInfo]:
+        return await asyncio.to_thread(self._sync.who)
 
     async def abort_transaction(self, producer_id: int) -> bool:
         return await asyncio.to_thread(self._sync.abort_transaction, producer_id)

@@ -13,13 +13,14 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm.batch import encode_one
 from klamm.client import ending
 from klamm.client.consumer import Consumer
 from klamm.client.group_admin import GroupAdmin
-from klamm.client.options import ALL, Acks, acks_of, to_ms
+from klamm.client.options import ALL, Acks, acks_of, check_timeout, to_ms
 from klamm.client.producer import Producer
 from klamm.client.tail import tail
 from klamm.client.target import Target, codec_of
@@ -59,13 +60,16 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     create: bool = True,
     force_filesystem: bool = False,
     maintain_every_s: float | None = None,
+    busy_timeout_ms: int | None = None,
 ) -> Store:
     """Open the store in a directory; make one there if there is none.
 
     `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
     `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
     at your own risk. `maintain_every_s` lets a thread call `maintain()` every so many seconds, until the store is
-    closed: that is what compacts topics.
+    closed: that is what compacts topics. `busy_timeout_ms`: how long a call waits for a lock whose holder does nothing
+    before it raises StoreBusy; 0: not at all, -1: without limit, None: 30 s, or what another open of the store in this
+    process has said.
     """
     return Store(
         path,
@@ -73,6 +77,7 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
         create=create,
         force_filesystem=force_filesystem,
         maintain_every_s=maintain_every_s,
+        busy_timeout_ms=busy_timeout_ms,
     )
 
 
@@ -99,6 +104,7 @@ class Store(GroupAdmin):
         create: bool = True,
         force_filesystem: bool = False,
         maintain_every_s: float | None = None,
+        busy_timeout_ms: int | None = None,
     ) -> None:
         name = os.fspath(path)
         if not isinstance(name, str):
@@ -109,7 +115,11 @@ class Store(GroupAdmin):
             )
         self._path = os.path.abspath(name)
         self._read_only = read_only
-        self._force_filesystem = force_filesystem
+        self._options: dict[str, Any] = {
+            "read_only": read_only,
+            "force_filesystem": force_filesystem,
+            "busy_timeout_ms": check_timeout("busy_timeout_ms", busy_timeout_ms),
+        }
         self._closed = False
         self._mutex = threading.RLock()
         self._targets: dict[str, Target] = {}
@@ -127,9 +137,7 @@ class Store(GroupAdmin):
         ending.open_stores.add(self)
 
     def _acquire(self, create: bool) -> Core:
-        core = directory.acquire(
-            self._path, read_only=self._read_only, create=create, force_filesystem=self._force_filesystem
-        )
+        core = directory.acquire(self._path, create=create, **self._options)
         if not self._read_only and core.users == 1:
             sweep(core, thorough=False)
             core.transactions.resolve(only_abandoned=True)
@@ -145,7 +153,7 @@ class Store(GroupAdmin):
         return html_table(repr(self), ("topic", "partitions", "offsets", "bytes"), rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._path, self._read_only, self._force_filesystem)
+        return partial(open, create=False, **self._options), (self._path,)
 
     def __enter__(self) -> Self:
         return self
@@ -588,7 +596,3 @@ class Store(GroupAdmin):
 def _info(partition: Partition) -> PartitionInfo:
     ends = partition.ends()
     return PartitionInfo(partition.number, ends.start, ends.end, ends.leader_epoch, partition.log_size())
-
-
-def _reopen(path: str, read_only: bool, force_filesystem: bool) -> Store:
-    return Store(path, read_only=read_only, create=False, force_filesystem=force_filesystem)

@@ -18,6 +18,7 @@ __all__ = [
     "GroupInfo",
     "GroupMember",
     "GroupOffset",
+    "LockInfo",
     "OffsetMove",
     "PartitionInfo",
     "Position",
@@ -130,6 +131,25 @@ class TransactionInfo:
     timeout_ms: int
     partitions: tuple[tuple[str, int], ...]
     """What it may have appended to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """A lock of a store that a process holds or waits for."""
+
+    lock: str
+    """"append", "flush" or "clean" of a partition; "klamm.db", its write lock; "open", "member of group", …"""
+    of: str | None
+    """What the lock is of: a partition, a group and its member, a transactional id."""
+    state: str
+    """"holds" or "waits"."""
+    pid: int | None
+    """None: of another user, of another container, or outside of this one."""
+    command: str | None
+    is_stopped: bool | None
+    """By a signal (SIGSTOP, Ctrl-Z), by a debugger, or with its container. None: not known."""
+    since_ms: int | None
+    """Since when it holds it, in milliseconds since 1970; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ MUTANTS = [
         (
             (
                 SYNC,
-                "        fetch_or64(&w.slot.flags, FLAG_SYNC_FAILED)\n    else:",
-                "        pass\n    else:",
+                "        return error if load64(&w.slot.flushed) == word else -EAGAIN\n",
+                "        pass\n",
             ),
         ),
         (f"{SYNC_TESTS}::test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again",),
@@ -70,7 +70,7 @@ MUTANTS = [
         (
             (
                 SYNC,
-                "    if load64(&w.slot.flags) & FLAG_SYNC_FAILED or load32(&w.slot.flushing):",
+                "    if load64(&w.slot.flags) & FLAG_SYNC_FAILED or word & FLUSHING:",
                 "    if load64(&w.slot.flags) & FLAG_SYNC_FAILED:",
             ),
         ),
@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "a recovery point says more than was synced",
         "promise 5",
-        ((PARTITION, "            now = head.flush(log)\n", "            now = log.snapshot()\n"),),
+        ((PARTITION, "            head.sync(log, now.next_offset)\n", ""),),
         (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("upkeep:check", "Walk every promise of a store, and say which is broken."),
     "compact": ("upkeep:compact", "Keep the latest record of each key in compacted topics."),
     "backup": ("upkeep:backup", "Copy a store as it is at one moment, while others use it."),
+    "who": ("who:who", "Show which processes hold or wait for which lock."),
     "inspect": ("inspect:inspect", "Decode a segment file, batch by batch."),
     "bench": ("bench:bench", "Measure how fast records go in and out, end to end."),
     "cheat": ("cheat:cheat", "The ten commands people need."),

@@ -13,10 +13,10 @@ from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progre
 from klamm.cli.stores import PathArgument, StoreOption, found_path, opened, some_topics
 from klamm.errors import InvalidSetting
 
-__all__ = ["backup", "check", "compact"]
+__all__ = ["backup", "check", "compact", "one_of"]
 
 
-def _one_of(path: str | None, store: str | None) -> str | None:
+def one_of(path: str | None, store: str | None) -> str | None:
     """PATH wins over $KLAMM_STORE, which comes as `store`; beside --store it is one too many."""
     if path is not None and store not in (None, os.environ.get("KLAMM_STORE")):
         raise InvalidSetting("PATH and --store each name a store", hint="give one of them")
@@ -32,7 +32,7 @@ def check(
     """Walk every promise of a store, and say which is broken. Exit code 3: damage was found."""
     import klamm
 
-    where = found_path(_one_of(path, store))
+    where = found_path(one_of(path, store))
     if repair:
         confirm(
             f"{where} would be repaired: torn tails and damaged batches moved aside, heads and indexes rebuilt", yes=yes
@@ -90,7 +90,7 @@ def compact(
     force: Annotated[bool, typer.Option("--force", help="Worth it or not; closes active segments.")] = False,
 ) -> None:
     """Keep the latest record of each key in compacted topics. Those where it is worth it, unless told."""
-    with opened(_one_of(path, store)) as events, progress("compacting", "bytes") as tick:
+    with opened(one_of(path, store)) as events, progress("compacting", "bytes") as tick:
         try:
             done = events.compact(topic, force=force, progress=lambda _t, _n, done, total: tick(done, total))
         except InvalidSetting as error:

@@ -16,7 +16,7 @@ from klamm.client.start import Start, Starting, checked_position
 from klamm.client.subscription import wanted_of
 from klamm.errors import CommitGap, GroupBusy, InvalidSetting, KlammError, UnknownGroup, UnknownTopic
 from klamm.store.groups import Group, OffsetRow, checked_metadata, checked_name, put_offsets
-from klamm.types import Committed, GroupInfo, GroupMember, GroupOffset, OffsetMove, Position
+from klamm.types import Committed, GroupInfo, GroupMember, GroupOffset, LockInfo, OffsetMove, Position
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -32,7 +32,7 @@ _FORMAT = 1
 
 
 class GroupAdmin(ABC):
-    """The part of a Store that is about groups, and about its own settings."""
+    """The part of a Store that is about groups, about its own settings, and about the processes that use it."""
 
     @abstractmethod
     def _acquired(self) -> Core:
@@ -193,6 +193,14 @@ class GroupAdmin(ABC):
         """Change some of them, put those named in `reset` back to their defaults, leave the rest."""
         resets = [reset] if isinstance(reset, str) else reset
         return self._acquired().catalog.alter({} if settings is None else settings, resets).all()
+
+    # ---- processes
+
+    def who(self) -> list[LockInfo]:
+        """Return which processes hold or wait for which lock of the store, since when, and whether they are stopped."""
+        from klamm.store.who import who
+
+        return who(self._acquired())
 
 
 def _by_place(core: Core, group: Group) -> dict[tuple[str, int], OffsetRow]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from klamm.errors import InvalidSetting
 
-__all__ = ["ALL", "Acks", "acks_of", "check_count", "choice", "seconds", "to_ms"]
+__all__ = ["ALL", "Acks", "acks_of", "check_count", "check_timeout", "choice", "seconds", "to_ms"]
 
 Acks: TypeAlias = Literal["all", -1, 0, 1]
 """0: no answer. 1: committed, survives any process. "all" (or -1, as Kafka has it): on disk, survives the machine."""
@@ -51,6 +51,17 @@ def check_count(max_records: Any) -> None:
         raise TypeError(f"max_records is an int, not {type(max_records).__name__}")
     if max_records < 1:
         raise InvalidSetting(f"max_records: {max_records} does not fit", hint="want at least 1")
+
+
+def check_timeout(name: str, ms: Any) -> int | None:
+    """Return milliseconds: 0 or more, -1 for no limit, None for the default."""
+    if ms is None:
+        return None
+    if type(ms) is not int:
+        raise TypeError(f"{name} is a whole number of milliseconds or None, not {type(ms).__name__}")
+    if ms < -1:
+        raise InvalidSetting(f"{name}: {ms} is invalid", hint="expected 0 or more, or -1 for no limit")
+    return ms
 
 
 def seconds(name: str, ms: Any) -> float | None:

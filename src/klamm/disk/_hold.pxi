@@ -8,11 +8,15 @@ released by native code: between `__enter__` here and the block of its `with` st
 """
 
 cdef enum:
-    NAP_NS = 1000000                # between two looks at a byte that another process holds
+    NAP_NS = 1000000                # between two looks at a byte that another process holds, where nobody wakes us
+    SLEEP_NS = 20000000             # at most so long in one piece, where the holder wakes us
+    SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
     IN_A_ROW = 128                  # so often the last holder may take the byte again before it queues up
     ALL_BITS = 0xffffffff
 
 cdef int64_t WAIT_NS = <int64_t>1 << 61     # for ever
+cdef int64_t WAITING_AT = <int64_t>1 << 62
+WAITING = WAITING_AT
 
 
 cdef int nap() except -1:
@@ -25,29 +29,39 @@ cdef int nap() except -1:
 
 
 cdef class ByteMutex:
-    """Keeps the threads of this process apart that want one lock byte: an OFD lock does not."""
+    """Keeps the threads of this process apart that want one lock byte: an OFD lock does not.
+
+    With the address of the byte's KlammLockNote in `heads`, which `owner` keeps mapped, the process records there that
+    it holds the byte, and sleeps there while it waits.
+    """
     cdef KlammMutex mutex
     cdef int in_a_row               # times the byte was taken without queueing; under the mutex
+    cdef KlammLockNote *note
+    cdef uint32_t identity
+    cdef object owner
 
-    def __cinit__(self):
+    def __cinit__(self, owner=None, uint64_t address=0):
         klamm_mutex_init(&self.mutex, NULL)
+        self.owner, self.note = owner, <KlammLockNote *><uintptr_t>address
+        self.identity = klamm_identity() if address else 0
 
 
 cdef class Hold:
     """One byte of a LockFile, held alone for the length of a `with` block. See LockFile.hold."""
-    cdef object file
+    cdef object file, what
     cdef ByteMutex mutex
-    cdef int64_t byte, queue, timeout_ms, deadline
+    cdef int64_t byte, queue, timeout_ms, began
     cdef int fd
     cdef bint held
 
-    def __cinit__(self, file, ByteMutex mutex not None, int64_t byte, int64_t timeout_ms, int64_t queue):
+    def __cinit__(self, file, ByteMutex mutex not None, int64_t byte, int64_t timeout_ms, int64_t queue, what):
         """`timeout_ms` and `queue`: -1 for none."""
         self.file, self.mutex, self.byte, self.timeout_ms, self.queue = file, mutex, byte, timeout_ms, queue
+        self.what = what
 
     def __enter__(self):
         assert not self.held
-        self.deadline = klamm_monotonic_ns() + self.timeout_ms * 1000000
+        self.began = 0
         self.lock_mutex()
         try:
             self.fd = self.file.fd
@@ -55,6 +69,8 @@ cdef class Hold:
         except BaseException:
             klamm_mutex_unlock(&self.mutex.mutex)
             raise
+        if self.mutex.note != NULL:
+            klamm_note_holder(self.mutex.note, self.mutex.identity)
         self.held = True
 
     def __exit__(self, *_):
@@ -62,7 +78,7 @@ cdef class Hold:
         if not self.held:
             return
         self.held = False
-        if self.fd == self.file.fd and os_lock(self.fd, self.byte, F_UNLCK, 0):     # else a forked child has closed it
+        if self.fd == self.file.fd and self.unlock(self.byte, self.mutex.note):     # else a forked child has closed it
             error = errno
         klamm_mutex_unlock(&self.mutex.mutex)
         if error:
@@ -83,39 +99,66 @@ cdef class Hold:
 
     cdef int lock_byte(self) except -1:
         """Behind the mutex: take the byte, in the queue if there is one."""
-        if self.queue < 0 and self.timeout_ms < 0:
-            lock_byte(self.fd, self.byte)
-            return 0
+        cdef KlammLockNote *queue_note = NULL
+        if self.queue < 0:
+            return self.await_byte(self.byte, self.mutex.note)
         self.mutex.in_a_row += 1
-        if (self.queue < 0 or self.mutex.in_a_row <= IN_A_ROW) and self.try_lock():
+        if self.mutex.in_a_row <= IN_A_ROW and self.try_lock(self.byte):
             return 0
         self.mutex.in_a_row = 0
-        if self.queue < 0:
-            return self.await_byte()
-        lock_byte(self.fd, self.queue)
+        if self.mutex.note != NULL:
+            queue_note = self.mutex.note + (self.queue - self.byte)
+        self.await_byte(self.queue, queue_note)
         try:
-            self.await_byte()
+            self.await_byte(self.byte, NULL)    # nobody wakes the first in the queue: it looks now and then
         finally:
             if self.fd == self.file.fd:
-                os_lock(self.fd, self.queue, F_UNLCK, 0)
+                self.unlock(self.queue, queue_note)
         return 0
 
-    cdef int await_byte(self) except -1:
-        while not self.try_lock():
-            self.check_deadline()
-            nap()
-        return 0
+    cdef int await_byte(self, int64_t byte, KlammLockNote *note) except -1:
+        cdef int error
+        cdef bint shown = False
+        if self.try_lock(byte):
+            return 0
+        try:
+            while True:
+                self.check_deadline()
+                if note == NULL:
+                    nap()
+                    if self.try_lock(byte):
+                        return 0
+                else:
+                    with nogil:
+                        error = os_lock_or_sleep(self.fd, byte, note, SLEEP_NS)
+                    if error == 0:
+                        return 0
+                    if error not in (-EAGAIN, -EINTR):
+                        raise OSError(-error, _std.strerror(-error), self.file.path)
+                    PyErr_CheckSignals()
+                if not shown and klamm_monotonic_ns() - self.began > SHOW_NS:
+                    shown = True
+                    os_lock(self.fd, WAITING_AT + byte, F_RDLCK, 0)
+        finally:
+            if shown and self.fd == self.file.fd:
+                os_lock(self.fd, WAITING_AT + byte, F_UNLCK, 0)
 
-    cdef bint try_lock(self) except -1:
-        if os_lock(self.fd, self.byte, F_WRLCK, 0) == 0:
+    cdef bint try_lock(self, int64_t byte) except -1:
+        if os_lock(self.fd, byte, F_WRLCK, 0) == 0:
             return True
         if errno not in (EAGAIN, EACCES, EINTR):
             raise failed(self.file.path)
         return False
 
+    cdef int unlock(self, int64_t byte, KlammLockNote *note) noexcept:
+        return os_lock(self.fd, byte, F_UNLCK, 0) if note == NULL else os_unlock(self.fd, byte, note)
+
     cdef int check_deadline(self) except -1:
-        if self.timeout_ms >= 0 and klamm_monotonic_ns() >= self.deadline:
-            raise self.file.busy(self.byte)
+        cdef int64_t now = klamm_monotonic_ns()
+        if self.began == 0:
+            self.began = now
+        if 0 <= self.timeout_ms * 1000000 <= now - self.began:
+            raise self.file.busy(self.byte, self.what, self.timeout_ms)
         return 0
 
 

@@ -36,6 +36,13 @@ cdef extern from "os.h" nogil:
     void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns)
     void os_futex_wake(uint32_t *word, uint32_t bits)
     uint32_t klamm_fetch_add(uint32_t *word, uint32_t value)
+    ctypedef struct KlammLockNote:
+        uint64_t holder
+        uint32_t released, waiting
+    uint32_t klamm_identity()
+    void klamm_note_holder(KlammLockNote *, uint32_t)
+    int os_lock_or_sleep(int, int64_t, KlammLockNote *, int64_t)
+    int os_unlock(int, int64_t, KlammLockNote *)
     ctypedef struct KlammMutex:
         pass
     int klamm_mutex_init(KlammMutex *, void *)
@@ -234,3 +241,13 @@ def name_thread(str name not None):
 def boot_ms():
     """Milliseconds since the machine booted, time asleep included."""
     return klamm_boot_ms()
+
+
+def monotonic_ms():
+    return klamm_monotonic_ns() // 1000000
+
+
+def identity():
+    """Return the pid of this process and a hash of its pid namespace, as a holder's word has them (os.h)."""
+    cdef uint32_t word = klamm_identity()
+    return word & 0x3fffff, word >> 22

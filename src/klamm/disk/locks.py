@@ -1,7 +1,9 @@
 """Lock files: bytes that processes hold, for moments or for long.
 
     lock       byte 0: the gate to klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for the gate
-               bytes 4n, 4n + 1, 4n + 2: append, flush, clean of the partition in slot n
+               bytes 4n to 4n + 3: append, flush, clean, recovery point of the partition in slot n
+               4n + 1 + (g << 40): its flush byte, after g syncing processes were replaced (log/head.py)
+               WAITING + b: shared by the processes that have waited for byte b for more than a moment
     members    byte 0: presence, shared by everybody who has the store open; exclusive for recovery
                byte 1: the Kafka server, of which a store has at most one
                TABLE + s: whoever maintains the table of the topic whose partition 0 is in slot s
@@ -12,7 +14,8 @@
 
 The bytes are never written; only their locks matter. A lock is an open-file-description lock: it belongs to the
 descriptor, not to the process, so a stray `close` elsewhere does not drop it, and the kernel frees it when the last
-copy of the descriptor is gone, however the process ended. Liveness is a lock that is free, never a pid.
+copy of the descriptor is gone, however the process ended. Liveness is a lock that is free, never a pid. Beside each
+byte of `lock` is a note in `heads` (os.h): which process took it last, and a word that waiting processes sleep on.
 
 Such a lock excludes neither threads that share the descriptor nor forked children. Hence a mutex in front of each
 byte, and `in_child` closes the descriptor. Bytes held for long are noted here instead: two holders in one process
@@ -27,11 +30,13 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import AbstractContextManager
+from typing import Protocol
 
-from klamm.disk import _os, fork
+from klamm.disk import _os, fork, holders
 from klamm.errors import StoreBusy
 
 __all__ = [
+    "BUSY_TIMEOUT_MS",
     "DOOR",
     "GATE",
     "GATE_QUEUE",
@@ -42,13 +47,20 @@ __all__ = [
     "SERVER",
     "TABLE",
     "TRANSACTION",
+    "WAITING",
     "LockFile",
+    "Notes",
     "group_region",
     "held_by_others",
 ]
 
+BUSY_TIMEOUT_MS = 30_000
 GATE = 0
 GATE_QUEUE = 2
+WAITING = _os.WAITING
+_LOCKS = ("append lock", "flush lock", "clean lock", "lock of the recovery point")
+_GENERATION = 1 << 40  # from one byte of a flush lock to the next (log/slot.h)
+_STORE_LOCKS = ("write lock of klamm.db", "lock for opening the store", "queue for the write lock of klamm.db")
 
 PRESENCE = 0
 SERVER = 1
@@ -66,12 +78,32 @@ def group_region(number: int) -> int:
     return (number + 1) << 40
 
 
+class Notes(Protocol):
+    """Where processes record which lock they hold: `heads`."""
+
+    def note_address(self, byte: int) -> int: ...
+    def holder_of(self, byte: int) -> int: ...
+
+
+def name_of(byte: int) -> str:
+    """Return what a byte of `lock` is for."""
+    byte %= _GENERATION
+    if byte < 4:
+        return _STORE_LOCKS[byte] if byte < 3 else f"byte {byte}"
+    return f"{_LOCKS[byte % 4]} of slot {byte // 4}"
+
+
 class LockFile:
     """One file of lock bytes, opened once a process."""
 
-    def __init__(self, path: str, *, create: bool = True) -> None:
+    def __init__(self, path: str, *, create: bool = True, timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
+        """`timeout_ms`: so long a process waits for a byte unless told otherwise; -1: without limit."""
         self.path = path
         self.fd = -1
+        self.timeout_ms = timeout_ms
+        self.stopped_after_ms = 1000  # a stopped process keeps others from syncing no longer than this
+        self.unknown_after_ms = 10_000  # nor one of which nobody can say whether it is stopped
+        self._notes: Notes | None = None
         self._mutexes: dict[int, _os.ByteMutex] = {}
         self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively
         self._ours_mutex = threading.Lock()
@@ -79,20 +111,48 @@ class LockFile:
             self.fd = _os.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
             fork.register(self)
 
+    def record_in(self, notes: Notes) -> None:
+        """From now on, record in `heads` which bytes this process takes. Bytes that were used before stay without."""
+        self._notes = notes
+
     def hold(
-        self, byte: int, *, timeout_ms: int | None = None, queue: int | None = None
+        self, byte: int, *, timeout_ms: int | None = None, queue: int | None = None, what: str | None = None
     ) -> AbstractContextManager[None]:
         """Hold `byte` alone for a `with` block, waiting for it; StoreBusy when `timeout_ms` passes first.
 
         Processes that wait for a byte get it one after the other, and each hand-over costs a switch between processes.
         With a `queue`, another byte, they wait for that, and only the first of them looks at `byte`, now and then. So a
         process that has just released it gets it again, up to 128 times while its caches are warm; then it queues up.
+        `what` names the lock in the error.
         """
-        mutex = self._mutexes.get(byte) or self._mutexes.setdefault(byte, _os.ByteMutex())
-        return _os.Hold(self, mutex, byte, -1 if timeout_ms is None else timeout_ms, -1 if queue is None else queue)
+        mutex = self._mutexes.get(byte) or self._mutex_of(byte)
+        timeout = self.timeout_ms if timeout_ms is None else timeout_ms
+        return _os.Hold(self, mutex, byte, timeout, -1 if queue is None else queue, what)
 
-    def busy(self, byte: int) -> StoreBusy:
-        return StoreBusy(f"{self.path}: byte {byte} is held by another process or thread")
+    def _mutex_of(self, byte: int) -> _os.ByteMutex:
+        address = self._notes.note_address(byte) if self._notes is not None else 0
+        return self._mutexes.setdefault(byte, _os.ByteMutex(self._notes, address))
+
+    def busy(self, byte: int, what: str | None, timeout_ms: int) -> StoreBusy:
+        """Return the error for a byte that was not free in time, with its holder unless that would be known at once."""
+        what = what or f"{self.path}: byte {byte}, {name_of(byte)}"
+        if timeout_ms == 0:
+            return StoreBusy(f"{what}: held by another process or thread")
+        holder = self._find_holder(byte) or holders.UNKNOWN
+        return StoreBusy(f"{what}: held by {holder}; waited {timeout_ms / 1000:g} s", hint=holder.hint)
+
+    def is_holder_stopped(self, byte: int) -> bool | None:
+        """Return whether the process that holds `byte` is stopped; None if that cannot be known."""
+        holder = self._find_holder(byte)
+        return None if holder is None or holder.process is None else holder.process.is_stopped
+
+    def _find_holder(self, byte: int) -> holders.Holder | None:
+        word = self._notes.holder_of(byte % _GENERATION) if self._notes is not None else 0
+        return holders.find_holder(self.path, byte, word)
+
+    def busy_log(self, directory: str, byte: int, timeout_ms: int) -> StoreBusy:
+        """Return the error for a lock of a partition that was not free in time."""
+        return self.busy(byte, f"{directory}: {_LOCKS[byte % 4]}", timeout_ms)
 
     def try_hold(self, byte: int, *, shared: bool = False) -> bool:
         """Take `byte` for long, or say that it is taken, be it by this process.

@@ -79,6 +79,10 @@ static inline int klamm_step(uint32_t kind) {
 #define klamm_fetch_or(p, v) (klamm_step(STEP_STORE), __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST))
 #define klamm_fetch_and(p, v) (klamm_step(STEP_STORE), __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST))
 #define klamm_fetch_add(p, v) (klamm_step(STEP_STORE), __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST))
+static inline int klamm_exchange(uint64_t *p, uint64_t old, uint64_t new) {  /* whether it was `old`, and is `new` now */
+    klamm_step(STEP_STORE);
+    return __atomic_compare_exchange_n(p, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
 #define klamm_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 #define klamm_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
 #define klamm_fence_full() __atomic_thread_fence(__ATOMIC_SEQ_CST)
@@ -246,6 +250,17 @@ static inline int64_t klamm_clock_ns(clockid_t clock) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 static inline int64_t klamm_monotonic_ns(void) { return klamm_clock_ns(CLOCK_MONOTONIC); }
+#if defined(CLOCK_MONOTONIC_COARSE)
+static inline int64_t klamm_coarse_ns(void) { return klamm_clock_ns(CLOCK_MONOTONIC_COARSE); }
+#else
+static inline int64_t klamm_coarse_ns(void) { return klamm_monotonic_ns(); }
+#endif
+/* The lower half of a holder's word (see KlammLockNote): this process. 0 where there is no pid to tell. */
+static uint32_t klamm_identity(void) {
+    struct stat namespace;
+    uint32_t hash = stat("/proc/self/ns/pid", &namespace) ? 0 : (uint32_t)namespace.st_ino & 1023;
+    return hash << 22 | ((uint32_t)getpid() & 0x3fffff);
+}
 static inline int64_t klamm_wall_ms(void) { return klamm_clock_ns(CLOCK_REALTIME) / 1000000; }
 static inline int64_t klamm_boot_ms(void) {
 #if defined(CLOCK_BOOTTIME)
@@ -269,22 +284,66 @@ static void os_futex_wake(uint32_t *word, uint32_t bits) {
     klamm_step(STEP_WAKE);
     syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT32_MAX, NULL, NULL, bits);
 }
+static void os_futex_wake_one(uint32_t *word) {
+    klamm_step(STEP_WAKE);
+    syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
 static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &until, NULL, bits);
 }
 #elif defined(_WIN32)
 static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE), win_wake(); }
+static void os_futex_wake_one(uint32_t *word) { klamm_step(STEP_WAKE), win_wake(); }
 static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
     win_wait(word, value, until_ns);
 }
 #else
 static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE); }
+static void os_futex_wake_one(uint32_t *word) { klamm_step(STEP_WAKE); }
 static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
     struct timespec nap = {0, 1000000};
     while (klamm_load(word) == value && klamm_monotonic_ns() < until_ns) nanosleep(&nap, NULL);
 }
 #endif
+
+/* Beside each lock byte of the file `lock`, in `heads`: which process took the byte last, and a word that processes
+ * sleep on which wait for it. Neither decides anything: the kernel's lock does.
+ *
+ *   holder     bits 0-21 pid, 22-31 a hash of its pid namespace, 32-63 when: monotonic time in tenths of a second
+ *   waiting    some process may sleep on `released`
+ *
+ * A process that slept and has the byte now leaves `waiting` set, because others may sleep as well; its own unlock then
+ * wakes the next. A holder that is killed wakes nobody, so nobody sleeps longer than a moment at a time. */
+typedef struct { uint64_t holder; uint32_t released, waiting; } KlammLockNote;
+enum { KLAMM_PID_BITS = 22, KLAMM_NAMESPACE_BITS = 10 };
+
+static inline void klamm_note_holder(KlammLockNote *note, uint32_t identity) {
+    klamm_step(STEP_STORE);
+    __atomic_store_n(&note->holder, (uint64_t)(uint32_t)(klamm_coarse_ns() / 100000000) << 32 | identity, __ATOMIC_RELAXED);
+}
+/* Try a byte that was taken a moment ago; sleep once if it still is. 0, -EAGAIN: look again, or another -errno. */
+static int os_lock_or_sleep(int fd, int64_t byte, KlammLockNote *note, int64_t nap_ns) {
+    for (int slept = 0;; slept = 1) {
+        uint32_t released = klamm_load(&note->released);
+        klamm_step(STEP_STORE), __atomic_store_n(&note->waiting, 1, __ATOMIC_SEQ_CST);
+        if (os_lock(fd, byte, F_WRLCK, 0) == 0) return 0;
+        if (errno != EAGAIN && errno != EACCES) return -errno;
+        if (slept) return -EAGAIN;
+        os_futex_wait(&note->released, released, 0xffffffffu, klamm_monotonic_ns() + nap_ns);
+    }
+}
+/* No fence before `waiting` is read: a waiter stores it before it tries the byte, and the kernel's lock on the file's
+ * list of locks puts that try either before our unlock, and so before this load, or behind it, and then it succeeds. */
+static inline int os_unlock(int fd, int64_t byte, KlammLockNote *note) {
+    int result = os_lock(fd, byte, F_UNLCK, 0);
+    if (__builtin_expect(klamm_load(&note->waiting), 0)) {
+        klamm_store(&note->waiting, 0);
+        klamm_fetch_add(&note->released, 1);
+        os_futex_wake_one(&note->released);
+    }
+    return result;
+}
 
 /* The bell: who waits for a topic sets the topic's bit in `mask` and sleeps on `word`; who appends looks at the mask.
  *

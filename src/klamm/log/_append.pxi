@@ -29,8 +29,9 @@ cdef void publish(Slot *slot, Commit *next) noexcept nogil:
 
 
 cdef int lock_append(Writer *w, int wait) noexcept nogil:
-    """The in-process mutex, then the byte: a few tries, then wait. -EAGAIN without `wait`, -EINTR on a signal."""
+    """The in-process mutex, then the byte: a few tries, then sleep once. -EAGAIN without `wait`; with it, -EINTR: again."""
     cdef int i, pause, error = klamm_mutex_lock(&w.append_mutex, wait)
+    cdef KlammLockNote *note = &w.slot.notes[APPEND]
     if error:
         return error
     if w.abandoned:
@@ -38,6 +39,7 @@ cdef int lock_append(Writer *w, int wait) noexcept nogil:
         return R_ABANDONED
     for i in range(20):
         if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 0) == 0:
+            klamm_note_holder(note, w.identity)
             return 0
         if errno != EAGAIN and errno != EACCES:
             break
@@ -45,14 +47,18 @@ cdef int lock_append(Writer *w, int wait) noexcept nogil:
             klamm_pause()
     error = -errno
     if wait and (error == -EAGAIN or error == -EACCES):
-        error = -errno if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 1) else 0
-    if error:
-        pthread_mutex_unlock(&w.append_mutex)
+        error = os_lock_or_sleep(w.lock_fd, w.append_byte, note, SLEEP_NS)
+        if error == 0:
+            klamm_note_holder(note, w.identity)
+            return 0
+        if error == -EAGAIN:
+            error = -EINTR
+    pthread_mutex_unlock(&w.append_mutex)
     return error
 
 
 cdef void unlock_append(Writer *w) noexcept nogil:
-    os_lock(w.lock_fd, w.append_byte, F_UNLCK, 0)
+    os_unlock(w.lock_fd, w.append_byte, &w.slot.notes[APPEND])
     pthread_mutex_unlock(&w.append_mutex)
 
 
@@ -218,7 +224,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
         return error
     if load64(&w.store.catalog_version) != w.catalog_version:
         return R_SETTINGS_CHANGED
-    if now.seq != w.slot.seq or now.crc != commit_crc(&now) or now.next_offset < load_i64(&w.slot.flushed_offset):
+    if now.seq != w.slot.seq or now.crc != commit_crc(&now) or now.next_offset < flushed_offset_of(load64(&w.slot.flushed)):
         return R_DAMAGED_HEAD                           # the last: an older commit would cut off what was synced
     if at >= 0 and at != now.next_offset:
         return R_ELSEWHERE

@@ -11,7 +11,7 @@ from collections import namedtuple
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EACCES, EAGAIN, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, errno
+from libc.errno cimport EACCES, EAGAIN, EBADF, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, EOVERFLOW, errno
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
@@ -52,20 +52,24 @@ cdef class Log:
     cdef bytes path
     cdef readonly int number
     cdef bint writable
+    cdef object lock_file
 
-    def __cinit__(self, Heads heads not None, int number, directory, int lock_fd, uint32_t bell_bit, *, bint writable=True):
+    def __cinit__(self, Heads heads not None, int number, directory, int lock_fd, uint32_t bell_bit, *,
+                  bint writable=True, lock_file=None):
+        """`lock_file`: the LockFile of `lock_fd`, which bounds waits and names holders."""
         cdef bytes path = os.fsencode(directory) + b"/"
         if len(path) >= PATH_ROOM:
             raise OSError(ENAMETOOLONG, "the path is too long", directory)
         if not 0 < number < MAX_SLOTS:
             raise ValueError(f"slot {number} is out of range")
-        self.heads, self.number, self.writable = heads, number, writable
+        self.heads, self.number, self.writable, self.lock_file = heads, number, writable, lock_file
         memset(&self.w, 0, sizeof(self.w))
         pthread_mutex_init(&self.w.append_mutex, NULL)
         pthread_mutex_init(&self.w.flush_mutex, NULL)
         self.w.slot = <Slot *>(heads.map + <size_t>number * SLOT_SIZE)
         self.w.store = heads.store()
         self.w.bell_bit = bell_bit
+        self.w.identity = klamm_identity()
         self.w.lock_fd = lock_fd
         self.w.log_fd = self.w.index_fd = self.w.sync_fd = -1
         self.w.append_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
@@ -98,9 +102,10 @@ cdef class Log:
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
 
         Its base offset, or a negative result: -errno, or a key of RESULTS. `same_epoch`: see Partition.append_marker.
-        `at`: the offset it has to get; -1: whichever it is.
+        `at`: the offset it has to get; -1: whichever it is. StoreBusy if the lock is not free in time.
         """
         cdef int64_t result
+        cdef Wait wait_for = None
         if size < 0:
             size = batch.shape[0]
         if not HEADER_SIZE <= size <= batch.shape[0] or 12 + <Py_ssize_t>be32(&batch[LENGTH_AT]) != size or batch[MAGIC_AT] != 2:
@@ -114,7 +119,9 @@ cdef class Log:
                 result = append(&self.w, &batch[0], size, wait, same_epoch, at)
             if result != -EINTR:
                 return result
-            PyErr_CheckSignals()
+            if wait_for is None:
+                wait_for = Wait(self, APPEND)
+            wait_for.go_on()
 
     def append_one(self, key, value, int64_t timestamp=-1):
         """Append a batch of one record: exact bytes or None, no headers, at most ONE_BYTES. The quick way for one.
@@ -125,6 +132,7 @@ cdef class Log:
         cdef const unsigned char *key_data = NULL
         cdef const unsigned char *value_data = NULL
         cdef int64_t key_size = -1, value_size = -1, body, size, result
+        cdef Wait wait_for = None
         if value is not None:
             if type(value) is not bytes:
                 return R_NOT_PLAIN
@@ -148,7 +156,9 @@ cdef class Log:
                 result = append(&self.w, batch, size, 1, 0, -1)
             if result != -EINTR:
                 return EVENTFUL - result if result >= 0 and self.w.events else result
-            PyErr_CheckSignals()
+            if wait_for is None:
+                wait_for = Wait(self, APPEND)
+            wait_for.go_on()
 
     @property
     def events(self):
@@ -176,8 +186,9 @@ cdef class Log:
     # ---- for recovery, cleaning and tests: the append byte as a lock, commits made by hand
 
     def lock(self):
-        """Take the append mutex and byte, waiting."""
+        """Take the append mutex and byte, waiting. StoreBusy if it is not free in time."""
         cdef int error
+        cdef Wait wait_for = None
         while True:
             with nogil:
                 error = lock_append(&self.w, 1)
@@ -185,7 +196,9 @@ cdef class Log:
                 return
             if error != -EINTR:
                 raise result_error(error, self.directory)
-            PyErr_CheckSignals()
+            if wait_for is None:
+                wait_for = Wait(self, APPEND)
+            wait_for.go_on()
 
     def unlock(self):
         with nogil:
@@ -248,11 +261,10 @@ cdef class Log:
         store_i64(&self.w.slot.index_position, position)
 
     def set_recovered(self, int64_t flushed_offset, int64_t since_ms):
-        """Under the append byte, at the end of recovery: everything below is on disk."""
-        store32(&self.w.slot.flushing, 0)
+        """Under the append and flush bytes, at the end of recovery: everything below is on disk."""
         store64(&self.w.slot.redo_seq, 0)
         store_i64(&self.w.slot.active_since_ms, since_ms)
-        store_i64(&self.w.slot.flushed_offset, flushed_offset)
+        self.set_flushed(flushed_offset, 0)
 
     def set_recovery_point(self, int64_t base, int64_t position):
         store_i64(&self.w.slot.recovery_base, base)
@@ -303,41 +315,70 @@ cdef class Log:
         """The flush lock, for a `with` block: waits for the process that syncs just now."""
         return FlushLock(self)
 
-    def sync(self, int64_t end_offset):
-        """Return when everything below `end_offset` is on disk. RuntimeError("sync_failed") or OSError if it is not."""
-        cdef int error
-        while load_i64(&self.w.slot.flushed_offset) < end_offset:
-            with nogil:
-                error = sync_once(&self.w, end_offset, DEAD_SYNCER_NS)
-            if error and error != -EAGAIN:
-                raise result_error(error, self.directory)
-            PyErr_CheckSignals()
+    def point_lock(self):
+        """The lock of the file `recovery`, for a `with` block. Taken before the append lock."""
+        if self.lock_file is None:
+            raise result_error(-EBADF, self.directory)
+        return self.lock_file.hold(self.w.append_byte + POINT, what=f"{self.directory}: lock of the recovery point")
 
-    def flush(self):
-        """Under the flush lock: sync everything that is committed, and return the commit up to which that holds."""
-        cdef Commit now
+    def sync(self, int64_t end_offset):
+        """Return when everything below `end_offset` is on disk. RuntimeError("sync_failed") or OSError if it is not.
+
+        StoreBusy if another process syncs and does not come to an end.
+        """
         cdef int error
-        with nogil:
-            error = flush_locked(&self.w, &now)
-        if error:
-            raise result_error(error, self.directory)
-        return as_snapshot(&now)
+        cdef Wait wait_for = None
+        while flushed_offset_of(load64(&self.w.slot.flushed)) < end_offset:
+            with nogil:
+                error = sync_once(&self.w, end_offset, SLEEP_NS)
+            if error == -EAGAIN:
+                if wait_for is None:
+                    wait_for = Wait(self, FLUSH)
+                wait_for.go_on()
+                if wait_for.is_replaceable():
+                    self.replace_syncer(wait_for.word)
+            elif error:
+                raise result_error(error, self.directory)
+            else:
+                PyErr_CheckSignals()
+
+    def replace_syncer(self, uint64_t word):
+        """Take the flush lock away from the process that syncs, if it is still at `word`.
+
+        Under the append lock, so that neither recovery nor a rewrite, which hold both, is ever replaced.
+        """
+        with self.append_lock():
+            with nogil:
+                replace_syncer(&self.w, word)
+
+    @property
+    def flush_byte(self):
+        """The lock byte that the syncing process holds; another one after each replacement."""
+        return flush_byte_of(self.w.flush_byte, load64(&self.w.slot.flushed))
 
     @property
     def flushing(self):
-        return bool(load32(&self.w.slot.flushing))
+        """Whether a process is syncing, or was when it died, was replaced, or got an error."""
+        return bool(load64(&self.w.slot.flushed) & FLUSHING)
 
     @flushing.setter
     def flushing(self, bint value):
-        store32(&self.w.slot.flushing, value)
+        self.set_flushed(self.flushed_offset, FLUSHING if value else 0)
 
     @property
     def flushed_offset(self):
-        return load_i64(&self.w.slot.flushed_offset)
+        return flushed_offset_of(load64(&self.w.slot.flushed))
 
     @flushed_offset.setter
     def flushed_offset(self, int64_t value):
-        store_i64(&self.w.slot.flushed_offset, value)
+        self.set_flushed(value, load64(&self.w.slot.flushed) & FLUSHING)
+
+    cdef int set_flushed(self, int64_t offset, uint64_t flushing) except -1:
+        """Under the append and flush bytes: no process is syncing."""
+        if not 0 <= offset <= FLUSHED_MAX:
+            raise OverflowError(f"{self.directory}: offset {offset} is out of range")
+        store64(&self.w.slot.flushed, load64(&self.w.slot.flushed) & FLUSH_GENERATION | <uint64_t>offset | flushing)
+        return 0
 
     # ---- what readers use
 

@@ -190,6 +190,26 @@ cdef class Heads:
         store_i64(&store.ahead_ms, ahead)
         store_i64(&store.ahead_check, ~ahead)
 
+    def note_address(self, int64_t byte):
+        """Return the address of the note beside a lock byte (os.h), for disk/_hold.pxi; 0 if there is none."""
+        cdef int64_t slot = byte // 4
+        if self.private or self.fd < 0 or not 0 <= slot < self.size():
+            return 0
+        return <uint64_t><size_t>&(<Slot *>(self.map + slot * SLOT_SIZE)).notes[byte % 4]
+
+    def holder_of(self, int64_t byte):
+        """Return the word that says which process took a lock byte last (os.h); 0 if no process did."""
+        cdef int64_t slot = byte // 4
+        if self.fd < 0 or not 0 <= slot < self.size():
+            return 0
+        return load64(&(<Slot *>(self.map + slot * SLOT_SIZE)).notes[byte % 4].holder)
+
+    def flush_generation_of(self, int64_t number):
+        """Return how often a syncing process was replaced there, modulo 256."""
+        if self.fd < 0 or not 0 < number < self.size():
+            return 0
+        return (load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flushed) & FLUSH_GENERATION) >> 55
+
     def __getbuffer__(self, Py_buffer *view, int flags):
         """How far the clocks are ahead, as two words, for those who stamp records without knowing this module."""
         PyBuffer_FillInfo(view, self, &self.store().ahead_ms, 16, 1, flags)

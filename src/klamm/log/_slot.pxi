@@ -26,11 +26,19 @@ cdef extern from "slot.h" nogil:
         int64_t next_offset, active_base, position, stable_offset, max_timestamp, log_start
         uint64_t seq
         uint32_t leader_epoch, crc
+    ctypedef struct KlammLockNote:
+        uint64_t holder
+        uint32_t released, waiting
+    uint32_t klamm_identity()
+    void klamm_note_holder(KlammLockNote *, uint32_t)
+    int os_lock_or_sleep(int, int64_t, KlammLockNote *, int64_t)
+    int os_unlock(int, int64_t, KlammLockNote *)
     ctypedef struct Slot:
-        uint64_t seq, flags, intent, redo_seq
-        int64_t flushed_offset, index_base, index_position, index_count, recovery_base, recovery_position
+        KlammLockNote notes[4]
+        uint64_t seq, flags, flushed, intent, redo_seq
+        int64_t index_base, index_position, index_count, recovery_base, recovery_position
         int64_t redo_position, active_since_ms
-        uint32_t segments_version, flush_round, flushing
+        uint32_t segments_version, flush_round
         Commit ring[8]
     ctypedef struct StoreSlot:
         char magic[8]
@@ -40,6 +48,7 @@ cdef extern from "slot.h" nogil:
         KlammBell bell
         int64_t anchor_wall_ms, anchor_boot_ms, anchor_check, ahead_ms, ahead_check
         int64_t shift_ms, shift_check, drift_ms, drift_since_ms, retention_checked_ms
+        KlammLockNote notes[4]
     ctypedef struct IndexHeader:
         char magic[8]
         uint64_t inode
@@ -65,6 +74,12 @@ cdef extern from "slot.h" nogil:
     uint64_t be64 "klamm_get64"(const unsigned char *)
     void put_be32 "klamm_put32"(unsigned char *, uint32_t)
     void put_be64 "klamm_put64"(unsigned char *, uint64_t)
+    uint64_t FLUSHING, FLUSH_GENERATION
+    int64_t FLUSHED_MAX
+    int64_t flushed_offset_of(uint64_t)
+    uint64_t next_generation(uint64_t)
+    int64_t flush_byte_of(int64_t, uint64_t)
+    int klamm_exchange(uint64_t *, uint64_t, uint64_t)
     int64_t store_ahead_ms(const StoreSlot *)
     int64_t store_shift_ms(const StoreSlot *)
     uint32_t commit_crc(const Commit *)
@@ -108,7 +123,7 @@ cdef extern from "slot.h" nogil:
     int os_lock(int, int64_t, int, int)
     void os_futex_wake(uint32_t *, uint32_t)
     void os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)
-    int F_WRLCK, F_UNLCK, O_RDWR, O_RDONLY, O_CREAT
+    int F_RDLCK, F_WRLCK, F_UNLCK, O_RDWR, O_RDONLY, O_CREAT
 
 cdef enum:
     FLAG_DELETED = 1
@@ -131,6 +146,10 @@ cdef enum:
     R_ENDED = -10013                # a marker for a transaction that has one, or that a later one has followed
     R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
     R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
+    # Lock bytes of slot n: 4n + these; their notes in the slot have the same order.
+    APPEND = 0
+    FLUSH = 1
+    POINT = 3
     # Kafka v2 batch header. Base offset and leader epoch lie before the CRC's range: patched without a new checksum.
     LENGTH_AT = 8
     EPOCH_AT = 12
@@ -152,6 +171,8 @@ cdef enum:
     EVENT_OPENED = 1
     EVENT_ROLLED = 2
     EVENT_RECOVERY_POINT = 4
+    SLEEP_NS = 20000000             # at most so long a process waits for a lock in one piece
+    SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
 
 cdef struct Writer
 
@@ -160,12 +181,13 @@ include "_producers.pxi"
 cdef struct Writer:
     Slot *slot
     StoreSlot *store
-    uint32_t bell_bit
+    uint32_t bell_bit, identity
     int lock_fd, log_fd, index_fd, sync_fd, abandoned
-    int64_t append_byte, flush_byte, log_base, index_base, sync_base
+    int64_t append_byte, flush_byte, held_byte, log_base, index_base, sync_base
     int64_t segment_bytes, segment_ms, segment_records, index_interval, producer_expiration_ms
     int64_t timestamp_after_ms
     uint64_t catalog_version
+    uint64_t generation             # of the flush byte that this process holds: bits of Slot.flushed
     uint64_t used                   # a tick of the last append, for closing idle files
     int64_t asked_base, asked_position      # where maintenance was last asked for
     int events, duplicate

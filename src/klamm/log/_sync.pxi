@@ -5,32 +5,66 @@ set: that would look like a syncer that died, and the next one would rewrite eve
 """
 
 cdef enum:
-    DEAD_SYNCER_NS = 20000000       # how often a waiting process looks whether the syncing one still lives
     NAME_ROOM = 256
     BASE_DIGITS = 20
+
+cdef int64_t WAITING = _os.WAITING
 
 
 cdef int try_lock_flush(Writer *w) noexcept nogil:
     """The in-process mutex, then the byte: 0, or -EAGAIN while another thread or process syncs, or why not."""
     cdef int error
+    cdef uint64_t word
     if klamm_mutex_lock(&w.flush_mutex, 0):
         return -EAGAIN
+    word = load64(&w.slot.flushed)
+    w.held_byte, w.generation = flush_byte_of(w.flush_byte, word), word & FLUSH_GENERATION
     if w.abandoned:
         error = R_ABANDONED
-    elif os_lock(w.lock_fd, w.flush_byte, F_WRLCK, 0) == 0:
-        return 0
-    else:
+    elif os_lock(w.lock_fd, w.held_byte, F_WRLCK, 0):
         error = -errno
+    elif load64(&w.slot.flushed) & FLUSH_GENERATION != w.generation:
+        os_lock(w.lock_fd, w.held_byte, F_UNLCK, 0)         # of a syncer that was replaced since
+        error = -EAGAIN
+    else:
+        klamm_note_holder(&w.slot.notes[FLUSH], w.identity)
+        return 0
     pthread_mutex_unlock(&w.flush_mutex)
     return -EAGAIN if error == -EACCES or error == -EINTR else error
 
 
 cdef void unlock_flush(Writer *w) noexcept nogil:
-    """Release the flush lock, then wake the processes that wait for the round."""
-    os_lock(w.lock_fd, w.flush_byte, F_UNLCK, 0)
+    """Release the byte that was taken, though another may be the flush byte by now; then wake processes that wait."""
+    os_lock(w.lock_fd, w.held_byte, F_UNLCK, 0)
     pthread_mutex_unlock(&w.flush_mutex)
+    wake_syncers(w)
+
+
+cdef void wake_syncers(Writer *w) noexcept nogil:
     fetch_add32(&w.slot.flush_round, 1)
     os_futex_wake(&w.slot.flush_round, 0xffffffffu)
+
+
+cdef int replace_syncer(Writer *w, uint64_t word) noexcept nogil:
+    """Under the append lock: let the next generation's byte be the flush byte, if nothing has happened since `word`.
+
+    What the replaced process may still do is release its own byte. `flushing` stays, if it is set: its sync counts as
+    failed, and what it may have dropped is written again. 0, or -EAGAIN.
+    """
+    cdef int64_t byte
+    cdef uint64_t next = word
+    cdef int error
+    while True:
+        next = next_generation(next)
+        byte = flush_byte_of(w.flush_byte, next)
+        if next == word:
+            return -EAGAIN
+        if os_lock(w.lock_fd, byte, F_WRLCK, 0) == 0:
+            break                                           # else a process that was replaced long ago has it
+    error = 0 if klamm_exchange(&w.slot.flushed, word, next) else -EAGAIN
+    os_lock(w.lock_fd, byte, F_UNLCK, 0)
+    wake_syncers(w)
+    return error
 
 
 cdef int sync_segment(Writer *w, int64_t base) noexcept nogil:
@@ -104,28 +138,33 @@ cdef int sync_since(Writer *w, int64_t flushed, int64_t active_base) noexcept no
     return error or sync_names(w)
 
 
-cdef int flush_locked(Writer *w, Commit *now) noexcept nogil:
-    """Under the flush lock: sync everything that is committed. `now` is the commit up to which that holds."""
+cdef int flush_locked(Writer *w) noexcept nogil:
+    """Under the flush lock: sync everything that is committed. 0, an error, or -EAGAIN: another process took over."""
     cdef int error
-    cdef int64_t flushed
-    if load64(&w.slot.flags) & FLAG_SYNC_FAILED or load32(&w.slot.flushing):
-        fetch_or64(&w.slot.flags, FLAG_SYNC_FAILED)
+    cdef Commit now
+    cdef uint64_t word = load64(&w.slot.flushed)
+    if word & FLUSH_GENERATION != w.generation:
+        return -EAGAIN
+    if load64(&w.slot.flags) & FLAG_SYNC_FAILED or word & FLUSHING:
         return R_SYNC_FAILED
-    error = take_snapshot(w.slot, now)
+    error = take_snapshot(w.slot, &now)
     if error:
         return error
-    store32(&w.slot.flushing, 1)
-    flushed = load_i64(&w.slot.flushed_offset)
-    if flushed > now.active_base:
+    if now.next_offset > FLUSHED_MAX:
+        return -EOVERFLOW
+    if not klamm_exchange(&w.slot.flushed, word, word | FLUSHING):
+        return -EAGAIN
+    word |= FLUSHING
+    if flushed_offset_of(word) > now.active_base:
         error = sync_segment(w, now.active_base)
-    else:                                               # a segment may be new, so its name must be made durable, too
-        error = sync_since(w, flushed, now.active_base)
-    if error:                                           # the kernel reports it once; so the flag comes first
-        fetch_or64(&w.slot.flags, FLAG_SYNC_FAILED)
-    else:
-        store_i64(&w.slot.flushed_offset, now.next_offset)
-    store32(&w.slot.flushing, 0)
-    return error
+    else:                                                   # a segment may be new, so its name must be made durable, too
+        error = sync_since(w, flushed_offset_of(word), now.active_base)
+    # After an error `flushing` stays set: the kernel reports it once, so the next sync must not be believed, either.
+    if error:
+        return error if load64(&w.slot.flushed) == word else -EAGAIN
+    if not klamm_exchange(&w.slot.flushed, word, <uint64_t>now.next_offset | w.generation):
+        return -EAGAIN
+    return 0
 
 
 cdef int sync_once(Writer *w, int64_t end_offset, int64_t wait_ns) noexcept nogil:
@@ -134,16 +173,83 @@ cdef int sync_once(Writer *w, int64_t end_offset, int64_t wait_ns) noexcept nogi
     Waiting processes sleep on `flush_round`, not on the lock: in a queue for the lock each would wait through the next
     one's sync, and nothing would be grouped.
     """
-    cdef Commit now
     cdef uint32_t current = load32(&w.slot.flush_round)     # before the try: it changes after the unlock
     cdef int error = try_lock_flush(w)
     if error == 0:
-        if load_i64(&w.slot.flushed_offset) < end_offset:
-            error = flush_locked(w, &now)
+        if flushed_offset_of(load64(&w.slot.flushed)) < end_offset:
+            error = flush_locked(w)
         unlock_flush(w)
     elif error == -EAGAIN:
         os_futex_wait(&w.slot.flush_round, current, 0xffffffffu, klamm_monotonic_ns() + wait_ns)
     return error
+
+
+cdef class Wait:
+    """A wait of this thread for a lock of `log`: interruptible, bounded, and shown to others while it lasts.
+
+    Made when the first nap is over, so what is not contended never sees one. The bound begins anew whenever the log moves:
+    it is for a holder that does nothing, not for many that take turns.
+    """
+    cdef Log log
+    cdef int lock
+    cdef bint shown
+    cdef int64_t began, since, asked
+    cdef uint64_t seen, word
+
+    def __cinit__(self, Log log not None, int lock):
+        self.log, self.lock = log, lock
+        self.began = self.since = self.asked = klamm_monotonic_ns()
+        self.seen = self.progress()
+        self.word = load64(&log.w.slot.flushed)
+
+    def __dealloc__(self):
+        if self.shown and self.log is not None:
+            self.show(F_UNLCK)
+
+    cdef uint64_t progress(self):
+        cdef Slot *slot = self.log.w.slot
+        return load64(&slot.seq) if self.lock == APPEND else load32(&slot.flush_round)
+
+    cdef int show(self, int kind) except -1:
+        """Hold a byte that says which lock this process waits for."""
+        if self.log.w.lock_fd >= 0:
+            os_lock(self.log.w.lock_fd, WAITING + self.log.w.append_byte + self.lock, kind, 0)
+        return 0
+
+    cdef int go_on(self) except -1:
+        """After a nap: run signal handlers; raise StoreBusy if nothing has moved for the store's busy_timeout_ms."""
+        cdef int64_t now = klamm_monotonic_ns(), timeout_ms
+        cdef uint64_t seen = self.progress()
+        PyErr_CheckSignals()
+        if seen != self.seen or (self.lock == FLUSH and load64(&self.log.w.slot.flushed) != self.word):
+            self.seen, self.since, self.asked = seen, now, now
+            self.word = load64(&self.log.w.slot.flushed)
+        if not self.shown and now - self.began > SHOW_NS:
+            self.shown = True
+            self.show(F_RDLCK)
+        if self.log.lock_file is not None:
+            timeout_ms = self.log.lock_file.timeout_ms
+            if 0 <= timeout_ms * 1000000 <= now - self.since:
+                byte = self.log.w.append_byte if self.lock == APPEND else self.log.flush_byte
+                raise self.log.lock_file.busy_log(self.log.directory, byte, timeout_ms)
+        return 0
+
+
+    cdef bint is_replaceable(self) except -1:
+        """Return whether the process that syncs has done nothing for so long that another should take over.
+
+        If it is stopped, a second is enough. A process that runs is never replaced: its disk is slow, and would not be
+        faster for another one. If that cannot be known from here, it is taken for stopped after a longer time.
+        """
+        cdef int64_t now = klamm_monotonic_ns()
+        file = self.log.lock_file
+        if file is None or now - self.asked < file.stopped_after_ms * 1000000:
+            return False
+        self.asked = now
+        stopped = file.is_holder_stopped(flush_byte_of(self.log.w.flush_byte, self.word))
+        if stopped is None:
+            return now - self.since >= file.unknown_after_ms * 1000000
+        return stopped
 
 
 cdef class AppendLock:
@@ -166,7 +272,7 @@ cdef class AppendLock:
 
 
 cdef class FlushLock:
-    """The flush lock of a log, for the length of a `with` block; native as AppendLock is."""
+    """The flush lock of a log, for the length of a `with` block under its append lock; native as AppendLock is."""
     cdef Log log
 
     def __cinit__(self, Log log not None):
@@ -176,17 +282,23 @@ cdef class FlushLock:
         cdef Writer *w = &self.log.w
         cdef uint32_t current
         cdef int error
+        cdef Wait wait_for = None
         while True:
             with nogil:
                 current = load32(&w.slot.flush_round)
                 error = try_lock_flush(w)
                 if error == -EAGAIN:
-                    os_futex_wait(&w.slot.flush_round, current, 0xffffffffu, klamm_monotonic_ns() + DEAD_SYNCER_NS)
+                    os_futex_wait(&w.slot.flush_round, current, 0xffffffffu, klamm_monotonic_ns() + SLEEP_NS)
             if error == 0:
                 return
             if error != -EAGAIN:
                 raise result_error(error, self.log.directory)
-            PyErr_CheckSignals()
+            if wait_for is None:
+                wait_for = Wait(self.log, FLUSH)
+            wait_for.go_on()
+            if wait_for.is_replaceable():
+                with nogil:
+                    replace_syncer(w, wait_for.word)
 
     def __exit__(self, *_):
         with nogil:

@@ -101,13 +101,13 @@ def expired(
 def move_log_start(log: head.Log, offset: int) -> None:
     """From now on the log starts at `offset`, durably."""
     directory = log.directory
-    with log.flush_lock():
+    with log.point_lock():
         now = log.snapshot()
         if offset <= now.log_start:
             return
         known = recovery.last_point(log)
         if known.offset <= offset:  # the recovery point would lie in what goes away, or at its end
-            now = head.flush(log)
+            head.sync(log, now.next_offset)
             index.sync(directory, known.base, now.active_base)
             known = known._replace(offset=now.next_offset, base=now.active_base, position=now.position)
         point.store(directory, known._replace(log_start=offset))

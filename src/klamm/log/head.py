@@ -3,7 +3,7 @@
     heads     mapped by every process that has the store open; slots of 1 KiB
       slot 0     the store's: boot id, device and inode (is this file to be believed?), the bell, the catalog's version
       slot n     partition n's; slots are never reused
-    lock      lock bytes; a partition has three: append (4n), flush (4n + 1), clean (4n + 2)
+    lock      lock bytes; a partition has four: append (4n), flush (4n + 1), clean (4n + 2), recovery point (4n + 3)
 
 A slot says where its log ends:
 
@@ -12,12 +12,13 @@ A slot says where its log ends:
                       log_start, seq, leader_epoch, CRC
     intent            seq + 1 while somebody writes, else seq
     flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY
-    flushed_offset    everything below is on disk
-    flushing          somebody is syncing
+    flushed           one word: flushed_offset (everything below is on disk), flushing (a process is syncing), and the
+                      flush generation, which says which byte is the flush byte: 4n + 1 + (generation << 40)
     flush_round       changes after each sync: what those who wait for one sleep on
     index_*           where the index of the active segment goes on
     recovery_*        the recovery point in the file `recovery`
     redo_*            a committed batch whose producer the table may not know yet
+    notes[4]          beside each lock byte: which process took it last, and what processes sleep on that wait for it
 
 **Commit.** Fill the next place of the ring, then store `seq`. That one store is the commit: before it nothing has
 happened, after it everything has. There are eight places so that a reader can copy one while writers fill the next.
@@ -34,19 +35,28 @@ end. What an abort ends is written down before (aborted.py).
 
 **Roll.** A commit of its own: active_base = next_offset, position = 0. The file is created by its first writer.
 
-**Sync** (_sync.pxi). *Try* the flush byte. The process that gets it reads the commit, stores flushing, syncs every
+**Sync** (_sync.pxi). *Try* the flush byte. The process that gets it reads the commit, sets flushing, syncs every
 segment from the one that holds flushed_offset to the active one, and the directory if a segment in there is new; then
-it stores flushed_offset, clears flushing and releases the byte. The others sleep on flush_round. An error sets
-SYNC_FAILED before another process can try: the kernel reports a failed sync once and then claims success. `flushing`
-found set while the byte is free means that the syncing process died, and counts as failed. SYNC_FAILED goes only by
-writing everything above flushed_offset again, into new blocks (recovery.heal).
+it sets flushed_offset and clears flushing, in one store, and releases the byte. The others sleep on flush_round. After
+an error flushing stays set: the kernel reports a failed sync once and then claims success. Flushing found set while the
+byte is free means that a sync failed, or that the syncing process died, which counts as failed. Then everything above
+flushed_offset is written again, into new blocks, under SYNC_FAILED, the append lock and the flush lock (recovery.heal).
+
+**A syncing process that is stopped** (SIGSTOP, a debugger, `docker pause`) is replaced after a second. A process that
+waits for it takes the append lock and stores the next generation into `flushed`: from now on another byte is the flush
+byte, and it is free, with flushing set. What follows is what follows the death of a syncing process. Each change that
+the replaced process may still make is a compare-and-swap of `flushed`, which fails because of the generation; it then
+releases its own byte and waits as the others do. A process that is not stopped is never replaced: its disk is slow. If
+nobody can say (another pid namespace), it is replaced after ten seconds. Recovery and rewrites hold the append lock as
+well, and so are never replaced, and nothing but those and a sync is done under the flush lock.
 
 Promises
   H1  A reader never sees a byte beyond the commit; a batch is there whole or not at all.
   H2  Only the holder of the append byte writes a segment, the intent or a commit; next_offset only grows.
   H3  A writer killed at any instruction loses only what it had not committed, and blocks nobody.
   H4  A segment that is not active never changes size.
-  H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody.
+  H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody, and never by a
+      process that was replaced.
 
 One mutex per byte keeps the threads of a process apart (an OFD lock does not). Bytes and mutexes are taken and released
 by native code alone: an append and a sync are one call each, and a longer section is a `with` block of a native type.
@@ -100,7 +110,6 @@ __all__ = [
     "Watch",
     "blank_slots",
     "clean_byte",
-    "flush",
     "leader_epochs",
     "sync",
     "wait_any",
@@ -119,14 +128,6 @@ def sync(log: Log, end_offset: int) -> None:
         raise _sync_failed(log, error) from error
 
 
-def flush(log: Log) -> Snapshot:
-    """Under the flush lock: sync everything that is committed, and return the commit up to which that holds."""
-    try:
-        return log.flush()
-    except (OSError, RuntimeError) as error:
-        raise _sync_failed(log, error) from error
-
-
 def _sync_failed(log: Log, error: OSError | RuntimeError) -> Exception:
     if isinstance(error, OSError):
         return SyncFailed(
@@ -134,5 +135,5 @@ def _sync_failed(log: Log, error: OSError | RuntimeError) -> Exception:
             hint="nothing acknowledged is lost; appends go on when the disk does",
         )
     if str(error) == "sync_failed":
-        return SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died")
+        return SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died or was stopped")
     return error

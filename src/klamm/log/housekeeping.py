@@ -115,11 +115,16 @@ class Housekeeping:
         now = self.snapshot()
         if not 0 <= offset <= now.next_offset:
             raise self.out_of_range(offset, now)
-        with self._told(), self._lock.hold(head.clean_byte(self.slot)):
+        with self._told(), self._cleaning(self._lock):
             if offset > now.log_start:
                 self._move_log_start(offset)
             cleaning.remove_unreachable(self.log)
         return self.snapshot().log_start
+
+    def _cleaning(self, lock: LockFile, timeout_ms: int | None = None) -> AbstractContextManager[None]:
+        """Hold the clean lock for a `with` block; StoreBusy after `timeout_ms`, None: the store's busy_timeout_ms."""
+        what = f"{self.directory}: clean lock"
+        return lock.hold(head.clean_byte(self.slot), timeout_ms=timeout_ms, what=what)
 
     def _move_log_start(self, offset: int) -> None:
         """Snapshot the producers first: recovery cannot rebuild them from deleted segments."""
@@ -143,7 +148,7 @@ class Housekeeping:
         self._heads.follow_wall()
         clock_ms = self._heads.expiry_ms()
         try:
-            with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=None if wait else 0):
+            with self._told(), self._cleaning(self._lock, None if wait else 0):
                 return self._expire(clock_ms)
         except StoreBusy:
             return []
@@ -200,7 +205,7 @@ class Housekeeping:
         if not self.is_compacted or not os.path.isdir(self.directory):
             return None
         try:
-            with self._told(), self._lock.hold(head.clean_byte(self.slot), timeout_ms=timeout_ms if wait else 0):
+            with self._told(), self._cleaning(self._lock, timeout_ms if wait else 0):
                 return self._compact(clock_ms, force, memory_bytes, _guarded(tick), run)
         except StoreBusy:
             if wait:

@@ -96,7 +96,8 @@ class Partition(Housekeeping):
         self._on_event = on_event
         self._boots = boots
         self._epochs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
-        self.log = head.Log(heads, slot, directory, lock.fd if lock else -1, bell_bit, writable=lock is not None)
+        fd = lock.fd if lock else -1
+        self.log = head.Log(heads, slot, directory, fd, bell_bit, writable=lock is not None, lock_file=lock)
         self._one = self.log.append_one
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
@@ -388,6 +389,7 @@ class Partition(Housekeeping):
             head.sync(self.log, upto)
         except SyncFailed:
             self.heal()
+            self._healed(lambda: head.sync(self.log, upto))
         except RuntimeError as error:
             raise self._from_runtime(error) from None
 
@@ -432,8 +434,9 @@ class Partition(Housekeeping):
             self._map_producers()
             with log.append_lock():
                 states, snapshot_offset = log.producers(), log.snapshot().next_offset
-        with log.flush_lock():
-            now = head.flush(log)
+        with log.point_lock():
+            now = log.snapshot()
+            head.sync(log, now.next_offset)
             if not os.path.isdir(self.directory):
                 return  # nothing was ever appended
             if states is not None:

@@ -132,7 +132,7 @@ def recover(
         found = _rebuild(log, clock_ms, interval, contiguous, dry, boots)
         log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
         return found
-    with log.append_lock(), log.flush_lock():
+    with log.point_lock(), log.append_lock(), log.flush_lock():
         if log.flags & head.NEEDS_RECOVERY:  # else somebody was faster
             log.forget_files()
             _rebuild(log, clock_ms, interval, contiguous, dry, boots)

@@ -16,9 +16,9 @@ typedef struct {                        /* one cache line; crc is the CRC-32C of
 
 typedef struct {
     uint64_t seq, flags;                /* line 0: what readers watch */
-    int64_t flushed_offset;
-    uint32_t segments_version, flush_round, flushing, unused0;
-    uint64_t unused1[3];
+    uint64_t flushed;                   /* flushed_offset, flushing and the flush generation: see FLUSHING */
+    uint32_t segments_version, flush_round;
+    uint64_t unused1[4];
     uint64_t intent;                    /* line 1: writers only, so that it does not disturb spinning readers */
     int64_t index_base, index_position, index_count;
     int64_t recovery_base, recovery_position;
@@ -26,7 +26,9 @@ typedef struct {
     int64_t redo_position;
     Commit ring[8];                     /* lines 2 to 9 */
     int64_t active_since_ms;            /* line 10 */
-    uint64_t reserved[47];
+    uint64_t unused2[7];
+    KlammLockNote notes[4];             /* line 11: of lock bytes 4n to 4n + 3 */
+    uint64_t reserved[32];
 } Slot;
 
 typedef struct {                        /* slot 0 belongs to the store */
@@ -43,7 +45,9 @@ typedef struct {                        /* slot 0 belongs to the store */
     int64_t shift_ms, shift_check;      /* how far the wall clock was set since the anchor; believed if the check is ~shift */
     int64_t drift_ms, drift_since_ms;   /* how far it differs from that now, and since when by the boot clock; 0: it does not */
     int64_t retention_checked_ms;       /* when retention was last checked, by the boot clock; 0: not since the boot */
-    uint64_t reserved[102];
+    uint64_t unused3[62];
+    KlammLockNote notes[4];             /* line 11: of lock bytes 0 to 3 */
+    uint64_t reserved[32];
 } StoreSlot;
 
 typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
@@ -54,6 +58,7 @@ enum { RING = 8, SLOT_SIZE = 1024 };
 _Static_assert(sizeof(Commit) == 64 && sizeof(Slot) == SLOT_SIZE && sizeof(StoreSlot) == SLOT_SIZE, "a file format");
 _Static_assert(offsetof(Slot, intent) == 64 && offsetof(Slot, ring) == 128, "cache lines");
 _Static_assert(offsetof(StoreSlot, bell) == 64 && offsetof(StoreSlot, anchor_wall_ms) == 128, "cache lines");
+_Static_assert(offsetof(Slot, notes) == 704 && offsetof(StoreSlot, notes) == 704, "cache lines");
 _Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32 && sizeof(AbortedEntry) == 32, "a file format");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "mapped files are little-endian"
@@ -74,6 +79,20 @@ static inline void load_commit(Commit *to, const Commit *from) {
 }
 static inline void store_commit(Commit *to, const Commit *from) {
     for (int i = 0; i < 8; i++) klamm_step(STEP_STORE), __atomic_store_n((uint64_t *)to + i, ((const uint64_t *)from)[i], __ATOMIC_RELAXED);
+}
+
+/* Syncing is one word, so that a process that was replaced as syncer (head.py) changes nothing: each of its changes is a
+ * compare-and-swap, and another generation makes that fail.   bits 0-54 flushed_offset · 55-62 generation · 63 flushing */
+#define FLUSHING ((uint64_t)1 << 63)
+#define FLUSHED_MAX (((int64_t)1 << 55) - 1)
+#define FLUSH_GENERATION ((uint64_t)255 << 55)
+static inline int64_t flushed_offset_of(uint64_t word) { return (int64_t)(word & (uint64_t)FLUSHED_MAX); }
+static inline uint64_t next_generation(uint64_t word) {
+    return (word & ~FLUSH_GENERATION) | ((word + ((uint64_t)1 << 55)) & FLUSH_GENERATION);
+}
+/* The lock byte of a generation: 4n + 1 of the first one. */
+static inline int64_t flush_byte_of(int64_t first, uint64_t word) {
+    return first + (int64_t)((word & FLUSH_GENERATION) >> 55 << 40);
 }
 #define entry_crc(e) klamm_crc32c(0, e, sizeof(*(e)) - sizeof(uint32_t))
 #endif

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from klamm.disk import _os, copy_on_write, files, fork, reserve
-from klamm.disk.locks import GATE, GATE_QUEUE, PRESENCE, LockFile
+from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, PRESENCE, LockFile
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head
@@ -113,8 +113,9 @@ class OpenTopic:
 class Core:
     """What the openers of one store in one process share."""
 
-    def __init__(self, path: str, *, read_only: bool) -> None:
+    def __init__(self, path: str, *, read_only: bool, busy_timeout_ms: int | None = None) -> None:
         self.path = path
+        self._busy_timeout_ms = BUSY_TIMEOUT_MS if busy_timeout_ms is None else busy_timeout_ms
         self.read_only = read_only
         self.users = 0
         self.closed = False
@@ -143,7 +144,7 @@ class Core:
     def _open(self) -> None:
         reserve.lend(self.path)
         try:
-            self.lock = LockFile(f"{self.path}/lock")
+            self.lock = LockFile(f"{self.path}/lock", timeout_ms=self._busy_timeout_ms)
             self.members = LockFile(f"{self.path}/members")
             if not _os.HAS_BYTE_LOCKS and not self.members.try_hold_whole():
                 raise StoreBusy(
@@ -185,6 +186,7 @@ class Core:
             self.heads.initialise()
         if self.heads.format > 1:
             raise NewerFormat(f"{self.path}: heads has format {self.heads.format}", hint="upgrade Klamm")
+        self.lock.record_in(self.heads)
         files.make_directory(f"{self.path}/topics")
         if os.path.exists(database) and os.path.getsize(database) > 0:
             with suppress(Unfinished):
@@ -499,7 +501,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def acquire(path: str, *, read_only: bool, create: bool, force_filesystem: bool) -> Core:
+def acquire(
+    path: str, *, read_only: bool, create: bool, force_filesystem: bool, busy_timeout_ms: int | None = None
+) -> Core:
     """The core of the store at `path`, opened if this process has not done so yet. Give it back with `release`."""
     path = os.path.abspath(path)
     _look_before(path, read_only=read_only, create=create, force_filesystem=force_filesystem)
@@ -508,7 +512,9 @@ def acquire(path: str, *, read_only: bool, create: bool, force_filesystem: bool)
     with _cores_mutex:
         core = _cores.get(key)
         if core is None or core.closed:
-            core = _cores[key] = Core(path, read_only=read_only)
+            core = _cores[key] = Core(path, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
+        elif busy_timeout_ms is not None and core.lock is not None:
+            core.lock.timeout_ms = busy_timeout_ms
         core.users += 1
         return core
 

@@ -151,7 +151,9 @@ class Examination:
                 return partition.log
         bit = directory.bell_bit(self.topic.id)
         fd = self.lock.fd if self.lock is not None else -1
-        return head.Log(self.heads, self.slot, self.directory, fd, bit, writable=self.lock is not None)
+        return head.Log(
+            self.heads, self.slot, self.directory, fd, bit, writable=self.lock is not None, lock_file=self.lock
+        )
 
     def _gaps(self) -> int:
         """Below which offset compaction may have left gaps."""

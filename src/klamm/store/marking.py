@@ -92,7 +92,7 @@ def sync_if_possible(core: Core, partition: Partition, upto: int) -> bool:
     lock, log = core.lock, partition.log
     assert lock is not None
     until = time.monotonic() + _STUCK_S
-    while log.flushed_offset < upto and lock.held(4 * partition.slot + 1):
+    while log.flushed_offset < upto and lock.held(log.flush_byte):
         if time.monotonic() > until:
             return False
         time.sleep(0.001)

@@ -44,7 +44,7 @@ def hole(first: int, end: int, epoch: int) -> bytes:
 
 def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots: int) -> list[str]:
     """Make the files whole and recover the log from them. The caller holds the clean byte. What was done, in words."""
-    with log.append_lock(), log.flush_lock():
+    with log.point_lock(), log.append_lock(), log.flush_lock():
         now: head.Snapshot | None = None
         if not log.flags & head.NEEDS_RECOVERY:
             try:

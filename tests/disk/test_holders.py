@@ -1,0 +1,191 @@
+"""Which process holds a lock byte: what /proc says, what is recorded beside the byte, and what cannot be known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from klamm.disk import _os, holders
+from klamm.disk.locks import LockFile
+from klamm.errors import StoreBusy
+from klamm.log.head import Heads
+from tests.procs import Child, Flag, children, until
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> Heads:
+    (tmp_path / "heads").touch()
+    heads = Heads(str(tmp_path / "heads"))
+    heads.initialise()
+    heads.lay_out(1, 4)
+    return heads
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "lock")
+
+
+def word_of(pid: int, *, namespace: int | None = None, held_ms: int = 0) -> int:
+    own = _os.identity()[1]
+    taken = _os.monotonic_ms() // 100 - held_ms // 100
+    return (taken & 0xFFFFFFFF) << 32 | (own if namespace is None else namespace) << 22 | pid
+
+
+def test_the_holder_of_a_byte_is_found_with_its_command_and_whether_it_is_stopped(path: str, tmp_path: Path) -> None:
+    held = Flag(tmp_path / "held")
+
+    def hold() -> None:
+        lock = LockFile(path)
+        assert lock.try_hold(7) and lock.try_hold((1 << 40) + 3) and lock.try_hold(9, shared=True)
+        held.up()
+        signal.pause()
+
+    with children() as start:
+        child = start(hold)
+        held.wait()
+        ranges = holders.held_ranges(path)
+        assert [(each.start, each.length, each.is_shared, each.process.pid) for each in ranges] == [
+            (7, 1, False, child.pid),
+            (9, 1, True, child.pid),
+            ((1 << 40) + 3, 1, False, child.pid),
+        ]
+        holder = holders.find_holder(path, 7)
+        assert holder is not None and holder.process is not None
+        assert not holder.process.is_stopped and "python" in holder.process.command
+        assert abs(holder.process.started_ms - time.time() * 1000) < 60_000
+        assert holders.find_holder(path, 8) is None
+        child.signal(signal.SIGSTOP)
+        assert child.stopped()
+        again = holders.find_holder(path, 7)
+        assert again is not None and again.process is not None and again.process.is_stopped
+        assert f"kill -CONT {child.pid}" in again.hint and "which is stopped" in str(again)
+        child.kill()
+        assert holders.held_ranges(path) == []
+        assert holders.find_process(child.pid) is None
+
+
+def test_a_process_that_takes_a_byte_is_recorded_beside_it(path: str, heads: Heads) -> None:
+    lock = LockFile(path)
+    lock.record_in(heads)
+    assert heads.holder_of(6) == 0
+    with lock.hold(6):
+        holder = holders.recorded_holder(heads.holder_of(6))
+        assert holder is not None and holder.process is not None and holder.since_ms is not None
+        assert holder.process.pid == holder.pid == os.getpid()
+        assert abs(holder.since_ms - time.time() * 1000) < 5000
+        assert "another thread of this process" in str(holder)
+    assert [heads.holder_of(byte) for byte in (4, 5, 7)] == [0, 0, 0]
+
+
+def test_a_recorded_process_that_has_ended_or_whose_pid_is_anothers_is_not_the_holder() -> None:
+    assert holders.recorded_holder(0) is None
+    assert holders.recorded_holder(word_of(os.getpid())) is not None
+    with children() as start:
+        child = start(lambda: None)
+        child.ended()
+        assert holders.recorded_holder(word_of(child.pid)) is None
+        young = start(signal.pause)
+        assert holders.recorded_holder(word_of(young.pid)) is not None
+        assert holders.recorded_holder(word_of(young.pid, held_ms=60_000)) is None, "it started after that"
+
+
+def test_a_process_of_another_pid_namespace_is_unknown() -> None:
+    namespace = _os.identity()[1] ^ 1
+    holder = holders.recorded_holder(word_of(os.getpid(), namespace=namespace, held_ms=3000))
+    assert holder is not None
+    assert (holder.process, holder.pid) == (None, None) and holder.since_ms is not None
+    assert str(holder).startswith("a process that cannot be seen from here, for 3.")
+
+
+def test_a_name_with_brackets_and_spaces_does_not_confuse(tmp_path: Path) -> None:
+    def rename() -> None:
+        Path("/proc/self/comm").write_text("a) T (b")
+        named.up()
+        signal.pause()
+
+    named = Flag(tmp_path / "named")
+    with children() as start:
+        child: Child = start(rename)
+        named.wait()
+        process = holders.find_process(child.pid)
+        assert process is not None and process.pid == child.pid and not process.is_stopped
+
+
+def test_the_error_names_the_holder_and_a_wait_of_no_length_does_not_look_for_it(path: str, heads: Heads) -> None:
+    mine, other = LockFile(path, timeout_ms=30), LockFile(path)
+    mine.record_in(heads)
+    other.record_in(heads)
+    with other.hold(6):
+        with pytest.raises(StoreBusy, match=r"byte 6, clean lock of slot 1: held by another thread .* waited 0.03 s"):
+            mine.hold(6).__enter__()
+        with pytest.raises(StoreBusy, match=r"orders/0: clean lock: held by another process or thread$"):
+            mine.hold(6, timeout_ms=0, what="orders/0: clean lock").__enter__()
+    with mine.hold(6):
+        pass
+
+
+def test_a_waiting_process_is_woken_by_the_holder_and_not_by_a_look_now_and_then(
+    path: str, heads: Heads, tmp_path: Path
+) -> None:
+    """Many hand-overs between two processes: with naps of 20 ms alone they would take seconds."""
+    rounds = 200
+    count = tmp_path / "count"
+    count.write_bytes(b"0")
+
+    def work() -> None:
+        lock = LockFile(path)
+        lock.record_in(heads)
+        for _ in range(rounds):
+            with lock.hold(6):
+                number = int(count.read_bytes())
+                time.sleep(0.0002)  # the other one comes, finds it taken, and sleeps
+                count.write_bytes(b"%d" % (number + 1))
+
+    with children() as start:
+        for child in [start(work), start(work), start(work)]:
+            child.answer()
+    assert count.read_bytes() == b"%d" % (3 * rounds)
+
+
+def test_a_killed_holder_wakes_nobody_and_the_next_process_goes_on(path: str, heads: Heads, tmp_path: Path) -> None:
+    held = Flag(tmp_path / "held")
+
+    def hold() -> None:
+        lock = LockFile(path)
+        lock.record_in(heads)
+        with lock.hold(6):
+            held.up()
+            signal.pause()
+
+    def wait() -> str:
+        lock = LockFile(path)
+        lock.record_in(heads)
+        with lock.hold(6):
+            return "held"
+
+    with children() as start:
+        holder = start(hold)
+        held.wait()
+        waiting = [start(wait) for _ in range(3)]
+        byte = _os.WAITING + 6
+        until(
+            lambda: (
+                sorted(each.process.pid for each in holders.held_ranges(path) if each.start == byte)
+                == sorted(child.pid for child in waiting)
+            ),
+            "all three wait",
+        )
+        holder.kill()
+        assert [child.answer() for child in waiting] == ["held"] * 3
+    assert holders.held_ranges(path) == []
