@@ -508,6 +508,7 @@ def run_micro_batches(root: str) -> None:
     from pyspark.sql.types import BinaryType, StructField, StructType
 
     from klamm.spark.sink import StreamWriter, _Stager
+    from klamm.spark.staging import MicroBatch
     from klamm.store.staging import StagedName
 
     checkpoint = f"{root}/queries/checkpoint"
@@ -521,7 +522,7 @@ def run_micro_batches(root: str) -> None:
         rows = pa.record_batch({"value": pa.array([b"%d" % number], pa.binary())})
         staged = _Stager(writer._plan, StagedName(QUERY, number, 0, 0)).run(iter([rows]))
         note(committing=number)
-        writer.commit([replace(staged, query=(QUERY, number))], number)
+        writer.commit([replace(staged, micro_batch=MicroBatch(QUERY, number, None))], number)
         note(returned="commit", batch=number)
 
 

@@ -16,6 +16,10 @@ TWO_DRIVERS_TEST = (
 )
 
 OTHER_PLAN_TEST = f"{PUBLISHING_TESTS}::test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_error"
+SAME_PLAN_TEST = (
+    f"{PUBLISHING_TESTS}::"
+    "test_other_records_of_the_same_plan_are_the_same_batch_in_another_run_and_another_write_in_the_same_one"
+)
 
 MUTANTS = [
     Mutant(
@@ -33,20 +37,26 @@ MUTANTS = [
     Mutant(
         "a micro-batch is skipped by its number alone",
         "store/spark_batches.py M4",
-        ((BATCHES, '        if row.plan in (batch.plan, "") or', "        if True or"),),
+        (
+            (
+                BATCHES,
+                "    if batch.number == row.number and _is_same(batch, row):\n",
+                "    if batch.number == row.number:\n",
+            ),
+        ),
         (OTHER_PLAN_TEST,),
     ),
     Mutant(
         "an older micro-batch is skipped",
         "store/spark_batches.py M4",
-        (
-            (
-                BATCHES,
-                "    if batch.number == row.number:\n",
-                "    if batch.number < row.number:\n        return True\n    else:\n",
-            ),
-        ),
+        ((BATCHES, "    if batch.number == row.number and _is", "    if batch.number < row.number or _is"),),
         (OTHER_PLAN_TEST,),
+    ),
+    Mutant(
+        "two writes of a micro-batch under one name are taken for one",
+        "store/spark_batches.py M4",
+        ((BATCHES, ' and (same.get("records", True) or not same.get("run"))', ""),),
+        (SAME_PLAN_TEST,),
     ),
     Mutant(
         "queries of one id skip each other's micro-batches, whatever they write to",

@@ -323,6 +323,23 @@ def test_a_copy_of_a_checkpoint_writes_to_another_topic_what_its_original_writes
     assert written(base) == list(range(2 * BATCH + 2 * MORE))
 
 
+@pytest.mark.soak
+def test_two_writes_of_a_micro_batch_to_one_topic_need_two_names(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(bases("foreachBatch") / "base", tmp_path / "base")
+    base = Base(tmp_path / "base", "foreachBatch")
+    base.append(MORE)
+
+    def save(rows: Any, number: int) -> None:
+        for rest in (0, 1):
+            some = rows.where(f"CAST(get_json_object(CAST(value AS STRING), '$.n') AS INT) % 2 = {rest}")
+            klamm.spark.write(some, base.store, topic="out", txnAppId="save", txnVersion=number)
+
+    with pytest.raises(Exception, match="txnVersion 2 was used already for another write of this micro-batch"):
+        base.run(base.rows(spark).writeStream.foreachBatch(save))
+
+
 def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_and_loses_none(
     spark: Any, bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

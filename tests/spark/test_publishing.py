@@ -166,6 +166,23 @@ def test_other_records_under_a_number_of_the_log_are_skipped_if_that_is_wanted_b
     assert sum(map(len, contents(store).values())) == 100
 
 
+def test_other_records_of_the_same_plan_are_the_same_batch_in_another_run_and_another_write_in_the_same_one(
+    store: klamm.Store,
+) -> None:
+    store.create_topic("orders", 3)
+    assert put(store, [stage(store, rows_of(0))], 0, "offsets a records 1/50 run x")
+    assert not put(store, [stage(store, rows_of(0))], 0, "offsets a records 1/50 run x"), "tried again"
+    assert not put(store, [stage(store, rows_of(1))], 0, "offsets a records 2/50 run y"), "done again"
+    with pytest.raises(
+        BatchConflict, match=r"used already for another write of this micro-batch .*txnAppId of its own"
+    ):
+        put(store, [stage(store, rows_of(1))], 0, "offsets a records 2/50 run x")
+    with pytest.raises(BatchConflict, match="planned again"):
+        put(store, [stage(store, rows_of(0))], 0, "offsets b records 1/50 run y")
+    assert not put(store, [stage(store, rows_of(0))], 0, "records 1/50"), "its plan cannot be read this time"
+    assert len(contents(store)) and sum(map(len, contents(store).values())) == 50
+
+
 def test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other(store: klamm.Store) -> None:
     for topic in ("orders", "copies"):
         store.create_topic(topic, 3)

@@ -17,6 +17,7 @@ told before a job starts. A task needs nothing of the store but the directory fo
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +34,7 @@ from klamm.spark import checkpoint
 from klamm.spark.publishing import core_of, publish
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.source import clearly
-from klamm.spark.staging import Staged, StagedTopic, StagingFile
+from klamm.spark.staging import MicroBatch, Staged, StagedTopic, StagingFile
 from klamm.store import staging
 from klamm.store.names import nearest
 from klamm.store.spark_batches import BatchId, target_of
@@ -51,6 +52,7 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _OPEN_BYTES = 64 << 20  # in batches of a task that are not full yet
 _DIGEST_MASK = (1 << 64) - 1
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 # ---- what can be known before there is a job
@@ -265,12 +267,15 @@ def _context() -> Any:
     return TaskContext.get()
 
 
-def _micro_batch() -> tuple[str, int] | None:
-    """Return the streaming query that this task runs for, and the number of its micro-batch."""
+def _micro_batch() -> MicroBatch | None:
+    """Return what this task runs for; None if that is no streaming query."""
     task = _context()
     query = task and task.getLocalProperty("sql.streaming.queryId")
     number = task and task.getLocalProperty("streaming.sql.batchId")
-    return None if query is None or number is None else (query, int(number))
+    if query is None or number is None:
+        return None
+    group = task.getLocalProperty("spark.jobGroup.id") or ""  # Spark's own for a query, unless the program set another
+    return MicroBatch(query, int(number), group if _UUID.fullmatch(group) else None)
 
 
 # ---- on the driver
@@ -289,20 +294,22 @@ def _batch_id(plan: Plan, writer: str, number: int, staged: Sequence[Staged]) ->
     """Identify a batch by Spark's plan, which is on disk then, or by its records where the plan is not to be seen."""
     options = plan.options
     target = target_of(options.topic)
-    queries = {each.query for each in staged if each.query is not None}
-    if len(queries) == 1:
-        found = checkpoint.read_plan(options.checkpoint, *queries.pop())
-        if found is not None:
-            return BatchId(writer, target, number, found.fingerprint, found.ends, found.path)
     digests = [each.digest for each in staged]
-    if None in digests:
+    total = sum(each for each in digests if each is not None) & _DIGEST_MASK
+    records = "" if None in digests else f"records {total:016x}/{sum(each.rows for each in staged)}"
+    (micro_batch,) = {each.micro_batch for each in staged}
+    if micro_batch is not None:
+        found = checkpoint.read_plan(options.checkpoint, micro_batch.query, micro_batch.number)
+        if found is not None:
+            run = f"run {micro_batch.run}" if micro_batch.run and records else ""
+            plan_text = " ".join(filter(None, (found.fingerprint, records, run)))
+            return BatchId(writer, target, number, plan_text, found.ends, found.path)
+    if not records:
         raise KlammError(
             f"{options.checkpoint}: the checkpoint is gone, so nobody can say whether this batch is in the log",
             hint="nothing was written; put it back, or give the query a new checkpointLocation",
         )
-    total = sum(each for each in digests if each is not None) & _DIGEST_MASK
-    fingerprint = f"records {total:016x} of {sum(each.rows for each in staged)}"
-    return BatchId(writer, target, number, fingerprint, may_differ=options.may_differ)
+    return BatchId(writer, target, number, records, may_differ=options.may_differ)
 
 
 class BatchWriter(DataSourceArrowWriter):

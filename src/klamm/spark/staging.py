@@ -15,6 +15,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -23,13 +24,22 @@ from klamm.batch.header import HEADER_SIZE, parse
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreError
 
-__all__ = ["Frame", "Staged", "StagedTopic", "StagingFile", "frames"]
+__all__ = ["Frame", "MicroBatch", "Staged", "StagedTopic", "StagingFile", "frames"]
 
 _FRAME = struct.Struct("<III")
 _CRC = struct.Struct("<I")
 _HEAD_SIZE = _FRAME.size + _CRC.size
 _BUFFER_BYTES = 1 << 20
 _CRC_COVERS_FROM = 21  # of a batch: its attributes
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch of a streaming query."""
+
+    query: str
+    number: int
+    run: str | None
+    """The id of this run of the query; each start has another."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +63,8 @@ class Staged(WriterCommitMessage):
     size: int = 0
     rows: int = 0
     topics: tuple[StagedTopic, ...] = ()
-    query: tuple[str, int] | None = None
-    """The streaming query that the job belongs to, and the number of its micro-batch."""
+    micro_batch: MicroBatch | None = None
+    """What the job belongs to, if a streaming query runs it."""
     digest: int | None = None
     """A sum over the records, whatever their order; None where none is needed."""
 

@@ -4,9 +4,10 @@
 
     writer    "query <id> to <target>" of a streaming query, "app <name> to <target>" of a write with txnAppId; the
               target is "topic <name>", or "topics by column". Before format 4: without " to <target>"
-    plan      a fingerprint of what the batch was made from. Empty before format 4
-                "offsets <SHA-256>"    Spark's plan of the batch: where it ends in each source (spark/checkpoint.py)
-                "records <sum>"        the records themselves, in any order, where the plan cannot be read
+    plan      a fingerprint of the batch: names and values, spaces between them. Empty before format 4
+                offsets <SHA-256>         Spark's plan: where the batch ends in each source (spark/checkpoint.py)
+                records <sum>/<count>     the records themselves, in any order
+                run <id>                  the run of the streaming query
     ends      where the batch ended in its sources, for startingOffsets of another query; empty if it is not known
 
 A row is the last batch of a writer; numbers only grow. It is written in the SQLite transaction that commits the batch's
@@ -21,8 +22,10 @@ Promises
   M2  The table is bounded. A row goes when its writer has been silent for SILENT_MS and KEPT others are younger: a
       store with fewer writers than that never forgets one.
   M3  A row that is not what was written is an error, as in the catalog.
-  M4  A batch is skipped only if writer, target, number and fingerprint are those of the row; else BatchConflict. A row
-      without a fingerprint, of an older format, stands for the batch of its number.
+  M4  A batch is skipped only if writer, target, number and fingerprint are those of the row; else BatchConflict.
+      Fingerprints are the same if the offsets are, or, where these are not known, the records. With the same offsets,
+      other records are those of a query that gives others each time it runs; in one run they are another write.
+      A row without a fingerprint, of an older format, stands for the batch of its number.
 """
 
 from __future__ import annotations
@@ -177,23 +180,42 @@ def _is_committed(execute: Execute, batch: BatchId) -> bool:
     row = _row(execute, batch.key) or _row(execute, batch.writer)
     if row is None or batch.number > row.number:
         return False
-    if batch.number == row.number:
-        compared = batch.plan.split(" ")[0] == row.plan.split(" ")[0] == "offsets"
-        if row.plan in (batch.plan, "") or (batch.may_differ and not compared):
-            return True
+    if batch.number == row.number and _is_same(batch, row):
+        return True
     raise _conflict(batch, row)
+
+
+def _is_same(batch: BatchId, row: _Row) -> bool:
+    sent, there = _parts(batch.plan), _parts(row.plan)
+    same = {name: sent[name] == there[name] for name in sent.keys() & there.keys()}
+    if "offsets" in same:
+        return same["offsets"] and (same.get("records", True) or not same.get("run"))
+    return same.get("records", not there) or batch.may_differ
+
+
+def _parts(plan: str) -> dict[str, str]:
+    words = plan.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _conflict(batch: BatchId, row: _Row) -> BatchConflict:
     name, from_query = batch.writer.split(" ", 1)[1], batch.writer.startswith("query ")
     what = f"query {name}: batch" if from_query else f"txnAppId {name!r}: txnVersion"
     where = f" ({batch.file})" if batch.file else ""
+    sent, there = _parts(batch.plan), _parts(row.plan)
+    has_plan = "offsets" in sent and "offsets" in there
     if batch.number < row.number:
         message = (
             f"{what} {batch.number}{where} comes after {row.number}, which is in the log ({batch.target}):"
             " nothing was written; the checkpoint is older than the log, or two drivers write under one name"
         )
-    elif batch.plan.startswith("offsets "):
+    elif has_plan and sent["offsets"] == there["offsets"]:
+        message = (
+            f"{what} {batch.number} was used already for another write of this micro-batch ({batch.target}):"
+            " nothing was written"
+        )
+        return BatchConflict(message, hint="give each write of a micro-batch a txnAppId of its own")
+    elif has_plan:
         message = (
             f"{what} {batch.number} is in the log ({batch.target}), but was planned again with other offsets{where}:"
             " nothing was written; the checkpoint was lost in part, put back from a copy, or is used twice"
@@ -209,6 +231,6 @@ def _conflict(batch: BatchId, row: _Row) -> BatchConflict:
         f"put back the newer checkpoint, or go on with a new checkpointLocation{name_too} and {start}:"
         f" batch {row.number} ended there"
     )
-    if not batch.plan.startswith("offsets ") and batch.number == row.number:
+    if not has_plan and batch.number == row.number:
         hint = f"onConflict=skip if it is the same batch; else {hint}"
     return BatchConflict(message, hint=hint)
