@@ -340,6 +340,44 @@ def test_two_writes_of_a_micro_batch_to_one_topic_need_two_names(
         base.run(base.rows(spark).writeStream.foreachBatch(save))
 
 
+@pytest.mark.soak
+def test_a_table_of_windows_whose_checkpoint_was_rolled_back_is_not_updated(spark: Any, tmp_path: Path) -> None:
+    base = Base(tmp_path, "aggregate")
+    with klamm.open(base.store) as store:
+        store.create_topic("in")
+
+    def run() -> dict[bytes, Any]:
+        pipelines.aggregate(
+            spark,
+            base.store,
+            "in",
+            "counts",
+            window="1000 days",
+            watermark="1 day",
+            table=True,
+            checkpoint=tmp_path / "pipeline",
+        )
+        return counts()
+
+    def counts() -> dict[bytes, Any]:
+        with klamm.open(base.store) as store, store.table("counts") as table:
+            return {key: json.loads(value)["count"] for key, value in table.items()}
+
+    base.append(BATCH)
+    assert list(run().values()) == [BATCH]
+    shutil.copytree(tmp_path / "pipeline", tmp_path / "older")
+    base.append(BATCH)
+    before = run()
+    assert list(before.values()) == [2 * BATCH]
+    base.append(MORE)
+    shutil.rmtree(tmp_path / "pipeline")
+    (tmp_path / "older").rename(tmp_path / "pipeline")
+    said = r"txnVersion \d .*(planned again with other offsets|comes after).*begin again in a new one"
+    with pytest.raises(klamm.KlammError, match=said):
+        run()
+    assert counts() == before
+
+
 def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_and_loses_none(
     spark: Any, bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

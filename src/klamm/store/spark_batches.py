@@ -43,6 +43,7 @@ __all__ = [
     "BY_COLUMN",
     "KEPT",
     "MAX_ENDS",
+    "PIPELINES",
     "SCHEMA",
     "SCHEMA_4",
     "SILENT_MS",
@@ -60,6 +61,8 @@ KEPT = 10_000
 SILENT_MS = 30 * 24 * 3_600_000
 MAX_ENDS = 4096  # characters
 BY_COLUMN = "topics by column"
+PIPELINES = ("pipeline ", "klamm.archive.")
+"""How a txnAppId of a pipeline begins: its checkpoint is in a folder of its own."""
 
 SCHEMA = """
 CREATE TABLE spark_batches (
@@ -225,6 +228,8 @@ def _conflict(batch: BatchId, row: _Row) -> BatchConflict:
             f"{what} {batch.number} is in the log ({batch.target}) with other records: nothing was written;"
             " the batch was planned again, or what it computes differs each time"
         )
+    if not from_query and name.startswith(PIPELINES):
+        return BatchConflict(message, hint="put the pipeline's folder back as it was, or begin again in a new one")
     start = f"startingOffsets={row.ends}" if row.ends else "startingOffsets"
     name_too = "" if from_query else ", another txnAppId"
     hint = (
