@@ -15,6 +15,23 @@ ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
 MUTANTS = [
     Mutant(
+        "the max_timestamp of a client's batch is believed",
+        "a false header deletes nothing and keeps nothing",
+        (("src/klamm/kafka/apis/produce.py", "    if max_timestamp != header.max_timestamp:", "    if False:"),),
+        (
+            (
+                "tests/kafka/test_timestamps.py::"
+                "test_a_false_max_timestamp_neither_deletes_acknowledged_records_nor_hides_them_nor_keeps_them"
+            ),
+        ),
+    ),
+    Mutant(
+        "a fetch waits at the end of a segment",
+        "as in Kafka, a fetch does not wait while the next segment has more",
+        ((FETCH, " or self.is_followed else None", " else None"),),
+        (f"{FETCH_TESTS}::test_a_fetch_does_not_wait_at_the_end_of_a_segment_when_the_next_one_has_more",),
+    ),
+    Mutant(
         "a heartbeat of any generation is taken",
         "kafka/coordinator.py C4",
         (

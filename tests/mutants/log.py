@@ -10,6 +10,8 @@ READER = "src/klamm/log/reader.py"
 SPANS = "src/klamm/log/aborted_spans.py"
 PARTITION = "src/klamm/log/partition.py"
 CLEANING = "src/klamm/log/cleaning.py"
+CLEANING_TESTS = "tests/log/test_cleaning.py"
+HOUSEKEEPING = "src/klamm/log/housekeeping.py"
 DIRECTORY = "src/klamm/store/directory.py"
 TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
 SYNC_TESTS = "tests/log/test_sync.py"
@@ -185,6 +187,24 @@ MUTANTS = [
         "promise 7",
         ((CLEANING, "_DAMAGED = (1 << 63) - 1", "_DAMAGED = 0"),),
         (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
+    ),
+    Mutant(
+        "records expire by one clock",
+        "neither a wrong clock nor a timestamp deletes a young record",
+        (
+            (
+                HOUSEKEEPING,
+                "        clock_ms = self._heads.expiry_ms()\n        try:",
+                "        clock_ms = self._heads.clock_ms()\n        try:",
+            ),
+        ),
+        (f"{CLEANING_TESTS}::test_a_clock_that_was_ahead_at_boot_expires_nothing_young_and_blocks_nothing",),
+    ),
+    Mutant(
+        "a timestamp in the future keeps a segment",
+        "neither a wrong clock nor a timestamp keeps old records forever",
+        ((CLEANING, "    if 0 <= youngest <= clock_ms or", "    if 0 <= youngest or"),),
+        (f"{CLEANING_TESTS}::test_a_record_from_the_future_does_not_switch_retention_off",),
     ),
     Mutant(
         "a torn tail is not set aside",
