@@ -15,6 +15,7 @@ HOUSEKEEPING = "src/klamm/log/housekeeping.py"
 DIRECTORY = "src/klamm/store/directory.py"
 TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
 SYNC_TESTS = "tests/log/test_sync.py"
+STOPPED_TESTS = "tests/crash/test_stopped_process.py"
 KILLED_WRITER_TESTS = "tests/crash/test_killed_writer.py"
 POWER_CUT_TESTS = "tests/crash/test_power_cut.py"
 LOOKUP_TESTS = "tests/log/test_lookup.py"
@@ -79,6 +80,24 @@ MUTANTS = [
         (
             f"{KILLED_WRITER_TESTS}::test_a_syncer_killed_at_any_step_acks_nothing_that_is_not_on_disk_and_blocks_nobody",
         ),
+    ),
+    Mutant(
+        "a syncer that was replaced publishes all the same",
+        "H5",
+        (
+            (
+                SYNC,
+                "    if not klamm_exchange(&w.slot.flushed, word, <uint64_t>now.next_offset | w.generation):\n",
+                "    store64(&w.slot.flushed, <uint64_t>now.next_offset | w.generation)\n    if False:\n",
+            ),
+        ),
+        (f"{STOPPED_TESTS}::test_a_syncer_that_was_replaced_changes_nothing_when_it_goes_on",),
+    ),
+    Mutant(
+        "whoever syncs slowly is replaced",
+        "guide/durability.md: a disk that takes long to sync replaces nobody",
+        ((SYNC, "        return stopped\n", "        return True\n"),),
+        (f"{STOPPED_TESTS}::test_a_process_that_syncs_slowly_but_runs_is_not_replaced",),
     ),
     Mutant(
         "the directory is not synced",

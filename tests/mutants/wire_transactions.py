@@ -23,8 +23,8 @@ MUTANTS = [
         (
             (
                 WIRE,
-                "        if members is None or not members.try_hold(SERVER):\n",
-                "        if members is None or (members.try_hold(SERVER) and False):\n",
+                "            if self._core.members is None or not held.take(SERVER, SERVER):\n",
+                "            if self._core.members is None or (held.take(SERVER, SERVER) and False):\n",
             ),
         ),
         (f"{DESK_TESTS}::test_a_person_can_abort_a_clients_transaction",),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from klamm.disk._os import HeldBytes
+from klamm.disk.locks import group_region
 from klamm.errors import CommitGap, GroupBusy, InvalidSetting, NotAStore, UnknownGroup, UnknownTopic
 from klamm.store import directory
 from klamm.store.check import check
@@ -27,7 +29,20 @@ def core(tmp_path: Path) -> Iterator[Core]:
 
 def join(core: Core, name: str = "g", member: str | None = None, *, rejoin_ms: int = 0, max_size: int = 10) -> Seat:
     member_id = f"id-{len(core.groups.rows(0)) if core.groups.names() else 0}-{member}"
-    return core.groups.join(name, member_id, member, EVERYTHING, rejoin_ms, max_size)
+    return core.groups.join(
+        name, member_id, member, EVERYTHING, rejoin_ms, max_size, lambda byte, seat: hold(core, byte)
+    )
+
+
+def hold(core: Core, byte: int) -> bool:
+    assert core.members is not None
+    return core.members.try_hold(byte)
+
+
+def leave(core: Core, seat: Seat, *, keep_row: bool) -> None:
+    assert core.members is not None
+    core.members.release(group_region(seat.group.number) + seat.place)
+    core.groups.left(seat, keep_row=keep_row)
 
 
 def topic_id(core: Core) -> str:
@@ -41,8 +56,8 @@ def test_a_member_gets_the_lowest_free_place_and_a_named_one_its_own(core: Core)
     a, b, named = join(core), join(core), join(core, member="m")
     assert [seat.place for seat in (a, b, named)] == [0, 1, 2]
     assert core.groups.live_places(a.group.number) == {0, 1, 2}
-    core.groups.leave(a, keep_row=False)
-    core.groups.leave(named, keep_row=True)
+    leave(core, a, keep_row=False)
+    leave(core, named, keep_row=True)
     assert [row.place for row in core.groups.rows(0)] == [1, 2]
     assert [join(core).place for _ in range(2)] == [0, 3]
     again = join(core, member="m")
@@ -77,7 +92,7 @@ def test_a_late_member_is_expired_unless_it_is_back(core: Core) -> None:
     (row,) = core.groups.rows(0)
     core.groups.expire(0, row)
     assert len(core.groups.rows(0)) == 1
-    core.groups.leave(named, keep_row=True)
+    leave(core, named, keep_row=True)
     core.groups.expire(0, row._replace(joined_ms=row.joined_ms - 1))  # it was another life of it that was late
     assert len(core.groups.rows(0)) == 1
     core.groups.expire(0, row)
@@ -86,8 +101,11 @@ def test_a_late_member_is_expired_unless_it_is_back(core: Core) -> None:
 
 def test_a_join_that_fails_leaves_nothing_behind(core: Core) -> None:
     before = core.groups._held(0, 1 << 62)
+    seats: list[HeldBytes[str, Seat]] = [HeldBytes(core.members)]
     with pytest.raises(TypeError):
-        core.groups.join("g", "id", None, {"topics": object()}, 0, 10)
+        core.groups.join("g", "id", None, {"topics": object()}, 0, 10, lambda byte, seat: seats[0].take("", byte, seat))
+    assert core.groups._held(0, 1 << 62) != before, "the byte is the caller's to release"
+    seats.clear()
     assert core.groups._held(0, 1 << 62) == before
     assert core.groups.names() == []
 
@@ -97,7 +115,7 @@ def test_the_number_of_a_group_is_never_given_again(core: Core) -> None:
     for name in ("a", "b", "a"):
         seat = join(core, name)
         numbers.append(seat.group.number)
-        core.groups.leave(seat, keep_row=False)
+        leave(core, seat, keep_row=False)
         core.groups.delete(name)
     assert numbers == [0, 1, 2]
     with pytest.raises(UnknownGroup):
@@ -118,7 +136,7 @@ def test_a_door_is_claimed_when_nobody_sits_at_the_other(core: Core) -> None:
     seat = join(core)
     with pytest.raises(GroupBusy, match="have the store open"):
         groups.claim_door("g", "kafka")
-    groups.leave(seat, keep_row=False)
+    leave(core, seat, keep_row=False)
     group = groups.claim_door("g", "kafka")
     assert group.door == "kafka"
     with pytest.raises(GroupBusy, match="Kafka server"):

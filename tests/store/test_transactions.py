@@ -231,10 +231,10 @@ def test_a_transaction_from_before_the_boot_is_over(store: klamm.Store) -> None:
 
 def test_a_clock_of_another_boot_ends_nothing_that_is_alive(store: klamm.Store) -> None:
     all_of = core_of(store).transactions
-    begin(store, 0, timeout_ms=1)
+    mine = begin(store, 0, timeout_ms=1)
     all_of._boot_id = "another"
     all_of.resolve()
-    assert [info.state for info in store.transactions()] == ["ongoing"]
+    assert [(info.state, info.producer_id) for info in store.transactions()] == [("ongoing", mine.producer_id)]
 
 
 def test_what_is_open_in_a_log_and_in_no_row_is_aborted(store: klamm.Store) -> None:

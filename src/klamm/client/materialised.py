@@ -34,7 +34,9 @@ from klamm.client import ending
 from klamm.client import rocks as rocksdb
 from klamm.client.applying import Applying, Lost, Place
 from klamm.disk import fork
+from klamm.disk._os import HeldBytes
 from klamm.disk.locks import TABLE
+from klamm.disk.threads import DaemonThread, StopFlag
 from klamm.errors import Forked, StoreBusy, StoreError, UnknownTopic
 from klamm.log.head import Watch, wait_any
 
@@ -88,11 +90,12 @@ class Materialised:
         self.generation = 0
         self.applying = Applying(core.heads)
         self._byte = TABLE + opened.topic.partitions[0]
+        self._held: HeldBytes[int, None] = HeldBytes(core.members)  # that byte, while it maintains the table
         self._directory = f"{core.path}/tables/{opened.topic.directory}"
         self._own: str | None = None  # a directory that goes when this is closed
         self._mutex = threading.RLock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stop = StopFlag()
+        self._thread: DaemonThread | None = None
         self._complaint = ""
         self._use(None)
         self._arrange(opened.partitions())
@@ -291,7 +294,7 @@ class Materialised:
                 "this process was forked from one that used tables, and cannot make a table of its own",
                 hint="start processes with the method spawn, or open tables only after the fork",
             )
-        if members is not None and not members.try_hold(self._byte):
+        if members is not None and not self._held.take(self._byte, self._byte):
             return False
         try:
             self._open()
@@ -299,8 +302,8 @@ class Materialised:
         except rocksdb.Held:  # whoever maintained it last has let go, but an iteration of theirs is not at its end
             return False
         finally:
-            if members is not None and not self.maintains:
-                members.release(self._byte)
+            if not self.maintains:
+                self._held.release_all()
         return True
 
     def _open(self) -> None:
@@ -362,9 +365,8 @@ class Materialised:
     # ---- the thread
 
     def start(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name=f"klamm-table-{self.name}", daemon=True)
-        self._thread.start()
+        self._stop = StopFlag()
+        self._thread = DaemonThread(self._run, f"klamm-table-{self.name}")
 
     def _run(self) -> None:
         while not self._is_over():
@@ -428,10 +430,9 @@ class Materialised:
             if not self.core.read_only:
                 self.logs[0].ring()
         thread = self._thread
-        if thread is None or thread is threading.current_thread():
+        if thread is None or thread.is_current:
             return True
-        thread.join(wait_s)
-        if thread.is_alive():
+        if not thread.join(wait_s):
             return False
         if self._thread is thread:
             self._thread = None
@@ -459,8 +460,7 @@ class Materialised:
                 if maintained and not self.core.closed and not self._moved():
                     self.applying.keep(rocks)
             rocks.close()
-        if maintained and self.core.members is not None:
-            self.core.members.release(self._byte)
+        self._held.release_all()
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
 
@@ -475,6 +475,7 @@ class Materialised:
         self.forked, self.maintains = True, False
         self.watch, self.version = _Moved(), -1
         self._mutex = threading.RLock()  # another thread of the parent may have held it
+        self._stop = StopFlag()
         self._thread = None
 
 

@@ -12,7 +12,8 @@ it waits, and at once when the store's `groups_version` moves: whoever joins, le
     commit         under `mutex`: owned, and stays owned until the commit is written
 
 Promises
-  M1  A partition is in `_owned` only while its byte is held. Both change under `mutex`.
+  M1  A partition is in `_owned` while its byte is held, the seat in `_seats`: both change in one native call under
+      `mutex`. An interrupt leaves a member that has some of its bytes, or none, and knows which.
   M2  Nothing is given up while a commit of it is being written: the watchdog waits for `mutex`, too.
   M3  A named member that is gone keeps its share for `rejoin_ms`, counted by each of the others from when it saw it
       gone. A second one that lives under its name is refused.
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.client.assignment import Assignor, Place, Share, assigned, pools, share
 from klamm.client.subscription import wanted_of
+from klamm.disk._os import HeldBytes
 from klamm.disk.locks import OWNED, group_region
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
@@ -48,6 +50,7 @@ __all__ = ["Member"]
 
 LOOK_S = 0.1  # between two looks while there are batches
 IDLE_LOOK_S = 0.2  # and while there are none
+_SEAT = "seat"
 _log = logging.getLogger("klamm")
 
 
@@ -81,8 +84,8 @@ class Member:
         self._rejoin_ms = rejoin_ms
         self._assignor = assignor
         self._interval_s = max_poll_interval_ms / 1000
-        self._seat: Seat | None = None
-        self._owned: dict[Place, _Owned] = {}  # in the order they were taken
+        self._seats: HeldBytes[str, Seat] = HeldBytes(core.members)  # one, or none
+        self._owned: HeldBytes[Place, _Owned] = HeldBytes(core.members)  # in the order they were taken
         self._lost: list[Place] = []  # by the watchdog, and not told yet
         self._closed = False
         self._version = -1  # of groups, at the last look
@@ -100,6 +103,10 @@ class Member:
         self._messages: SimpleQueue[None] = SimpleQueue()  # its put may be called by a collector of garbage
         self.group_number = -1
         self._join()
+
+    @property
+    def _seat(self) -> Seat | None:
+        return self._seats.get(_SEAT)
 
     def owns(self, topic: str, partition: int) -> bool:
         """Whether it does now; under `mutex`, whether it still will when the mutex is let go."""
@@ -119,11 +126,18 @@ class Member:
         with self.mutex:
             if self._closed:  # by another thread; whoever polls ends soon
                 return
-            self._seat = self._groups.join(
-                self.group, self.id, self.name, self._subscription.spelled(), self._rejoin_ms, limit
-            )
-            self.group_number = self._seat.group.number
             self._version, self._planned = -1, False
+            subscription = self._subscription.spelled()
+            try:
+                self._groups.join(self.group, self.id, self.name, subscription, self._rejoin_ms, limit, self._take_seat)
+            except BaseException:
+                self._seats.release_all()
+                raise
+
+    def _take_seat(self, byte: int, seat: Seat) -> bool:
+        """Under the mutex, and the write lock of klamm.db. The number is known before the byte is held."""
+        self.group_number = seat.group.number
+        return self._seats.take(_SEAT, byte, seat)
 
     def watch(self, consumer: object) -> None:
         """Start the watchdog; it ends when the member has left, or `consumer` is no more."""
@@ -165,24 +179,21 @@ class Member:
     def leave(self) -> None:
         """Give everything up, for good."""
         with self.mutex:
-            self._closed = True
-            self._messages.put(None)
-            self._vacate()
+            try:
+                self._vacate()
+            finally:
+                self._closed = True
+                self._messages.put(None)
 
     def _vacate(self) -> None:
-        """Under the mutex: first the partitions, then the place."""
-        seat, self._seat = self._seat, None
-        if seat is None or self._core.closed:  # closed: its descriptor is gone, and with it every byte
-            self._owned.clear()
-            return
-        self._release(list(self._owned))
-        self._groups.leave(seat, keep_row=self.name is not None)
-
-    def _release(self, places: Iterable[Place]) -> None:
-        assert self._core.members is not None
-        region = group_region(self.group_number) + OWNED
-        for place in places:
-            self._core.members.release(region + self._owned.pop(place).slot)
+        """Under the mutex: first the partitions, then the place, whose row goes last."""
+        seat = self._seat
+        try:
+            self._owned.release_all()
+        finally:
+            self._seats.release_all()
+        if seat is not None and not self._core.closed:
+            self._groups.left(seat, keep_row=self.name is not None)
 
     # ---- the poll thread
 
@@ -220,7 +231,7 @@ class Member:
         changed |= self._look_at_members()
         gone = [
             place
-            for place, (topic_id, slot) in list(self._owned.items())
+            for place, (topic_id, slot) in self._owned.items()
             if (known := self._topics.get(place[0])) is None or known[0] != topic_id or slot not in known[1]
         ]
         seat = self._seat
@@ -296,7 +307,8 @@ class Member:
         """Let others have them."""
         with self.mutex:
             given = [place for place in places if place in self._owned]
-            self._release(given)
+            for place in given:
+                self._owned.release(place)
             self._hungry = True  # they may be ours again, if nobody has use for them
         if given:
             self._groups.changed()
@@ -311,7 +323,6 @@ class Member:
         """What is free, up to our share."""
         if not self._hungry:
             return []
-        assert self._core.members is not None
         busy = self._groups.owned_slots(self.group_number)
         region = group_region(self.group_number) + OWNED
         taken: list[Place] = []
@@ -326,8 +337,9 @@ class Member:
                         break
                     topic_id, slots = self._topics[place[0]]
                     slot = slots[place[1]]
-                    if place not in self._owned and slot not in busy and self._core.members.try_hold(region + slot):
-                        self._owned[place] = _Owned(topic_id, slot)
+                    if place in self._owned or slot in busy:
+                        continue
+                    if self._owned.take(place, region + slot, _Owned(topic_id, slot)):
                         taken.append(place)
                         has += 1
                 hungry |= has < each.quota

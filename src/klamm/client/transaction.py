@@ -21,8 +21,8 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import Lane, patch
@@ -30,7 +30,7 @@ from klamm.client.consumer import Consumer
 from klamm.client.sending import RecordSending
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.target import codec_of, limit_of, sealed
-from klamm.disk import fork
+from klamm.disk import _os, fork
 from klamm.errors import (
     Aborted,
     CommitGap,
@@ -388,14 +388,10 @@ class Transaction(RecordSending):
             claim = self._claims[consumer] = consumer._commits.claim()
         claim.add(read if isinstance(read, Batch) else None)
 
-    @contextmanager
-    def _members_held(self) -> Iterator[None]:
+    def _members_held(self) -> AbstractContextManager[None]:
         """Their watchdogs give nothing up meanwhile. In one order, whoever does this."""
         members = {id(claim.member): claim.member for claim in self._claims.values()}
-        with ExitStack() as held:
-            for _, member in sorted(members.items()):
-                held.enter_context(member.mutex)
-            yield
+        return _os.Mutexes(member.mutex for _, member in sorted(members.items()))
 
     def _put_offsets(self, execute: Execute) -> None:
         for claim in self._claims.values():

@@ -162,6 +162,133 @@ cdef class Hold:
         return 0
 
 
+def take_byte(file, int64_t byte, bint shared):
+    """Take a byte of a LockFile for long, and record it in its `_ours`: whether it was free. See LockFile.try_hold.
+
+    One native call under the GIL, without a point at which a signal handler runs: the byte is held if it is recorded.
+    """
+    cdef dict ours = file._ours
+    cdef int fd = file.fd
+    if fd < 0 or (not shared and ours.get(byte, False)):
+        return False
+    known = ours.get(byte)
+    ours[byte] = not shared             # before the lock: it may raise MemoryError
+    if os_lock(fd, byte, F_RDLCK if shared else F_WRLCK, 0) == 0:
+        return True
+    if known is None:
+        del ours[byte]
+    else:
+        ours[byte] = known
+    if errno not in (EAGAIN, EACCES):
+        raise failed(file.path)
+    return False
+
+
+def drop_byte(file, int64_t byte):
+    """Release what `take_byte` took. Nothing is done after the file was closed, or in a forked child."""
+    cdef dict ours = file._ours
+    cdef int fd = file.fd
+    ours.pop(byte, None)
+    if fd >= 0 and os_lock(fd, byte, F_UNLCK, 0):
+        raise failed(file.path)
+
+
+def close_locks(file):
+    """Close a LockFile: all of its bytes are free then."""
+    cdef int fd = file.fd
+    (<dict>file._ours).clear()
+    file.fd = -1
+    if fd >= 0:
+        _std.close(fd)
+
+
+cdef class HeldBytes:
+    """Bytes of a LockFile that one owner holds for long, by a key of its own: {key: value}, in the order they were taken.
+
+    A byte is taken and recorded here in one native call, so an interrupt leaves it free, or held and known. When the
+    owner is dropped, whatever it still holds is released: also if its constructor was interrupted.
+    """
+    cdef object file
+    cdef dict values, numbers
+
+    def __cinit__(self, file):
+        self.file, self.values, self.numbers = file, {}, {}
+
+    def take(self, key, int64_t byte, value=None):
+        """Take `byte` alone, and let `key` have `value`. False if it is taken, be it by this process."""
+        if key in self.values:
+            raise ValueError(f"{key!r} is held already")
+        self.values[key], self.numbers[key] = value, byte
+        if take_byte(self.file, byte, False):
+            return True
+        del self.values[key], self.numbers[key]
+        return False
+
+    def release(self, key):
+        """Release the byte of `key`; nothing if there is none."""
+        byte = self.numbers.pop(key, None)
+        self.values.pop(key, None)
+        if byte is not None:
+            drop_byte(self.file, byte)
+
+    def release_all(self):
+        for key in list(self.numbers):
+            self.release(key)
+
+    def get(self, key, default=None):
+        return self.values.get(key, default)
+
+    def items(self):
+        return list(self.values.items())
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+    def __contains__(self, key):
+        return key in self.values
+
+    def __iter__(self):
+        return iter(list(self.values))
+
+    def __len__(self):
+        return len(self.values)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release_all()
+
+    def __del__(self):
+        self.release_all()
+
+
+cdef class Mutexes:
+    """Several in-process locks, held for the length of a `with` block: taken in order, released in any case.
+
+    contextlib.ExitStack does that in Python, where an interrupt may come between a lock and the record of it.
+    """
+    cdef list locks
+    cdef int count
+
+    def __cinit__(self, locks):
+        self.locks = list(locks)
+
+    def __enter__(self):
+        try:
+            for lock in self.locks:
+                lock.acquire()
+                self.count += 1
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_):
+        while self.count:
+            self.count -= 1
+            self.locks[self.count].release()
+
+
 cdef class Monitor:
     """A mutex with a condition, for the threads of this process: `with monitor:`, and `monitor.wait()` inside of it.
 

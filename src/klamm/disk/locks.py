@@ -28,7 +28,6 @@ second process gets StoreBusy: one process at a time, rather than a weaker proto
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -105,8 +104,7 @@ class LockFile:
         self.unknown_after_ms = 10_000  # nor one of which nobody can say whether it is stopped
         self._notes: Notes | None = None
         self._mutexes: dict[int, _os.ByteMutex] = {}
-        self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively
-        self._ours_mutex = threading.Lock()
+        self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively. Changed by native code
         with fork.guard:
             self.fd = _os.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
             fork.register(self)
@@ -157,23 +155,17 @@ class LockFile:
     def try_hold(self, byte: int, *, shared: bool = False) -> bool:
         """Take `byte` for long, or say that it is taken, be it by this process.
 
-        Who holds it exclusively may make it shared, and who shares it, exclusive.
+        Who holds it exclusively may make it shared, and who shares it, exclusive. The owner of a byte that is released
+        before the store is closed has it in a `HeldBytes`, so that an interrupt loses no track of it.
         """
-        with self._ours_mutex:
-            if self._ours.get(byte, False) and not shared:
-                return False
-            if self.fd < 0 or not _os.lock_byte(self.fd, byte, shared=shared, wait=False):
-                return False
-            self._ours[byte] = not shared
-            return True
+        return _os.take_byte(self, byte, shared)
 
     def held(self, byte: int, length: int = 1) -> list[tuple[int, int]]:
         """Which bytes of the range somebody holds, in whatever way: as (start, length), in order, apart."""
-        with self._ours_mutex:
-            if length == 1:
-                found = [(byte, 1)] if byte in self._ours else []
-            else:
-                found = [(each, 1) for each in self._ours if byte <= each < byte + length]
+        if length == 1:
+            found = [(byte, 1)] if byte in self._ours else []
+        else:
+            found = [(each, 1) for each in list(self._ours) if byte <= each < byte + length]
         if length != 1 or not found:
             found += held_by_others(self.fd, byte, length)
         return _merged(found)
@@ -184,17 +176,10 @@ class LockFile:
 
     def release(self, byte: int) -> None:
         """Let go of a byte that `try_hold` took. Nothing after `close`, or in a forked child: it is not ours there."""
-        with self._ours_mutex:
-            self._ours.pop(byte, None)
-            if self.fd >= 0:
-                _os.unlock_byte(self.fd, byte)
+        _os.drop_byte(self, byte)
 
     def close(self) -> None:
-        with self._ours_mutex:
-            self._ours.clear()
-            if self.fd >= 0:
-                os.close(self.fd)
-                self.fd = -1
+        _os.close_locks(self)
 
     def __del__(self) -> None:
         self.close()
@@ -206,7 +191,6 @@ class LockFile:
         """Nothing: the parent goes on."""
 
     def in_child(self) -> None:
-        self._ours_mutex = threading.Lock()  # some other thread of the parent may have held it
         self.close()
         self._mutexes = {}
 

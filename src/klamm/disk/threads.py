@@ -10,11 +10,36 @@ from __future__ import annotations
 import _thread
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from klamm.disk import _os
 
-__all__ = ["DaemonThread"]
+__all__ = ["DaemonThread", "StopFlag"]
+
+
+class StopFlag:
+    """What tells a thread to end, and wakes it: a threading.Event that no interrupt leaves locked."""
+
+    def __init__(self) -> None:
+        self._monitor = _os.Monitor()
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        with self._monitor:
+            self._monitor.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it is set, as soon as it is, or after that time."""
+        deadline = time.monotonic() + timeout_s
+        with self._monitor:
+            while not self._is_set and (left := deadline - time.monotonic()) > 0:
+                self._monitor.wait(left)
+        return self._is_set
 
 
 class DaemonThread:

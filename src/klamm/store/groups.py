@@ -24,9 +24,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from klamm.disk._os import HeldBytes
 from klamm.disk.locks import DOOR, MAX_GROUPS, MAX_PLACES, OWNED, LockFile, group_region, held_by_others
 from klamm.errors import (
     CommitGap,
@@ -400,42 +401,48 @@ class Groups:
         except (ValueError, TypeError):
             raise self._damaged(f"the member in place {row[1]} of group number {row[0]}") from None
 
-    def join(self, name: str, member_id: str, member: str | None, topics: Any, rejoin_ms: int, max_size: int) -> Seat:
-        """Take a place: a named member its own, others the lowest that is free. The byte first, then the row."""
-        locks = self._locks()
-        taken: int | None = None
-        try:
-            with self._database.gate(), self._database.transaction(durable=False) as execute:
-                group = self.claim(execute, name)
-                live = self.live_places(group.number)
-                rows = self._rows(execute, group.number)
-                kept = {row.place: row for row in rows if row.place in live or row.name is not None}
-                mine = next((row for row in rows if member is not None and row.name == member), None)
-                if mine is not None and mine.place in live:
-                    raise GroupBusy(f"group {name!r}: a member named {member!r} lives already")
-                if len(live) >= max_size:
-                    raise GroupBusy(
-                        f"group {name!r}: has {len(live)} members, and group.max.size is {max_size}",
-                        hint='raise it with store.alter({"group.max.size": …})',
-                    )
-                region = group_region(group.number)
-                place = mine.place if mine is not None else 0
-                while mine is None and (place in live or place in kept):
-                    place += 1
-                if place >= MAX_PLACES or not locks.try_hold(region + place):
-                    raise GroupBusy(f"group {name!r}: place {place} cannot be had")
-                taken = region + place
-                for row in rows:
-                    if row.place not in kept:
-                        execute("DELETE FROM members WHERE group_number = ? AND place = ?", (group.number, row.place))
-                row = MemberRow(place, member_id, member, topics, [], rejoin_ms, time.time_ns() // 1_000_000)
-                _put_member(execute, group.number, row)
-        except BaseException:
-            if taken is not None:
-                locks.release(taken)
-            raise
+    def join(
+        self,
+        name: str,
+        member_id: str,
+        member: str | None,
+        topics: Any,
+        rejoin_ms: int,
+        max_size: int,
+        take: Callable[[int, Seat], bool],
+    ) -> Seat:
+        """Take a place: a named member its own, others the lowest that is free. The byte first, then the row.
+
+        `take` takes the byte, so that it is the caller's from the first moment, and the caller releases it after an
+        error.
+        """
+        self._locks()
+        with self._database.gate(), self._database.transaction(durable=False) as execute:
+            group = self.claim(execute, name)
+            live = self.live_places(group.number)
+            rows = self._rows(execute, group.number)
+            kept = {row.place: row for row in rows if row.place in live or row.name is not None}
+            mine = next((row for row in rows if member is not None and row.name == member), None)
+            if mine is not None and mine.place in live:
+                raise GroupBusy(f"group {name!r}: a member named {member!r} lives already")
+            if len(live) >= max_size:
+                raise GroupBusy(
+                    f"group {name!r}: has {len(live)} members, and group.max.size is {max_size}",
+                    hint='raise it with store.alter({"group.max.size": …})',
+                )
+            place = mine.place if mine is not None else 0
+            while mine is None and (place in live or place in kept):
+                place += 1
+            seat = Seat(group, place, member_id)
+            if place >= MAX_PLACES or not take(group_region(group.number) + place, seat):
+                raise GroupBusy(f"group {name!r}: place {place} cannot be had")
+            for row in rows:
+                if row.place not in kept:
+                    execute("DELETE FROM members WHERE group_number = ? AND place = ?", (group.number, row.place))
+            row = MemberRow(place, member_id, member, topics, [], rejoin_ms, time.time_ns() // 1_000_000)
+            _put_member(execute, group.number, row)
         self.changed()
-        return Seat(group, place, member_id)
+        return seat
 
     def note_owned(self, seat: Seat, owned: Iterable[tuple[str, int]]) -> None:
         """Let others see which partitions a member has."""
@@ -444,9 +451,8 @@ class Groups:
                 if row.place == seat.place and row.id == seat.id:
                     _put_member(execute, seat.group.number, row._replace(owned=sorted(owned)))
 
-    def leave(self, seat: Seat, *, keep_row: bool) -> None:
-        """Give the place up, after every partition was; a named member's row stays."""
-        self._locks().release(group_region(seat.group.number) + seat.place)  # whatever becomes of the row
+    def left(self, seat: Seat, *, keep_row: bool) -> None:
+        """After a member has released its bytes: tell the others, and delete its row; a named member's stays."""
         self.changed()
         if not keep_row:
             with self._database.gate(), self._database.transaction(durable=False) as execute:
@@ -458,18 +464,15 @@ class Groups:
     def expire(self, number: int, row: MemberRow) -> None:
         """A named member did not come back in time: others may have its place. Unless it just did."""
         byte = group_region(number) + row.place
-        locks = self._locks()
-        with self._database.gate():
-            if not locks.try_hold(byte):
+        held: HeldBytes[int, None] = HeldBytes(self._locks())
+        with self._database.gate(), held:
+            if not held.take(byte, byte):
                 return
-            try:
-                with self._database.transaction(durable=False) as execute:
-                    execute(
-                        "DELETE FROM members WHERE group_number = ? AND place = ? AND id = ? AND joined_ms = ?",
-                        (number, row.place, row.id, row.joined_ms),
-                    )
-            finally:
-                locks.release(byte)
+            with self._database.transaction(durable=False) as execute:
+                execute(
+                    "DELETE FROM members WHERE group_number = ? AND place = ? AND id = ? AND joined_ms = ?",
+                    (number, row.place, row.id, row.joined_ms),
+                )
         self.changed()
 
     # ---- offsets

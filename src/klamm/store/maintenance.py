@@ -8,13 +8,13 @@ partition being cleaned goes on to the next.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from klamm.disk import reserve
+from klamm.disk.threads import DaemonThread, StopFlag
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.log import head
 from klamm.log.housekeeping import MEMORY_BYTES
@@ -138,28 +138,22 @@ class Maintainer:
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s > 0:
             raise InvalidSetting(f"maintain_every_s: {every_s!r} does not fit", hint="want seconds, more than 0")
         self._every_s = every_s
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over = StopFlag()
+        self._thread: DaemonThread | None = None
 
     def start(self, store: Maintained) -> None:
         """Begin; also in a forked child, which the thread is not copied to."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=_look_after,
-            args=(weakref.ref(store), self._every_s, self._over),
-            name="klamm-maintainer",
-            daemon=True,
-        )
-        self._thread.start()
+        self._over = over = StopFlag()
+        self._thread = DaemonThread(_look_after, "klamm-maintainer", weakref.ref(store), self._every_s, over)
 
     def stop(self) -> None:
         """Return when the thread has ended; a compaction is given up where it is."""
         self._over.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self._thread.is_current:
             self._thread.join()
 
 
-def _look_after(found: weakref.ref[Any], every_s: float, over: threading.Event) -> None:
+def _look_after(found: weakref.ref[Any], every_s: float, over: StopFlag) -> None:
     while not over.wait(every_s):
         store = found()
         if store is None:

@@ -50,6 +50,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from klamm.disk._os import HeldBytes
 from klamm.disk.locks import TRANSACTION
 from klamm.errors import Aborted, Fenced, KlammError, NotAStore, TransactionError, UnknownTopic
 from klamm.store.marking import (
@@ -95,7 +96,7 @@ _COLUMNS = "producer_id, epoch, state, name, timeout_ms, boot_id, started_boot_m
 class Identity:
     """A producer id of this process, and the epoch of its next transaction, or of the one that it is in."""
 
-    __slots__ = ("epoch", "name", "partitions", "producer_id", "spoiled")
+    __slots__ = ("epoch", "held", "name", "partitions", "producer_id", "spoiled")
 
     def __init__(self, producer_id: int, name: str | None) -> None:
         self.producer_id = producer_id
@@ -105,6 +106,8 @@ class Identity:
         """Those that are registered."""
         self.spoiled = False
         """Not to be used again."""
+        self.held: HeldBytes[int, None] | None = None
+        """The byte of the producer id, while this process has it; released when the identity is dropped."""
 
 
 class _Row(NamedTuple):
@@ -152,7 +155,8 @@ class Transactions:
         made = Identity(core.catalog.allocate_producer_id(), name)
         members = core.members
         assert members is not None
-        if not members.try_hold(TRANSACTION + made.producer_id):
+        made.held = HeldBytes(members)
+        if not made.held.take(made.producer_id, TRANSACTION + made.producer_id):
             raise NotAStore(
                 f"{core.path}/members: producer id {made.producer_id} is new, and held by another process",
                 hint="was klamm.db replaced by an older one while the store was in use?",
@@ -250,9 +254,8 @@ class Transactions:
 
     def let_go(self, mine: Identity) -> None:
         """This process will not use the producer id again. What it left undone is a resolver's."""
-        members = self._core.members
-        if members is not None and not self._core.closed:
-            members.release(TRANSACTION + mine.producer_id)
+        if mine.held is not None:
+            mine.held.release_all()
 
     def tidy(self, names: Iterable[Identity] = ()) -> None:
         """Step 7 for everything of this process, and away with the names that these hold."""

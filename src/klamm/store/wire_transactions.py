@@ -40,6 +40,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from klamm.disk._os import HeldBytes
 from klamm.disk.locks import SERVER
 from klamm.errors import KlammError, NotAStore, OutOfOrderSequence, UnknownTopic
 from klamm.store.groups import OffsetRow, checked_name, put_offsets
@@ -397,15 +398,13 @@ class WireTransactions:
             rows = [row for row in self._rows(execute) if of in (None, row.producer_id)]
         if not stuck and not any(row.is_prepared or (row.is_ongoing and self.timed_out(row)) for row in rows):
             return
-        members = self._core.members
-        if members is None or not members.try_hold(SERVER):
-            self._reported.update(stuck)  # for the server, if it lives in this process
-            return
-        try:
+        held: HeldBytes[int, None] = HeldBytes(self._core.members)
+        with held:
+            if self._core.members is None or not held.take(SERVER, SERVER):
+                self._reported.update(stuck)  # for the server, if it lives in this process
+                return
             self.resolve_held(of)
             self.end_strays(stuck)
-        finally:
-            members.release(SERVER)
 
     def fence(self, execute: Execute, producer_id: int) -> bool:
         """Inside of a transaction: abort what it has open. Whether it has something open."""
