@@ -29,7 +29,7 @@ from klamm.errors import ReadOnly, StoreError, TopicExists
 from klamm.log.head import EVENTFUL
 from klamm.store import directory
 from klamm.store.deletion import delete_topic, sweep
-from klamm.types import Appended, PartitionInfo, TopicInfo, TransactionInfo, html_table
+from klamm.types import Appended, Cut, PartitionInfo, TopicInfo, TransactionInfo, html_table
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -67,9 +67,8 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
     `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
     at your own risk. `maintain_every_s` lets a thread call `maintain()` every so many seconds, until the store is
-    closed: that is what compacts topics. `busy_timeout_ms`: how long a call waits for a lock whose holder does nothing
-    before it raises StoreBusy; 0: not at all, -1: without limit, None: 30 s, or what another open of the store in this
-    process has said.
+    closed: that compacts topics. `busy_timeout_ms`: how long a call waits for a lock before it raises StoreBusy; 0: not
+    at all, -1: without limit, None: 30 s, or what another open of the store in this process has said.
     """
     return Store(
         path,
@@ -237,9 +236,7 @@ class Store(GroupAdmin):
 
     def delete_topic(self, name: str) -> None:
         """Delete the topic and its records. Whoever still appends to it, in any process, gets UnknownTopic."""
-        core = self._acquired()
-        if self._read_only:
-            raise ReadOnly(f"{self._path}: opened for reading only")
+        core = self._writable()
         delete_topic(core, name)
         self._targets.pop(name, None)
 
@@ -496,17 +493,20 @@ class Store(GroupAdmin):
         partitions = {number: opened.partition(number) for number in before}
         return {number: partition.delete_before(before[number]) for number, partition in partitions.items()}
 
+    def cuts(self, topic: str) -> list[Cut]:
+        """Return the files with what recovery or repair cut off the topic's logs: `klamm salvage` prints them."""
+        from klamm.store import salvage
+
+        return salvage.cuts_of(self._acquired().path, self._acquired().catalog.topic(topic))
+
     def maintain(self) -> None:
         """Sync and note how far, remove what retention says, compact what is worth it, sweep."""
         self._maintain(lambda: False)
 
     def _maintain(self, is_over: Callable[[], bool]) -> None:
-        core = self._acquired()
-        if self._read_only:
-            raise ReadOnly(f"{self._path}: opened for reading only")
         from klamm.store.maintenance import maintain
 
-        maintain(core, is_over)
+        maintain(self._writable(), is_over)
 
     def compact(
         self,
@@ -519,15 +519,12 @@ class Store(GroupAdmin):
         """Compact a topic, or all whose cleanup.policy says so, where `min.cleanable.dirty.ratio` is reached.
 
         `force` closes the active segments first and compacts whatever there is. `memory_bytes` is for the table of
-        keys, 24 bytes each; when it is full, another pass goes on. `progress` is called with topic, partition, bytes
-        done, and bytes in all; what it raises ends the compaction, and nothing is lost.
+        keys, 24 bytes each. `progress` is called with topic, partition, bytes done, and bytes in all; what it raises
+        ends the compaction, and nothing is lost.
         """
-        core = self._acquired()
-        if self._read_only:
-            raise ReadOnly(f"{self._path}: opened for reading only")
         from klamm.store.maintenance import compact
 
-        return compact(core, topic, force=force, memory_bytes=memory_bytes, progress=progress)
+        return compact(self._writable(), topic, force=force, memory_bytes=memory_bytes, progress=progress)
 
     def backup(
         self, destination: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
@@ -579,6 +576,11 @@ class Store(GroupAdmin):
                 if self._maintainer is not None:
                     self._maintainer.start(self)
             return self._core
+
+    def _writable(self) -> Core:
+        if self._read_only:
+            raise ReadOnly(f"{self._path}: opened for reading only")
+        return self._acquired()
 
     def before_fork(self) -> None:
         """Nothing: the child starts anew."""

@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "Committed",
     "CompactionReport",
+    "Cut",
     "GroupInfo",
     "GroupMember",
     "GroupOffset",
@@ -68,6 +69,16 @@ class Committed(NamedTuple):
     @property
     def position(self) -> Position:
         return Position(self.offset, self.leader_epoch)
+
+
+class Cut(NamedTuple):
+    """A file with what was cut off a partition's log."""
+
+    topic: str
+    partition: int
+    path: str
+    size: int
+    cut_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def use(log: Partition, records: Records, dice: random.Random) -> None:
 def nothing_is_lost(root: Path, before: Files, struck: Case) -> None:
     """What the damage had left of the logs is there still, or set aside; all of it below the recovery point."""
     [known] = [point.parse(data) for name, data in before.items() if name.endswith("/recovery")]
-    assert known is not None
+    assert isinstance(known, point.Point)
     now = snapshot_of(root)
     for name, data in before.items():
         if not name.endswith(".log"):

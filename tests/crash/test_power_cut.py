@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.crash.cases import memory_directory, run_cases, seed_of
 from tests.crash.oracle import Promises
 from tests.crash.powercut import Disk
 from tests.crash.workload import sealed
+from tests.procs import children
 from tests.rig import Rig
 
 WORKLOAD = Path(__file__).with_name("workload.py")
@@ -160,12 +162,18 @@ def test_a_log_that_lost_all_its_files_starts_in_an_epoch_that_it_never_had(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = scratch / "store"
-    with klamm.open(path) as store:
+
+    def until_the_outage() -> None:
+        store = klamm.open(path)
         store.create_topic("orders")
         store.append("orders", b"lost", acks=1)
         with store.consumer("orders", group="g", wait_ms=0) as consumer:
             assert [record.value for record in consumer] == [b"lost"]
             consumer.commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with children() as start:
+        assert os.WTERMSIG(start(until_the_outage).ended()) == signal.SIGKILL
     (files,) = path.glob("topics/*/0")
     shutil.rmtree(files)  # neither its name nor what is in it was synced
     monkeypatch.setattr(directory, "boot_id", lambda: b"after the outage")

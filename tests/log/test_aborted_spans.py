@@ -88,10 +88,10 @@ def test_a_reader_that_follows_reads_each_entry_once(rig: Rig, monkeypatch: pyte
             while reader.read():
                 pass
     assert len(partition.segments()) > 5
-    assert read == 200
+    assert read == 201  # the first one twice: files that are met for the first time are compared with the point
 
 
-def test_a_file_that_was_replaced_is_read_again(rig: Rig) -> None:
+def test_a_file_that_was_replaced_by_an_older_one_is_made_again_from_the_log(rig: Rig) -> None:
     partition = rig.partition(1, segment_bytes=1 << 20)
     abort(partition, 3)
     spans = AbortedSpans(partition)
@@ -100,11 +100,11 @@ def test_a_file_that_was_replaced_is_read_again(rig: Rig) -> None:
     aborted.write(partition.directory, 0, aborted.load(partition.directory, 0)[:2])
     partition.log.bump_segments_version()
     spans.refresh(0)
-    assert spans.within(0, 100) == [(7, 0), (7, 2)]
-    assert not spans.covers(7, 4)
+    assert spans.within(0, 100) == [(7, 0), (7, 2), (7, 4)]
+    assert len(aborted.load(partition.directory, 0)) == 3
 
 
-def test_a_torn_entry_is_read_when_it_is_whole(rig: Rig) -> None:
+def test_a_torn_entry_of_an_abort_that_was_committed_is_made_again_from_the_log(rig: Rig) -> None:
     partition = rig.partition(1, segment_bytes=1 << 20)
     abort(partition, 2)
     path = f"{partition.directory}/{0:020}.aborted"
@@ -113,12 +113,8 @@ def test_a_torn_entry_is_read_when_it_is_whole(rig: Rig) -> None:
         file.truncate(len(data) - 9)
     spans = AbortedSpans(partition)
     spans.refresh(0)
-    assert spans.within(0, 100) == [(7, 0)]
-    with open(path, "r+b") as file:
-        file.write(data)
-    partition.log.bump_segments_version()
-    spans.refresh(0)
     assert spans.within(0, 100) == [(7, 0), (7, 2)]
+    assert len(aborted.load(partition.directory, 0)) == 2
 
 
 @st.composite

@@ -298,7 +298,8 @@ def test_a_deletion_is_on_disk_before_a_file_goes(rig: Rig) -> None:
         partition.delete_before(7)
     _os.trap(0)
     known = point.load(partition.directory)
-    assert known is not None and known.log_start == 7
+    assert isinstance(known, point.Point)
+    assert known.log_start == 7
     assert partition.ends()[:2] == (7, 10)
     assert log_file(partition, 0).exists()
     partition.delete_before(7)

@@ -345,7 +345,7 @@ def test_a_marker_stays_while_a_record_of_its_transaction_does(rig: Rig) -> None
         move_clock(rig, DAY)
         partition.compact(force=True)
     assert [header.is_control for header in walk(log_file(partition, 0).read_bytes())] == [False, True, False]
-    for path in [*Path(partition.directory).glob("*.snapshot"), Path(partition.directory, "recovery")]:
+    for path in Path(partition.directory).glob("*.snapshot"):
         path.unlink()
     power_cut(partition)
     partition = again(rig, partition, delete_retention_ms=0)

@@ -16,6 +16,7 @@ from klamm.disk import _os
 from klamm.errors import Fenced, KlammError, OutOfOrderSequence
 from klamm.log import head, producers, segment
 from klamm.log.partition import Partition
+from klamm.log.sealed import Lack
 from tests.log.logs import batch_of, flip, log_file, move_clock, power_cut, records
 from tests.procs import children
 from tests.rig import Rig
@@ -363,9 +364,9 @@ def test_every_flipped_byte_and_every_cut_of_a_snapshot_is_noticed() -> None:
     assert producers.parse(data)
     for at in range(len(data)):
         for mask in (0x01, 0x80, 0xFF):
-            assert producers.parse(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]) is None
-        assert producers.parse(data[:at]) is None
-    assert producers.parse(data + b"\0") is None
+            assert producers.parse(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]) is Lack.DAMAGED
+        assert producers.parse(data[:at]) is Lack.DAMAGED
+    assert producers.parse(data + b"\0") is Lack.DAMAGED
 
 
 def test_the_youngest_snapshot_at_or_before_an_offset_is_taken(tmp_path: Path) -> None:

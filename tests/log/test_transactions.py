@@ -16,6 +16,7 @@ from klamm.batch.header import TRANSACTIONAL
 from klamm.batch.markers import SIZE, commits, marker
 from klamm.errors import Fenced, OutOfOrderSequence
 from klamm.log import aborted, head, segment
+from klamm.log.aborted import Aborted
 from klamm.log.partition import Partition
 from tests.crash.test_killed_writer import victims
 from tests.log.logs import log_file, move_clock, power_cut
@@ -243,7 +244,7 @@ def test_the_sequence_goes_on_after_recovery_too(rig: Rig, checkpoint: str, lost
         Path(f"{partition.directory}/producers").unlink()
     again = rig.child().partition(1, segment_bytes=300)
     assert again.open_transactions() == [] and again.ends().stable == 3 and read(again) == []
-    assert aborted.spans_from(again.directory, 0) == {7: [(0, 2)]}
+    assert aborted.load_from(again.directory, 0) == {0: [Aborted(7, 0, 2)]}
     with pytest.raises(OutOfOrderSequence):
         again.append(transactional("x", 7, epoch=2, sequence=1 << 10))
     again.append(transactional("c", 7, epoch=2, sequence=2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SYNC = "src/klamm/log/_sync.pxi"
+PRODUCER_RECOVERY = "src/klamm/log/producer_recovery.py"
+MISSING_TESTS = "tests/crash/test_missing_files.py"
 RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
 SPANS = "src/klamm/log/aborted_spans.py"
@@ -33,7 +35,7 @@ MUTANTS = [
     Mutant(
         "recovery forgets what was aborted since the snapshot",
         "log/aborted.py A3",
-        ((RECOVERY, "            aborted.write(directory, base, entries)", "            pass"),),
+        ((PRODUCER_RECOVERY, "            aborted.write(directory, base, entries)", "            pass"),),
         (f"{TRANSACTIONS_TESTS}::test_recovery_finds_again_what_is_open_and_what_was_aborted",),
     ),
     Mutant(
@@ -111,7 +113,7 @@ MUTANTS = [
         (
             (
                 RECOVERY,
-                "epoch = max(boots, epochs[-1][0] + 1 if epochs else 1)",
+                "epoch = max(boots, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)",
                 "epoch = epochs[-1][0] if epochs else 0",
             ),
         ),
@@ -132,8 +134,50 @@ MUTANTS = [
     Mutant(
         "nobody misses the first segments of a log without a recovery point",
         "promise 7",
-        ((RECOVERY, "start = found[0] if damaged else 0", "start = found[0] if found else 0"),),
+        (
+            (
+                RECOVERY,
+                "and not proof.had_point:\n        return Point(epochs=())",
+                "and not proof.had_point:\n        return Point(*found[:1] * 2, epochs=())",
+            ),
+        ),
         (f"{POWER_CUT_TESTS}::test_a_log_that_was_never_synced_and_lost_its_first_segment_has_no_hole_but_is_empty",),
+    ),
+    Mutant(
+        "a bad batch below flushed_offset is a torn tail",
+        "promise 7",
+        ((RECOVERY, "    if good.offset < flushed:\n", "    if False:\n"),),
+        ("tests/store/test_deletion.py::test_a_flipped_bit_of_what_was_synced_is_damage_and_not_a_tail_after_a_boot",),
+    ),
+    Mutant(
+        "a missing recovery point never was",
+        "promise 8",
+        ((RECOVERY, "proof.exists and not proof.had_point:", "True:"),),
+        (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+    ),
+    Mutant(
+        "a missing .aborted file never was",
+        "log/aborted.py A1",
+        ((PRODUCER_RECOVERY, "    if lost is None:\n        return\n", "    return\n"),),
+        (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+    ),
+    Mutant(
+        "without a snapshot there never was a producer",
+        "log/producers.py",
+        ((PRODUCER_RECOVERY, "    return 0, []\n", "    return end, []\n"),),
+        (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+    ),
+    Mutant(
+        "a segment of a compacted log may go",
+        "promise 8",
+        ((PARTITION, "        if gone and not set(gone)", "        if False and not set(gone)"),),
+        (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+    ),
+    Mutant(
+        "heads that are older than the log are believed",
+        "log/head.py H2",
+        ((RECOVERY, "    return beyond and log.bookkeeping", "    return False and log.bookkeeping"),),
+        (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
     ),
     Mutant(
         "a torn tail stays",

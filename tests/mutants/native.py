@@ -97,10 +97,7 @@ MUTANTS = [
     Mutant(
         "a dead writer's bytes stay",
         "promise 3",
-        (
-            (APPEND, "    if w.slot.intent != now.seq:", "    if False:"),
-            (APPEND, "        if status.st_size > now.position:", "        if False:"),
-        ),
+        ((APPEND, "    if w.slot.intent != now.seq:", "    if False:"),),
         (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
     Mutant(
@@ -109,7 +106,7 @@ MUTANTS = [
         (
             (APPEND, "    store64(&w.slot.intent, now.seq + 1)\n    while done < size:", "    while done < size:"),
             (APPEND, "    before = now\n", "    before = now\n    store64(&w.slot.intent, now.seq + 1)\n"),
-            (APPEND, "        if status.st_size > now.position:", "        if False:"),
+            (APPEND, "        if status.st_size > now.position and w.slot.intent == now.seq:", "        if False:"),
         ),
         (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),

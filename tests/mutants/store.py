@@ -7,8 +7,45 @@ from tests.mutants.mutant import Mutant
 GROUPS = "src/klamm/store/groups.py"
 BACKUP = "src/klamm/store/backup.py"
 REPAIR = "src/klamm/store/repair.py"
+MISSING = "tests/crash/test_missing_files.py::test_each_file_that_is_removed_or_put_back_is_made_again_or_named"
 
 MUTANTS = [
+    Mutant(
+        "a store without klamm.db is a new store",
+        "store/directory.py: a catalog is not made where topics are",
+        (
+            ("src/klamm/store/directory.py", '        if os.listdir(f"{self.path}/topics"):\n', "        if False:\n"),
+            ("src/klamm/store/directory.py", "    if not rebuild and not os.path", "    if False and not os.path"),
+            ("src/klamm/store/directory.py", "        if changes < known:\n", "        if False:\n"),
+        ),
+        (MISSING,),
+    ),
+    Mutant(
+        "klamm.db may be older than the logs",
+        "store/catalog.py C8",
+        (("src/klamm/store/directory.py", "        if changes < known:\n", "        if False:\n"),),
+        (MISSING,),
+    ),
+    Mutant(
+        "maintenance removes what klamm.db does not know",
+        "store/deletion.py: nothing goes without a tombstone",
+        (
+            (
+                "src/klamm/store/deletion.py",
+                "        core.unknown_directories |= unknown\n",
+                "        for name in unknown:\n            _remove(core, name, name[-32:])\n",
+            ),
+        ),
+        (
+            "tests/store/test_deletion.py::test_a_directory_that_klamm_db_does_not_know_is_left_alone_and_can_be_put_back",
+        ),
+    ),
+    Mutant(
+        "another lock file is as good",
+        "store/presence.py",
+        (("src/klamm/store/presence.py", "        if known == ours:\n            return\n", "        return\n"),),
+        (MISSING,),
+    ),
     Mutant(
         "retention.bytes takes one segment too many",
         "promise 8",

@@ -34,7 +34,7 @@ from klamm.store.settings import Settings
 from tests.store.conftest import gate_of
 
 
-def nothing(slots: range) -> None:
+def nothing(slots: range, topic_id: str, number: int) -> None:
     """For topics whose heads no test looks at."""
 
 
@@ -55,7 +55,7 @@ def test_a_topic_comes_back_as_it_was_made(catalog: Catalog, tmp_path: Path, pat
 def test_slots_are_laid_out_before_anybody_can_see_the_topic(catalog: Catalog, tmp_path: Path, path: str) -> None:
     laid_out: list[range] = []
 
-    def prepare(slots: range) -> None:
+    def prepare(slots: range, *_: object) -> None:
         with closing(Catalog(path, gate_of(tmp_path), read_only=True)) as other:
             assert "orders" not in [topic.name for topic in other.topics()]
         laid_out.append(slots)
@@ -66,7 +66,7 @@ def test_slots_are_laid_out_before_anybody_can_see_the_topic(catalog: Catalog, t
 
 
 def test_a_topic_whose_slots_cannot_be_laid_out_is_not_there(catalog: Catalog) -> None:
-    def prepare(slots: range) -> None:
+    def prepare(slots: range, *_: object) -> None:
         raise DiskFull("heads: no space left on the device")
 
     with pytest.raises(DiskFull):
@@ -213,14 +213,17 @@ class TwoProcesses(RuleBasedStateMachine):
         self.slots: list[int] = []
         self.ids: set[str] = set()
 
+    def lay_out(self, slots: range, *_: object) -> None:
+        self.slots.extend(slots)
+
     @rule(which=st.integers(0, 1), name=names, count=st.integers(1, 3), changes=changes)
     def create(self, which: int, name: str, count: int, changes: dict[str, int]) -> None:
         clash = [other for other in self.model if other.replace(".", "_") == name.replace(".", "_")]
         if clash:
             with pytest.raises(TopicExists if clash == [name] else InvalidTopic):
-                self.catalogs[which].create_topic(name, count, changes, self.slots.extend)
+                self.catalogs[which].create_topic(name, count, changes, self.lay_out)
             return
-        topic = self.catalogs[which].create_topic(name, count, changes, self.slots.extend)
+        topic = self.catalogs[which].create_topic(name, count, changes, self.lay_out)
         assert topic.id not in self.ids
         assert topic.partitions == tuple(self.slots[-count:])
         assert topic.settings == Settings.of(changes)
@@ -231,7 +234,9 @@ class TwoProcesses(RuleBasedStateMachine):
     def grow(self, which: int, name: str, more: int) -> None:
         if name in self.model:
             old = self.model[name]
-            topic = self.catalogs[which].add_partitions(name, len(old.partitions) + more, self.slots.extend)
+            topic = self.catalogs[which].add_partitions(
+                name, len(old.partitions) + more, lambda slots, *_: self.slots.extend(slots)
+            )
             assert topic == old._replace(partitions=old.partitions + tuple(self.slots[-more:]))
             self.model[name] = topic
 

@@ -29,7 +29,7 @@ def work(directory: Path, worker: int, life: int) -> None:
     for number in range(1_000_000):
         name = f"t-{worker}-{life}-{number}"
         note("?create", name)
-        topic = catalog.create_topic(name, 1 + number % 3, {}, lambda slots: note("laid", slots[0], slots[-1]))
+        topic = catalog.create_topic(name, 1 + number % 3, {}, lambda slots, *_: note("laid", slots[0], slots[-1]))
         note("!create", name, topic.partitions[0], topic.partitions[-1])
         if number % 3 == 1:
             note("?delete", name)

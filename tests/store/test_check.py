@@ -342,8 +342,10 @@ def test_bytes_beyond_the_commit_are_found_and_cut_off(store: Path) -> None:
         (breach,) = check(core).breaches
         assert (breach.path, breach.position) == (str(path), size)
         (breach,) = check(core, repair=True).breaches
-        assert breach.repaired == "cut off"
+        assert breach.repaired
+    assert [each.read_bytes() for each in path.parent.glob(f"{path.name}.cut-*")] == [b"stray"]
     assert path.stat().st_size == size
+    assert read(store) == WHOLE
     assert check(store).breaches == []
 
 
@@ -456,7 +458,7 @@ def test_directories_that_no_topic_has_are_moved_aside(store: Path) -> None:
     (files_of(store).parent / "7").mkdir()
     (store / "topics" / "ghost-123").mkdir()
     messages = [breach.message for breach in check(store).breaches]
-    assert messages == ["no topic has this directory: was its deletion cut short?", "no partition has this directory"]
+    assert messages == ["klamm.db knows no such topic", "no partition has this directory"]
     repaired(store)
     assert sorted(name.split("-")[0] for name in os.listdir(store / "orphans")) == ["ghost", "orders"]
     assert read(store) == WHOLE
@@ -506,7 +508,7 @@ with opened(sys.argv[1]):
         assert other.stdout is not None and other.stdin is not None
         assert other.stdout.readline() == b"open\n"
         report = check(store, repair=True)
-        assert not report.ok and "other processes have the store open" in report.breaches[0].message
+        assert not report.ok and "another process has the store open" in report.breaches[0].message
         other.stdin.close()
     repaired(store)
 

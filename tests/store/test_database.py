@@ -25,7 +25,7 @@ from klamm.store.spark_batches import BatchId
 from tests.store.conftest import gate_of
 
 
-def nothing(slots: range) -> None:
+def nothing(slots: range, topic_id: str, number: int) -> None:
     """For topics whose heads no test looks at."""
 
 
@@ -139,8 +139,16 @@ def to_format_1(path: str) -> None:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             if name not in ("meta", "topics", "partitions"):
                 connection.execute(f"DROP TABLE {name}")
-        connection.execute("DELETE FROM meta WHERE key IN ('next_group', 'settings')")
+        connection.execute("DELETE FROM meta WHERE key IN ('next_group', 'settings', 'changes')")
         connection.execute("PRAGMA user_version = 1")
+    forget_new_fields(path)
+
+
+def forget_new_fields(path: str) -> None:
+    """In slot 0 of `heads`, what formats before 4 did not have: inodes of lock files, changes, store id (slot.h)."""
+    with open(f"{os.path.dirname(path)}/heads", "r+b") as heads:
+        heads.seek(208)
+        heads.write(bytes(56))
 
 
 def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing(tmp_path: Path) -> None:
@@ -164,9 +172,11 @@ def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing
 def to_format_2(path: str) -> None:
     """As the version before the Kafka server wrote it: no transactions over the wire."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches"):
+        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches", "deleted"):
             connection.execute(f"DROP TABLE {name}")
+        connection.execute("DELETE FROM meta WHERE key = 'changes'")
         connection.execute("PRAGMA user_version = 2")
+    forget_new_fields(path)
 
 
 def test_a_store_of_format_2_keeps_its_groups_and_transactions(tmp_path: Path) -> None:
@@ -192,7 +202,10 @@ def to_format_3(path: str) -> None:
             connection.execute(f"ALTER TABLE spark_batches DROP COLUMN {name}")
         row = ("query 1", 4, 1)
         connection.execute("INSERT INTO spark_batches VALUES (?, ?, ?, ?)", (*row, crc(*row)))
+        connection.execute("DROP TABLE deleted")
+        connection.execute("DELETE FROM meta WHERE key = 'changes'")
         connection.execute("PRAGMA user_version = 3")
+    forget_new_fields(path)
 
 
 def test_a_store_of_format_3_keeps_its_batches_of_spark(tmp_path: Path) -> None:
@@ -262,7 +275,7 @@ def test_the_write_ahead_log_stays_bounded(catalog: Catalog, path: str, monkeypa
     for number in range(60):
         catalog.alter_settings("orders", {"retention.ms": number})
         largest = max(largest, os.stat(path + "-wal").st_size)
-    assert largest < 100_000
+    assert largest < 200_000  # sixteen commits of two or three pages, and then some
 
 
 def test_a_reader_that_stands_still_lets_the_log_grow_but_stops_nobody(
@@ -305,7 +318,7 @@ def test_closing_leaves_one_whole_file(catalog: Catalog, tmp_path: Path) -> None
 def test_what_was_written_survives_a_kill_of_the_writer(tmp_path: Path, path: str) -> None:
     code = """
         catalog = Catalog.create(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])), "x")
-        catalog.create_topic("orders", 3, {}, lambda slots: None)
+        catalog.create_topic("orders", 3, {}, lambda slots, *_: None)
         print("done", flush=True)
         os.kill(os.getpid(), 9)
     """
@@ -334,7 +347,7 @@ def test_a_forked_child_holds_sqlites_locks_itself(tmp_path: Path, path: str) ->
         path = sys.argv[1]
         catalog = Catalog.create(path, gate_of(os.path.dirname(path)), "x")
         first = catalog.allocate_producer_id()
-        catalog.create_topic("orders", 1, {}, lambda slots: None)
+        catalog.create_topic("orders", 1, {}, lambda slots, *_: None)
         if os.fork() == 0:
             assert catalog.topic("orders")  # by a connection of its own
             catalog.database.gate = gate_of(os.path.dirname(path))
@@ -344,7 +357,7 @@ def test_a_forked_child_holds_sqlites_locks_itself(tmp_path: Path, path: str) ->
             assert mine.topic("orders")
             assert locked(path) and locked(path + "-shm")
             assert mine.allocate_producer_id() != first
-            mine.create_topic("child", 1, {}, lambda slots: None)
+            mine.create_topic("child", 1, {}, lambda slots, *_: None)
             mine.close()
             os._exit(0)
         assert os.wait()[1] == 0
@@ -364,7 +377,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
         def work():
             number = 0
             while not stop.is_set():
-                catalog.create_topic(f"t{number}", 1, {}, lambda slots: None)
+                catalog.create_topic(f"t{number}", 1, {}, lambda slots, *_: None)
                 assert catalog.topics()
                 number += 1
             print(number)
@@ -373,7 +386,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
         for n in range(15):
             if os.fork() == 0:
                 mine = Catalog(path, gate_of(os.path.dirname(path)))
-                mine.create_topic(f"c{n}", 1, {}, lambda slots: None)
+                mine.create_topic(f"c{n}", 1, {}, lambda slots, *_: None)
                 mine.close()
                 os._exit(0)
             assert os.wait()[1] == 0
@@ -419,7 +432,7 @@ def test_a_directory_that_cannot_be_written_is_read_without_missing_anything(lef
             catalog.create_topic("before", 1, {}, nothing)
         code = """
             catalog = Catalog(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])))
-            catalog.create_topic("after", 1, {}, lambda slots: None)
+            catalog.create_topic("after", 1, {}, lambda slots, *_: None)
             os.kill(os.getpid(), 9)
         """
         if left != "nothing":

@@ -73,6 +73,8 @@ cdef object damage(int code, const uint8_t *data, Py_ssize_t position, int64_t e
                 f"want {klamm_get32(p + 17):08x}")
     elif code == KLAMM_BAD_ORDER:
         what = f"base offset is {<int64_t> klamm_get64(p)}, want {expected}{'' if contiguous else ' or more'}"
+    elif code == KLAMM_BAD_EPOCH:
+        what = f"leader epoch is {<int32_t> klamm_get32(p + 12)}, less than the one before, or more than there were"
     else:
         what = "the batch is cut short"
     return CorruptBatch(f"byte {position}: {what}", position=position)
@@ -115,14 +117,16 @@ def walk(data, Py_ssize_t position=0):
 
 cdef extern from "record.h" nogil:
     int check_batches "klamm_check_batches"(
-        const uint8_t *start, int64_t size, int64_t *position, int64_t *offset, int contiguous)
+        const uint8_t *start, int64_t size, int64_t *position, int64_t *offset, int contiguous,
+        int64_t highest_epoch)
 
 
-def verify(data, int64_t expected_offset, bint contiguous):
+def verify(data, int64_t expected_offset, bint contiguous, int64_t highest_epoch=-1):
     """(bytes, next offset) of the whole batches that `data` starts with, each checked by its CRC; without the GIL.
 
     With `contiguous` each base offset must be the previous next offset, starting with `expected_offset`; else it must
-    not be less. An incomplete batch at the end is not counted. Anything wrong raises CorruptBatch with its position.
+    not be less. With `highest_epoch`, leader epochs must not fall, nor be above it. An incomplete batch at the end is
+    not counted. Anything wrong raises CorruptBatch with its position.
     """
     cdef View view = viewed(data)
     cdef Py_ssize_t size = view.size
@@ -130,10 +134,10 @@ def verify(data, int64_t expected_offset, bint contiguous):
     cdef const uint8_t *start = view.data
     cdef int code
     if size < NOGIL_SIZE:
-        code = check_batches(start, size, &position, &offset, contiguous)
+        code = check_batches(start, size, &position, &offset, contiguous, highest_epoch)
     else:
         with nogil:
-            code = check_batches(start, size, &position, &offset, contiguous)
+            code = check_batches(start, size, &position, &offset, contiguous, highest_epoch)
     if code != KLAMM_OK:
         raise damage(code, start, position, offset, contiguous)
     return position, offset

@@ -68,6 +68,7 @@ cdef extern from "record.h" nogil:
         KLAMM_BAD_COUNT
         KLAMM_BAD_CRC
         KLAMM_BAD_ORDER
+        KLAMM_BAD_EPOCH
         KLAMM_SMALLEST_RECORD
 
     ctypedef struct klamm_batch:

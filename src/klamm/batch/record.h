@@ -52,7 +52,8 @@ typedef struct {
 
 enum {
     KLAMM_OK, KLAMM_SHORT, /* SHORT: not a whole batch; all below are damage */
-    KLAMM_BAD_MAGIC, KLAMM_BAD_LENGTH, KLAMM_BAD_OFFSET, KLAMM_BAD_COUNT, KLAMM_BAD_CRC, KLAMM_BAD_ORDER
+    KLAMM_BAD_MAGIC, KLAMM_BAD_LENGTH, KLAMM_BAD_OFFSET, KLAMM_BAD_COUNT, KLAMM_BAD_CRC, KLAMM_BAD_ORDER,
+    KLAMM_BAD_EPOCH
 };
 
 /* Reads the header of the batch at p, where n bytes are left. */
@@ -79,9 +80,12 @@ static inline int klamm_read_batch(const uint8_t *p, size_t n, klamm_batch *out)
 }
 
 /* Walks whole batches from *position on, which moves along with *offset, the next one expected; contiguous: nothing may be
- * left out. An incomplete batch at the end is not counted. KLAMM_OK, or what is wrong with the batch at *position. */
-static inline int klamm_check_batches(const uint8_t *start, int64_t size, int64_t *position, int64_t *offset, int contiguous) {
+ * left out. Leader epochs, which no CRC covers, must not fall, nor rise above highest_epoch; negative: they are not
+ * looked at. An incomplete batch at the end is not counted. KLAMM_OK, or what is wrong with the batch at *position. */
+static inline int klamm_check_batches(const uint8_t *start, int64_t size, int64_t *position, int64_t *offset, int contiguous,
+                                      int64_t highest_epoch) {
     klamm_batch batch;
+    int64_t epoch = 0;
     while (*position < size) {
         int code = klamm_read_batch(start + *position, (size_t)(size - *position), &batch);
         if (code == KLAMM_SHORT) return KLAMM_OK;
@@ -89,6 +93,8 @@ static inline int klamm_check_batches(const uint8_t *start, int64_t size, int64_
         if (batch.crc != klamm_crc32c(0, start + *position + KLAMM_CRC_START, (size_t)(batch.size - KLAMM_CRC_START)))
             return KLAMM_BAD_CRC;
         if (batch.base_offset < *offset || (contiguous && batch.base_offset != *offset)) return KLAMM_BAD_ORDER;
+        if (highest_epoch >= 0 && (batch.leader_epoch < epoch || batch.leader_epoch > highest_epoch)) return KLAMM_BAD_EPOCH;
+        epoch = batch.leader_epoch;
         *position += batch.size;
         *offset = batch.next_offset;
     }

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("exchange:import_", "Append what a file holds to a topic."),
     "serve": ("serve:serve", "Serve a store to Kafka clients, until SIGTERM or SIGINT."),
     "check": ("upkeep:check", "Walk every promise of a store, and say which is broken."),
+    "salvage": ("upkeep:salvage", "Print what was cut off a log, record by record."),
     "compact": ("upkeep:compact", "Keep the latest record of each key in compacted topics."),
     "backup": ("upkeep:backup", "Copy a store as it is at one moment, while others use it."),
     "who": ("who:who", "Show which processes hold or wait for which lock."),

@@ -13,7 +13,7 @@ from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.store.settings import Settings
 
 if TYPE_CHECKING:
-    from klamm.types import TopicInfo
+    from klamm.types import Cut, TopicInfo
 
 __all__ = ["app"]
 
@@ -89,12 +89,21 @@ def show(topic: TopicArgument, store: StoreOption = None) -> None:
             "created": moment(found.created_ms),
             "settings": dict(found.settings),
             "keeps": _kept(Settings.of(found.settings)),
+            "cut_off": _cut_off(events.cuts(topic)),
         }
         if is_terminal():
             fact(about)
             facts(rows)
         else:
             fact({**about, "partitions": rows})
+
+
+def _cut_off(cuts: list[Cut]) -> str | None:
+    """Say that recovery or repair cut something off a log of the topic."""
+    if not cuts:
+        return None
+    size = size_of(sum(cut.size for cut in cuts))
+    return f"{size} in {count_of(len(cuts), 'file')}: klamm salvage prints the records"
 
 
 def _kept(settings: Settings) -> str:

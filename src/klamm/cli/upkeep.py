@@ -1,7 +1,8 @@
-"""`klamm check`, `compact`, `backup`: looking after a store."""
+"""`klamm check`, `salvage`, `compact`, `backup`: looking after a store."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +10,12 @@ from typing import Annotated
 import typer
 
 from klamm.cli.codes import DAMAGED
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progress, size_of
+from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, progress, size_of
 from klamm.cli.stores import PathArgument, StoreOption, found_path, opened, some_topics
+from klamm.client.plain import as_plain
 from klamm.errors import InvalidSetting
 
-__all__ = ["backup", "check", "compact", "one_of"]
+__all__ = ["backup", "check", "compact", "one_of", "salvage"]
 
 
 def one_of(path: str | None, store: str | None) -> str | None:
@@ -62,6 +64,7 @@ def check(
             "batches": report.batches,
             "records": report.records,
             "size": size_of(report.size) if is_terminal() else report.size,
+            "cut_off": len(report.cuts),
             "ok": report.ok,
         }
     )
@@ -72,6 +75,26 @@ def check(
         )
         typer.echo(f"klamm: {where}: {what} ({hint})", err=True)
         raise typer.Exit(DAMAGED)
+
+
+def salvage(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="The topic. [default: all]", autocompletion=some_topics)
+    ] = None,
+    store: StoreOption = None,
+    files: Annotated[bool, typer.Option("--files", help="Only name the files.")] = False,
+) -> None:
+    """Print what was cut off a log, record by record. By recovery or repair; `klamm import` reads it."""
+    from klamm.store.salvage import records_in
+
+    with opened(store, looks=True) as events:
+        found = [cut for each in ([topic] if topic else events.topics()) for cut in events.cuts(each)]
+        if files:
+            facts([{**cut._asdict(), "cut": moment(cut.cut_ms)} for cut in found], empty="nothing was cut off")
+            return
+        for cut in found:
+            for record in records_in(cut):
+                typer.echo(json.dumps(as_plain(record), ensure_ascii=False))
 
 
 def compact(

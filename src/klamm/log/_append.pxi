@@ -85,8 +85,10 @@ cdef int use_active(Writer *w, Commit *now) noexcept nogil:
             close(w.log_fd)
             w.log_fd = -1
             return R_SHORT_SEGMENT
-        if status.st_size > now.position:
-            return cut(w, now)
+        if status.st_size > now.position and w.slot.intent == now.seq:
+            close(w.log_fd)
+            w.log_fd = -1
+            return R_OLDER_HEAD                         # `heads` was put back from a backup, or somebody wrote here
     if w.slot.intent != now.seq:                        # a writer died
         return cut(w, now)
     return 0
@@ -147,8 +149,10 @@ cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timest
             close(w.index_fd)
         w.index_base = now.active_base
         w.index_fd = open_in(w, now.active_base, b".index", O_RDWR | O_CREAT)
-        if w.index_fd < 0:
+        if w.index_fd < 0 or fstat(w.index_fd, &status):
             return
+        if status.st_size < <int64_t>(sizeof(header) + count * sizeof(entry)):
+            count = 0                                   # somebody removed or cut it: it begins again
     if count == 0:
         if fstat(w.log_fd, &status):
             return
@@ -192,6 +196,9 @@ cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexc
         return -errno
     if fstat(fd, &status) or os_pwrite(fd, &entry, sizeof(entry), status.st_size // sizeof(entry) * sizeof(entry)) != sizeof(entry):
         error = -errno if errno else -EBADMSG
+    else:
+        store_i64(&w.slot.aborted_count, status.st_size // sizeof(entry) + 1)
+        store_i64(&w.slot.aborted_base, now.active_base)
     close(fd)
     fetch_add32(&w.slot.segments_version, 1)            # readers keep what they know until this changes
     return error
@@ -226,13 +233,16 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
         return R_SETTINGS_CHANGED
     if now.seq != w.slot.seq or now.crc != commit_crc(&now) or now.next_offset < flushed_offset_of(load64(&w.slot.flushed)):
         return R_DAMAGED_HEAD                           # the last: an older commit would cut off what was synced
+    if now.seq < w.last_seq:
+        return R_OLDER_HEAD
+    w.last_seq = now.seq
     if at >= 0 and at != now.next_offset:
         return R_ELSEWHERE
     error = use_active(w, &now)
     if error:
         return error
     if producer_id >= 0 or w.slot.redo_seq:
-        if w.table == NULL:
+        if w.table == NULL or not table_is_current(w):
             return R_NEEDS_PRODUCERS
         error = redo(w, &now)
         if error:
@@ -282,6 +292,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     publish(w.slot, &now)
     if producer_id >= 0:
         remember(w, batch, base_offset)
+        changed_table(w)
         store64(&w.slot.redo_seq, 0)
     maybe_index(w, &before, base_offset)
     if now.active_base != w.slot.recovery_base or now.position - w.slot.recovery_position >= RECOVERY_INTERVAL:

@@ -23,15 +23,17 @@ include "_append.pxi"
 klamm_share_trap(_os.trap_address())
 
 DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY = FLAG_DELETED, FLAG_READ_ONLY, FLAG_SYNC_FAILED, FLAG_NEEDS_RECOVERY
+NEW_HEAD = FLAG_NEW_HEAD
 OPENED, ROLLED, RECOVERY_POINT = EVENT_OPENED, EVENT_ROLLED, EVENT_RECOVERY_POINT
 RESULTS = {
     R_DELETED: "deleted", R_READ_ONLY: "read_only", R_SYNC_FAILED: "sync_failed", R_NEEDS_RECOVERY: "needs_recovery",
     R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
     R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
-    R_NOT_PLAIN: "not_plain", R_ENDED: "ended", R_ELSEWHERE: "elsewhere",
+    R_NOT_PLAIN: "not_plain", R_ENDED: "ended", R_ELSEWHERE: "elsewhere", R_OLDER_HEAD: "older_head",
     R_TOO_FAR_AHEAD: "too_far_ahead",
 }
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
+Evidence = namedtuple("Evidence", "exists flushed_offset log_start leader_epoch had_point")
 MAGIC = b"KLAMMHDS"
 INDEX_MAGIC = b"KLAMMIDX"
 INDEX_VERSION = 1
@@ -253,6 +255,7 @@ cdef class Log:
     def forget_files(self):
         """Under the append byte: close what is open, for the files below may have changed."""
         close_files(&self.w)
+        self.w.last_seq = 0
 
     def set_index(self, int64_t base, int64_t count, int64_t position):
         """Under the append byte: where the index of the active segment goes on."""
@@ -265,6 +268,26 @@ cdef class Log:
         store64(&self.w.slot.redo_seq, 0)
         store_i64(&self.w.slot.active_since_ms, since_ms)
         self.set_flushed(flushed_offset, 0)
+
+    def evidence(self):
+        """What the slot proves of a log that has to be recovered, however old the slot is: an Evidence."""
+        cdef Commit commit
+        cdef int i
+        cdef Slot *slot = self.w.slot
+        cdef int64_t flushed = flushed_offset_of(load64(&slot.flushed)), log_start = 0, epoch = 0
+        if load64(&slot.flags) & FLAG_NEW_HEAD:
+            return Evidence(False, 0, 0, 0, False)
+        for i in range(RING):
+            load_commit(&commit, &slot.ring[i])
+            if commit.crc == commit_crc(&commit) and <int>(commit.seq % RING) == i:
+                log_start, epoch = max(log_start, commit.log_start), max(epoch, <int64_t>commit.leader_epoch)
+        if load_i64(&slot.flushed_check) != ~flushed:
+            flushed = 0
+        return Evidence(True, flushed, log_start, epoch, slot.recovery_base >= 0)
+
+    def sync_head(self):
+        """Make `heads` durable."""
+        self.heads.sync()
 
     def set_recovery_point(self, int64_t base, int64_t position):
         store_i64(&self.w.slot.recovery_base, base)
@@ -378,6 +401,7 @@ cdef class Log:
         if not 0 <= offset <= FLUSHED_MAX:
             raise OverflowError(f"{self.directory}: offset {offset} is out of range")
         store64(&self.w.slot.flushed, load64(&self.w.slot.flushed) & FLUSH_GENERATION | <uint64_t>offset | flushing)
+        store_i64(&self.w.slot.flushed_check, ~offset)
         return 0
 
     # ---- what readers use
@@ -430,11 +454,11 @@ cdef class Log:
         to = <unsigned char *>PyBytes_AS_STRING(data)
         if size < 32768:                # below that, letting go of the GIL costs more than it gives
             got = os_pread(fd, to, size, position)
-            code = klamm_check_batches(to, got, &done, &expected, contiguous) if got == size else -1
+            code = klamm_check_batches(to, got, &done, &expected, contiguous, now.leader_epoch) if got == size else -1
         else:
             with nogil:
                 got = os_pread(fd, to, size, position)
-                code = klamm_check_batches(to, got, &done, &expected, contiguous) if got == size else -1
+                code = klamm_check_batches(to, got, &done, &expected, contiguous, now.leader_epoch) if got == size else -1
         if code != KLAMM_OK or done == 0:
             return None
         return (memoryview(data) if done == size else memoryview(data)[:done]), expected
@@ -468,7 +492,32 @@ cdef class Log:
 
     @property
     def has_producers(self):
-        return self.w.table != NULL
+        """Whether the table is mapped, and is the log's."""
+        return self.w.table != NULL and table_is_current(&self.w)
+
+    @property
+    def producers_seq(self):
+        """What the table has in its header, if it is the log's."""
+        return load64(&self.w.slot.producers_seq)
+
+    def unmap_producers(self):
+        """Under the append byte: the file that is mapped is not the log's any more."""
+        unmap_table(&self.w)
+
+    def seal_producers(self):
+        """Under the append byte: the table that was made again is the log's from now on."""
+        changed_table(&self.w)
+
+    @property
+    def aborted_file(self):
+        """The latest .aborted file: base offset of its segment (-1: there is none), and number of entries."""
+        return load_i64(&self.w.slot.aborted_base), load_i64(&self.w.slot.aborted_count)
+
+    @aborted_file.setter
+    def aborted_file(self, known):
+        base, count = known
+        store_i64(&self.w.slot.aborted_count, count)
+        store_i64(&self.w.slot.aborted_base, base)
 
     # ---- forks
 

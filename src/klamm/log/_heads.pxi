@@ -38,8 +38,11 @@ cdef class Heads:
         """How many slots the file holds, slot 0 included."""
         return min(os.fstat(self.fd).st_size, self.reach) // SLOT_SIZE
 
-    def lay_out(self, int64_t first, int64_t end, uint64_t flags=0):
-        """Write empty slots [first, end) in full and sync them: a sparse page on a full disk would be a SIGBUS."""
+    def lay_out(self, int64_t first, int64_t end, uint64_t flags=0, *, bytes topic_id=b"", int64_t number=0):
+        """Write empty slots [first, end) in full and sync them: a sparse page on a full disk would be a SIGBUS.
+
+        With `topic_id`, they are that topic's partitions from `number` on.
+        """
         if end > MAX_SLOTS:
             raise OverflowError(f"{self.path}: a store holds at most {MAX_SLOTS - 1} partitions in its life")
         cdef Slot slot
@@ -47,9 +50,18 @@ cdef class Heads:
         slot.ring[0].max_timestamp = -1
         slot.ring[0].crc = commit_crc(&slot.ring[0])
         slot.recovery_base = -1
+        slot.aborted_base = -1
+        slot.flushed_check = ~<int64_t>0
         slot.index_base = -1
         slot.flags = flags
-        self.write(bytes((<char *>&slot)[:sizeof(slot)]) * (end - first), first * SLOT_SIZE)
+        slots = bytearray()
+        for number in range(number, number + end - first):
+            if topic_id:
+                memcpy(slot.topic_id, <char *>topic_id, 16)
+                slot.number = number
+                slot.identity_crc = slot_identity_crc(&slot)
+            slots += (<char *>&slot)[:sizeof(slot)]
+        self.write(bytes(slots), first * SLOT_SIZE)
 
     def initialise(self):
         """Write slot 0 of a new file."""
@@ -65,6 +77,10 @@ cdef class Heads:
         if os_map_more(self.map, self.fd, position, len(slots)):
             raise OSError(errno, os.strerror(errno), self.path)
         self.reach = max(self.reach, position + len(slots))
+
+    def sync(self):
+        """Make the file durable, with what was stored through the mapping."""
+        _os.fsync(self.fd)
 
     def is_sane(self):
         """Whether slot 0 is one of ours."""
@@ -105,6 +121,63 @@ cdef class Heads:
         cdef int64_t number
         for number in range(1, self.size()):
             fetch_or64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags, flag)
+
+    def mark(self, int64_t number, uint64_t flag):
+        """Set a flag in one partition's slot."""
+        if not 0 < number < self.size():
+            raise IndexError(f"{self.path}: has no slot {number}")
+        fetch_or64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags, flag)
+
+    def identity_of(self, int64_t number):
+        """Return (topic id, partition number) of a slot; None if it has none."""
+        cdef Slot *slot = <Slot *>(self.map + number * SLOT_SIZE)
+        if not 0 < number < self.size() or slot.identity_crc != slot_identity_crc(slot):
+            return None
+        identity = bytes(slot.topic_id[:16])
+        return (identity.hex(), slot.number) if any(identity) else None
+
+    @property
+    def lock_files(self):
+        """Inodes of `lock` and `members`, as the processes that have the store open know them."""
+        return self.store().lock_inode, self.store().members_inode
+
+    @lock_files.setter
+    def lock_files(self, inodes):
+        self.store().lock_inode, self.store().members_inode = inodes
+
+    @property
+    def database_inode(self):
+        """The inode of klamm.db; 0 if it is not known, or this file is a copy."""
+        status = os.fstat(self.fd)
+        cdef StoreSlot *store = self.store()
+        return store.database_inode if store.device == status.st_dev and store.inode == status.st_ino else 0
+
+    @database_inode.setter
+    def database_inode(self, uint64_t inode):
+        self.store().database_inode = inode
+
+    @property
+    def changes(self):
+        """How many changes klamm.db has at least."""
+        cdef StoreSlot *store = self.store()
+        return store.changes if store.changes_check == ~store.changes else 0
+
+    @changes.setter
+    def changes(self, uint64_t value):
+        store64(&self.store().changes, value)
+        store64(&self.store().changes_check, ~value)
+
+    @property
+    def store_id(self):
+        """The id of the store, in hexadecimal; None if it is not known."""
+        identity = bytes(self.store().store_id[:16])
+        return identity.hex() if any(identity) else None
+
+    @store_id.setter
+    def store_id(self, text):
+        identity = bytes.fromhex(text)
+        if len(identity) == 16:
+            memcpy(self.store().store_id, <char *>identity, 16)
 
     def flags_of(self, int64_t number):
         """The flags of one partition's slot."""

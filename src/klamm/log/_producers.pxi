@@ -1,12 +1,16 @@
 """The table of producer ids: the last five batches of each, so that a repeated batch is recognised.
 
     producers     mapped, grown by whole chunks, never shrunk or renamed
-      header      magic, number of chunks
+      header      magic, version, number of chunks, seq
       chunk       64 ids (id + 1; 0: free), then their 64 entries
 
 An entry's places are a ring: place[n % 5] is filled, then `n` is stored; a new producer's id is stored last of all. So
 a writer killed in here has either done it or not, and doing it again is harmless. The table changes after the commit
 of the batch: until then `redo_seq` in the slot names that commit, and the next writer makes up for a dead one.
+
+`seq` grows with every change by an append, here and then in the slot (`producers_seq`). If the two differ, the table is
+not the one that belongs to the log: the file was removed, or an older one put in its place. It is then made again from
+the snapshot and the log, and a process that still maps the old file maps the new one.
 
 `first_open_offset` is where the producer's open transaction begins in this log, -1 if it has none. Each transaction has
 an epoch of its own, and its marker bears the next one: so a marker that comes late, or again, finds its epoch taken and
@@ -24,7 +28,7 @@ cdef extern from *:
     typedef struct { int64_t base_offset; int32_t first_sequence, last_sequence; int16_t epoch; int16_t unused[3]; } Place;
     typedef struct { uint64_t n; int64_t first_open_offset, last_seen_ms; Place places[5]; } Entry;
     typedef struct { int64_t ids[64]; Entry entries[64]; } Chunk;
-    typedef struct { char magic[8]; uint32_t version, chunks; uint64_t unused[6]; } TableHeader;
+    typedef struct { char magic[8]; uint32_t version, chunks; uint64_t seq, unused[5]; } TableHeader;
     typedef struct { TableHeader header; Chunk chunks[]; } Table;
     _Static_assert(sizeof(Place) == 24 && sizeof(Entry) == 144 && sizeof(TableHeader) == 64, "a file format");
     """
@@ -42,6 +46,7 @@ cdef extern from *:
     ctypedef struct TableHeader:
         char magic[8]
         uint32_t version, chunks
+        uint64_t seq
     ctypedef struct Table:
         TableHeader header
         Chunk chunks[1]
@@ -197,6 +202,19 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
         w.table_hint = i
 
 
+cdef bint table_is_current(Writer *w) noexcept nogil:
+    """Whether the mapped table is the log's. A writer that died in `changed_table` left it one ahead."""
+    cdef uint64_t seq = load64(&w.table.header.seq), wanted = load64(&w.slot.producers_seq)
+    return seq and (seq == wanted or (seq == wanted + 1 and w.slot.redo_seq))
+
+
+cdef void changed_table(Writer *w) noexcept nogil:
+    """After a change by an append, before redo_seq goes."""
+    cdef uint64_t seq = max(w.table.header.seq, w.slot.producers_seq) + 1
+    store64(&w.table.header.seq, seq)
+    store64(&w.slot.producers_seq, seq)
+
+
 cdef int redo(Writer *w, Commit *now) noexcept nogil:
     """Make up for a writer that died between its commit and the table. Its batch is the last of the active segment."""
     cdef unsigned char header[HEADER_SIZE]
@@ -208,6 +226,7 @@ cdef int redo(Writer *w, Commit *now) noexcept nogil:
         if find_producer(w, <int64_t>be64(header + PRODUCER_ID_AT)) < 0 and find_room(w) < 0:
             return R_NEEDS_PRODUCERS
         remember(w, header, <int64_t>be64(header))
+    changed_table(w)
     store64(&w.slot.redo_seq, 0)
     return 0
 
@@ -240,7 +259,8 @@ cdef int map_table(Writer *w) except -1:
             table = <Table *>os_map(fd, TABLE_ROOM, 1, 0)
             if table == NULL:
                 raise OSError(errno, os.strerror(errno), path)
-            if memcmp(table.header.magic, b"KLAMMPRD", 8) or table.header.chunks < 1 or table.header.chunks > max(chunks, 1):
+            room = (TABLE_ROOM - sizeof(TableHeader)) // sizeof(Chunk)
+            if memcmp(table.header.magic, b"KLAMMPRD", 8) or not 1 <= table.header.chunks <= min(max(chunks, 1), room):
                 os_unmap(table, TABLE_ROOM)
                 raise OSError(EBADMSG, "the table of producers is damaged", path)
             w.table = table
@@ -279,12 +299,14 @@ cdef fill_table(Writer *w, entries):
     fd = _os.open_file(os.fsdecode(<bytes>w.path) + "producers", os.O_RDWR | os.O_CREAT)
     try:
         chunks = max((os.fstat(fd).st_size - sizeof(TableHeader)) // sizeof(Chunk), 1)
+        chunks = min(chunks, (TABLE_ROOM - sizeof(TableHeader)) // sizeof(Chunk))
         _os.pwrite(fd, bytes(chunks * sizeof(Chunk)), sizeof(TableHeader))
-        _os.pwrite(fd, table_header(chunks), 0)
+        _os.pwrite(fd, table_header(chunks) + bytes(8), 0)      # seq 0: nobody's, until seal_table
     finally:
         os.close(fd)
     map_table(w)
     for producer_id, first_open_offset, last_seen_ms, places in entries:
+        places = places[-PLACES:]
         map_table(w)
         i = find_room(w)
         entry = table_entry(w.table, i)

@@ -37,7 +37,10 @@ cdef extern from "slot.h" nogil:
         KlammLockNote notes[4]
         uint64_t seq, flags, flushed, intent, redo_seq
         int64_t index_base, index_position, index_count, recovery_base, recovery_position
-        int64_t redo_position, active_since_ms
+        int64_t redo_position, active_since_ms, flushed_check, aborted_base, aborted_count
+        uint64_t producers_seq
+        char topic_id[16]
+        uint32_t number, identity_crc
         uint32_t segments_version, flush_round
         Commit ring[8]
     ctypedef struct StoreSlot:
@@ -48,6 +51,8 @@ cdef extern from "slot.h" nogil:
         KlammBell bell
         int64_t anchor_wall_ms, anchor_boot_ms, anchor_check, ahead_ms, ahead_check
         int64_t shift_ms, shift_check, drift_ms, drift_since_ms, retention_checked_ms
+        uint64_t lock_inode, members_inode, database_inode, changes, changes_check
+        char store_id[16]
         KlammLockNote notes[4]
     ctypedef struct IndexHeader:
         char magic[8]
@@ -63,7 +68,7 @@ cdef extern from "slot.h" nogil:
     enum:
         RING, SLOT_SIZE, STEP_READ, STEP_STORE
     int KLAMM_HEADER, KLAMM_OK, KLAMM_TRANSACTIONAL, KLAMM_CONTROL
-    int klamm_check_batches(const unsigned char *, int64_t, int64_t *, int64_t *, int)
+    int klamm_check_batches(const unsigned char *, int64_t, int64_t *, int64_t *, int, int64_t)
     int64_t klamm_body_size(int64_t, int64_t, int64_t, int64_t, int64_t)
     int klamm_varint_size(int64_t)
     unsigned char *klamm_put_record(unsigned char *, int64_t, int64_t, int64_t, const unsigned char *, int64_t,
@@ -83,6 +88,7 @@ cdef extern from "slot.h" nogil:
     int64_t store_ahead_ms(const StoreSlot *)
     int64_t store_shift_ms(const StoreSlot *)
     uint32_t commit_crc(const Commit *)
+    uint32_t slot_identity_crc "identity_crc"(const Slot *)
     uint32_t header_crc "entry_crc"(IndexHeader *)
     uint32_t index_crc "entry_crc"(IndexEntry *)
     uint32_t aborted_crc "entry_crc"(AbortedEntry *)
@@ -130,6 +136,7 @@ cdef enum:
     FLAG_READ_ONLY = 2
     FLAG_SYNC_FAILED = 4
     FLAG_NEEDS_RECOVERY = 8
+    FLAG_NEW_HEAD = 16              # laid out for a log that was there before: nothing in it tells of the log
     # Results that are no errno.
     R_DELETED = -10001
     R_READ_ONLY = -10002
@@ -146,6 +153,7 @@ cdef enum:
     R_ENDED = -10013                # a marker for a transaction that has one, or that a later one has followed
     R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
     R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
+    R_OLDER_HEAD = -10016           # the log goes on beyond the commit, and no writer died
     # Lock bytes of slot n: 4n + these; their notes in the slot have the same order.
     APPEND = 0
     FLUSH = 1
@@ -189,6 +197,7 @@ cdef struct Writer:
     uint64_t catalog_version
     uint64_t generation             # of the flush byte that this process holds: bits of Slot.flushed
     uint64_t used                   # a tick of the last append, for closing idle files
+    uint64_t last_seq               # of the latest commit that this process saw when it appended
     int64_t asked_base, asked_position      # where maintenance was last asked for
     int events, duplicate
     Table *table

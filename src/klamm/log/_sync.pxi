@@ -164,6 +164,7 @@ cdef int flush_locked(Writer *w) noexcept nogil:
         return error if load64(&w.slot.flushed) == word else -EAGAIN
     if not klamm_exchange(&w.slot.flushed, word, <uint64_t>now.next_offset | w.generation):
         return -EAGAIN
+    store_i64(&w.slot.flushed_check, ~now.next_offset)
     return 0
 
 

@@ -32,8 +32,8 @@ __all__ = [
     "holds",
     "is_whole",
     "load",
+    "load_from",
     "parse",
-    "spans_from",
     "sync",
     "write",
 ]
@@ -79,14 +79,9 @@ def is_whole(data: bytes) -> bool:
     )
 
 
-def spans_from(directory: str, base: int) -> Spans:
-    """What was aborted in this segment and in those after it: a transaction may end in a later one than it began."""
-    spans: Spans = {}
-    for each in segment.bases(directory, SUFFIX):
-        if each >= base:
-            for entry in load(directory, each):
-                spans.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
-    return spans
+def load_from(directory: str, base: int) -> dict[int, list[Aborted]]:
+    """Return the entries of this segment and of those after it: a transaction may end in a later one than it began."""
+    return {each: load(directory, each) for each in segment.bases(directory, SUFFIX) if each >= base}
 
 
 def holds(directory: str, base: int, entries: list[Aborted]) -> bool:

@@ -1,8 +1,9 @@
 """The aborted transactions that a reader has to know of: those of the segment it is in, and of all later ones.
 
 Entries of `.aborted` files (aborted.py) are read once each: a file only grows, so after an abort a reader loads what
-was appended since. A file that was replaced (recovery and repair do that) is loaded again. Both questions are answered
-by bisection, so that reading a log takes time linear in its aborted transactions:
+was appended since. A file that was replaced (recovery and repair do that) is loaded again, and one that was removed is
+made again from the log (producer_recovery.py). Both questions are answered by bisection, so that reading a log takes
+time linear in its aborted transactions:
 
   covers        is this producer's batch part of an aborted transaction? By its last transaction that began at or before
                 the batch: transactions of one producer do not overlap.
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from klamm.disk import _os
 from klamm.log import aborted, segment
+from klamm.log.producer_recovery import restore_lost_aborted
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -40,6 +42,7 @@ class AbortedSpans:
     def _clear(self, base: int) -> None:
         self._base = base  # everything from this segment on is known
         self._files: dict[int, tuple[int, int]] = {}  # by base offset of their segment: inode, bytes read
+        self._good: dict[int, int] = {}  # whole entries
         self._by_producer: dict[int, tuple[array[int], array[int]]] = {}  # first and last offsets, ascending
         self._ends: array[int] = array("q")  # in the order of markers: last offset, first offset, producer id,
         self._begins: array[int] = array("q")
@@ -60,10 +63,16 @@ class AbortedSpans:
         if partition.recovered is not None:  # in memory, of a store that may not be written; it does not change
             if not self:
                 self._add(partition.recovered)
-        elif not self._read_new():
+        elif not self._files or not self._read_new() or self._lacks_entries():
+            restore_lost_aborted(partition, base)
             self._clear(base)
             self._read_new()
         self._version = version
+
+    def _lacks_entries(self) -> bool:
+        """Whether the latest file has fewer entries than were written to it."""
+        base, count = self._partition.log.aborted_file
+        return base >= self._base and self._good.get(base, 0) < count
 
     def _read_new(self) -> bool:
         """Read what was appended to the files. False if one of them is another file than before."""
@@ -84,7 +93,9 @@ class AbortedSpans:
             finally:
                 os.close(fd)
             whole = len(data) - len(data) % aborted.ENTRY_SIZE  # a torn entry has no marker yet
-            self._add(aborted.parse(data[:whole]))
+            entries = aborted.parse(data[:whole])
+            self._add(entries)
+            self._good[base] = self._good.get(base, 0) + len(entries)
             self._files[base] = inode, done + whole
         return True
 

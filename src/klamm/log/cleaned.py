@@ -1,13 +1,14 @@
 """How far compaction has got in a partition: the file `cleaned`.
 
-    magic, version, unused, offset, gaps_below, last_horizon, CRC-32C of everything before     44 bytes, little-endian
+    unused, offset, gaps_below, last_horizon                      28 bytes; sealed as sealed.py tells
 
     offset          below it, each key has one record: its latest, as of the pass that came this far
     gaps_below      from here on, offsets follow on; below, records may have been taken out
     last_horizon    when the last tombstone below `offset` may go, by the store's clock; -1: there is none
 
 It is written before a pass replaces its first segment, with `gaps_below` where the pass will end, and again when it has
-ended. So a log without this file has no gaps, and whoever meets one looks here before calling it damage.
+ended. So a log without this file has no gaps, unless its recovery point says that it is compacted: then the file was
+removed, and gaps may be anywhere. A reader that meets a gap looks here before calling it damage.
 """
 
 from __future__ import annotations
@@ -16,16 +17,14 @@ import os
 import struct
 from typing import NamedTuple
 
-from klamm.batch import crc32c
-from klamm.disk import files
+from klamm.log import point, sealed
+from klamm.log.sealed import Lack
 
-__all__ = ["Cleaned", "exists", "load", "parse", "path_of", "store"]
+__all__ = ["Cleaned", "exists", "is_missing", "load", "parse", "path_of", "store"]
 
 _MAGIC = b"KLAMMCLN"
 _VERSION = 1
-_BODY = struct.Struct("<8sIIqqq")
-_CRC = struct.Struct("<I")
-assert _BODY.size == 40
+_BODY = struct.Struct("<Iqqq")
 
 
 class Cleaned(NamedTuple):
@@ -45,26 +44,37 @@ def exists(directory: str) -> bool:
     return os.path.exists(path_of(directory))
 
 
+def is_missing(directory: str) -> bool:
+    """Return whether the file was there once and is not now."""
+    if exists(directory):
+        return False
+    known = point.load(directory)
+    return isinstance(known, point.Point) and known.compacted
+
+
 def load(directory: str) -> Cleaned:
-    """What the file says. None: nothing was compacted yet. A damaged one: gaps may be anywhere, and all is to do."""
-    try:
-        data = files.read(path_of(directory))
-    except FileNotFoundError:
+    """Return what the file says. Without one, nothing was compacted yet; if it is damaged or was removed, gaps may be
+    anywhere, and all is to be compacted again.
+    """
+    body = sealed.load(path_of(directory), _MAGIC, _VERSION)
+    if body is Lack.MISSING and not is_missing(directory):
         return Cleaned()
-    return parse(data) or Cleaned(gaps_below=EVERYWHERE)
+    found = Lack.DAMAGED if isinstance(body, Lack) else _parse(body)
+    return Cleaned(gaps_below=EVERYWHERE) if isinstance(found, Lack) else found
 
 
-def parse(data: bytes) -> Cleaned | None:
-    if len(data) != _BODY.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):
-        return None
-    magic, version, _, offset, gaps_below, last_horizon = _BODY.unpack_from(data)
-    return Cleaned(offset, gaps_below, last_horizon) if magic == _MAGIC and version == _VERSION else None
+def parse(data: bytes) -> Cleaned | Lack:
+    body = sealed.unseal(data, _MAGIC, _VERSION)
+    return body if isinstance(body, Lack) else _parse(body)
+
+
+def _parse(body: bytes) -> Cleaned | Lack:
+    return Cleaned(*_BODY.unpack(body)[1:]) if len(body) == _BODY.size else Lack.DAMAGED
 
 
 def pack(known: Cleaned) -> bytes:
-    data = _BODY.pack(_MAGIC, _VERSION, 0, *known)
-    return data + _CRC.pack(crc32c(data))
+    return sealed.seal(_MAGIC, _VERSION, _BODY.pack(0, *known))
 
 
 def store(directory: str, known: Cleaned) -> None:
-    files.replace(path_of(directory), pack(known))
+    sealed.store(path_of(directory), _MAGIC, _VERSION, _BODY.pack(0, *known))

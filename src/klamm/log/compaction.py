@@ -133,7 +133,8 @@ def limit(log: head.Log) -> int:
     known = point.load(directory)
     # The checkpoint wrote a recovery point that is beyond neither flushed_offset nor the snapshot of producers: those
     # two bounds are redundant on purpose, so that X1 can be read here.
-    bounds = [now.active_base, now.stable_offset, log.flushed_offset, known.base if known else 0]
+    bounds = [now.active_base, now.stable_offset, log.flushed_offset]
+    bounds.append(known.base if isinstance(known, point.Point) else 0)
     if os.path.exists(f"{directory}/producers"):
         snapshot = producers.load_latest(directory, now.next_offset)
         bounds.append(snapshot[0] if snapshot else 0)
@@ -320,8 +321,8 @@ class Pass:
         return Rules(self._aborted(), end, self.clock_ms, self.horizon_ms)
 
     def _aborted(self) -> list[tuple[int, int, int]]:
-        spans = aborted.spans_from(self.directory, 0)
-        return [(producer, *span) for producer, each in spans.items() for span in each]
+        entries = aborted.load_from(self.directory, 0).values()
+        return [(*entry,) for found in entries for entry in found]
 
     def begin(self, end: int) -> None:
         """Before the first segment is replaced: from now on there may be gaps below `end`."""

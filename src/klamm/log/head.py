@@ -11,13 +11,16 @@ A slot says where its log ends:
     ring[8]           commits: next_offset, active_base, position, stable_offset, max_timestamp (of the active segment),
                       log_start, seq, leader_epoch, CRC
     intent            seq + 1 while somebody writes, else seq
-    flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY
+    flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY, NEW_HEAD (this slot was laid out for an old log)
     flushed           one word: flushed_offset (everything below is on disk), flushing (a process is syncing), and the
                       flush generation, which says which byte is the flush byte: 4n + 1 + (generation << 40)
+    flushed_check     ~flushed_offset: with it, recovery can rely on the old head after a boot
     flush_round       changes after each sync: what those who wait for one sleep on
     index_*           where the index of the active segment goes on
     recovery_*        the recovery point in the file `recovery`
     redo_*            a committed batch whose producer the table may not know yet
+    producers_seq     what the header of the table of producers says, if the table is this log's (_producers.pxi)
+    aborted_*         the latest .aborted file: its segment, and how many entries it has
     notes[4]          beside each lock byte: which process took it last, and what processes sleep on that wait for it
 
 **Commit.** Fill the next place of the ring, then store `seq`. That one store is the commit: before it nothing has
@@ -72,6 +75,7 @@ from klamm.log._head import (
     EVENTFUL,
     MAX_SLOTS,
     NEEDS_RECOVERY,
+    NEW_HEAD,
     ONE_BYTES,
     OPENED,
     READ_ONLY,
@@ -81,6 +85,7 @@ from klamm.log._head import (
     SLOT_BYTES,
     SYNC_FAILED,
     Chime,
+    Evidence,
     Heads,
     Log,
     Snapshot,
@@ -95,6 +100,7 @@ __all__ = [
     "EVENTFUL",
     "MAX_SLOTS",
     "NEEDS_RECOVERY",
+    "NEW_HEAD",
     "ONE_BYTES",
     "OPENED",
     "READ_ONLY",
@@ -104,6 +110,7 @@ __all__ = [
     "SLOT_BYTES",
     "SYNC_FAILED",
     "Chime",
+    "Evidence",
     "Heads",
     "Log",
     "Snapshot",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from klamm.disk import reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, OffsetOutOfRange, ReadOnly, StoreBusy
-from klamm.log import cleaning, head, producers
+from klamm.log import cleaning, head, producer_recovery, producers
 
 if TYPE_CHECKING:
     from klamm.log import compaction
@@ -102,6 +102,8 @@ class Housekeeping:
         def refuse_deleted(self) -> None: ...
         def look_for_gaps(self) -> bool: ...
         def checkpoint(self, *, anew: bool = False) -> None: ...
+        def _has_producers(self) -> bool: ...
+        def bases(self) -> list[int]: ...
         def _healed(self, action: Callable[[], None]) -> None: ...
         def out_of_range(self, offset: int, now: head.Snapshot) -> OffsetOutOfRange: ...
         def _told(self) -> AbstractContextManager[None]: ...
@@ -129,7 +131,7 @@ class Housekeeping:
     def _move_log_start(self, offset: int) -> None:
         """Snapshot the producers first: recovery cannot rebuild them from deleted segments."""
         reserve.lend(os.path.dirname(self._heads.path))
-        if os.path.exists(f"{self.directory}/producers"):
+        if self._has_producers():
             youngest = producers.load_latest(self.directory, self.snapshot().next_offset)
             if youngest is None or youngest[0] < offset:
                 self.checkpoint(anew=True)
@@ -227,7 +229,9 @@ class Housekeeping:
         self._close_if(lambda now: force or self.log.active_since_ms < oldest_ms)
         if not force and not self._is_due(self._dirt(clock_ms, self.snapshot().stable_offset), clock_ms):
             return None
-        self.checkpoint(anew=os.path.exists(f"{self.directory}/producers"))
+        self.bases()
+        producer_recovery.restore_lost_aborted(self, 0)  # type: ignore[arg-type]  # it is a Partition
+        self.checkpoint(anew=self._has_producers())
         compaction.remove_leftovers(self.directory)
         done = compaction.Compacted()
         finished = False

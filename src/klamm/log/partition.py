@@ -7,6 +7,7 @@ again, a log recovered) and the append tried again, or it becomes an exception.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,15 +18,11 @@ from klamm.batch.markers import marker
 from klamm.disk import files, reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import (
-    CorruptBatch,
     DiskFull,
-    Fenced,
-    Forked,
     InvalidRecord,
     KlammError,
     LogError,
     OffsetOutOfRange,
-    OutOfOrderSequence,
     ReadOnly,
     RecordTooLarge,
     SyncFailed,
@@ -38,18 +35,24 @@ from klamm.log import (
     index,
     lookup,
     point,
+    producer_recovery,
     producers,
     recovery,
+    results,
     segment,
     timestamps,
 )
 from klamm.log.housekeeping import Housekeeping, LogSettings
 from klamm.log.reader import Reader
+from klamm.log.sealed import Lack
 
 __all__ = ["Ends", "LogSettings", "Partition"]
 
+_log = logging.getLogger("klamm")
 _PATIENCE = 20  # so often an obstacle is removed that is there again
-_NOT_PLAIN = next(code for code, name in head.RESULTS.items() if name == "not_plain")
+_NOT_PLAIN, _OLDER_HEAD = (
+    next(code for code, name in head.RESULTS.items() if name == wanted) for wanted in ("not_plain", "older_head")
+)
 
 
 class Ends(NamedTuple):
@@ -60,10 +63,6 @@ class Ends(NamedTuple):
     stable: int
     flushed: int
     leader_epoch: int
-
-
-class _Ended(LogError):
-    """A transaction that has its marker already."""
 
 
 class Partition(Housekeeping):
@@ -102,11 +101,31 @@ class Partition(Housekeeping):
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
+        self._listed: tuple[tuple[int, int], point.Point | Lack] = (-1, -1), Lack.MISSING  # and its recovery point
         self.contiguous = not cleaned.exists(directory)
         self.settings = settings
         self.configure(settings, catalog_version)
         if self.log.flags & head.NEEDS_RECOVERY:
             self._recover()
+        else:
+            self._check_head()
+
+    def _check_head(self) -> None:
+        """Recover if `heads` is older than the log."""
+        try:
+            older = recovery.is_older(self.log)
+        except (RuntimeError, OSError):
+            return  # a damaged head, or a segment that expired just now: use will tell
+        if older and not self.log.flags & head.DELETED:
+            if self._lock is None:
+                raise results.error_of(self, _OLDER_HEAD)
+            self._recover_older()
+
+    def _recover_older(self) -> None:
+        with self.log.append_lock():
+            self.log.set_flags(head.NEEDS_RECOVERY)
+        _log.warning("%s: the log goes on beyond its head, which is older: recovered", self.directory)
+        self._recover()
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}/{self.number}>"
@@ -132,6 +151,10 @@ class Partition(Housekeeping):
             )
 
     @property
+    def is_read_only(self) -> bool:
+        return self._lock is None
+
+    @property
     def is_compacted(self) -> bool:
         """Whether its topic keeps only the latest record of each key."""
         return "compact" in self.settings.cleanup_policy
@@ -143,7 +166,7 @@ class Partition(Housekeeping):
 
     def look_for_gaps(self) -> bool:
         """Whether the log turns out to have been compacted since it was opened: then offsets have gaps."""
-        if self.contiguous and cleaned.exists(self.directory):
+        if self.contiguous and (cleaned.exists(self.directory) or cleaned.is_missing(self.directory)):
             self.contiguous = False
             return True
         return False
@@ -227,7 +250,7 @@ class Partition(Housekeeping):
         try:
             result = self.log.append(batch, len(batch), True, same_epoch)
             return self._settle(result, batch, len(batch), same_epoch=same_epoch)
-        except _Ended:
+        except results.Ended:
             return None
 
     def open_transactions(self) -> list[tuple[int, int, int]]:
@@ -241,7 +264,7 @@ class Partition(Housekeeping):
         """What is known of each producer: its id, where its open transaction begins (-1: it has none), when it was last
         seen (store's clock), and its last batches: offset, first and last sequence, epoch. A marker's first one is -1.
         """
-        if self._lock is None or not os.path.exists(f"{self.directory}/producers"):
+        if self._lock is None or not self._has_producers():
             return []
         self._map_producers()
         with self.log.append_lock():
@@ -297,7 +320,7 @@ class Partition(Housekeeping):
             try:
                 self._see_to(result, tries)
             except OSError as error:
-                raise self._error(-(error.errno or errno.EIO)) from error
+                raise results.error_of(self, -(error.errno or errno.EIO)) from error
             if self._read_first and what == "settings_changed":
                 self._check_records(batch, size)
             result = self.log.append(batch, size, True, same_epoch, at)
@@ -316,6 +339,8 @@ class Partition(Housekeeping):
             self._reload(self)
         elif what == "needs_recovery":
             self._recover()
+        elif what == "older_head":
+            self._recover_older()
         elif what == "sync_failed":
             self.heal()
         elif what == "needs_producers":
@@ -327,57 +352,25 @@ class Partition(Housekeeping):
         elif result in (-errno.EMFILE, -errno.ENFILE) and tries == 1:
             self._on_event(self, head.OPENED)
         else:
-            raise self._error(result)
+            raise results.error_of(self, result)
 
     def _map_producers(self) -> None:
         """Have the table of producers mapped; make it if there is none, or none that is whole."""
         log = self.log
         with log.append_lock():
             try:
-                if not log.has_producers and not producers.is_whole(self.directory):
-                    recovery.restore_producers(log, log.snapshot().next_offset)
+                if not log.has_producers:
+                    log.unmap_producers()
+                    if not producers.is_current(self.directory, log.producers_seq):
+                        end = log.snapshot().next_offset
+                        producer_recovery.restore(log, end, point.load(self.directory))
                 log.map_producers()
             except (OSError, DiskFull) as error:
-                if not log.has_producers and not producers.is_whole(self.directory):
+                if not log.has_producers and not producers.is_current(self.directory, log.producers_seq):
                     files.remove(f"{self.directory}/producers")
-                raise error if isinstance(error, DiskFull) else self._error(-(error.errno or errno.EIO)) from error
-
-    def _error(self, result: int) -> KlammError:
-        what = head.RESULTS.get(result)
-        where = f"{self.topic}/{self.number}"
-        if what == "deleted":
-            return UnknownTopic(f"{self.topic}: the topic was deleted")
-        if what == "read_only" or result == -errno.EROFS or (result == -errno.EBADF and self._lock is None):
-            return ReadOnly(f"{where}: opened for reading only")
-        if what == "damaged_head":
-            position = self.slot * head.SLOT_BYTES
-            return CorruptBatch(
-                f"{self._heads.path}: byte {position}: the head of {where} is damaged",
-                path=self._heads.path,
-                position=position,
-                hint="run `check(repair=True)` on the store: it rebuilds the head from the log",
-            )
-        if what == "short_segment":
-            return CorruptBatch(
-                f"{self.directory}: the active segment is shorter than what was committed",
-                path=self.directory,
-                hint="somebody cut or removed a file; run `check(repair=True)` on the store",
-            )
-        if what == "abandoned":
-            return Forked(f"{where}: used after its store was closed, or in a forked child", hint="open the store anew")
-        if what == "fenced":
-            return Fenced(f"{where}: a producer with a newer epoch has taken over this producer id")
-        if what == "ended":
-            return _Ended(f"{where}: the transaction is over")
-        if what == "elsewhere":
-            return LogError(
-                f"{where}: goes on at offset {self.snapshot().next_offset}: somebody else has appended to it"
-            )
-        if what == "out_of_order":
-            return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
-        if result in (-errno.ENOSPC, -errno.EDQUOT):
-            return DiskFull(f"{where}: no space left on the device", hint="nothing was appended; free some space")
-        return LogError(f"{where}: cannot append: {os.strerror(-result)}")
+                raise (
+                    error if isinstance(error, DiskFull) else results.error_of(self, -(error.errno or errno.EIO))
+                ) from error
 
     # ---- durability
 
@@ -429,8 +422,8 @@ class Partition(Housekeeping):
     def _write_point(self) -> None:
         log = self.log
         states: list[producers.ProducerState] | None = None
-        snapshot_offset = 0
-        if os.path.exists(f"{self.directory}/producers"):
+        snapshot_offset = -1
+        if self._has_producers():
             self._map_producers()
             with log.append_lock():
                 states, snapshot_offset = log.producers(), log.snapshot().next_offset
@@ -446,16 +439,21 @@ class Partition(Housekeeping):
             known = recovery.last_point(log, contiguous=self.contiguous)
             index.sync(self.directory, known.base, now.active_base)
             start = max(known.log_start, now.log_start)  # a cleaner may be about to publish what it has stored
-            point.store(
-                self.directory, point.Point(now.next_offset, now.active_base, now.position, start, known.epochs)
-            )
+            places = now.next_offset, now.active_base, now.position, start
+            compacted = self.is_compacted or cleaned.exists(self.directory) or known.compacted
+            snapshot = max(snapshot_offset, known.snapshot)
+            point.store(self.directory, point.Point(*places, known.epochs, snapshot, compacted))
             log.set_recovery_point(now.active_base, now.position)
 
+    def _has_producers(self) -> bool:
+        """Return whether a producer with an id ever wrote to this log."""
+        return os.path.exists(f"{self.directory}/producers") or self.log.producers_seq > 0
+
     def _recover(self) -> None:
-        self.look_for_gaps()
         if self._lock is not None:
             reserve.lend(os.path.dirname(self._heads.path))
         with self._told():
+            self.look_for_gaps()
             self.recovered = recovery.recover(
                 self.log,
                 clock_ms=self._heads.clock_ms(),
@@ -492,7 +490,7 @@ class Partition(Housekeeping):
 
     def _from_runtime(self, error: RuntimeError) -> KlammError:
         code = next(code for code, name in head.RESULTS.items() if name == str(error))
-        return self._error(code)
+        return results.error_of(self, code)
 
     def refuse_deleted(self) -> None:
         if self.log.flags & head.DELETED:
@@ -506,13 +504,33 @@ class Partition(Housekeeping):
     def log_size(self) -> int:
         """Bytes of all segments."""
         now = self.snapshot()
-        closed = [base for base in segment.bases(self.directory) if base < now.active_base]
+        closed = [base for base in self.bases() if base < now.active_base]
         return sum(os.stat(segment.path_of(self.directory, base)).st_size for base in closed) + now.position
 
     def segments(self) -> list[int]:
-        """Base offsets of the segments that hold committed records or will."""
+        """Return the base offsets of the segments that hold committed records or will."""
         now = self.snapshot()
-        return [base for base in segment.bases(self.directory) if base <= now.active_base]
+        return [base for base in self.bases() if base <= now.active_base]
+
+    def bases(self) -> list[int]:
+        """Return the base offsets of all segments. CorruptBatch if one is missing and offsets cannot tell."""
+        found = segment.bases(self.directory)
+        if self.contiguous:
+            return found
+        known = self.known_point()
+        if known is None and self.log.recovery_point[0] >= 0:
+            what = f"{self._listed[1].value}: whether every segment is there is not known"  # type: ignore[union-attr]
+            raise recovery.damage(point.path_of(self.directory), 0, what)
+        gone = point.missing_segments(known, found, self.snapshot().log_start) if known else []
+        if gone and not set(gone) <= set(segment.bases(self.directory)):
+            raise recovery.damage(segment.path_of(self.directory, gone[0]), 0, "the segment is missing")
+        return found
+
+    def known_point(self) -> point.Point | None:
+        """Return what the file `recovery` says; it is read again when it was written again."""
+        if self._listed[0] != self.log.recovery_point:
+            self._listed = self.log.recovery_point, point.load(self.directory)
+        return self._listed[1] if isinstance(self._listed[1], point.Point) else None
 
     def out_of_range(self, offset: int, now: head.Snapshot) -> OffsetOutOfRange:
         return OffsetOutOfRange(

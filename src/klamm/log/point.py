@@ -1,14 +1,21 @@
-"""The recovery point of a partition, and its history of leader epochs: the file `recovery`.
+"""The recovery point of a partition, its history of leader epochs, and which files there must be: `recovery`.
 
-    header    magic, version, number of epochs, offset, base, position, log_start        48 bytes, little-endian
+    body      number of epochs, number of segments, flags, unused                        16 bytes
+              offset, base, position, log_start, snapshot                                40 bytes
     epochs    (epoch, start offset), oldest first                                        16 bytes each
-    CRC-32C of everything before
+    segments  (base offset, entries of its .aborted that end below `snapshot`)           16 bytes each
 
-Everything below `offset`, which lies at `position` of segment `base`, was on disk when this was written: recovery
-scans from there. Replaced as a whole, synced before and after.
+Sealed as sealed.py tells. Everything below `offset`, which lies at `position` of segment `base`, was on disk when this
+was written: recovery scans from there. Replaced as a whole, synced before and after.
 
 An epoch ends where the next one starts. Each recovery starts a new epoch: records may have been lost that somebody
 had already read, and a position stored with the older epoch is then known to end where that epoch ended.
+
+`segments` lists the segments up to `base`; those below `log_start` may have gone since. `snapshot` is the offset of the
+snapshot of producers that was there, -1 if there was no producer yet; a later one may have taken its place. The flag
+COMPACTED says that `cleaned` may be there. So a file that was removed from outside is noticed, and not taken for one
+that never was. The flag REPAIRED says that what was synced is not all there, and that this is known: recovery then does
+not rely on what the old head says of that.
 """
 
 from __future__ import annotations
@@ -16,17 +23,18 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from klamm.batch import crc32c
 from klamm.disk import files
+from klamm.log import aborted, sealed, segment
+from klamm.log.sealed import Lack
 
-__all__ = ["Point", "end_of_epoch", "load", "store", "with_epoch"]
+__all__ = ["Point", "end_of_epoch", "load", "missing_aborted", "missing_segments", "parse", "store", "with_epoch"]
 
 _MAGIC = b"KLAMMREC"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIqqqq")
-_EPOCH = struct.Struct("<qq")
-_CRC = struct.Struct("<I")
-assert _HEADER.size == 48
+_VERSION = 2
+_BODY = struct.Struct("<IIIIqqqqq")
+_PAIR = struct.Struct("<qq")
+_COMPACTED, _REPAIRED = 1, 2
+assert _BODY.size == 56
 
 
 class Point(NamedTuple):
@@ -35,35 +43,82 @@ class Point(NamedTuple):
     position: int = 0
     log_start: int = 0
     epochs: tuple[tuple[int, int], ...] = ((0, 0),)
+    snapshot: int = -1
+    compacted: bool = False
+    segments: tuple[tuple[int, int], ...] = ()
+    repaired: bool = False
 
 
-def load(directory: str) -> Point | None:
-    """None if there is none, or none that can be believed: everything must then be scanned."""
-    try:
-        data = files.read(f"{directory}/recovery")
-    except FileNotFoundError:
-        return None
-    return parse(data)
+def path_of(directory: str) -> str:
+    return f"{directory}/recovery"
 
 
-def parse(data: bytes) -> Point | None:
-    if len(data) < _HEADER.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):
-        return None
-    magic, version, count, offset, base, position, log_start = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION or len(data) != _HEADER.size + count * _EPOCH.size + _CRC.size:
-        return None
-    epochs = tuple(_EPOCH.iter_unpack(data[_HEADER.size : -4]))
-    return Point(offset, base, position, log_start, epochs)
+def load(directory: str) -> Point | Lack:
+    """Return what the file says, or why it says nothing: everything must then be scanned."""
+    body = sealed.load(path_of(directory), _MAGIC, _VERSION)
+    return body if isinstance(body, Lack) else _parse(body)
+
+
+def parse(data: bytes) -> Point | Lack:
+    body = sealed.unseal(data, _MAGIC, _VERSION)
+    return body if isinstance(body, Lack) else _parse(body)
+
+
+def _parse(body: bytes) -> Point | Lack:
+    if len(body) < _BODY.size:
+        return Lack.DAMAGED
+    epochs, segments, flags, _, offset, base, position, log_start, snapshot = _BODY.unpack_from(body)
+    if len(body) != _BODY.size + (epochs + segments) * _PAIR.size:
+        return Lack.DAMAGED
+    pairs = tuple(_PAIR.iter_unpack(body[_BODY.size :]))
+    if min(offset, base, position, log_start, *(start for pair in pairs for start in pair), 0) < 0:
+        return Lack.DAMAGED
+    known = pairs[:epochs], snapshot, bool(flags & _COMPACTED), pairs[epochs:], bool(flags & _REPAIRED)
+    return Point(offset, base, position, log_start, *known)
 
 
 def pack(point: Point) -> bytes:
-    head = _HEADER.pack(_MAGIC, _VERSION, len(point.epochs), *point[:4])
-    data = head + b"".join(_EPOCH.pack(*epoch) for epoch in point.epochs)
-    return data + _CRC.pack(crc32c(data))
+    flags = _COMPACTED * point.compacted | _REPAIRED * point.repaired
+    numbers = len(point.epochs), len(point.segments), flags, 0
+    body = _BODY.pack(*numbers, *point[:4], point.snapshot)
+    body += b"".join(_PAIR.pack(*pair) for pair in (*point.epochs, *point.segments))
+    return sealed.seal(_MAGIC, _VERSION, body)
 
 
 def store(directory: str, point: Point) -> None:
-    files.replace(f"{directory}/recovery", pack(point))
+    """Replace the file, durably, with the segments that are there now."""
+    with_entries = set(segment.bases(directory, aborted.SUFFIX))
+    listed = tuple(
+        (base, _entries_below(directory, base, point.snapshot) if base in with_entries else 0)
+        for base in segment.bases(directory)
+        if base <= point.base
+    )
+    files.replace(path_of(directory), pack(point._replace(segments=listed)))
+
+
+def missing_segments(known: Point, there: list[int], log_start: int) -> list[int]:
+    """Return the bases of segments from `log_start` on that were there when the point was written, and are not now."""
+    listed = [base for base, _ in known.segments]
+    ends = [*listed[1:], known.offset]
+    return [
+        base
+        for base, end in zip(listed, ends, strict=False)
+        if base not in there and end > max(log_start, base)  # an empty one is made by its first append
+    ]
+
+
+def missing_aborted(directory: str, known: Point) -> list[str]:
+    """Return the paths of .aborted files that are missing, or have fewer entries than the point knows of."""
+    there = set(segment.bases(directory))
+    return [
+        segment.path_of(directory, base, aborted.SUFFIX)
+        for base, count in known.segments
+        if count and base in there and _entries_below(directory, base, known.snapshot) < count
+    ]
+
+
+def _entries_below(directory: str, base: int, offset: int) -> int:
+    return sum(entry.last_offset < offset for entry in aborted.load(directory, base))
 
 
 def with_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, start: int) -> tuple[tuple[int, int], ...]:
@@ -72,5 +127,11 @@ def with_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, start: int) -> t
 
 
 def end_of_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, next_offset: int) -> int:
-    """Where the epoch ended: where the first later one starts."""
+    """Return where the epoch ended: where the first later one starts.
+
+    An epoch later than all of them is of another life of the store, from before a backup was restored: it has nothing
+    from where the latest one started.
+    """
+    if epochs and epoch > epochs[-1][0]:
+        return epochs[-1][1]
     return min((start for number, start in epochs if number > epoch), default=next_offset)

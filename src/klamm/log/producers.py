@@ -2,13 +2,12 @@
 
     00000000000000004711.snapshot    the table as it was when the next offset was 4711
 
-    header      magic, version, number of producers                              16 bytes, little-endian
+    body        number of producers                                              u32
     producer    id, first open offset, last seen, number of batches              32 bytes
-      batch     base offset, first sequence, last sequence, epoch                24 bytes each
-    CRC-32C of everything before
+      batch     base offset, first sequence, last sequence, epoch                24 bytes each, at most 5
 
-The table itself is in `_producers.pxi`. A snapshot is written together with a recovery point; the two youngest are
-kept.
+Sealed as sealed.py tells. The table itself is in `_producers.pxi`. A snapshot is written together with a recovery
+point; the two latest are kept.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from klamm.batch import crc32c
 from klamm.disk import files
-from klamm.log import segment
+from klamm.log import sealed, segment
+from klamm.log.sealed import Lack
 
-__all__ = ["SUFFIX", "ProducerState", "is_whole", "load_latest", "prune", "store", "wrong_in_table"]
+__all__ = ["SUFFIX", "ProducerState", "is_current", "load_latest", "parse", "prune", "store", "wrong_in_table"]
 
 SUFFIX = ".snapshot"
 _MAGIC = b"KLAMMPSN"
-_HEADER = struct.Struct("<8sII")
+_VERSION = 1
+_COUNT = struct.Struct("<I")
 _PRODUCER = struct.Struct("<qqqq")
 _BATCH = struct.Struct("<qiiq")
-_CRC = struct.Struct("<I")
 
 # The table's own layout, as _producers.pxi has it.
-_TABLE = struct.Struct("<8sII48x")
+_TABLE = struct.Struct("<8sIIQ40x")
 _PLACES_AT, _PLACE_SIZE, _PLACES, _CHUNK_IDS, _ENTRY_SIZE = 24, 24, 5, 64, 144
 _CHUNK_SIZE = _CHUNK_IDS * (8 + _ENTRY_SIZE)
 
@@ -38,42 +37,53 @@ ProducerState = tuple[int, int, int, list[tuple[int, int, int, int]]]
 
 
 def pack(producers: list[ProducerState]) -> bytes:
-    parts = [_HEADER.pack(_MAGIC, 1, len(producers))]
+    parts = [_COUNT.pack(len(producers))]
     for producer_id, first_open, last_seen, batches in producers:
         parts.append(_PRODUCER.pack(producer_id, first_open, last_seen, len(batches)))
         parts += [_BATCH.pack(*batch) for batch in batches]
-    data = b"".join(parts)
-    return data + _CRC.pack(crc32c(data))
+    return sealed.seal(_MAGIC, _VERSION, b"".join(parts))
 
 
-def parse(data: bytes) -> list[ProducerState] | None:
-    """None if it cannot be believed."""
-    if len(data) < _HEADER.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):
-        return None
-    magic, version, count = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != 1:
-        return None
-    at, producers = _HEADER.size, []
+def parse(data: bytes, *, path: str = "") -> list[ProducerState] | Lack:
+    """Return the producers of a snapshot."""
+    body = sealed.unseal(data, _MAGIC, _VERSION, path=path)
+    if isinstance(body, Lack):
+        return body
+    try:
+        return _parse(body)
+    except (struct.error, ValueError):
+        return Lack.DAMAGED
+
+
+def _parse(body: bytes) -> list[ProducerState]:
+    (count,) = _COUNT.unpack_from(body)
+    at, producers = _COUNT.size, []
     for _ in range(count):
-        producer_id, first_open, last_seen, batch_count = _PRODUCER.unpack_from(data, at)
+        producer_id, first_open, last_seen, batch_count = _PRODUCER.unpack_from(body, at)
         at += _PRODUCER.size
-        batches = [_BATCH.unpack_from(data, at + n * _BATCH.size) for n in range(batch_count)]
+        if not 0 <= batch_count <= _PLACES or producer_id < 0:
+            raise ValueError("more batches than a producer can have")
+        batches = [_BATCH.unpack_from(body, at + n * _BATCH.size) for n in range(batch_count)]
+        if not all(-(1 << 15) <= batch[3] < 1 << 15 for batch in batches):
+            raise ValueError("an epoch that no producer has")
         at += batch_count * _BATCH.size
         producers.append((producer_id, first_open, last_seen, batches))
+    if at != len(body):
+        raise ValueError("bytes after the last producer")
     return producers
 
 
-def is_whole(directory: str) -> bool:
-    """Whether there is a table that whoever made it has finished, and that was not cut since."""
+def is_current(directory: str, seq: int) -> bool:
+    """Return whether the table is there, whole, and the log's, whose slot says `seq`."""
     try:
         data = files.read(f"{directory}/producers")
     except FileNotFoundError:
         return False
     if len(data) < _TABLE.size:
         return False
-    magic, version, chunks = _TABLE.unpack_from(data)
+    magic, version, chunks, found = _TABLE.unpack_from(data)
     room = (len(data) - _TABLE.size) // _CHUNK_SIZE
-    return bool(magic == b"KLAMMPRD" and version == 1 and 1 <= chunks <= room)
+    return bool(magic == b"KLAMMPRD" and version == 1 and 1 <= chunks <= room and found == seq > 0)
 
 
 def store(directory: str, offset: int, producers: list[ProducerState]) -> None:
@@ -84,8 +94,9 @@ def load_latest(directory: str, upto: int) -> tuple[int, list[ProducerState]] | 
     """The youngest good snapshot at or before an offset."""
     for offset in reversed(segment.bases(directory, SUFFIX)):
         if offset <= upto:
-            found = parse(files.read(segment.path_of(directory, offset, SUFFIX)))
-            if found is not None:
+            path = segment.path_of(directory, offset, SUFFIX)
+            found = parse(files.read(path), path=path)
+            if not isinstance(found, Lack):
                 return offset, found
     return None
 
@@ -99,7 +110,7 @@ def wrong_in_table(data: bytes, next_offset: Callable[[], int]) -> tuple[int, st
     """The first thing wrong in a table of producers: where, and what."""
     if len(data) < _TABLE.size:
         return 0, "it is cut short"
-    magic, version, chunks = _TABLE.unpack_from(data)
+    magic, version, chunks, _ = _TABLE.unpack_from(data)
     if magic != b"KLAMMPRD" or version != 1 or chunks < 1 or _TABLE.size + chunks * _CHUNK_SIZE > len(data):
         return 0, "its header is damaged"
     end = next_offset()

@@ -141,14 +141,14 @@ class Reader:
                         raise
                 continue
             try:
-                done, following = verify(data, self._expected, partition.contiguous)
+                done, following = verify(data, self._expected, partition.contiguous, now.leader_epoch)
             except CorruptBatch as error:
                 if not error.position:
                     if partition.look_for_gaps() or self._once_more():
                         continue
                     raise self._corrupt(error) from None
                 data = data[: error.position]  # first what is good; the next call meets the bad one
-                done, following = verify(data, self._expected, partition.contiguous)
+                done, following = verify(data, self._expected, partition.contiguous, now.leader_epoch)
             if done and following > limit:
                 done, following = self._below(limit, data[:done])
                 if not done:
@@ -202,7 +202,7 @@ class Reader:
                 pass
             self._base = -1
         version = partition.log.segments_version  # before the file is opened, see compaction.py
-        base = segment.holding(segment.bases(partition.directory), self.offset)
+        base = segment.holding(partition.bases(), self.offset)
         if base is None or base > now.active_base or (base < now.active_base <= self.offset):
             if partition.snapshot().log_start > self.offset:
                 return False  # expired just now
@@ -254,7 +254,7 @@ class Reader:
     def _leave(self, now: Snapshot) -> None:
         """At the end of a closed segment: the next one must go on where this one ended."""
         partition = self.partition
-        later = [base for base in segment.bases(partition.directory) if base > self._base]
+        later = [base for base in partition.bases() if base > self._base]
         following = min(later, default=now.active_base)
         if following != self._expected and partition.contiguous and partition.snapshot().log_start <= self.offset:
             partition.refuse_deleted()

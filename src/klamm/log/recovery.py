@@ -1,11 +1,13 @@
 """Bringing a partition back: after a dead machine (recover) and after a failed sync (heal).
 
-A head that may not be believed (another boot, a copied store, damage) carries NEEDS_RECOVERY. Whoever first wants the
-partition holds its append and flush bytes and rebuilds the head from the files:
+A head that may not be believed (another boot, a copied store, damage) carries NEEDS_RECOVERY. The first process that
+uses the partition takes its append and flush locks and rebuilds the head from the files:
 
-  1  From the recovery point on, every batch is read: CRC, and offsets that follow on. (Below the point everything was
-     synced; what is wrong there is damage and an error, never a tail.)
-  2  What comes after the last good batch is a torn tail. It is moved aside, to `<name>.cut-<time>`, and cut off.
+  1  From the recovery point on, every batch is read: CRC, and offsets that follow on. What was synced is there: all
+     below the point, and all below flushed_offset as the old head has it, which is never ahead of the disk. If a batch
+     is wrong or missing below, that is damage, and an error. A segment that the point lists and that is gone, too.
+  2  What comes after the last good batch is a torn tail. It is moved to `<name>.cut-<time>` and cut off, and that is
+     logged; `klamm salvage` reads it again.
   3  The index, the table of producers and the aborted transactions are made to agree. What is open stays open: whether
      it was committed, klamm.db knows (store/transactions.py).
   4  Everything is synced, then the file `recovery` gets a new point and a new leader epoch, then the head is committed.
@@ -18,22 +20,24 @@ times that the store had to be recovered (`boots`, which is synced before), and 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from klamm.batch import header as batch_header
-from klamm.batch import markers, verify, walk
+from klamm.batch import verify, walk
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, SyncFailed
-from klamm.log import aborted, cleaned, head, index, point, producers, segment
+from klamm.log import aborted, cleaned, head, index, point, producer_recovery, producers, segment
 from klamm.log.aborted import Aborted
 from klamm.log.index import Entry
 from klamm.log.point import Point
+from klamm.log.sealed import Lack
 
-__all__ = ["Scanned", "heal", "last_point", "recover", "restore_producers", "scan_segment"]
+__all__ = ["Scanned", "damage", "heal", "is_older", "last_point", "recover", "scan_segment"]
 
+_log = logging.getLogger("klamm")
 _CHUNK = 4 << 20
 _HEALING = ".healing"
 
@@ -48,6 +52,7 @@ class Scanned(NamedTuple):
     fault: str | None
     entries: list[Entry]
     epochs: tuple[tuple[int, int], ...]  # of the batches: each epoch and its first offset
+    has_producers: bool  # whether a batch has a producer id
 
 
 def scan_segment(
@@ -58,12 +63,17 @@ def scan_segment(
     interval: int = 4096,
     contiguous: bool = True,
     suffix: str = segment.LOG,
+    highest_epoch: int = -1,
 ) -> Scanned:
-    """Check every batch of a segment from an index entry on, making index entries on the way."""
+    """Check every batch of a segment from an index entry on, making index entries on the way.
+
+    Without `highest_epoch`, leader epochs are not checked.
+    """
     offset, position, max_timestamp = start or Entry(base, 0, -1)
     entries: list[Entry] = []
     fault = None
     epochs: tuple[tuple[int, int], ...] = ()
+    has_producers = False
     last = position
     fd = _os.open_file(segment.path_of(directory, base, suffix), os.O_RDONLY)
     try:
@@ -72,17 +82,18 @@ def scan_segment(
         while position < size:
             data = _os.pread(fd, min(room, size - position), position)
             try:
-                done, following = verify(data, offset, contiguous)
+                done, following = verify(data, offset, contiguous, highest_epoch)
             except CorruptBatch as error:
                 fault = error.message.removeprefix(f"byte {error.position}: ")  # of what was read, not of the file
                 data = data[: error.position or 0]
-                done, following = verify(data, offset, contiguous)
+                done, following = verify(data, offset, contiguous, highest_epoch)
             for found in walk(memoryview(data)[:done]):
                 if position - last >= interval:
                     entries.append(Entry(found.base_offset, position, max_timestamp))
                     last = position
                 max_timestamp = max(max_timestamp, found.max_timestamp)
                 epochs = _joined(epochs, ((found.leader_epoch, found.base_offset),))
+                has_producers = has_producers or found.producer_id >= 0
                 position += found.size
             offset = following if done else offset
             if fault is None and not done:
@@ -95,7 +106,7 @@ def scan_segment(
                 break
     finally:
         os.close(fd)
-    return Scanned(offset, position, max_timestamp, size, fault, entries, epochs)
+    return Scanned(offset, position, max_timestamp, size, fault, entries, epochs, has_producers)
 
 
 def _joined(known: tuple[tuple[int, int], ...], later: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -107,13 +118,13 @@ def _joined(known: tuple[tuple[int, int], ...], later: tuple[tuple[int, int], ..
 
 
 def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
-    """What the file `recovery` says. A log without one has had one epoch so far; for a damaged one the log is read."""
+    """Return what the file `recovery` says. A log that never had one has had one epoch; else the log is read."""
     directory = log.directory
     known = point.load(directory)
-    if known is not None:
+    if isinstance(known, Point):
         return known
     now = log.snapshot()
-    if not os.path.exists(f"{directory}/recovery"):
+    if known is Lack.MISSING and log.recovery_point[0] < 0:
         return Point(epochs=((now.leader_epoch, 0),))
     epochs: tuple[tuple[int, int], ...] = ()
     found = [base for base in segment.bases(directory) if base <= now.active_base]
@@ -121,7 +132,8 @@ def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
         epochs = _joined(epochs, scan_segment(directory, base, contiguous=contiguous).epochs)
     epochs = _joined(epochs, ((now.leader_epoch, now.next_offset),))
     start = found[0] if found else now.active_base
-    return Point(start, start, 0, now.log_start, epochs)
+    snapshots = segment.bases(directory, producers.SUFFIX)
+    return Point(start, start, 0, now.log_start, epochs, snapshots[-1] if snapshots else -1, not contiguous)
 
 
 def recover(
@@ -140,33 +152,46 @@ def recover(
     return None
 
 
+def is_older(log: head.Log) -> bool:
+    """Return whether the log goes on beyond the head, and no writer has died: `heads` was put back from a backup."""
+    seq, intent, _, _ = log.bookkeeping
+    now = log.snapshot()
+    if now.seq != seq or intent != seq:
+        return False
+    try:
+        beyond = os.stat(segment.path_of(log.directory, now.active_base)).st_size > now.position
+    except FileNotFoundError:
+        return False
+    beyond = beyond or (now.position > 0 and os.path.exists(segment.path_of(log.directory, now.next_offset)))
+    if not beyond and cleaned.exists(log.directory):  # compaction may have left nothing of what follows
+        known = point.load(log.directory)
+        beyond = isinstance(known, Point) and known.offset > now.next_offset
+    return beyond and log.bookkeeping[:2] == (seq, intent)  # else somebody appended just now
+
+
 def _rebuild(
     log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry: bool, boots: int
 ) -> list[Aborted] | None:
     directory = log.directory
-    known = point.load(directory)
+    proof = log.evidence()
     found = segment.bases(directory)
-    fresh = False
-    if known is None:
-        damaged = os.path.exists(f"{directory}/recovery")
-        if not found and damaged:
-            raise CorruptBatch(
-                f"{directory}/recovery: is damaged, and there is no segment: nobody knows the next offset",
-                path=f"{directory}/recovery",
-                position=0,
-                hint="restore a backup",
-            )
-        start = found[0] if damaged else 0  # nothing is deleted before there is a point
-        known = Point(offset=start, base=start, position=0, log_start=start, epochs=())
-        fresh = not found
+    known = _known_point(directory, found, proof)
+    fresh = not found and not known.epochs
+    flushed = 0 if known.repaired else proof.flushed_offset
+    known = known._replace(log_start=max(known.log_start, proof.log_start))
     if known.base not in found and known.offset <= known.log_start:  # it lay at the end of what was deleted since
         known = known._replace(base=known.offset, position=0)
-    good, stale = _scan(directory, known, found, interval, contiguous, dry)
+    contiguous = contiguous and not known.compacted
+    highest = max(boots, proof.leader_epoch, known.epochs[-1][0]) if known.epochs else -1
+    reading = _Reading(directory, known, found, flushed, interval, contiguous, highest)
+    good, stale = _scan(reading, dry)
     end = stable = good.offset
     found_aborted: list[Aborted] | None = None
-    has_producers = segment.bases(directory, producers.SUFFIX) or os.path.exists(f"{directory}/producers")
+    snapshots = segment.bases(directory, producers.SUFFIX)
+    has_producers = bool(snapshots) or os.path.exists(f"{directory}/producers")
+    has_producers = has_producers or known.snapshot >= 0 or good.has_producers
     if dry and has_producers:
-        stable, found_aborted = _open_and_aborted(directory, end)
+        stable, found_aborted = producer_recovery.open_and_aborted(directory, end, known)
     if not dry:
         _cut(directory, good, stale)
         if not fresh:
@@ -175,16 +200,21 @@ def _rebuild(
                     files.sync_file(segment.path_of(directory, base))
             segment.sync_names(directory)
         if has_producers:
-            restore_producers(log, end)
+            producer_recovery.restore(log, end, known)
             oldest = log.oldest_open()
             stable = oldest if oldest >= 0 else end
+            snapshots = segment.bases(directory, producers.SUFFIX)
     epoch = boots
     if not fresh:
         epochs = _joined(known.epochs, good.epochs)
-        epoch = max(boots, epochs[-1][0] + 1 if epochs else 1)
+        epoch = max(boots, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)
         epochs = point.with_epoch(epochs, epoch, end)
         if not dry:
-            point.store(directory, Point(end, good.base, good.position, known.log_start, epochs))
+            snapshot = snapshots[-1] if snapshots else -1
+            places = end, good.base, good.position, known.log_start
+            stored = Point(*places, epochs, snapshot, not contiguous, repaired=known.repaired)
+            point.store(directory, stored)
+            _log.info("%s: recovered: offsets %d to %d", directory, known.log_start, end - 1)
     log.publish(
         reset=True,
         next_offset=end,
@@ -197,8 +227,49 @@ def _rebuild(
     )
     log.set_index(good.base, good.index_count, good.index_position)
     log.set_recovered(end, clock_ms)
-    log.set_recovery_point(good.base, good.position)
+    log.set_recovery_point(-1 if fresh else good.base, good.position)
+    if known.repaired and not dry:  # only when the new head is on disk may recovery rely on it again
+        log.sync_head()
+        point.store(directory, stored._replace(repaired=False))
     return found_aborted
+
+
+def _known_point(directory: str, found: list[int], proof: head.Evidence) -> Point:
+    """Return where recovery starts. Without a readable point all is scanned; what the old head proves counts then.
+
+    The point is written before any segment goes. So without one, and without a head that had one, the log is whole.
+    """
+    known = point.load(directory)
+    path = point.path_of(directory)
+    if isinstance(known, Point):
+        gone = point.missing_segments(known, found, max(known.log_start, proof.log_start))
+        if gone:
+            raise damage(segment.path_of(directory, gone[0]), 0, "the segment is missing")
+        return known
+    if known is Lack.MISSING and proof.exists and not proof.had_point:
+        return Point(epochs=())
+    if not found:
+        if known is Lack.MISSING and not proof.had_point:
+            return Point(epochs=())  # nothing was ever appended, as far as anybody can tell
+        raise damage(path, 0, f"{known.value}, and there is no segment: the next offset is not known")
+    if not proof.exists:
+        what = f"{known.value}, and `heads` is a new one: where the log starts is not known"
+        raise damage(path, 0, what)
+    if cleaned.exists(directory):
+        raise damage(path, 0, f"{known.value}: whether every segment of the compacted log is there is not known")
+    if found[0] > proof.log_start:
+        raise damage(path, 0, f"{known.value}, and so are the offsets {proof.log_start} to {found[0] - 1}")
+    _log.warning("%s: %s: read all of the log instead", path, known.value)
+    return Point(found[0], found[0], 0, max(found[0], proof.log_start), ())
+
+
+def damage(path: str, position: int, what: str) -> CorruptBatch:
+    return CorruptBatch(
+        f"{path}: {what}",
+        path=path,
+        position=position,
+        hint="put the file back, restore a backup elsewhere, or run `klamm check --repair` to keep what is there",
+    )
 
 
 class _Good(NamedTuple):
@@ -212,12 +283,43 @@ class _Good(NamedTuple):
     size: int
     index_count: int
     index_position: int
+    has_producers: bool = False
+    fault: str | None = None
 
 
-def _scan(
-    directory: str, known: Point, found: list[int], interval: int, contiguous: bool, dry: bool
-) -> tuple[_Good, list[int]]:
-    """Read from the recovery point on: where the good part ends, and the segments that come after it."""
+class _Reading(NamedTuple):
+    """What a scan needs to know. Everything below `flushed` was synced; no batch has an epoch above the highest."""
+
+    directory: str
+    known: Point
+    found: list[int]
+    flushed: int
+    interval: int
+    contiguous: bool
+    highest_epoch: int
+
+
+def _scan(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
+    """Read from the recovery point on: where the good part ends, and the segments that come after it.
+
+    It must not end before `flushed`: everything below was synced.
+    """
+    good, stale = _read_on(reading, dry)
+    directory, flushed = reading.directory, reading.flushed
+    if good.offset < flushed:
+        path = segment.path_of(directory, good.base)
+        what = good.fault or ("the segment ends here" if os.path.exists(path) else "the segment is missing")
+        raise damage(
+            path,
+            good.position,
+            f"byte {good.position}: {what}, but everything up to offset {flushed - 1} had been synced: "
+            "damage, a file put back from a backup, or a torn copy",
+        )
+    return good, stale
+
+
+def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
+    directory, known, found, flushed, interval, contiguous, highest_epoch = reading
     _check_below(directory, known, found)
     good = _Good(known.offset, known.base, known.position, -1, (), 0, 0, 0)
     later = [base for base in found if base >= known.base]
@@ -228,15 +330,21 @@ def _scan(
         with index.Index(directory, base) as old:
             limit = known.position if base == known.base else 0
             start, keep = old.before_position(limit)
-        scanned = scan_segment(directory, base, start=start, interval=interval, contiguous=base >= gaps_below)
+        scanned = scan_segment(
+            directory,
+            base,
+            start=start,
+            interval=interval,
+            contiguous=base >= gaps_below,
+            highest_epoch=highest_epoch,
+        )
         if min(scanned.position, scanned.size) < limit:
             path = segment.path_of(directory, base)
-            raise CorruptBatch(
-                f"{path}: byte {scanned.position}: {scanned.fault or 'the file ends here'}, but everything up to byte "
-                f"{limit} had been synced: damage, or a torn copy",
-                path=path,
-                position=scanned.position,
-                hint="restore a backup, or run `check(repair=True)` on the store to keep what is good",
+            raise damage(
+                path,
+                scanned.position,
+                f"byte {scanned.position}: {scanned.fault or 'the file ends here'}, but everything up to byte "
+                f"{limit} had been synced: damage, a file put back from a backup, or a torn copy",
             )
         entries = scanned.entries
         last = entries[-1].position if entries else start.position
@@ -249,10 +357,14 @@ def _scan(
             scanned.size,
             keep + len(entries),
             last,
+            good.has_producers or scanned.has_producers,
+            scanned.fault,
         )
         if number < len(later) - 1 and scanned.fault is None:
             end = scanned.offset if scanned.offset >= gaps_below else later[number + 1]
             entries.append(Entry(end, scanned.position, scanned.max_timestamp))
+        if scanned.fault is not None and scanned.offset < flushed:
+            break  # damage: nothing is written
         if not dry:  # before anything is cut: an index that tells of more than there is would lie
             index.write(directory, base, entries, keep=keep)
         if scanned.fault is not None:
@@ -263,11 +375,7 @@ def _scan(
 def _check_below(directory: str, known: Point, found: list[int]) -> None:
     missing = known.position > 0 and known.base not in found
     if missing or (known.log_start < known.base and segment.holding(found, known.log_start) is None):
-        raise CorruptBatch(
-            f"{directory}: segments between offsets {known.log_start} and {known.offset} are missing",
-            path=directory,
-            hint="restore a backup, or run `check(repair=True)` on the store to keep what is there",
-        )
+        raise damage(directory, 0, f"segments between offsets {known.log_start} and {known.offset} are missing")
 
 
 def _cut(directory: str, good: _Good, stale: list[int]) -> None:
@@ -275,11 +383,15 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
     suffix = f".cut-{time.time_ns() // 1_000_000}"
     for base in stale:
         path = segment.path_of(directory, base)
+        _log.warning("%s: does not follow offset %d: moved to %s", path, good.offset - 1, path + suffix)
         _os.rename(path, path + suffix)
         files.remove(segment.path_of(directory, base, ".index"))
         files.remove(segment.path_of(directory, base, aborted.SUFFIX))
     path = segment.path_of(directory, good.base)
     if good.size > good.position:
+        told = "%s: byte %d, offset %d: %s: %d bytes of a torn tail moved to %s (`klamm salvage` reads them)"
+        size = good.size - good.position
+        _log.warning(told, path, good.position, good.offset, good.fault, size, path + suffix)
         fd = _os.open_file(path, os.O_RDWR)
         try:
             files.replace(path + suffix, _os.pread(fd, good.size - good.position, good.position))
@@ -296,74 +408,6 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
             files.remove(segment.path_of(directory, offset, producers.SUFFIX))
 
 
-def restore_producers(log: head.Log, end: int) -> None:
-    """Under the append byte: make the table as of the youngest snapshot, then with every batch since.
-
-    Before the first producer's first batch there is a snapshot: where there is none, there never was a producer. What
-    was aborted since the snapshot is written anew, too.
-    """
-    directory = log.directory
-    if not segment.bases(directory, producers.SUFFIX):
-        producers.store(directory, end, [])
-    offset, states = producers.load_latest(directory, end) or (0, [])
-    log.restore_producers(states)
-    for base, batches in _since(directory, offset):
-        entries = [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
-        for batch, data, aborts in batches:
-            log.map_producers()
-            first = log.first_open_of(batch.producer_id) if aborts else -1
-            if first >= 0:
-                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
-            log.remember_producer(data, batch.base_offset)
-        if not aborted.holds(directory, base, entries):
-            aborted.write(directory, base, entries)
-    for base in set(segment.bases(directory, aborted.SUFFIX)) - set(segment.bases(directory)):
-        aborted.write(directory, base, [])  # its segment was lost, or never begun
-
-
-def _open_and_aborted(directory: str, end: int) -> tuple[int, list[Aborted]]:
-    """The same without a table: where the oldest open transaction begins, or `end`, and everything aborted."""
-    offset, states = producers.load_latest(directory, end) or (0, [])
-    found = {producer: first for producer, first, _, _ in states if first >= 0}
-    entries: list[Aborted] = []
-    for base in segment.bases(directory, aborted.SUFFIX):
-        entries += [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
-    for _, batches in _since(directory, offset):
-        for batch, _, aborts in batches:
-            if batch.base_offset >= end:
-                continue
-            if not batch.is_control:
-                if batch.is_transactional:
-                    found.setdefault(batch.producer_id, batch.base_offset)
-                continue
-            first = found.pop(batch.producer_id, -1)
-            if aborts and first >= 0:
-                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
-    return min(found.values(), default=end), entries
-
-
-def _since(directory: str, offset: int) -> Iterator[tuple[int, Iterator[tuple[batch_header.Header, bytes, bool]]]]:
-    """By segment: the producers' batches from `offset` on, with the bytes of their header, and whether they abort."""
-    found = segment.bases(directory)
-    first = segment.holding(found, offset)
-    for base in found:
-        if first is None or base >= first:
-            yield base, _batches_since(directory, base, offset)
-
-
-def _batches_since(directory: str, base: int, offset: int) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
-    with index.Index(directory, base) as known:
-        position = known.before_offset(offset).position
-    with open(segment.path_of(directory, base), "rb") as file:
-        file.seek(position)
-        while len(data := file.read(markers.SIZE)) >= batch_header.HEADER_SIZE:
-            batch = batch_header.parse(data)
-            if batch.base_offset >= offset and batch.producer_id >= 0:
-                yield batch, data, batch.is_control and not markers.commits(data)
-            position += batch.size
-            file.seek(position)
-
-
 def heal(log: head.Log, *, contiguous: bool = True) -> None:
     """After a failed sync: write everything above flushed_offset again, and sync it. Only then does SYNC_FAILED go.
 
@@ -376,6 +420,7 @@ def heal(log: head.Log, *, contiguous: bool = True) -> None:
         if log.flags & head.SYNC_FAILED or log.flushing:
             log.set_flags(head.SYNC_FAILED)
             _rewrite(log, contiguous)
+            _log.warning("%s: a sync failed or its process died: wrote all that was not synced again", log.directory)
 
 
 def _rewrite(log: head.Log, contiguous: bool) -> None:

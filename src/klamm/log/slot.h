@@ -26,7 +26,11 @@ typedef struct {
     int64_t redo_position;
     Commit ring[8];                     /* lines 2 to 9 */
     int64_t active_since_ms;            /* line 10 */
-    uint64_t unused2[7];
+    int64_t flushed_check;              /* ~flushed_offset: after a boot it is believed only with this */
+    uint64_t producers_seq;             /* what the table of producers has in its header */
+    int64_t aborted_base, aborted_count;        /* the latest .aborted file: its segment, and its entries */
+    char topic_id[16];                  /* whose partition this is */
+    uint32_t number, identity_crc;      /* CRC-32C of topic_id and number */
     KlammLockNote notes[4];             /* line 11: of lock bytes 4n to 4n + 3 */
     uint64_t reserved[32];
 } Slot;
@@ -45,7 +49,11 @@ typedef struct {                        /* slot 0 belongs to the store */
     int64_t shift_ms, shift_check;      /* how far the wall clock was set since the anchor; believed if the check is ~shift */
     int64_t drift_ms, drift_since_ms;   /* how far it differs from that now, and since when by the boot clock; 0: it does not */
     int64_t retention_checked_ms;       /* when retention was last checked, by the boot clock; 0: not since the boot */
-    uint64_t unused3[62];
+    uint64_t lock_inode, members_inode; /* of the lock files that the processes use */
+    uint64_t database_inode;            /* of klamm.db */
+    uint64_t changes, changes_check;    /* of klamm.db, which has at least so many; believed if the check is ~changes */
+    char store_id[16];
+    uint64_t unused3[55];
     KlammLockNote notes[4];             /* line 11: of lock bytes 0 to 3 */
     uint64_t reserved[32];
 } StoreSlot;
@@ -80,6 +88,8 @@ static inline void load_commit(Commit *to, const Commit *from) {
 static inline void store_commit(Commit *to, const Commit *from) {
     for (int i = 0; i < 8; i++) klamm_step(STEP_STORE), __atomic_store_n((uint64_t *)to + i, ((const uint64_t *)from)[i], __ATOMIC_RELAXED);
 }
+static inline uint32_t identity_crc(const Slot *s) { return klamm_crc32c(0, s->topic_id, 20); }
+_Static_assert(offsetof(Slot, number) == offsetof(Slot, topic_id) + 16, "a file format");
 
 /* Syncing is one word, so that a process that was replaced as syncer (head.py) changes nothing: each of its changes is a
  * compare-and-swap, and another generation makes that fail.   bits 0-54 flushed_offset · 55-62 generation · 63 flushing */

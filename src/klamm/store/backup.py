@@ -29,6 +29,7 @@ from klamm.errors import CorruptBatch, StoreError, UnknownTopic
 from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
 from klamm.log.index import Entry
 from klamm.log.partition import Partition
+from klamm.log.sealed import Lack
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.directory import Core
 
@@ -184,14 +185,14 @@ def _copy_partition(
             hint="run `check(repair=True)` on the store",
         )
     _copy_cleaned(source, target, now)
-    _copy_producers(source, target, start, now.next_offset)
+    snapshot = _copy_producers(source, target, start, now.next_offset)
     log_start = max(now.log_start, start)
     epochs = tuple(epoch for epoch in partition.epochs() if epoch[1] <= now.next_offset)
     if os.path.exists(segment.path_of(target, now.active_base)) or now.position == 0:
         known = point.Point(now.next_offset, now.active_base, now.position, log_start, epochs)
     else:  # all of it expired: an empty log that goes on at the same offset
         known = point.Point(now.next_offset, now.next_offset, 0, now.next_offset, epochs)
-    point.store(target, known)
+    point.store(target, known._replace(snapshot=snapshot, compacted=cleaned.exists(target)))
     return size
 
 
@@ -257,17 +258,23 @@ def _refuse_overtaken(source: str, now: head.Snapshot) -> None:
         raise _Overtaken
 
 
-def _copy_producers(source: str, target: str, start: int, end: int) -> None:
-    """The youngest snapshot at or before the commit; recovery of the copy reads on from there."""
+def _copy_producers(source: str, target: str, start: int, end: int) -> int:
+    """Copy the latest snapshot at or before the commit and return its offset: recovery of the copy reads on from there.
+
+    -1 if there was no producer.
+    """
     for offset in reversed(segment.bases(source, producers.SUFFIX)):
         if offset <= end:
             with suppress(FileNotFoundError):  # pruned just now
-                states = producers.parse(files.read(segment.path_of(source, offset, producers.SUFFIX)))
-                if states is not None:
+                path = segment.path_of(source, offset, producers.SUFFIX)
+                states = producers.parse(files.read(path), path=path)
+                if not isinstance(states, Lack):
                     producers.store(target, offset, states)
-                    return
+                    return offset
     if os.path.exists(f"{source}/producers"):
         producers.store(target, start, [])
+        return start
+    return -1
 
 
 def _drop(destination: str, gone: dict[str, Topic]) -> None:
@@ -286,5 +293,5 @@ def _lay_out(path: str, end: int) -> None:
     heads = head.Heads(path)
     heads.initialise()
     if end > 1:
-        heads.lay_out(1, end, head.NEEDS_RECOVERY)
+        heads.lay_out(1, end, head.NEEDS_RECOVERY | head.NEW_HEAD)
     heads.close_descriptor()

@@ -1,7 +1,9 @@
 """The catalog: which topics there are, in `klamm.db`.
 
     meta         key, value, crc                        store_id; next_slot; next_producer_id; next_group; boots;
+                                                        changes: how often any of this changed
                                                         settings: JSON, of the store (store_settings.py)
+    deleted      id, directory, crc                     topics whose directory is still to be removed (deletion.py)
     topics       id, name, settings, created_ms, crc    settings: JSON of what differs from the defaults
     partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes
 
@@ -15,7 +17,10 @@ Promises
   C3  Names exclude each other as Kafka's do; the database itself refuses what slipped through.
   C4  A producer id is given out once. Each process takes a thousand at a time.
   C5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart (see log/recovery.py).
+      It follows the clock, in seconds, so that a backup that is opened later has another one, and a larger one.
   C6  A row that is not what was written is an error: SQLite has no checksums, so the rows have.
+  C8  `changes` grows with every topic, setting, producer id and boot, and `heads` knows it: a klamm.db that was put
+      back from a backup is older than `heads`, and refused until `check(repair=True)` has put it right.
   C7  A store of an older format is brought up to this one when it is first opened for writing, in one transaction.
 """
 
@@ -24,13 +29,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
 from klamm.store import groups, spark_batches, transactions, wire_groups, wire_transactions
-from klamm.store.database import FORMAT_VERSION, Database, Execute, Gate
+from klamm.store.database import FORMAT_VERSION, REBUILD, Database, Execute, Gate
 from klamm.store.names import collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
 from klamm.store.settings import Settings, Value
@@ -42,8 +47,10 @@ MAX_PARTITIONS = 10_000  # of one topic
 MAX_SLOTS = 1_000_000  # of one store, deleted topics included: `heads` then has 1 GB
 PRODUCER_ID_BLOCK = 1_000
 _MAX_PRODUCER_ID = 2**63 - 1
+_MAX_EPOCH = 2**31 - 2**20
 
-Prepare = Callable[[range], None]
+Prepare = Callable[[range, str, int], None]
+"""Lays out slots for partitions of the topic with that id, from that number on."""
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -56,6 +63,8 @@ CREATE TABLE partitions (
     topic_id TEXT NOT NULL, number INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE, PRIMARY KEY (topic_id, number)
 ) WITHOUT ROWID;
 """
+_DELETED = "CREATE TABLE deleted (id TEXT PRIMARY KEY, directory TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID"
+_EPOCHS_SINCE = 1_577_836_800  # 2020, in Unix time: an int32 of seconds lasts until 2088; then boots are counted
 
 
 class Topic(NamedTuple):
@@ -78,6 +87,7 @@ class Catalog:
 
     def __init__(self, path: str, gate: Gate, *, read_only: bool = False) -> None:
         self.database = Database(path, gate, read_only=read_only)
+        self.on_change: Callable[[int], None] = lambda changes: None  # told how many there are, after each
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
         self._producer_ids = os.getpid(), iter(range(0))
         if self.format_version < FORMAT_VERSION:
@@ -183,12 +193,44 @@ class Catalog:
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
                 slots = self._next_slots(execute, name, partitions)
-            prepare(slots)
+            prepare(slots, topic_id, 0)
             topic = Topic(name, topic_id, tuple(slots), settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
+                changes = self._count_change(execute)
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 self._add_slots(execute, topic, slots)
+            self.on_change(changes)
         return topic
+
+    def adopt_topic(self, name: str, topic_id: str, slots: Sequence[int | None], settings: Settings) -> Topic:
+        """Put back a topic whose directory is there. A slot that is None gets a number; the caller lays it out."""
+        self.database.refuse_read_only()
+        validate(name, internal=True)
+        with self.database.gate():
+            with self.database.reading() as execute:
+                self._refuse_taken(execute, name)
+                fresh = iter(self._next_slots(execute, name, len(slots)))
+            numbers = tuple(next(fresh) if slot is None else slot for slot in slots)
+            topic = Topic(name, topic_id, numbers, settings, time.time_ns() // 1_000_000)
+            with self.database.transaction() as execute:
+                changes = self._count_change(execute)
+                next_slot = int(self._meta(execute, "next_slot"))
+                execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
+                for number, slot in enumerate(numbers):
+                    execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
+                self._set_meta(execute, "next_slot", max(next_slot, *(slot + 1 for slot in numbers)))
+            self.on_change(changes)
+        return topic
+
+    def skip_numbers(self, next_slot: int) -> None:
+        """Give out no slot below `next_slot`, and no producer id that an older klamm.db may have given out."""
+        self.database.refuse_read_only()
+        with self.database.gate(), self.database.transaction() as execute:
+            changes = self._count_change(execute)
+            self._set_meta(execute, "next_slot", max(next_slot, int(self._meta(execute, "next_slot"))))
+            ids = max(int(self._meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
+            self._set_meta(execute, "next_producer_id", ids)
+        self.on_change(changes)
 
     def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
         """Let the topic have `total` partitions, more than now. Keys may then map to other partitions than before."""
@@ -203,11 +245,13 @@ class Catalog:
                 )
             with self.database.reading() as execute:
                 slots = self._next_slots(execute, name, total - len(old.partitions))
-            prepare(slots)
+            prepare(slots, old.id, len(old.partitions))
             topic = old._replace(partitions=old.partitions + tuple(slots))
             with self.database.transaction() as execute:
+                changes = self._count_change(execute)
                 self._update(execute, topic)
                 self._add_slots(execute, topic, slots)
+            self.on_change(changes)
         return topic
 
     def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> Topic:
@@ -217,11 +261,13 @@ class Catalog:
             old = self.topic(name)
             topic = old._replace(settings=old.settings.changed(changes, resets, where=name))
             with self.database.transaction() as execute:
+                count = self._count_change(execute)
                 self._update(execute, topic)
+            self.on_change(count)
         return topic
 
     def delete_topic(self, name: str, topic_id: str | None = None) -> Topic:
-        """Forget the topic and say what it was: its heads and files are the caller's to remove.
+        """Forget the topic and return what it was: the caller removes its heads and files, then its tombstone.
 
         With `topic_id`, one that was deleted and made anew meanwhile is left alone.
         """
@@ -231,10 +277,24 @@ class Catalog:
             if topic_id is not None and topic.id != topic_id:
                 raise UnknownTopic(f"{name}: the topic was deleted and made anew")
             with self.database.transaction() as execute:
+                changes = self._count_change(execute)
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
                 execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
+                row = topic.id, topic.directory, _crc(topic.id, topic.directory)
+                execute("INSERT OR REPLACE INTO deleted VALUES (?, ?, ?)", row)
                 groups.forget_topic(execute, topic.id)
+            self.on_change(changes)
         return topic
+
+    def deleted(self) -> dict[str, str]:
+        """Return the directories of deleted topics that are still to be removed, and the topics' ids."""
+        rows = self.database.read("SELECT id, directory, crc FROM deleted")
+        return {directory: topic_id for topic_id, directory, crc in rows if crc == _crc(topic_id, directory)}
+
+    def forget_deleted(self, topic_id: str) -> None:
+        """Remove a tombstone: the directory is gone."""
+        with self.database.gate(), self.database.transaction() as execute:
+            execute("DELETE FROM deleted WHERE id = ?", (topic_id,))
 
     def allocate_producer_id(self) -> int:
         """A number that no producer of this store had or will have."""
@@ -247,7 +307,9 @@ class Catalog:
             first = int(self._meta(execute, "next_producer_id"))
             if not 0 <= first <= _MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
                 raise StoreError(f"{self.path}: all producer ids have been given out")
+            changes = self._count_change(execute)
             self._set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
+        self.on_change(changes)
         self._producer_ids = os.getpid(), iter(range(first + 1, first + PRODUCER_ID_BLOCK))
         return first
 
@@ -257,11 +319,25 @@ class Catalog:
             return int(self._meta(execute, "boots"))
 
     def count_boot(self) -> int:
-        """One more."""
+        """Raise the number of boots, durably, and return it."""
+        since = int(time.time()) - _EPOCHS_SINCE
         with self.database.gate(), self.database.transaction() as execute:
+            changes = self._count_change(execute)
             boots = int(self._meta(execute, "boots")) + 1
+            boots = max(boots, since) if since < _MAX_EPOCH else boots
             self._set_meta(execute, "boots", boots)
+        self.on_change(changes)
         return boots
+
+    def changes(self) -> int:
+        """Return how often anything in the catalog changed."""
+        with self.database.reading() as execute:
+            return int(self._meta(execute, "changes"))
+
+    def _count_change(self, execute: Execute) -> int:
+        changes = int(self._meta(execute, "changes")) + 1
+        self._set_meta(execute, "changes", changes)
+        return changes
 
     def settings(self) -> StoreSettings:
         """Of the store itself."""
@@ -280,7 +356,9 @@ class Catalog:
         self.database.refuse_read_only()
         with self.database.gate(), self.database.transaction() as execute:
             settings = self._settings(execute).changed(changes, resets)
+            count = self._count_change(execute)
             self._set_meta(execute, "settings", json.dumps(settings.to_dict()))
+        self.on_change(count)
         return settings
 
     # The whole.
@@ -334,9 +412,7 @@ class Catalog:
             if crc != _crc(topic_id, name, text, created_ms, *numbers) or not numbers:
                 raise ValueError("the checksum does not fit")
         except (ValueError, TypeError) as error:
-            raise NotAStore(
-                f"{self.path}: topic {name!r} is damaged: {error}", hint="restore klamm.db from a backup"
-            ) from None
+            raise NotAStore(f"{self.path}: topic {name!r} is damaged: {error}", hint=REBUILD) from None
         try:
             settings = Settings.of(overrides)
         except InvalidSetting as error:
@@ -390,9 +466,7 @@ class Catalog:
     def _meta(self, execute: Execute, key: str) -> str | int:
         row = execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
         if row is None or row[1] != _crc(key, row[0]):
-            raise NotAStore(
-                f"{self.path}: is damaged: {key} is missing or wrong", hint="restore klamm.db from a backup"
-            )
+            raise NotAStore(f"{self.path}: is damaged: {key} is missing or wrong", hint=REBUILD)
         value: str | int = row[0]
         return value
 
@@ -413,7 +487,7 @@ def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
     if version < 3:
         made += _statements(wire_transactions.SCHEMA + wire_groups.SCHEMA + spark_batches.SCHEMA, [])
     if version < 4:
-        made += _statements(spark_batches.SCHEMA_4, [])
+        made += _statements(f"{spark_batches.SCHEMA_4};{_DELETED}", [("changes", 0)])
     return made
 
 

@@ -19,10 +19,12 @@ from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, ReadOnly
 from klamm.store import directory, spark_batches
+from klamm.store.adoption import adopt
 from klamm.store.catalog import Topic
 from klamm.store.deletion import DELETED
 from klamm.store.directory import Core
 from klamm.store.examine import Breach, Examination, Report
+from klamm.store.salvage import cuts_of
 
 __all__ = ["Breach", "Report", "check"]
 
@@ -38,13 +40,17 @@ def check(
         if repair and store.lock is None:
             raise ReadOnly(f"{store.path}: opened for reading only, so nothing can be repaired")
         report = _Check(store, repair, progress).run()
+        promise = "klamm.db is there, and as new as the logs"
+        path = store.catalog.path
+        report.breaches[:0] = [Breach(path, None, promise, *each.split(": ", 1)) for each in store.rebuilt]
+        store.rebuilt = []
         report.progress = None  # it is over, and a report may be pickled
         return report
     path = os.path.abspath(os.fspath(store))
     try:
-        core = directory.acquire(path, read_only=not repair, create=False, force_filesystem=not repair)
+        core = directory.acquire(path, read_only=not repair, create=False, force_filesystem=not repair, rebuild=repair)
     except KlammError as error:
-        if not os.path.exists(f"{path}/klamm.db"):
+        if not os.path.exists(f"{path}/topics"):
             raise
         return Report([Breach(path, None, "the store can be opened", str(error))])
     try:
@@ -98,6 +104,7 @@ class _Check:
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
         report.topics = len(topics)
         self._orphans(names, topics)
+        topics = core.catalog.topics()  # with those that were put back
         if core.lock is None:
             self._topics(topics)
         else:
@@ -108,18 +115,20 @@ class _Check:
 
     def _topics(self, topics: list[Topic]) -> None:
         for topic in topics:
+            self.report.cuts += cuts_of(self.core.path, topic)
             for number, slot in enumerate(topic.partitions):
                 Examination(self.core, self.lock, self.report, topic, number, slot, repair=self.repair).run()
                 self.report.partitions += 1
 
     def _orphans(self, names: list[str], topics: list[Topic]) -> None:
         known = {topic.directory: len(topic.partitions) for topic in topics}
+        deleted = self.core.catalog.deleted()
         for name in names:
             path = f"{self.core.path}/topics/{name}"
-            if name.endswith(DELETED):
-                continue  # somebody is deleting it, or the next sweep will
+            if name.endswith(DELETED) or name in deleted:
+                continue  # another process is deleting it, or the next sweep will
             if name not in known:
-                self._orphan(path, "no topic has this directory: was its deletion cut short?")
+                self._orphan(path, "klamm.db knows no such topic")
                 continue
             for inner in sorted(os.listdir(path)) if os.path.isdir(path) else []:
                 if not inner.isdigit() or int(inner) >= known[name]:
@@ -135,7 +144,10 @@ class _Check:
             ):
                 return  # it was being deleted, or has come to be
             repaired = None
-            if self.repair:
+        if self.repair and not inner:
+            repaired = adopt(self.core, name)
+        with catalog.database.gate():
+            if self.repair and repaired is None:
                 aside = f"{self.core.path}/orphans"
                 files.make_directory(aside)
                 files.sync_directory(self.core.path)  # the new directory is on disk before anything is moved into it

@@ -40,7 +40,7 @@ class Damage(NamedTuple):
     message: str
 
 
-def batches(path: str, base: int, end: int, *, contiguous: bool) -> Iterator[Batch | Damage]:
+def batches(path: str, base: int, end: int, *, contiguous: bool, highest_epoch: int = -1) -> Iterator[Batch | Damage]:
     """Everything in the first `end` bytes of a segment, in order."""
     fd = _os.open_file(path, os.O_RDONLY)
     try:
@@ -49,11 +49,11 @@ def batches(path: str, base: int, end: int, *, contiguous: bool) -> Iterator[Bat
             data = _os.pread(fd, min(room, end - position), position)
             message = None
             try:
-                done, following = verify(data, offset, contiguous)
+                done, following = verify(data, offset, contiguous, highest_epoch)
             except CorruptBatch as error:
                 message = re.sub(r"^byte \d+: ", "", error.message)  # that byte counts from the window's start
                 data = data[: error.position or 0]
-                done, following = verify(data, offset, contiguous)
+                done, following = verify(data, offset, contiguous, highest_epoch)
             start = position
             for header in walk(memoryview(data)[:done]) if done else ():
                 at = position - start

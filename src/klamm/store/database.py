@@ -36,15 +36,21 @@ from klamm.disk import _os, files, fork
 from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
 from klamm.store._section import Section
 
-__all__ = ["APPLICATION_ID", "FORMAT_VERSION", "Database", "Execute", "Gate", "Unfinished"]
+__all__ = ["APPLICATION_ID", "FORMAT_VERSION", "REBUILD", "Database", "Execute", "Gate", "Unfinished"]
 
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
 FORMAT_VERSION = 4
-"""1 had no groups and no transactions; 2 none over the wire, and no batches of Spark; 3 no fingerprints of batches."""
+"""1 had no groups and no transactions; 2 none over the wire, and no batches of Spark; 3 neither fingerprints of batches
+nor tombstones of topics."""
 CHECKPOINT_PAGES = 4000  # 16 MiB
 WAL_LIMIT = 32 * 1024 * 1024
 _MEASURE_EVERY = 16  # writes of one process
 BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
+
+REBUILD = (
+    "restore a backup of the whole store elsewhere; or move klamm.db aside and run `klamm check --repair`, which makes "
+    "a new one from the directories in topics/: no record is lost, but settings and offsets of groups are"
+)
 
 Gate = Callable[[], AbstractContextManager[object]]
 Execute = Callable[..., sqlite3.Cursor]
@@ -79,6 +85,7 @@ class Database:
         )
         self._connections = 0  # that were opened so far: `PRAGMA data_version` begins anew with each
         self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
+        self._inode = os.stat(path).st_ino if os.path.exists(path) else 0
         fork.register(self)  # before there is a connection that a fork could surprise
         with self._mutex, _explained(self.path):
             self._connect()
@@ -120,6 +127,7 @@ class Database:
         Not `durable`: a power cut may undo it, with everything that was written after it; a killed process does not.
         """
         self.refuse_read_only()
+        self._refuse_replaced()
         return Section(self, writes=True, durable=durable)
 
     def put(self, update: str, insert: str, rows: Sequence[Sequence[object]], *, durable: bool = True) -> bool:
@@ -128,6 +136,7 @@ class Database:
         A row that `update` does not find is `insert`ed; False if that changes nothing, either.
         """
         self.refuse_read_only()
+        self._refuse_replaced()
         if len(rows) != 1:
             return self._put_many(update, insert, rows, durable)
         with self.gate(), self._mutex:  # a statement alone is a transaction of its own
@@ -178,6 +187,18 @@ class Database:
     def refuse_read_only(self) -> None:
         if self.read_only:
             raise ReadOnly(f"{self.path}: the store was opened for reading only")
+
+    def _refuse_replaced(self) -> None:
+        """What is written to a file without a name is lost with the last process that has it open."""
+        try:
+            if os.stat(self.path).st_ino == self._inode:
+                return
+        except FileNotFoundError:
+            pass
+        raise NotAStore(
+            f"{self.path}: was removed or replaced while the store is open",
+            hint="close the store in every process, put the file back, and open it again",
+        )
 
     def check(self) -> list[str]:
         """What SQLite finds wrong with the file; nothing, if all is well."""
@@ -421,6 +442,4 @@ def _explain(path: str, error: sqlite3.Error | UnicodeDecodeError) -> KlammError
             return NotAStore(f"{path}: there is no such file")
         case sqlite3.SQLITE_NOTADB:
             return NotAStore(where, hint="something else has that name, or the file is damaged")
-    return NotAStore(
-        f"{path}: is damaged: {error}", hint="restore klamm.db from a backup; the logs beside it are not concerned"
-    )
+    return NotAStore(f"{path}: is damaged: {error}", hint=REBUILD)

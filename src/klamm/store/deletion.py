@@ -1,17 +1,20 @@
 """Deleting a topic, in an order that a kill at any point leaves finishable.
 
-  1  its rows go from the catalog: from now on nobody opens it
+  1  its rows go from the catalog, and a tombstone comes: from now on nobody opens it
   2  DELETED in each of its heads, under the append byte: whoever has it open is refused from now on
   3  the catalog's version moves: whoever waits looks again
   4  topics/<name>-<id> is renamed to topics/<id>.deleted, and that is removed; tables/<name>-<id> is removed, too
+  5  the tombstone goes
 
-`sweep` finishes what a killed process has begun: it removes `….deleted`, and directories of topics that are in no
-catalog, for a topic's directory appears only after its rows. (Killed between 1 and 2, the heads stay unmarked; the
-sweep moves the version, and whoever still has the topic open finds it gone before the next append.)
+`sweep` finishes what a killed process has begun: it removes `….deleted`, and directories that have a tombstone. (Killed
+between 1 and 2, the heads stay unmarked; the sweep moves the version, and a process that still has the topic open finds
+it gone before the next append.) A directory that the catalog does not know is left alone and logged: klamm.db may have
+been lost or put back from a backup. `check(repair=True)` makes a topic of it again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core
 
 __all__ = ["DELETED", "delete_topic", "sweep"]
+
+_log = logging.getLogger("klamm")
 
 DELETED = ".deleted"
 
@@ -43,6 +48,7 @@ def delete_topic(core: Core, name: str, topic_id: str | None = None) -> None:
     core.forget(name)
     _remove(core, topic.directory, topic.id)
     _remove_table(core, topic.directory)
+    core.catalog.forget_deleted(topic.id)
 
 
 def sweep(core: Core, *, thorough: bool) -> None:
@@ -56,13 +62,22 @@ def sweep(core: Core, *, thorough: bool) -> None:
             _remove_tree(core, name)
     if thorough:
         known = {topic.directory for topic in core.catalog.topics()}
-        gone = [name for name in names if name not in known and not name.endswith(DELETED)]
-        if gone:
+        deleted = core.catalog.deleted()
+        if any(name in deleted for name in names):
             core.changed()
-        for name in gone:
-            _remove(core, name, name[-32:])
-        for name in tables:
+        for name, topic_id in deleted.items():
             if name not in known:
+                _remove(core, name, topic_id)
+                _remove_table(core, name)
+            core.catalog.forget_deleted(topic_id)
+        unknown = {name for name in names if not name.endswith(DELETED)} - known - set(deleted)
+        unknown -= {topic.directory for topic in core.catalog.topics()}  # made since
+        for name in sorted(unknown - core.unknown_directories):
+            path = f"{core.path}/topics/{name}"
+            _log.warning("%s: klamm.db knows no such topic; `klamm check --repair` puts it back", path)
+        core.unknown_directories |= unknown
+        for name in tables:
+            if name not in known and name not in unknown:
                 _remove_table(core, name)
 
 

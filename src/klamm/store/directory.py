@@ -31,16 +31,17 @@ import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from klamm.disk import _os, copy_on_write, files, fork, reserve
-from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, PRESENCE, LockFile
+from klamm.disk import _os, files, fork, reserve
+from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, LockFile
 from klamm.disk.threads import DaemonThread
-from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, UnknownTopic
+from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
-from klamm.store import retention_check
+from klamm.store import layout, retention_check
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.database import Unfinished
 from klamm.store.groups import Groups
+from klamm.store.presence import Presence
 from klamm.store.settings import Value
 from klamm.store.transactions import Transactions
 
@@ -48,23 +49,6 @@ __all__ = ["Core", "OpenTopic", "acquire", "boot_id", "release"]
 
 _CLOSING_S = 5.0  # so long recovery points are written when a store is closed
 OPENING = 1  # byte of `lock`: openers one after the other
-_OURS = frozenset(
-    {
-        "klamm.db",
-        "klamm.db-wal",
-        "klamm.db-shm",
-        "klamm.db-journal",
-        "heads",
-        "lock",
-        "members",
-        "pipelines",
-        "reserve",
-        "server",
-        "staging",
-        "tables",
-        "topics",
-    }
-)
 _log = logging.getLogger("klamm")
 
 
@@ -113,7 +97,10 @@ class OpenTopic:
 class Core:
     """What the openers of one store in one process share."""
 
-    def __init__(self, path: str, *, read_only: bool, busy_timeout_ms: int | None = None) -> None:
+    def __init__(
+        self, path: str, *, read_only: bool, busy_timeout_ms: int | None = None, rebuild: bool = False
+    ) -> None:
+        """With `rebuild`, make a missing klamm.db again, and accept one that was put back from a backup."""
         self.path = path
         self._busy_timeout_ms = BUSY_TIMEOUT_MS if busy_timeout_ms is None else busy_timeout_ms
         self.read_only = read_only
@@ -130,18 +117,20 @@ class Core:
         self._wake = _os.Monitor()
         self.lock: LockFile | None = None
         self.members: LockFile | None = None
-        self._alone = False  # while opening, whether we hold the presence byte exclusively
+        self.presence: Presence | None = None
+        self.rebuilt: list[str] = []  # what was made again, with `rebuild`
+        self.unknown_directories: set[str] = set()  # that were logged already
         if read_only:
             self._open_read_only()
         else:
-            self._open()
+            self._open(rebuild)
         self.groups = Groups(self)
         self.transactions = Transactions(self, boot_id())
         fork.register(self)
 
     # ---- opening
 
-    def _open(self) -> None:
+    def _open(self, rebuild: bool) -> None:
         reserve.lend(self.path)
         try:
             self.lock = LockFile(f"{self.path}/lock", timeout_ms=self._busy_timeout_ms)
@@ -157,9 +146,10 @@ class Core:
             self._drop()
             raise
         try:
+            self.presence = Presence(self.path, self.lock, self.members)
             with self.lock.hold(OPENING):
-                self._create_parts()
-                self._join()
+                self._create_parts(rebuild)
+                self._join(rebuild)
         except OSError as error:
             self._drop()
             raise files.disk_full(error, self.path) from error
@@ -173,51 +163,65 @@ class Core:
             hint="open it with read_only=True, or change its rights",
         )
 
-    def _create_parts(self) -> None:
+    def _create_parts(self, rebuild: bool) -> None:
         """Lay out what is not there yet. A creator that was killed is finished by the next one."""
         assert self.lock is not None
+        assert self.presence is not None
         gate = self._gate
         database = f"{self.path}/klamm.db"
         if not os.path.exists(f"{self.path}/heads"):
+            self.presence.be_alone("`heads` is missing")
             files.replace(f"{self.path}/heads", b"")
         self.heads = head.Heads(f"{self.path}/heads")
+        self.presence.enter_heads()
         if not self.heads.is_sane():  # new, or beyond repair: everything will be recovered from the files
-            self._be_alone()
+            self.presence.be_alone("`heads` is damaged")
             self.heads.initialise()
+        self.presence.check_lock_files(self.heads)
         if self.heads.format > 1:
             raise NewerFormat(f"{self.path}: heads has format {self.heads.format}", hint="upgrade Klamm")
         self.lock.record_in(self.heads)
         files.make_directory(f"{self.path}/topics")
         if os.path.exists(database) and os.path.getsize(database) > 0:
+            self._check_replaced(database)
             with suppress(Unfinished):
                 self.catalog = Catalog(database, gate)
                 return
+        if os.listdir(f"{self.path}/topics"):
+            if not rebuild:
+                raise layout.no_catalog(self.path)
+            self.presence.be_alone("klamm.db is missing")
+            self.rebuilt.append("klamm.db was missing: made a new one")
         files.sync_directory(self.path)
         files.sync_ancestors(self.path)  # whoever made them may have been killed before syncing them
-        self.catalog = Catalog.create(database, gate, uuid.uuid4().hex)
+        self.catalog = Catalog.create(database, gate, self.heads.store_id or uuid.uuid4().hex)
         files.sync_directory(self.path)
+
+    def _check_replaced(self, database: str) -> None:
+        """Notice that klamm.db is another file than before. Other processes, and its log, belong to the old one."""
+        assert self.presence is not None
+        known, inode = self.heads.database_inode, os.stat(database).st_ino
+        if known in (0, inode):
+            return
+        self.presence.be_alone("klamm.db was replaced")
+        log = f"{database}-wal"
+        if os.path.exists(log) and os.path.getsize(log):
+            raise StoreError(
+                f"{log}: belongs to another klamm.db than the one beside it, which was replaced",
+                hint="put both back, or move klamm.db-wal aside and run `klamm check --repair`",
+            )
 
     def _gate(self) -> AbstractContextManager[None]:
         assert self.lock is not None
         return self.lock.hold(GATE, queue=GATE_QUEUE)
 
-    def _be_alone(self) -> None:
-        assert self.members is not None
-        if self._alone:
-            return
-        self._alone = self.members.try_hold(PRESENCE)
-        if not self._alone:
-            raise StoreBusy(
-                f"{self.path}: needs recovery, but somebody else has it open",
-                hint="is the volume mounted by another machine, or was the directory copied over a store in use?",
-            )
-
-    def _join(self) -> None:
+    def _join(self, rebuild: bool) -> None:
         """Become present; recover first if `heads` is not to be believed."""
-        assert self.members is not None
+        assert self.presence is not None
         boot = boot_id()
+        self._check_catalog(rebuild)
         if not self.heads.is_trusted(boot):
-            self._be_alone()
+            self.presence.be_alone("it needs recovery")
             problems = self.catalog.check()
             if problems:
                 raise NotAStore(
@@ -230,16 +234,57 @@ class Core:
         else:
             self._lay_out_missing()
             self._boots = self.catalog.boots()
-        if not self.members.try_hold(PRESENCE, shared=True):
-            raise StoreBusy(f"{self.path}: somebody holds it alone", hint="try again")
+        self.presence.join()
+
+    def _check_catalog(self, rebuild: bool) -> None:
+        """Refuse a klamm.db that is older than `heads`; with `rebuild`, put right what follows from that."""
+        assert self.presence is not None
+        known = self.heads.changes  # first: other processes change both, klamm.db before `heads`
+        changes = self.catalog.changes()
+        if changes < known:
+            if not rebuild:
+                raise StoreError(
+                    f"{self.path}/klamm.db: is older than the logs beside it: was it put back from a backup?",
+                    hint="run `klamm check --repair`: it keeps every log, and puts back topics that klamm.db does not "
+                    "know; or restore the whole backup elsewhere",
+                )
+            self.presence.be_alone("klamm.db is older than the logs")
+            self.rebuilt.append("klamm.db is older than the logs beside it: accepted")
+        if self.rebuilt:
+            self.catalog.skip_numbers(self.heads.size())
+            changes = self.catalog.changes()
+            self._drop_deleted()
+        self.heads.changes = max(changes, self.catalog.changes())
+        self.heads.store_id = self.catalog.store_id
+        self.heads.database_inode = os.stat(self.catalog.path).st_ino
+        self.catalog.on_change = self._count_changes
+
+    def _count_changes(self, changes: int) -> None:
+        if changes > self.heads.changes:
+            self.heads.changes = changes
+
+    def _drop_deleted(self) -> None:
+        """An older klamm.db has topics that were deleted since: `heads` knows."""
+        for topic in self.catalog.topics():
+            slots = [slot for slot in topic.partitions if slot < self.heads.size()]
+            if slots and all(self.heads.flags_of(slot) & head.DELETED for slot in slots):
+                self.catalog.delete_topic(topic.name)
+                self.rebuilt.append(f"topic {topic.name} had been deleted since: forgotten again")
 
     def _lay_out_missing(self) -> None:
-        """A `heads` that ends before the catalog's slots was cut or copied early: those are recovered."""
-        slots = [slot for topic in self.catalog.topics() for slot in topic.partitions]
-        end = max(slots, default=0) + 1
+        """Lay out slots that `heads` does not have: it was lost, cut, copied early or put back from a backup."""
         size = self.heads.size()
-        if size < end:
-            self.heads.lay_out(size, end, head.NEEDS_RECOVERY)
+        for topic in self.catalog.topics():
+            for number, slot in enumerate(topic.partitions):
+                if slot >= size:
+                    self.lay_out_slot(topic.id, number, slot)
+
+    def lay_out_slot(self, topic_id: str, number: int, slot: int) -> None:
+        """Lay out one slot for a log that was there before, which has to be recovered."""
+        flags = head.NEEDS_RECOVERY | head.NEW_HEAD
+        if slot > self.heads.size():  # those between belong to other topics, or to none
+            self.heads.lay_out(self.heads.size(), slot, flags)
+        self.heads.lay_out(slot, slot + 1, flags, topic_id=bytes.fromhex(topic_id), number=number)
 
     def _open_read_only(self) -> None:
         try:
@@ -344,10 +389,10 @@ class Core:
         if self._topics[opened.name] is not opened:
             raise UnknownTopic(f"{opened.name}: the topic was deleted and made anew")
 
-    def lay_out(self, slots: range) -> None:
-        """Slots for new partitions, before the catalog names them."""
+    def lay_out(self, slots: range, topic_id: str, number: int) -> None:
+        """Lay out slots for new partitions of a topic, from `number` on, before the catalog names them."""
         try:
-            self.heads.lay_out(slots.start, slots.stop)
+            self.heads.lay_out(slots.start, slots.stop, topic_id=bytes.fromhex(topic_id), number=number)
         except OSError as error:
             raise files.disk_full(error, self.heads.path) from error
 
@@ -451,7 +496,7 @@ class Core:
             raise failed
 
     def _drop(self) -> None:
-        for lock in (self.lock, self.members):
+        for lock in (self.lock, self.members, self.presence):
             if lock is not None:
                 lock.close()
         if hasattr(self, "heads"):
@@ -502,17 +547,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def acquire(
-    path: str, *, read_only: bool, create: bool, force_filesystem: bool, busy_timeout_ms: int | None = None
+    path: str,
+    *,
+    read_only: bool,
+    create: bool,
+    force_filesystem: bool,
+    busy_timeout_ms: int | None = None,
+    rebuild: bool = False,
 ) -> Core:
     """The core of the store at `path`, opened if this process has not done so yet. Give it back with `release`."""
     path = os.path.abspath(path)
-    _look_before(path, read_only=read_only, create=create, force_filesystem=force_filesystem)
+    layout.check_before(path, read_only=read_only, create=create or rebuild, force_filesystem=force_filesystem)
+    if not rebuild and not os.path.exists(f"{path}/klamm.db") and layout.has_topics(path):
+        raise layout.no_catalog(path)
     status = os.stat(path)
     key = (status.st_dev, status.st_ino, read_only)
     with _cores_mutex:
         core = _cores.get(key)
         if core is None or core.closed:
-            core = _cores[key] = Core(path, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
+            core = _cores[key] = Core(path, read_only=read_only, busy_timeout_ms=busy_timeout_ms, rebuild=rebuild)
         elif busy_timeout_ms is not None and core.lock is not None:
             core.lock.timeout_ms = busy_timeout_ms
         core.users += 1
@@ -528,35 +581,3 @@ def release(core: Core) -> None:
         for key in [key for key, value in _cores.items() if value is core]:
             del _cores[key]
     core.close()
-
-
-def _look_before(path: str, *, read_only: bool, create: bool, force_filesystem: bool) -> None:
-    """Refuse what is not a store and cannot become one, before anything is touched."""
-    if not os.path.exists(path):
-        if read_only or not create:
-            raise NotAStore(f"{path}: there is nothing here", hint="open it with create=True, for writing")
-        try:
-            os.makedirs(path, mode=0o700, exist_ok=True)  # synced before klamm.db is made
-        except OSError as error:
-            raise ReadOnly(f"{path}: cannot be created: {error.strerror}") from error
-    if not os.path.isdir(path):
-        raise NotAStore(f"{path}: is a file; a store is a directory")
-    if not read_only:
-        copy_on_write.try_to_avoid(path)
-    if not force_filesystem:
-        files.refuse_untrusted(path)
-    try:
-        names = set(os.listdir(path))
-    except PermissionError as error:
-        raise ReadOnly(
-            f"{path}: may not be read by this user", hint="a store is its owner's; to share it, change its mode"
-        ) from error
-    if "klamm.db" in names:
-        return
-    strangers = sorted(name for name in names - _OURS if not name.endswith(".new"))
-    if strangers:
-        raise NotAStore(
-            f"{path}: is not a store: it has no klamm.db, but {strangers[0]}", hint="use a new or empty directory"
-        )
-    if read_only or not create:
-        raise NotAStore(f"{path}: is not a store: it has no klamm.db", hint="open it with create=True, for writing")

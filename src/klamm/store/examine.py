@@ -18,21 +18,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from klamm.batch import Header, crc32c, markers, scan_records
 from klamm.disk import _os, files
-from klamm.disk.locks import PRESENCE, LockFile
+from klamm.disk.locks import LockFile
 from klamm.errors import CorruptBatch, StoreBusy
 from klamm.log import _head, aborted, cleaned, head, index, point, producers, recovery, segment
 from klamm.log.aborted import Aborted
 from klamm.log.index import Entry, Index
+from klamm.log.sealed import Lack
 from klamm.store import directory
 from klamm.store.catalog import Topic
 from klamm.store.damage import Batch, Damage, batches
 from klamm.store.repair import mend
+from klamm.types import Cut
 
 __all__ = ["Breach", "Examination", "Report"]
 
@@ -64,6 +67,8 @@ class Report:
     batches: int = 0
     records: int = 0
     size: int = 0  # bytes of log
+    cuts: list[Cut] = field(default_factory=list)
+    """What recovery or repair cut off logs, now or before; `klamm salvage` reads it."""
     progress: Callable[[int], object] | None = field(default=None, repr=False, compare=False)
     """Called with the bytes of log that were looked at, now and then."""
 
@@ -180,27 +185,48 @@ class Examination:
         if not self.log.flags & head.NEEDS_RECOVERY:
             try:
                 now = self.log.snapshot()
+                if recovery.is_older(self.log):
+                    path = segment.path_of(self.directory, now.active_base)
+                    message = "the log goes on after the commit, and no writer died: is `heads` older?"
+                    walk.add(path, now.position, "S3: a segment ends at the commit", message)
+                    now = None
             except RuntimeError:
                 walk.add(self.heads.path, at, "H1: the commit is whole", f"the head of {self.directory} is damaged")
             else:
-                self._head(walk, now, flushed, known)
+                if now is not None:
+                    self._head(walk, now, flushed, known)
         self._segments(walk, now, known)
         self._producers(walk, now)
-        if now is not None and self.lock is not None:
-            self._tail(walk)
 
     def _point(self, walk: _Walk) -> point.Point | None:
         path = f"{self.directory}/recovery"
-        was_there = os.path.exists(path)  # asked first: it may be made at any moment
+        had_point = self.log.recovery_point[0] >= 0  # asked first: the file may be made at any moment
         known = point.load(self.directory)
-        if known is None and was_there:
-            walk.add(path, 0, "the recovery point is as it was written", "its checksum is wrong")
-        return known
+        if isinstance(known, point.Point):
+            self._listed(walk, known)
+            return known
+        if known is Lack.DAMAGED or had_point:
+            walk.add(path, 0, "the recovery point is as it was written", known.value)
+        return None
+
+    def _listed(self, walk: _Walk, known: point.Point) -> None:
+        """Look for the files that the recovery point lists."""
+        start = known.log_start
+        with suppress(RuntimeError):  # a damaged head, which is reported elsewhere
+            start = max(start, self.log.snapshot().log_start)
+        for base in point.missing_segments(known, segment.bases(self.directory), start):
+            if base < self.gaps_below:  # elsewhere the offsets tell
+                path = segment.path_of(self.directory, base)
+                walk.add(path, None, "every segment of the recovery point is there", "is missing")
+        if known.snapshot >= 0 and not segment.bases(self.directory, producers.SUFFIX):
+            path = segment.path_of(self.directory, known.snapshot, producers.SUFFIX)
+            walk.add(path, None, "the snapshot of producers of the recovery point is there", "is missing")
 
     def _cleaned(self, walk: _Walk) -> None:
         path = cleaned.path_of(self.directory)
         if self.gaps_below == cleaned.EVERYWHERE:
-            walk.add(path, 0, "what compaction did is as it was written", "its checksum is wrong", "cleaned")
+            message = "is missing" if cleaned.is_missing(self.directory) else "its checksum is wrong"
+            walk.add(path, 0, "what compaction did is as it was written", message, "cleaned")
 
     def _head(self, walk: _Walk, now: head.Snapshot, flushed: int, known: point.Point | None) -> None:
         at = self.slot * head.SLOT_BYTES
@@ -270,7 +296,8 @@ class Examination:
         report.segments += 1
         report.size += end
         before, told = report.size - end, 0
-        for each in batches(path, base, end, contiguous=base >= self.gaps_below):
+        highest = now.leader_epoch if now is not None else -1
+        for each in batches(path, base, end, contiguous=base >= self.gaps_below, highest_epoch=highest):
             if report.progress is not None and each.position >= told:
                 report.progress(before + each.position)
                 told = each.position + _TOLD_BYTES
@@ -317,36 +344,14 @@ class Examination:
     def _slot(self) -> _Slot:
         return _Slot(*self.log.bookkeeping)
 
-    def _tail(self, walk: _Walk) -> None:
-        """Bytes beyond the commit are there only while somebody writes, or where somebody died."""
-        with self.log.append_lock():
-            now = self.log.snapshot()
-            slot = self._slot()
-            path = segment.path_of(self.directory, now.active_base)
-            size = os.stat(path).st_size if os.path.exists(path) else 0
-            if size <= now.position or slot.intent != slot.seq:
-                return
-            message = f"{size - now.position} bytes after the commit, and no writer that died"
-            promise = "S3: a segment ends at the commit"
-            repaired = ""
-            if self.repair:
-                fd = _os.open_file(path, os.O_RDWR)
-                try:
-                    _os.truncate(fd, now.position)
-                    _os.fsync(fd)
-                finally:
-                    os.close(fd)
-                repaired = "cut off"
-            walk.found.append((Breach(path, now.position, promise, message, repaired or None), "done"))
-
     def _producers(self, walk: _Walk, now: head.Snapshot | None) -> None:
         for offset in segment.bases(self.directory, producers.SUFFIX):
             path = segment.path_of(self.directory, offset, producers.SUFFIX)
             try:
-                states = producers.parse(files.read(path))
+                states = producers.parse(files.read(path), path=path)
             except FileNotFoundError:
                 continue  # pruned
-            if states is None:
+            if isinstance(states, Lack):
                 walk.add(path, 0, "snapshots of producers are as they were written", "its checksum is wrong", "remove")
         path = f"{self.directory}/producers"
         if now is None or not os.path.exists(path):
@@ -393,11 +398,10 @@ class Examination:
         return result
 
     def _mend(self) -> str:
-        members, lock = self.core.members, self.lock
-        assert members is not None
+        presence, lock = self.core.presence, self.lock
+        assert presence is not None
         assert lock is not None
-        if not members.try_hold(PRESENCE):
-            raise StoreBusy("other processes have the store open")
+        presence.be_alone("it is to be repaired")
         try:
             with lock.hold(head.clean_byte(self.slot)):
                 done = mend(
@@ -408,7 +412,7 @@ class Examination:
                     boots=self.core.catalog.boots(),
                 )
         finally:
-            members.try_hold(PRESENCE, shared=True)
+            presence.join()
         return "; ".join(done)
 
     def _rewrite_aborted(self, base: int) -> str:
@@ -425,7 +429,7 @@ class Examination:
         assert self.lock is not None
         with self.lock.hold(head.clean_byte(self.slot)):
             known = point.load(self.directory)
-            below = known.base if known is not None else self.log.snapshot().active_base
+            below = known.base if isinstance(known, point.Point) else self.log.snapshot().active_base
             cleaned.store(self.directory, cleaned.Cleaned(0, below))
         return "made anew: everything will be compacted again"
 

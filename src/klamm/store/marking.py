@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from klamm.errors import NotAStore
 from klamm.log import head
+from klamm.store.database import REBUILD
 from klamm.store.rows import crc
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def holder(execute: Execute, name: str) -> int | None:
     if row is None:
         return None
     if row[1] != crc(name, row[0]):
-        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint="restore klamm.db from a backup")
+        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint=REBUILD)
     return int(row[0])
 
 

@@ -1,6 +1,6 @@
 """Mending a log: everything good stays, in its place and with its offsets.
 
-    a base offset that was damaged      is put back (it lies outside of the CRC)
+    a damaged base offset, or epoch     is put back (they lie outside of the CRC)
     damage before good batches          an empty batch takes its place and its offsets, as after cleaning
     missing segments                    the same, at the end of the segment before
     damage at the end                   is cut off
@@ -23,7 +23,7 @@ from klamm.batch import header as batch_header
 from klamm.batch import patch, verify
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch
-from klamm.log import cleaned, head, point, recovery, segment
+from klamm.log import cleaned, head, point, producers, recovery, segment
 from klamm.store.damage import Batch, Damage, batches
 
 __all__ = ["hole", "mend"]
@@ -48,7 +48,7 @@ def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots
         now: head.Snapshot | None = None
         if not log.flags & head.NEEDS_RECOVERY:
             try:
-                now = log.snapshot()
+                now = log.snapshot() if not recovery.is_older(log) else None
             except RuntimeError:
                 now = None  # the head itself is damaged
         log.set_flags(head.NEEDS_RECOVERY)
@@ -70,7 +70,8 @@ class _Mending:
         self.done: list[str] = []
 
     def run(self) -> list[str]:
-        known = point.load(self.directory)
+        loaded = point.load(self.directory)
+        known = loaded if isinstance(loaded, point.Point) else None
         found = segment.bases(self.directory)
         last_offset = max(self.now.next_offset if self.now else 0, known.offset if known else 0)
         log_start = self.now.log_start if self.now else known.log_start if known else found[0] if found else 0
@@ -97,7 +98,12 @@ class _Mending:
         if not self.contiguous:  # what comes to lie at offsets that were cut off has not been compacted
             cleaned.store(self.directory, cleaned.Cleaned(0, min(self.gaps_below, end)))
         files.sync_directory(self.directory)
-        point.store(self.directory, point.Point(first, first, 0, max(first, log_start), epochs))
+        snapshots = segment.bases(self.directory, producers.SUFFIX)
+        snapshot = snapshots[-1] if snapshots else -1
+        point.store(
+            self.directory,
+            point.Point(first, first, 0, max(first, log_start), epochs, snapshot, not self.contiguous, repaired=True),
+        )
         return self.done
 
     def _end_of(self, base: int) -> int:
@@ -107,7 +113,8 @@ class _Mending:
 
     def _batches(self, base: int) -> Iterator[Batch | Damage]:
         path = segment.path_of(self.directory, base)
-        return batches(path, base, self._end_of(base), contiguous=self.contiguous)
+        highest = self.now.leader_epoch if self.now else -1
+        return batches(path, base, self._end_of(base), contiguous=self.contiguous, highest_epoch=highest)
 
     def _set_aside(self, found: list[int]) -> list[tuple[int, int]]:
         """Rename segments without a good batch, or out of line; the others, with the offset after their last one."""
@@ -172,6 +179,7 @@ class _Mending:
             path = segment.path_of(self.directory, base)
             data = bytearray(b"".join(self._bytes(path, damage.position, damage.stop)))
             data[:8] = damage.offset.to_bytes(8, "big")
+            data[12:16] = epoch.to_bytes(4, "big")
             try:
                 if verify(data, damage.offset, True) == (len(data), following):
                     return bytes(data)
@@ -183,7 +191,7 @@ class _Mending:
         if not filling:
             return f"the log was cut off there, at offset {damage.offset}"
         if len(filling) == damage.stop - damage.position and len(filling) > batch_header.HEADER_SIZE:
-            return f"base offset {damage.offset} put back: nothing was lost"
+            return f"base offset {damage.offset} or its leader epoch put back: nothing was lost"
         following = batch_header.parse(filling, len(filling) - batch_header.HEADER_SIZE).next_offset
         return f"offsets {damage.offset} to {following - 1} are lost; an empty batch stands for them"
 

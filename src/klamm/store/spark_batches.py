@@ -34,6 +34,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import BatchConflict, NotAStore, StoreError
+from klamm.store.database import REBUILD
 from klamm.store.rows import crc
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _row(execute: Execute, writer: str) -> _Row | None:
     if _crc(*row[:3], *row[4:]) != row[3]:
         raise NotAStore(
             f"klamm.db: the last batch of {writer!r} is damaged: the checksum does not fit",
-            hint="restore klamm.db from a backup",
+            hint=REBUILD,
         )
     return _Row(row[1], row[4], row[5])
 

@@ -53,6 +53,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from klamm.disk._os import HeldBytes
 from klamm.disk.locks import TRANSACTION
 from klamm.errors import Aborted, Fenced, KlammError, NotAStore, TransactionError, UnknownTopic
+from klamm.store.database import REBUILD
 from klamm.store.marking import (
     ABORT,
     COMMIT,
@@ -468,7 +469,7 @@ def _look_up(execute: Execute, mine: Identity) -> _Row | None:
     except ValueError as error:
         raise NotAStore(
             f"klamm.db: the transaction of producer id {mine.producer_id} is damaged: {error}",
-            hint="restore klamm.db from a backup",
+            hint=REBUILD,
         ) from None
 
 

@@ -24,6 +24,7 @@ from klamm.disk.locks import (
     WAITING,
     held_by_others,
 )
+from klamm.store.presence import IN_LOCK
 from klamm.types import LockInfo
 
 if TYPE_CHECKING:
@@ -62,11 +63,12 @@ def _of_file(core: Core, names: _Names, file: str) -> list[LockInfo]:
     finally:
         os.close(fd)
     rows: list[LockInfo] = []
-    seen: set[int] = set()
+    seen: set[int] = {IN_LOCK} if file == "lock" else set()  # presence is shown once, by `members`
     for held in holders.held_ranges(path):
         for byte in _bytes(held.start, held.length):
-            seen.add(byte)
-            rows.append(_row(core, names, file, byte, held.process))
+            if file == "members" or byte != IN_LOCK:
+                seen.add(byte)
+                rows.append(_row(core, names, file, byte, held.process))
     for start, length in taken:
         rows += [_row(core, names, file, byte, None) for byte in _bytes(start, length) if byte not in seen]
     return rows

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from klamm.disk._os import HeldBytes
 from klamm.disk.locks import SERVER
 from klamm.errors import KlammError, NotAStore, OutOfOrderSequence, UnknownTopic
+from klamm.store.database import REBUILD
 from klamm.store.groups import OffsetRow, checked_name, put_offsets
 from klamm.store.marking import (
     ABORT,
@@ -497,7 +498,7 @@ class WireTransactions:
                 if values[-1] != crc(*values[:-1]):
                     raise NotAStore(
                         f"{self._core.catalog.path}: an offset that {row.name!r} commits is damaged",
-                        hint="restore klamm.db from a backup",
+                        hint=REBUILD,
                     )
                 if _is_there(execute, values[1], values[2]):
                     by_group.setdefault(values[1], []).append(OffsetRow(*values[2:8]))
@@ -534,7 +535,7 @@ def _find(execute: Execute, producer_id: int) -> WireRow | None:
     except ValueError as error:
         raise NotAStore(
             f"klamm.db: the transaction of producer id {producer_id} is damaged: {error}",
-            hint="restore klamm.db from a backup",
+            hint=REBUILD,
         ) from None
 
 

@@ -1,0 +1,158 @@
+"""Rebuild what is derived from the batches of producers: the table of producers, and the .aborted files.
+
+The latest snapshot says how the table was at its offset, and the log tells the rest. If a file is missing that the
+recovery point lists, or was damaged, the whole log is read: it holds every batch and every marker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from klamm.batch import header as batch_header
+from klamm.batch import markers
+from klamm.errors import CorruptBatch
+from klamm.log import aborted, head, index, point, producers, segment
+from klamm.log.aborted import Aborted
+from klamm.log.point import Point
+from klamm.log.sealed import Lack
+
+if TYPE_CHECKING:
+    from klamm.log.partition import Partition
+
+__all__ = ["open_and_aborted", "restore", "restore_lost_aborted"]
+
+_log = logging.getLogger("klamm")
+
+
+def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False) -> None:
+    """Under the append lock: make the table as of the latest snapshot, then with every batch since.
+
+    Before the first producer's first batch there is a snapshot. If none is left, or entries of an .aborted file are
+    missing, or with `whole`, the whole log is read. What was aborted since the snapshot is written again, too.
+    """
+    directory = log.directory
+    offset, states = _producers_before(directory, end, known, whole=whole)
+    log.restore_producers(states)
+    for base, batches in _since(directory, offset):
+        entries = [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
+        for batch, data, aborts in batches:
+            log.map_producers()
+            first = log.first_open_of(batch.producer_id) if aborts else -1
+            if first >= 0:
+                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
+            log.remember_producer(data, batch.base_offset)
+        if not aborted.holds(directory, base, entries):
+            aborted.write(directory, base, entries)
+    for base in set(segment.bases(directory, aborted.SUFFIX)) - set(segment.bases(directory)):
+        aborted.write(directory, base, [])  # its segment was lost, or never begun
+    if not segment.bases(directory, producers.SUFFIX):
+        producers.store(directory, end, log.producers())
+    latest = max(segment.bases(directory, aborted.SUFFIX), default=-1)
+    log.aborted_file = latest, len(aborted.load(directory, latest)) if latest >= 0 else 0
+    log.seal_producers()
+
+
+def _producers_before(
+    directory: str, end: int, known: Point | Lack, *, whole: bool = False
+) -> tuple[int, list[producers.ProducerState]]:
+    """Return the producers as of an offset from which on the log tells the rest."""
+    lost = point.missing_aborted(directory, known) if isinstance(known, Point) else []
+    for path in lost:
+        _log.warning("%s: is missing, or entries in it are: read all of the log instead", path)
+    found = None if lost or whole else producers.load_latest(directory, end)
+    if found is not None:
+        return found
+    if isinstance(known, Point) and known.snapshot < 0 and not lost and not whole:
+        return known.offset, []
+    if isinstance(known, Point) and known.snapshot >= 0 and not lost and not whole:
+        path = segment.path_of(directory, known.snapshot, producers.SUFFIX)
+        _log.warning("%s: is missing or damaged: read all of the log instead", path)
+    return 0, []
+
+
+def open_and_aborted(directory: str, end: int, known: Point) -> tuple[int, list[Aborted]]:
+    """Like `restore`, in memory: return where the oldest open transaction begins, or `end`, and what was
+    aborted.
+    """
+    offset, states = _producers_before(directory, end, known)
+    found = {producer: first for producer, first, _, _ in states if first >= 0}
+    entries: list[Aborted] = []
+    for base in segment.bases(directory, aborted.SUFFIX):
+        entries += [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
+    for _, batches in _since(directory, offset):
+        for batch, _, aborts in batches:
+            if batch.base_offset >= end:
+                continue
+            if not batch.is_control:
+                if batch.is_transactional:
+                    found.setdefault(batch.producer_id, batch.base_offset)
+                continue
+            first = found.pop(batch.producer_id, -1)
+            if aborts and first >= 0:
+                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
+    return min(found.values(), default=end), entries
+
+
+def _since(directory: str, offset: int) -> Iterator[tuple[int, Iterator[tuple[batch_header.Header, bytes, bool]]]]:
+    """By segment: the producers' batches from `offset` on, with the bytes of their header, and whether they abort."""
+    found = segment.bases(directory)
+    first = segment.holding(found, offset)
+    for base in found:
+        if first is None or base >= first:
+            yield base, _batches_since(directory, base, offset)
+
+
+def _batches_since(directory: str, base: int, offset: int) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
+    with index.Index(directory, base) as known:
+        position = known.before_offset(offset).position
+    with open(segment.path_of(directory, base), "rb") as file:
+        file.seek(position)
+        while len(data := file.read(markers.SIZE)) >= batch_header.HEADER_SIZE:
+            batch = batch_header.parse(data)
+            if batch.base_offset >= offset and batch.producer_id >= 0:
+                yield batch, data, batch.is_control and not markers.commits(data)
+            position += batch.size
+            file.seek(position)
+
+
+def _lost_aborted(log: head.Log, known: Point | None, entries: Mapping[int, list[Aborted]], first: int) -> str | None:
+    """Return the path of an .aborted file that was removed or damaged, or has an older one in its place.
+
+    `entries` is what there is of segments from `first` on. The slot knows the latest file, `known` lists those before
+    the recovery point: without it, any may be missing.
+    """
+    if known is None and log.recovery_point[0] >= 0 and log.producers_seq > 0:
+        return point.path_of(log.directory)
+    latest, count = log.aborted_file
+    listed = [(latest, count, 1 << 63)]
+    if known is not None:
+        listed += [(base, wanted, known.snapshot) for base, wanted in known.segments if wanted]
+    for base, wanted, below in listed:
+        if base < first or sum(entry.last_offset < below for entry in entries.get(base, ())) >= wanted:
+            continue
+        if os.path.exists(segment.path_of(log.directory, base)):  # else all of it expired
+            return segment.path_of(log.directory, base, aborted.SUFFIX)
+    return None
+
+
+def restore_lost_aborted(partition: Partition, base: int) -> None:
+    """Make .aborted files from this segment on again if one was removed, damaged, or replaced by an older one."""
+    log = partition.log
+    lost = _lost_aborted(log, partition.known_point(), aborted.load_from(log.directory, base), base)
+    if lost is None:
+        return
+    if partition.is_read_only:
+        raise CorruptBatch(
+            f"{lost}: is missing, or entries in it are: which records were aborted is not known",
+            path=lost,
+            position=0,
+            hint="open the store for writing once: the file is made again from the log",
+        )
+    with partition._told(), log.append_lock():
+        restore(log, log.snapshot().next_offset, point.load(log.directory), whole=True)
+        log.bump_segments_version()
+    partition.checkpoint(anew=True)
+    _log.warning("%s: was missing, or entries in it: made again from the log", lost)

@@ -1,0 +1,59 @@
+"""Putting a topic back that klamm.db does not know: its directory is there, with its logs.
+
+The name of the directory has the topic's name and id, `heads` has the slots of its partitions, also of those that never
+got a record. What is lost with the rows: its settings. So nothing of it expires until somebody says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from klamm.errors import KlammError
+from klamm.log import cleaned, head
+from klamm.store.directory import Core
+from klamm.store.settings import Settings
+
+__all__ = ["adopt"]
+
+_DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{32})")
+
+
+def adopt(core: Core, directory: str) -> str | None:
+    """Make a topic of `topics/<directory>` again and return what was done. None: it is not a topic's directory."""
+    match = _DIRECTORY.fullmatch(directory)
+    path = f"{core.path}/topics/{directory}"
+    if match is None or not os.path.isdir(path):
+        return None
+    name, topic_id = match["name"], match["id"]
+    slots = _slots(core, topic_id)
+    numbers = {int(each) for each in os.listdir(path) if each.isdigit()}
+    count = max([*slots, *numbers, 0]) + 1
+    known = [slots.get(number) for number in range(count)]
+    if any(slot is not None and core.heads.flags_of(slot) & head.DELETED for slot in known):
+        return None  # somebody deleted it, and klamm.db was lost before its directory was removed
+    settings: dict[str, int | str] = {"retention.ms": -1}
+    if any(cleaned.exists(f"{path}/{number}") or cleaned.is_missing(f"{path}/{number}") for number in numbers):
+        settings["cleanup.policy"] = "compact"
+    try:
+        topic = core.catalog.adopt_topic(name, topic_id, known, Settings.of(settings, where=name))
+    except KlammError:
+        return None  # another topic has the name by now, or it is none that a topic can have
+    for number, slot in enumerate(topic.partitions):
+        if known[number] is None:
+            core.lay_out_slot(topic_id, number, slot)
+        else:
+            core.heads.mark(slot, head.NEEDS_RECOVERY)
+    core.changed()
+    return f"put back as topic {name} with {count} partitions; its settings are lost: {settings}"
+
+
+def _slots(core: Core, topic_id: str) -> dict[int, int]:
+    """Return the slots that `heads` has for a topic, by partition, unless another topic has them."""
+    taken = {slot for topic in core.catalog.topics() for slot in topic.partitions}
+    found: dict[int, int] = {}
+    for slot in range(1, core.heads.size()):
+        identity = core.heads.identity_of(slot)
+        if identity is not None and identity[0] == topic_id and slot not in taken:
+            found[identity[1]] = slot
+    return found

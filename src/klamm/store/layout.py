@@ -1,0 +1,75 @@
+"""What may be in the directory of a store, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import os
+
+from klamm.disk import copy_on_write, files
+from klamm.errors import NotAStore, ReadOnly
+
+__all__ = ["check_before", "has_topics", "no_catalog"]
+
+_OURS = frozenset(
+    {
+        "klamm.db",
+        "klamm.db-wal",
+        "klamm.db-shm",
+        "klamm.db-journal",
+        "heads",
+        "lock",
+        "members",
+        "orphans",
+        "pipelines",
+        "reserve",
+        "server",
+        "staging",
+        "tables",
+        "topics",
+    }
+)
+
+
+def has_topics(path: str) -> bool:
+    return os.path.isdir(f"{path}/topics") and bool(os.listdir(f"{path}/topics"))
+
+
+def no_catalog(path: str) -> NotAStore:
+    return NotAStore(
+        f"{path}/klamm.db: is missing, but there are topics in {path}/topics",
+        hint="put klamm.db back; or run `klamm check --repair`, which makes a new one from the directories in topics/: "
+        "no record is lost, but settings and offsets of groups are",
+    )
+
+
+def check_before(path: str, *, read_only: bool, create: bool, force_filesystem: bool) -> None:
+    """Refuse what is not a store and cannot become one, before anything is touched."""
+    if not os.path.exists(path):
+        if read_only or not create:
+            raise NotAStore(f"{path}: there is nothing here", hint="open it with create=True, for writing")
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)  # synced before klamm.db is made
+        except OSError as error:
+            raise ReadOnly(f"{path}: cannot be created: {error.strerror}") from error
+    if not os.path.isdir(path):
+        raise NotAStore(f"{path}: is a file; a store is a directory")
+    if not read_only:
+        copy_on_write.try_to_avoid(path)
+    if not force_filesystem:
+        files.refuse_untrusted(path)
+    try:
+        names = set(os.listdir(path))
+    except PermissionError as error:
+        raise ReadOnly(
+            f"{path}: may not be read by this user", hint="a store is its owner's; to share it, change its mode"
+        ) from error
+    if "klamm.db" in names:
+        return
+    strangers = sorted(name for name in names - _OURS if not name.endswith(".new"))
+    if strangers:
+        raise NotAStore(
+            f"{path}: is not a store: it has no klamm.db, but {strangers[0]}", hint="use a new or empty directory"
+        )
+    if has_topics(path):
+        return  # `no_catalog`, or it is rebuilt
+    if read_only or not create:
+        raise NotAStore(f"{path}: is not a store: it has no klamm.db", hint="open it with create=True, for writing")

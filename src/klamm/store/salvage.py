@@ -1,0 +1,41 @@
+"""Read again what was cut off a log: the files `<segment>.log.cut-<time>`.
+
+Recovery leaves one where it cuts a torn tail, repair where it takes damage out. Whatever is a whole batch in there, its
+CRC right, is returned record by record, with the offset it had; another record may have that offset by now.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from klamm.batch import Record, decode
+from klamm.store.catalog import Topic
+from klamm.store.damage import Batch, batches
+from klamm.types import Cut
+
+__all__ = ["cuts_of", "records_in"]
+
+_NAME = re.compile(r"(\d{20})\.log\.cut-(\d+)")
+
+
+def cuts_of(store_path: str, topic: Topic) -> list[Cut]:
+    """Return the files with what was cut off the logs of a topic, oldest first."""
+    found = []
+    for partition in range(len(topic.partitions)):
+        directory = f"{store_path}/topics/{topic.directory}/{partition}"
+        for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+            if match := _NAME.fullmatch(name):
+                path = f"{directory}/{name}"
+                found.append(Cut(topic.name, partition, path, os.stat(path).st_size, int(match[2])))
+    return sorted(found, key=lambda cut: (cut.cut_ms, cut.partition, cut.path))
+
+
+def records_in(cut: Cut) -> Iterator[Record]:
+    """Return the records of every whole batch; those of open and aborted transactions, too."""
+    with open(cut.path, "rb") as file:
+        for each in batches(cut.path, 0, cut.size, contiguous=False):
+            if isinstance(each, Batch) and not each.header.is_control:
+                file.seek(each.position)
+                yield from decode(file.read(each.header.size), topic=cut.topic, partition=cut.partition)

@@ -1,0 +1,191 @@
+"""What people do to the files of a store, and what comes of it: nothing goes because klamm.db does not know it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import klamm
+from klamm.cli.main import run
+from klamm.errors import CorruptBatch, NotAStore, StoreBusy, StoreError
+from klamm.store import directory
+from tests.procs import Flag, children
+
+
+def values(store: klamm.Store, topic: str) -> list[bytes]:
+    with store.consumer(topic, wait_ms=0) as consumer:
+        return [record.value for record in consumer]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with two topics, the second of which its backup does not have."""
+    path = tmp_path / "events"
+    with klamm.open(path) as store:
+        store.create_topic("orders", 3, {"retention.ms": 1})
+        store.append_many("orders", [(b"k", b"%d" % number) for number in range(10)], partition=1)
+        store.backup(tmp_path / "backup")
+        store.create_topic("invoices", 2)
+        store.append("invoices", b"invoice", partition=0)
+    return path
+
+
+def test_a_directory_that_klamm_db_does_not_know_is_left_alone_and_can_be_put_back(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("other")
+        store.append("other", b"x")
+    (known,) = path.glob("topics/other-*")
+    shutil.copytree(known, path / "topics" / f"ghost-{'a' * 32}")
+    with klamm.open(path) as store, caplog.at_level(logging.WARNING, "klamm"):
+        store.maintain()
+        store.maintain()
+        told = [each.getMessage() for each in caplog.records if "knows no such topic" in each.getMessage()]
+        assert len(told) == 1, "logged once, not at every round"
+        assert "ghost" not in store.topics()
+        report = store.check(repair=True)
+        assert report.ok and any("put back as topic ghost" in str(each.repaired) for each in report.breaches)
+        assert values(store, "ghost") == [b"x"]
+
+
+def test_without_klamm_db_nothing_is_deleted_and_repair_makes_it_again(path: Path) -> None:
+    with klamm.open(path) as store:
+        store_id = store.store_id
+    (path / "klamm.db").unlink()
+    for read_only in (False, True):
+        with pytest.raises(NotAStore, match=r"klamm\.db: is missing.*klamm check --repair"):
+            klamm.open(path, read_only=read_only)
+    assert not klamm.check(path).ok
+    report = klamm.check(path, repair=True)
+    assert report.ok and "klamm.db was missing" in report.breaches[0].message
+    with klamm.open(path) as store:
+        assert store.store_id == store_id
+        assert sorted(store.topics()) == ["invoices", "orders"]
+        assert len(store.topic("orders").partitions) == 3, "also those that never got a record"
+        assert store.topic("orders").settings["retention.ms"] == "-1", "what is not known expires nothing"
+        store.maintain()
+        assert values(store, "orders") == [b"%d" % number for number in range(10)]
+        assert values(store, "invoices") == [b"invoice"]
+        assert store.append("orders", b"next", partition=1) == 10
+    assert klamm.check(path).ok
+
+
+def test_klamm_db_from_a_backup_is_refused_until_it_is_repaired(path: Path, tmp_path: Path) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("gone")
+        store.append("gone", b"x")
+        ids = store._acquired().catalog.allocate_producer_id()
+    shutil.copyfile(tmp_path / "backup" / "klamm.db", path / "klamm.db")
+    with pytest.raises(StoreError, match=r"klamm\.db: is older than the logs"):
+        klamm.open(path)
+    assert klamm.check(path, repair=True).ok
+    with klamm.open(path) as store:
+        store.maintain()
+        assert sorted(store.topics()) == ["gone", "invoices", "orders"]
+        assert values(store, "invoices") == [b"invoice"] and values(store, "gone") == [b"x"]
+        assert store._acquired().catalog.allocate_producer_id() > ids, "a producer id is given out once"
+
+
+def test_a_topic_that_was_deleted_does_not_come_back_with_an_older_klamm_db(path: Path, tmp_path: Path) -> None:
+    with klamm.open(path) as store:
+        store.delete_topic("orders")
+    shutil.copyfile(tmp_path / "backup" / "klamm.db", path / "klamm.db")
+    report = klamm.check(path, repair=True)
+    assert report.ok, [str(each) for each in report.breaches]
+    with klamm.open(path) as store:
+        assert store.topics() == ["invoices"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file that is open cannot be removed there")
+@pytest.mark.parametrize("name", ["lock", "members", "heads", "klamm.db"])
+def test_a_file_that_is_removed_under_a_living_store_lets_no_second_writer_in(
+    path: Path, tmp_path: Path, name: str
+) -> None:
+    opened, removed = Flag(tmp_path / "opened"), Flag(tmp_path / "removed")
+
+    def hold() -> int:
+        with klamm.open(path) as store:
+            opened.up()
+            removed.wait()
+            return store.append("orders", b"from the first", partition=1) or 0
+
+    with children() as start:
+        first = start(hold)
+        opened.wait()
+        os.unlink(path / name)
+        with pytest.raises((StoreBusy, NotAStore), match=name.replace(".", r"\.")):
+            klamm.open(path)
+        removed.up()
+        assert first.answer() == 10
+    if name == "klamm.db":
+        assert klamm.check(path, repair=True).ok
+    with klamm.open(path) as store:
+        assert values(store, "orders") == [b"%d" % number for number in range(10)] + [b"from the first"]
+    assert klamm.check(path).ok
+
+
+def test_a_flipped_bit_of_what_was_synced_is_damage_and_not_a_tail_after_a_boot(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with klamm.open(path) as store:
+        for number in range(30):
+            store.append("orders", b"%d" % number, partition=2)
+        (log,) = path.glob("topics/orders-*/2/*.log")
+        copied = path.parent / "copied"
+        shutil.copytree(path, copied)  # without the recovery point that closing leaves
+    (log,) = copied.glob("topics/orders-*/2/*.log")
+    data = bytearray(log.read_bytes())
+    data[500] ^= 1
+    log.write_bytes(data)
+    with klamm.open(copied) as store, pytest.raises(CorruptBatch, match="had been synced"):
+        values(store, "orders")
+    assert klamm.check(copied, repair=True).ok
+    with klamm.open(copied) as store, caplog.at_level(logging.WARNING, "klamm"):
+        assert len(values(store, "orders")) == 10 + 29, "one batch at most"
+
+
+def test_what_recovery_cut_off_can_be_read_again(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with klamm.open(path) as store:
+        (log,) = path.glob("topics/orders-*/1/*.log")
+        batch = bytearray(log.read_bytes())
+        copied = path.parent / "copied"
+        shutil.copytree(path, copied)
+    (log,) = copied.glob("topics/orders-*/1/*.log")
+    batch[7] = 20  # a whole batch, but not at the offset that follows
+    log.write_bytes(log.read_bytes() + batch + b"torn")
+    with klamm.open(copied) as store:
+        assert values(store, "orders") == [b"%d" % number for number in range(10)]
+        (cut,) = store.cuts("orders")
+        assert cut.size == len(batch) + 4
+        assert store.check().cuts == [cut]
+    assert run(["salvage", "orders", "--store", str(copied)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and '"offset": 20' in lines[0] and '"value": "0"' in lines[0]
+
+
+def test_a_restored_backup_is_another_life_and_a_stored_position_notices(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backup at 10, a boot, more records and a position; then the backup is opened instead and written to."""
+    monkeypatch.setattr(directory, "boot_id", lambda: b"the second boot!")
+    with klamm.open(path) as store:
+        partition = store._acquired().topic("orders").partition(1)
+        for number in range(10):
+            store.append("orders", b"lost %d" % number, partition=1)
+        position, epoch = partition.ends().end, partition.ends().leader_epoch
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    with klamm.open(tmp_path / "backup") as store:
+        partition = store._acquired().topic("orders").partition(1)
+        for number in range(15):
+            store.append("orders", b"new %d" % number, partition=1)
+        assert partition.ends().leader_epoch != epoch
+        assert position == 20 and partition.end_of_epoch(epoch) == 10, "the position lies beyond what that life left"
+        assert partition.end_of_epoch(2**31 - 1) == 10, "and so does one of a life with a wrong clock"
