@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +24,7 @@ def append(path: Path, life: str, count: int) -> None:
         )
 
 
-@pytest.fixture(params=[0])
+@pytest.fixture(params=[0, 2])
 def put_back(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Make a store of 100 records; 50 more, `read`; the copy of 100 in its place, and `new` other records."""
 
@@ -43,6 +44,8 @@ def put_back(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         read(path)
         path.rename(tmp_path / "lost")
         (tmp_path / "backup").rename(path)
+        later = time.time() + 60
+        monkeypatch.setattr(time, "time", lambda: later)  # lives of a store differ by when they began
         if stays is not None:
             shutil.copytree(tmp_path / "lost" / stays, path / stays)
         append(path, "new", new)
