@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from klamm.log.sealed import Lack
 from tests.crash.cases import run_cases, seed_of
 from tests.rig import Rig, batch
 
-KINDS = {
+KINDS: dict[bytes, tuple[int, Callable[[bytes], object], type]] = {
     b"KLAMMREC": (2, point.parse, point.Point),
     b"KLAMMCLN": (1, cleaned.parse, cleaned.Cleaned),
     b"KLAMMPSN": (1, producers.parse, list),
