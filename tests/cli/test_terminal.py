@@ -179,7 +179,7 @@ def test_an_export_that_takes_long_shows_a_bar_with_rate_and_time_left(
     assert screen.code() == 0 and "exporting" not in ended  # it is gone when it is over
 
 
-def test_ctrl_c_amid_an_export_leaves_no_file_and_one_line(
+def test_ctrl_c_amid_an_import_from_a_pipe_ends_it_with_one_line(
     screen: Terminal, orders: klamm.Store, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "lines"

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.output import Tick, count_of, fact, is_terminal, progress
+from klamm.cli.reading import interruptible
 from klamm.cli.records import parse_time
 from klamm.cli.send import provide, send_all
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened, some_topics
@@ -294,7 +295,8 @@ def import_(
 
 
 def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[PlainRecord]:
-    source: IO[bytes] = sys.stdin.buffer if path is None else path.open("rb")
+    file: IO[bytes] = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
+    source = interruptible(file)
     where = str(path or "stdin")
     try:
         if form == "csv":
@@ -305,7 +307,7 @@ def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[PlainRecord
                 yield from_json(line, f"{where}: line {number}")
     finally:
         if path is not None:
-            source.close()
+            file.close()
 
 
 def _csv_rows(source: IO[bytes], where: str, in_base64: bool) -> Iterator[PlainRecord]:

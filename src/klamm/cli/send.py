@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klamm.cli.output import count_of, fact, is_terminal, progress
+from klamm.cli.reading import interruptible
 from klamm.cli.records import parse_headers
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened
 from klamm.client.plain import PlainRecord, from_json
@@ -155,7 +156,7 @@ def _lines(
     headers: list[tuple[str, bytes | None]],
     partition: int | None,
 ) -> Iterator[PlainRecord]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    for number, line in enumerate(interruptible(sys.stdin.buffer), 1):
         value = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
         if as_json:
             if value.strip():
