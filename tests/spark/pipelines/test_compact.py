@@ -82,7 +82,8 @@ class Clock:
 
         class Timed(compaction.Pass):
             def __init__(self, *args: Any, **more: Any) -> None:
-                super().__init__(*args, **{**more, "clock_ms": clock.ms})
+                horizon_ms = clock.ms + int(SETTINGS["delete.retention.ms"])
+                super().__init__(*args, **{**more, "clock_ms": clock.ms, "horizon_ms": horizon_ms})
 
         monkeypatch.setattr(compaction, "Pass", Timed)
 
