@@ -124,7 +124,6 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
         "without a key": Pinned(IN_WORDS, _refused("INVALID_RECORD")),
         "packed, without a key": Pinned(IN_WORDS, _refused("INVALID_RECORD")),
     },
-    "produce_from_other_times": {"tomorrow": Pinned("there is no message.timestamp.after.max.ms", _appended(2))},
     "produce_in_sequence": {
         "first again": Pinned(DUPLICATE, _appended(0)),
         "second again": Pinned(DUPLICATE, _appended(3)),

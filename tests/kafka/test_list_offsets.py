@@ -53,7 +53,9 @@ def at(raw: Raw, timestamp: int, *, version: int = 11, isolation: int = UNCOMMIT
 
 def restart(server: Served, number: int = 0) -> None:
     """As if the machine had gone down: the next one who uses the partition recovers it."""
-    server.broker.core.topic("orders").partition(number).log.set_flags(head.NEEDS_RECOVERY)
+    partition = server.broker.core.topic("orders").partition(number)
+    partition._boots = 0  # epochs are counted from 1 then, and not by the clock
+    partition.log.set_flags(head.NEEDS_RECOVERY)
 
 
 # ---- ListOffsets

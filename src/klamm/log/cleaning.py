@@ -22,6 +22,7 @@ __all__ = ["age_of_active", "expired", "latest_in", "max_timestamp_of", "move_lo
 
 
 _DAMAGED = (1 << 63) - 1
+_SLACK_MS = 60_000  # not in the future yet: records are appended after the clock was read, and clocks differ
 
 
 def max_timestamp_of(directory: str, base: int, following: int, *, contiguous: bool = True) -> int:
@@ -44,14 +45,14 @@ def latest_in(directory: str, base: int, following: int, clock_ms: int, *, conti
     Its timestamp, or if it has none (as in Kafka) or one in the future, the time when the file was last written.
     """
     youngest = max_timestamp_of(directory, base, following, contiguous=contiguous)
-    if 0 <= youngest <= clock_ms or youngest == _DAMAGED:
+    if 0 <= youngest <= clock_ms + _SLACK_MS or youngest == _DAMAGED:
         return youngest
     return _written_ms(directory, base, clock_ms)
 
 
 def age_of_active(directory: str, now: head.Snapshot, clock_ms: int) -> int:
     """When the latest record of the active segment was appended; `clock_ms` if its times lie in the future."""
-    if 0 <= now.max_timestamp <= clock_ms:
+    if 0 <= now.max_timestamp <= clock_ms + _SLACK_MS:
         return now.max_timestamp
     written_ms = _written_ms(directory, now.active_base, clock_ms) if now.position else None
     return clock_ms if written_ms is None else written_ms

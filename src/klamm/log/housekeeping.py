@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from klamm.disk import reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, OffsetOutOfRange, ReadOnly, StoreBusy
-from klamm.log import cleaning, head, producer_recovery, producers
+from klamm.log import cleaned, cleaning, head, producer_recovery, producers
 
 if TYPE_CHECKING:
     from klamm.log import compaction
@@ -231,7 +231,10 @@ class Housekeeping:
             return None
         self.bases()
         producer_recovery.restore_lost_aborted(self, 0)  # type: ignore[arg-type]  # it is a Partition
-        self.checkpoint(anew=self._has_producers())
+        is_first = not cleaned.exists(self.directory) and not cleaned.is_missing(self.directory)
+        if is_first:  # before the recovery point that says that it is there
+            cleaned.store(self.directory, cleaned.Cleaned())
+        self.checkpoint(anew=is_first or self._has_producers())
         compaction.remove_leftovers(self.directory)
         done = compaction.Compacted()
         finished = False

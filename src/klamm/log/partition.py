@@ -440,7 +440,7 @@ class Partition(Housekeeping):
             index.sync(self.directory, known.base, now.active_base)
             start = max(known.log_start, now.log_start)  # a cleaner may be about to publish what it has stored
             places = now.next_offset, now.active_base, now.position, start
-            compacted = self.is_compacted or cleaned.exists(self.directory) or known.compacted
+            compacted = cleaned.exists(self.directory) or known.compacted
             snapshot = max(snapshot_offset, known.snapshot)
             point.store(self.directory, point.Point(*places, known.epochs, snapshot, compacted))
             log.set_recovery_point(now.active_base, now.position)
