@@ -62,6 +62,19 @@ def committed_values(broker: Broker, topic: str) -> list[bytes]:
     raise AssertionError("the topic has no end")
 
 
+def cooperative(address: str, group: str, **more: Any) -> Consumer:
+    """Return a member of the group that keeps its partitions while the group rebalances, and commits by hand."""
+    settings = {
+        "bootstrap.servers": address,
+        "group.id": group,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "heartbeat.interval.ms": 100,
+    }
+    return Consumer({**settings, **QUICK, **more})
+
+
 def test_an_abort_after_a_broken_connection_gives_sequence_numbers_out_again(either: Broker) -> None:
     """The broker has appended a batch when the connection breaks. librdkafka queues it again, and its abort takes it
     from the queue, and its numbers back. The next transaction's first batch has the same numbers, and a broker takes it
@@ -133,16 +146,7 @@ def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(eit
     told: list[str] = []
 
     def member(address: str, **more: Any) -> Consumer:
-        settings = {
-            "bootstrap.servers": address,
-            "group.id": group,
-            "partition.assignment.strategy": "cooperative-sticky",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "session.timeout.ms": 1000,
-            "heartbeat.interval.ms": 100,
-        }
-        return Consumer({**settings, **QUICK, **more})
+        return cooperative(address, group, **{"session.timeout.ms": 1000, **more})
 
     def read(consumer: Consumer, upto: int) -> Callable[[], bool]:
         """Read up to an offset, one record at a time."""
@@ -206,15 +210,7 @@ def test_a_cooperative_member_that_keeps_a_partition_may_be_refused_a_commit(eit
     told: list[str] = []
 
     def member(address: str) -> Consumer:
-        settings = {
-            "bootstrap.servers": address,
-            "group.id": group,
-            "partition.assignment.strategy": "cooperative-sticky",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "heartbeat.interval.ms": 100,
-        }
-        return Consumer({**settings, **QUICK})
+        return cooperative(address, group)
 
     with Proxy(either.address) as proxy:
         keeper, other = member(proxy.address), member(either.address)

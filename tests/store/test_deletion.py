@@ -131,6 +131,26 @@ def test_a_file_that_is_removed_under_a_living_store_lets_no_second_writer_in(
     assert klamm.check(path).ok
 
 
+@pytest.mark.parametrize("left", [0, 5, 9])
+def test_slots_that_heads_has_lost_are_laid_out_again_each_for_its_partition(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "store"
+    with klamm.open(path) as store:
+        store.create_topic("b", 3)
+        store.create_topic("a", 2)
+        store.add_partitions("b", 6)  # its slots are not all side by side
+        for topic, count in (("a", 2), ("b", 6)):
+            for number in range(count):
+                store.append(topic, b"%d" % number, partition=number)
+        topics = store._acquired().catalog.topics()
+        wanted = {slot: (topic.id, number) for topic in topics for number, slot in enumerate(topic.partitions)}
+    os.truncate(path / "heads", left * 1024)
+    with klamm.open(path) as store:
+        heads = store._acquired().heads
+        assert {slot: heads.identity_of(slot) for slot in wanted} == wanted
+        assert sorted(values(store, "a")) == [b"0", b"1"] and len(values(store, "b")) == 6
+    assert klamm.check(path).ok
+
+
 def test_a_flipped_bit_of_what_was_synced_is_damage_and_not_a_tail_after_a_boot(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ import os
 import struct
 from typing import NamedTuple
 
+from klamm.disk import files
 from klamm.log import point, sealed
 from klamm.log.sealed import Lack
 
@@ -77,4 +78,4 @@ def pack(known: Cleaned) -> bytes:
 
 
 def store(directory: str, known: Cleaned) -> None:
-    sealed.store(path_of(directory), _MAGIC, _VERSION, _BODY.pack(0, *known))
+    files.replace(path_of(directory), pack(known))

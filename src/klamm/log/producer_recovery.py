@@ -62,14 +62,15 @@ def _producers_before(
     lost = point.missing_aborted(directory, known) if isinstance(known, Point) else []
     for path in lost:
         _log.warning("%s: is missing, or entries in it are: read all of the log instead", path)
-    found = None if lost or whole else producers.load_latest(directory, end)
-    if found is not None:
-        return found
-    if isinstance(known, Point) and known.snapshot < 0 and not lost and not whole:
-        return known.offset, []
-    if isinstance(known, Point) and known.snapshot >= 0 and not lost and not whole:
-        path = segment.path_of(directory, known.snapshot, producers.SUFFIX)
-        _log.warning("%s: is missing or damaged: read all of the log instead", path)
+    if not lost and not whole:
+        found = producers.load_latest(directory, end)
+        if found is not None:
+            return found
+        if isinstance(known, Point) and known.snapshot < 0:
+            return known.offset, []
+        if isinstance(known, Point):
+            path = segment.path_of(directory, known.snapshot, producers.SUFFIX)
+            _log.warning("%s: is missing or damaged: read all of the log instead", path)
     return 0, []
 
 

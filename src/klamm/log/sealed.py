@@ -16,7 +16,7 @@ from klamm.batch import crc32c
 from klamm.disk import files
 from klamm.errors import NewerFormat
 
-__all__ = ["Lack", "load", "seal", "store", "unseal"]
+__all__ = ["Lack", "load", "seal", "unseal"]
 
 _FRAME = struct.Struct("<8sI")
 _CRC = struct.Struct("<I")
@@ -53,8 +53,3 @@ def load(path: str, magic: bytes, version: int) -> bytes | Lack:
     except FileNotFoundError:
         return Lack.MISSING
     return unseal(data, magic, version, path=path)
-
-
-def store(path: str, magic: bytes, version: int, body: bytes) -> None:
-    """Replace the file, durably."""
-    files.replace(path, seal(magic, version, body))

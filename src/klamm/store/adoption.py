@@ -1,7 +1,7 @@
 """Putting a topic back that klamm.db does not know: its directory is there, with its logs.
 
 The name of the directory has the topic's name and id, `heads` has the slots of its partitions, also of those that never
-got a record. What is lost with the rows: its settings. So nothing of it expires until somebody says otherwise.
+got a record. Its settings are lost with the rows, so none of its records expire until retention.ms is set again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def adopt(core: Core, directory: str) -> str | None:
     count = max([*slots, *numbers, 0]) + 1
     known = [slots.get(number) for number in range(count)]
     if any(slot is not None and core.heads.flags_of(slot) & head.DELETED for slot in known):
-        return None  # somebody deleted it, and klamm.db was lost before its directory was removed
+        return None  # it was deleted, and klamm.db was lost before its directory was removed
     settings: dict[str, int | str] = {"retention.ms": -1}
     if any(cleaned.exists(f"{path}/{number}") or cleaned.is_missing(f"{path}/{number}") for number in numbers):
         settings["cleanup.policy"] = "compact"
@@ -41,7 +41,7 @@ def adopt(core: Core, directory: str) -> str | None:
         return None  # another topic has the name by now, or it is none that a topic can have
     for number, slot in enumerate(topic.partitions):
         if known[number] is None:
-            core.lay_out_slot(topic_id, number, slot)
+            core.lay_out_old(topic_id, number, range(slot, slot + 1))
         else:
             core.heads.mark(slot, head.NEEDS_RECOVERY)
     core.changed()

@@ -136,9 +136,9 @@ class Database:
         A row that `update` does not find is `insert`ed; False if that changes nothing, either.
         """
         self.refuse_read_only()
-        self._refuse_replaced()
         if len(rows) != 1:
             return self._put_many(update, insert, rows, durable)
+        self._refuse_replaced()
         with self.gate(), self._mutex:  # a statement alone is a transaction of its own
             try:
                 connection = self._connect()

@@ -252,9 +252,10 @@ class Core:
             self.rebuilt.append("klamm.db is older than the logs beside it: accepted")
         if self.rebuilt:
             self.catalog.skip_numbers(self.heads.size())
-            changes = self.catalog.changes()
             self._drop_deleted()
-        self.heads.changes = max(changes, self.catalog.changes())
+            self.heads.changes = self.catalog.changes()
+        else:
+            self._count_changes(changes)
         self.heads.store_id = self.catalog.store_id
         self.heads.database_inode = os.stat(self.catalog.path).st_ino
         self.catalog.on_change = self._count_changes
@@ -275,16 +276,21 @@ class Core:
         """Lay out slots that `heads` does not have: it was lost, cut, copied early or put back from a backup."""
         size = self.heads.size()
         for topic in self.catalog.topics():
-            for number, slot in enumerate(topic.partitions):
-                if slot >= size:
-                    self.lay_out_slot(topic.id, number, slot)
+            slots, end = topic.partitions, 0
+            while end < len(slots):  # slots side by side are written, and synced, in one go
+                first, end = end, end + 1
+                while end < len(slots) and slots[end] == slots[end - 1] + 1:
+                    end += 1
+                first = max(first, first + size - slots[first])
+                if first < end:
+                    self.lay_out_old(topic.id, first, range(slots[first], slots[end - 1] + 1))
 
-    def lay_out_slot(self, topic_id: str, number: int, slot: int) -> None:
-        """Lay out one slot for a log that was there before, which has to be recovered."""
+    def lay_out_old(self, topic_id: str, number: int, slots: range) -> None:
+        """Lay out slots for logs that were there before, partitions from `number` on: they have to be recovered."""
         flags = head.NEEDS_RECOVERY | head.NEW_HEAD
-        if slot > self.heads.size():  # those between belong to other topics, or to none
-            self.heads.lay_out(self.heads.size(), slot, flags)
-        self.heads.lay_out(slot, slot + 1, flags, topic_id=bytes.fromhex(topic_id), number=number)
+        if slots.start > self.heads.size():  # those between belong to other topics, or to none
+            self.heads.lay_out(self.heads.size(), slots.start, flags)
+        self.heads.lay_out(slots.start, slots.stop, flags, topic_id=bytes.fromhex(topic_id), number=number)
 
     def _open_read_only(self) -> None:
         try:
