@@ -1,17 +1,20 @@
-"""Every byte flipped, every file cut at every length: an error or a cut tail, never a wrong record, never a hang.
+"""Every byte flipped, every file cut at every length: an error or the truth; no wrong record, none fewer, no hang.
 
 The same after a restart of the process ("same boot": the head is believed) and of the machine ("other boot": the log is
-recovered from its files). After the damage the log is read, from several places, and appended to. Whatever is read must
-have been written, at that offset. Whatever bytes the damage had left must still be there, or in a file set aside.
+recovered from its files). After the damage the log is read, from several places, and appended to. Unless an error says
+what is wrong, every record that was written is read, at its offset, and no offset is given again; only what was not yet
+synced may be cut off, and that is logged. Whatever bytes the damage had left must still be there, or set aside.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +59,13 @@ class Case(NamedTuple):
 
 Files = dict[str, bytes]
 Records = list[tuple[str, int]]  # value and timestamp, by offset
+BATCHES = 10
+
+
+class Written(NamedTuple):
+    records: Records
+    synced: int
+    """How many of them, from the start, were on disk when the damage came."""
 
 
 class Shares(NamedTuple):
@@ -89,18 +99,20 @@ def batch(values: list[str], timestamp: int, *, sequence: int = -1) -> bytearray
     return bytearray(builder.seal(producer_id=3 if sequence >= 0 else -1, producer_epoch=0, base_sequence=sequence))
 
 
-def fill(log: Partition, *, producer: bool) -> Records:
-    """Three segments; a recovery point in the middle, and records beyond it, all of them on disk."""
+def fill(log: Partition, *, producer: bool, synced: int = BATCHES) -> Written:
+    """Three segments; a recovery point in the middle, and batches beyond it, the first `synced` of all on disk."""
     now = time.time_ns() // 1_000_000
     records: Records = []
-    for number in range(10):
+    for number in range(BATCHES):
         values = [f"record {number}.{part}" for part in range(1 + number % 3)]
         log.append(batch(values, now + 10 * number, sequence=0 if number == 2 and producer else -1))
         records += [(value, now + 10 * number + part) for part, value in enumerate(values)]
         if number == 6:  # in the middle of a segment, and of what lies between two entries of its index
             log.checkpoint()
-    log.sync(len(records))
-    return records
+        if number == synced - 1:
+            log.sync(len(records))
+            on_disk = len(records)
+    return Written(records, on_disk)
 
 
 def snapshot_of(root: Path) -> Files:
@@ -128,45 +140,57 @@ def lay(root: Path, files: Files, case: Case, inodes: dict[str, int]) -> None:
         file.truncate()
 
 
-def read_some(log: Partition, records: Records, offset: int) -> int:
-    """Read to the end: every record must be the one that was written. How far that was, however it ended."""
+def read_some(log: Partition, records: Records, offset: int) -> None:
+    """Read to the end, or to an error: every record must be the one that was written, and none may be missing."""
     with log.reader(offset) as reader:
         try:
             while data := reader.read(250):
                 for record in decode(data, form=RECORDS, from_offset=offset):
                     assert record.offset == offset, f"offset {record.offset} comes where {offset} should"
-                    if offset < len(records):
-                        value, timestamp = records[offset]
-                        assert (record.value.decode(), record.timestamp) == (value, timestamp), "a wrong record"
-                    else:
-                        assert record.value.decode() == NEW, "an invented record"
+                    assert offset < len(records), "an invented record"
+                    assert (record.value.decode(), record.timestamp) == records[offset], "a wrong record"
                     offset += 1
         except KlammError:
-            pass
-    return offset
+            return
+    assert offset == len(records), f"the log ends at {offset}, without an error, and not at {len(records)}"
 
 
-def use(log: Partition, records: Records, dice: random.Random) -> None:
+def use(log: Partition, written: Written, told: list[str], dice: random.Random) -> None:
     """Read, look up, append, roll, clean, sync, and read again."""
     ends = log.ends()
-    for offset in (ends.start, dice.randrange(len(records)), len(records) - 1):
-        read_some(log, records, offset)
-    at = dice.randrange(len(records))
-    found = log.offset_at(records[at][1])
-    assert found == at or (found is None and ends.end <= at) or (ends.start > at and found == ends.start), (
-        "a wrong time"
-    )
-    known = list(records)
-    for _ in range(3):
-        base = log.append(batch([NEW, NEW], records[-1][1] + 1))
-        if base < len(known):  # a tail was cut off, and what took its place belongs to another epoch
-            assert log.ends().leader_epoch > 0
-            del known[base:]
-        known += [(NEW, records[-1][1] + 1), (NEW, records[-1][1] + 2)]
-        log.sync(base + 2)
-    log.expire()
-    for offset in (log.ends().start, dice.randrange(len(known)), base):
+    assert ends.start == 0 and written.synced <= ends.end <= len(written.records), f"{ends}: less than was synced"
+    known = written.records[: ends.end]
+    if len(known) < len(written.records):
+        assert any(" are lost: " in line for line in told), f"a tail was cut in silence: {told}"
+    for offset in (0, dice.randrange(len(known)), len(known) - 1):
         read_some(log, known, offset)
+    at = dice.randrange(len(known))
+    assert log.offset_at(known[at][1]) == at, "a wrong time"
+    after = written.records[-1][1] + 1
+    for _ in range(3):
+        base = log.append(batch([NEW, NEW], after))
+        assert base == len(known), "an offset that was acknowledged is given again"
+        known += [(NEW, after), (NEW, after + 1)]
+        log.sync(base + 2)
+    if ends.end < len(written.records):
+        assert log.ends().leader_epoch > 0, "what took the place of the tail belongs to another epoch"
+    log.expire()
+    for offset in (0, dice.randrange(len(known)), base):
+        read_some(log, known, offset)
+
+
+@contextmanager
+def what_is_logged() -> Iterator[list[str]]:
+    """What is said to the operator meanwhile."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("klamm")
+    logger.addHandler(handler)
+    try:
+        yield told
+    finally:
+        logger.removeHandler(handler)
 
 
 def nothing_is_lost(root: Path, before: Files, struck: Case) -> None:
@@ -193,11 +217,11 @@ def nothing_is_lost(root: Path, before: Files, struck: Case) -> None:
 class OneLog:
     """A log without a store, for what is in its own directory: a case takes a millisecond."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, synced: int = BATCHES) -> None:
         self.root = root
         rig = Rig(root / "whole", slots=2)
         log = rig.partition(1, SIZES)
-        self.records = fill(log, producer=True)
+        self.written = fill(log, producer=True, synced=synced)
         self.files = snapshot_of(root / "whole")
         self.inodes = {name: os.stat(root / "whole" / name).st_ino for name in self.files}
 
@@ -208,9 +232,10 @@ class OneLog:
         if case.boot == "other":
             rig.heads.mark_all(head.NEEDS_RECOVERY)
         try:
-            log = rig.partition(1, SIZES)
-            use(log, self.records, random.Random(str(case)))
-            log.close()
+            with what_is_logged() as told:
+                log = rig.partition(1, SIZES)
+                use(log, self.written, told, random.Random(str(case)))
+                log.close()
         except KlammError:
             pass
         finally:
@@ -232,7 +257,7 @@ class OneStore:
         with klamm.open(root / "whole") as store:
             store.create_topic("orders", 1, SETTINGS)
             with_no_janitor(store._acquired())
-            self.records = fill(log_of(store, "orders/0"), producer=False)
+            self.written = fill(log_of(store, "orders/0"), producer=False)
             self.files = {
                 name: data for name, data in snapshot_of(root / "whole").items() if not name.endswith(("-shm", "-wal"))
             }
@@ -245,23 +270,29 @@ class OneStore:
         lay(root, self.files, case, self.inodes)
         for read_only in (True, False):
             try:
-                with klamm.open(root, read_only=read_only) as store:
+                with what_is_logged() as told, klamm.open(root, read_only=read_only) as store:
                     log = log_of(store, "orders/0")
                     if read_only:
-                        read_some(log, self.records, log.ends().start)
+                        read_some(log, self.written.records, log.ends().start)
                     else:
-                        use(log, self.records, random.Random(str(case)))
+                        use(log, self.written, told, random.Random(str(case)))
             except KlammError:
                 pass
         nothing_is_lost(root, self.files, case)
 
 
-def test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail(scratch: Path) -> None:
+def test_damage_to_a_log_or_its_index_is_an_error_or_harmless(scratch: Path) -> None:
     """At half of the bytes, which ones is random; `test_damage_to_every_bit` takes all, in soak."""
     one = OneLog(scratch)
     names = [name for name in one.files if name.endswith((".log", ".index", "/recovery", ".snapshot"))]
     assert len(names) >= 7
     run_cases(cases_of(one.files, names, random.Random(seed_of()), Shares(0.5, 0.5)), one.run)
+
+
+def test_damage_above_what_was_synced_is_a_cut_that_is_logged(scratch: Path) -> None:
+    one = OneLog(scratch, synced=8)
+    [last] = sorted(name for name in one.files if name.endswith(".log"))[-1:]
+    run_cases(cases_of(one.files, [last], random.Random(seed_of()), Shares()), one.run)
 
 
 def test_damage_to_the_table_of_producers_hurts_no_record(scratch: Path) -> None:

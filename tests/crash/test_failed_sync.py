@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from tests.crash.cases import memory_directory
 from tests.crash.mounts import late_disk
 from tests.crash.oracle import read_all
 from tests.crash.workload import log_of, sealed
+from tests.procs import children
 from tests.rig import Rig, Sizes, run_child
 
 MANY = 300
@@ -192,37 +194,41 @@ def test_a_process_that_meets_a_failed_sync_writes_everything_since_the_last_goo
 
 
 def test_readers_do_not_notice_that_a_log_is_healed(scratch: Path) -> None:
-    """What is above flushed_offset is cut off and written again under their eyes."""
+    """What is above flushed_offset is cut off and written again; a healer stands still at every step of it."""
     rig = Rig(scratch, slots=2)
-    log = rig.partition(1, Sizes(segment_bytes=20_000))
-    stop, errors = threading.Event(), []
+    sizes = Sizes(segment_bytes=3 * len(sealed([value(0)])))
+    log = rig.partition(1, sizes)
+    for number in range(8):
+        log.append(sealed([value(number)]))
+    log.sync(8)
+    log.log.flushed_offset = 4
+    log.log.set_flags(head.SYNC_FAILED)
+    found: list[object] = []
 
-    def read_on() -> None:
-        mine = rig.child().partition(1, Sizes(segment_bytes=20_000))
-        while not stop.is_set():
-            try:
-                _, found = read_all(mine)
-                assert found == [value(number) for number in range(len(found))]
-            except BaseException as error:
-                errors.append(error)
-                return
+    def heal() -> None:
+        mine = rig.child().partition(1, sizes)
+        _os.trap(1, kinds=_os.WRITE | _os.TRUNCATE | _os.SYNC | _os.RENAME, signal=signal.SIGSTOP, repeat=True)
+        mine.heal()
 
-    thread = threading.Thread(target=read_on)
-    thread.start()
-    try:
-        for number in range(60):
-            log.append(sealed([value(number)]))
-            if number % 3 == 0:
-                log.sync(number - 5)
-            log.log.set_flags(head.SYNC_FAILED)
-            log.sync(number + 1)
-            log.log.flushed_offset = max(0, number - 7)
-        log.log.flushed_offset = 60
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not errors, errors[0]
-    assert read_all(log) == (0, [value(number) for number in range(60)])
+    def read() -> None:
+        try:
+            found.append(read_all(rig.child().partition(1, sizes)))
+        except BaseException as error:
+            found.append(error)
+
+    readers = []
+    with children() as start:
+        healer = start(heal)
+        while healer.stopped():
+            readers.append(threading.Thread(target=read))
+            readers[-1].start()
+            readers[-1].join(0.02)  # it is done, or waits for the healer
+            healer.go_on()
+        for reader in readers:
+            reader.join(30)
+    assert len(readers) > 10
+    assert not log.log.flags & head.SYNC_FAILED
+    assert found == [(0, [value(number) for number in range(8)])] * len(readers)
 
 
 @pytest.mark.parametrize("how_long", ["once", "from then on"])

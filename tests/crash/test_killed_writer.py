@@ -17,7 +17,7 @@ import pytest
 
 from klamm.disk import _os
 from klamm.errors import KlammError
-from klamm.log import head
+from klamm.log import head, segment
 from klamm.log.partition import Partition
 from tests.rig import Rig, Seen, batch, dies, index_is_true, killed_at, read_all, scan_files
 
@@ -67,6 +67,9 @@ def test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else(r
                 want.append((2, 0))
             assert not lives or want[-1] == (2, 0)
             assert read_all(partition) == want
+            if lives:
+                now = partition.snapshot()
+                assert os.stat(segment.path_of(partition.directory, now.active_base)).st_size == now.position
             partition.append(batch(3, 0))
             want.append((3, 0))
             assert read_all(partition) == read_all(rig.partition(slot)) == scan_files(partition) == want

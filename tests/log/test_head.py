@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -111,6 +112,22 @@ def test_damage_in_older_places_of_the_ring_harms_nobody(rig: Rig) -> None:
         assert partition.snapshot().next_offset == number
         partition.append(batch(0, number))
     assert len(read_all(partition)) == 40
+
+
+def test_any_flipped_bit_of_the_store_s_slot_is_noticed_or_leaves_the_clock_right(rig: Rig) -> None:
+    heads, boot = rig.heads, os.urandom(16)
+    heads.trust(boot)
+    for bit in range(8 * head.SLOT_BYTES):
+        at = bit // 8
+        poke(rig, 0, at, flip := functools.partial(_flipped, bit % 8))
+        right = abs(heads.clock_ms() - heads.wall_ms()) < 60_000
+        assert right or not heads.is_trusted(boot), f"bit {bit}: the clock is wrong, and believed"
+        poke(rig, 0, at, flip)
+    assert heads.is_trusted(boot)
+
+
+def _flipped(bit: int, old: bytes) -> bytes:
+    return bytes([old[0] ^ 1 << bit])
 
 
 def test_a_copied_head_can_be_made_anew_from_an_empty_commit(rig: Rig) -> None:

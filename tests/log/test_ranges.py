@@ -250,7 +250,7 @@ def test_while_a_compaction_stands_still_at_any_step(rig: Rig) -> None:
     stops = 0
     with children() as start:
         child = start(compact)
-        while stops < 40 and child.stopped():
+        while child.stopped():
             stops += 1
             found = follow(warm, partition, max_bytes=3000)  # of files as they are, or as they were
             assert set(follow(ranges_of(partition), partition, max_bytes=3000)) <= set(found) <= all_of_it

@@ -144,13 +144,16 @@ def damages() -> list[object]:
     ]
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["head knows what was synced", "head is new"])
 @pytest.mark.parametrize("damage", damages())
-def test_damage_below_the_recovery_point_is_an_error_and_nothing_is_cut(rig: Rig, damage) -> None:  # type: ignore[no-untyped-def]
+def test_damage_below_the_recovery_point_is_an_error_and_nothing_is_cut(rig: Rig, damage, knows: bool) -> None:  # type: ignore[no-untyped-def]
     partition = rig.partition(1, **LARGE)
     fill(partition, 5)
     partition.checkpoint()
     fill(partition, 5, 5)
     damage(log_file(partition, 0))
+    if not knows:
+        partition.log.set_flags(head.NEW_HEAD)
     before = {path.name: path.read_bytes() for path in Path(partition.directory).glob("*.log")}
     for _ in range(2):
         with pytest.raises(CorruptBatch) as caught:

@@ -177,7 +177,9 @@ def failing(partition: Partition, *, repeat: bool) -> None:
     _os.trap(1, kinds=_os.SYNC, error=errno.EIO, repeat=repeat)
 
 
-def test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again(rig: Rig) -> None:
+def test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     """The kernel reports the error once and may have dropped the pages: syncing again would prove nothing."""
     partition = rig.partition(1, **LARGE)
     for number in range(3):
@@ -188,6 +190,7 @@ def test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again(rig: Rig
     failing(partition, repeat=False)
     partition.sync(4)
     _os.trap(0)
+    assert "wrote all that was not synced again" in caplog.text
     assert partition.ends().flushed == 4
     assert partition.log.flags == 0
     assert read_all(partition) == scan_files(partition) == [(0, number) for number in range(4)]

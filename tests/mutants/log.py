@@ -243,13 +243,13 @@ MUTANTS = [
         "the CRC of index entries is not checked",
         "promise 9",
         (("src/klamm/log/index.py", "if crc == crc32c(data[:-4]) else None", "if crc >= 0 else None"),),
-        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
+        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_harmless",),
     ),
     Mutant(
         "retention takes damaged segments away",
         "promise 7",
         ((CLEANING, "_DAMAGED = (1 << 63) - 1", "_DAMAGED = 0"),),
-        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
+        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_harmless",),
     ),
     Mutant(
         "records expire by one clock",
@@ -270,6 +270,12 @@ MUTANTS = [
         (f"{CLEANING_TESTS}::test_a_record_from_the_future_does_not_switch_retention_off",),
     ),
     Mutant(
+        "records that were not synced are lost in silence",
+        "internals/recovery.md: what is cut, or lost with the power, is logged",
+        ((RECOVERY, "if end < proof.next_offset and not known.repaired:", "if False:"),),
+        (f"{DAMAGE_TESTS}::test_damage_above_what_was_synced_is_a_cut_that_is_logged",),
+    ),
+    Mutant(
         "a torn tail is not set aside",
         "promise 7",
         (
@@ -279,7 +285,7 @@ MUTANTS = [
                 "",
             ),
         ),
-        (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
+        (f"{DAMAGE_TESTS}::test_damage_above_what_was_synced_is_a_cut_that_is_logged",),
     ),
     Mutant(
         "healing only syncs again",

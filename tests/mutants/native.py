@@ -232,7 +232,7 @@ MUTANTS = [
                 "        if (0 && batch.crc != klamm_crc32c(",
             ),
         ),
-        (f"{DAMAGE}::test_damage_to_a_log_or_its_index_is_an_error_or_a_cut_tail",),
+        (f"{DAMAGE}::test_damage_to_a_log_or_its_index_is_an_error_or_harmless",),
     ),
     Mutant(
         "a damaged clock is believed",
@@ -244,7 +244,7 @@ MUTANTS = [
                 "        if False and store.anchor_check != ",
             ),
         ),
-        (f"{DAMAGE}::test_damage_to_heads_is_an_error_or_harmless",),
+        ("tests/log/test_head.py::test_any_flipped_bit_of_the_store_s_slot_is_noticed_or_leaves_the_clock_right",),
     ),
     Mutant(
         "a reader that follows the active segment looks beyond the commit",

@@ -27,6 +27,7 @@ EVENTFUL: int
 class Evidence(NamedTuple):
     exists: bool
     flushed_offset: int
+    next_offset: int
     log_start: int
     leader_epoch: int
     had_point: bool

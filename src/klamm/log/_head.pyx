@@ -33,7 +33,7 @@ RESULTS = {
     R_TOO_FAR_AHEAD: "too_far_ahead",
 }
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
-Evidence = namedtuple("Evidence", "exists flushed_offset log_start leader_epoch had_point")
+Evidence = namedtuple("Evidence", "exists flushed_offset next_offset log_start leader_epoch had_point")
 MAGIC = b"KLAMMHDS"
 INDEX_MAGIC = b"KLAMMIDX"
 INDEX_VERSION = 1
@@ -274,16 +274,19 @@ cdef class Log:
         cdef Commit commit
         cdef int i
         cdef Slot *slot = self.w.slot
-        cdef int64_t flushed = flushed_offset_of(load64(&slot.flushed)), log_start = 0, epoch = 0
+        cdef int64_t flushed = flushed_offset_of(load64(&slot.flushed)), next_offset = 0, log_start = 0, epoch = 0
+        cdef uint64_t last = 0
         if load64(&slot.flags) & FLAG_NEW_HEAD:
-            return Evidence(False, 0, 0, 0, False)
+            return Evidence(False, 0, 0, 0, 0, False)
         for i in range(RING):
             load_commit(&commit, &slot.ring[i])
             if commit.crc == commit_crc(&commit) and <int>(commit.seq % RING) == i:
                 log_start, epoch = max(log_start, commit.log_start), max(epoch, <int64_t>commit.leader_epoch)
+                if commit.seq >= last:
+                    last, next_offset = commit.seq, commit.next_offset
         if load_i64(&slot.flushed_check) != ~flushed:
             flushed = 0
-        return Evidence(True, flushed, log_start, epoch, slot.recovery_base >= 0)
+        return Evidence(True, flushed, next_offset, log_start, epoch, slot.recovery_base >= 0)
 
     def sync_head(self):
         """Make `heads` durable."""

@@ -215,6 +215,9 @@ def _rebuild(
             stored = Point(*places, epochs, snapshot, not contiguous, repaired=known.repaired)
             point.store(directory, stored)
             _log.info("%s: recovered: offsets %d to %d", directory, known.log_start, end - 1)
+            if end < proof.next_offset and not known.repaired:
+                told = "%s: offsets %d to %d are lost: they had not been synced when the machine stopped"
+                _log.warning(told, directory, end, proof.next_offset - 1)
     log.publish(
         reset=True,
         next_offset=end,

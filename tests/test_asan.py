@@ -1,15 +1,15 @@
-"""No byte sequence makes the kernel touch memory that is not its own: the hostile tests, under AddressSanitizer."""
+"""No bytes make native code touch memory that is not its own: hostile records and side files under AddressSanitizer."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.batch import asan
+from tests import asan
 
 pytestmark = pytest.mark.skipif(asan.library() is None, reason="gcc with AddressSanitizer is not here")
 
-READERS = ["tests/batch/test_hostile.py"]
-ALL = ["tests/batch", "--ignore=tests/batch/test_asan.py", "--ignore=tests/batch/test_codecs.py"]
+HOSTILE = ["tests/batch/test_hostile.py", "tests/log/test_side_files.py"]
+ALL = ["tests/batch", "tests/log", "tests/crash/test_damage.py", "--deselect=tests/batch/test_codecs.py"]
 
 
 def check(arguments: list[str], examples: int) -> None:
@@ -19,19 +19,19 @@ def check(arguments: list[str], examples: int) -> None:
     assert result.returncode == 0, report
 
 
-def test_readers_stay_within_their_buffers() -> None:
-    check(READERS, 50)
+def test_hostile_bytes_are_read_within_their_buffers() -> None:
+    check(HOSTILE, 50)
 
 
 def test_the_sanitizer_would_have_told(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A kernel that looks one byte too far is noticed: the net has no hole where it matters most."""
-    place = asan.build()
-    # A bytes object of its own, read behind its end by ctypes: what a missing check in the kernel would do.
+    """Native code that looks one byte too far is noticed: the net has no hole where it matters most."""
+    # A bytes object of its own, read behind its end by ctypes: what a missing check in a kernel would do.
     script = tmp_path_factory.mktemp("asan") / "test_beyond.py"
     script.write_text(
         "import ctypes\n"
         "from klamm.batch import _kernel\n"
-        f"assert _kernel.__file__.startswith({str(place)!r})\n"
+        "from klamm.log import _head\n"
+        f"assert all(each.__file__.startswith({str(asan.build())!r}) for each in (_kernel, _head))\n"
         "def test_beyond():\n"
         "    data = bytes(100)\n"
         "    ctypes.memmove(ctypes.create_string_buffer(400), ctypes.c_char_p(data), 300)\n"

@@ -1,0 +1,107 @@
+"""Native modules that read what others wrote, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    python tests/asan.py [pytest arguments]
+
+builds them into build/asan-<hash of their sources>, once, and runs pytest with this file as a plugin, which lets Python
+find them there. Memory comes from malloc, not from Python's pools, so that each bytes object has its own guarded edges.
+`detect_leaks=0` because Python never frees all; `-s` because pytest would swallow the report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "klamm"
+MODULES = ("klamm.batch._kernel", "klamm.log._head")
+FLAGS = ["-O0", "-g1", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-unused-function", "-fPIC", "-shared"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+# Reads of Arrow buffers need not be aligned: the CPUs we build for do not mind, and slices of tables are not.
+SANITIZERS.append("-fno-sanitize=alignment")
+PLACE = "KLAMM_ASAN"
+"""In the environment: the folder with the modules."""
+
+
+def library() -> str | None:
+    """AddressSanitizer's runtime, which has to be loaded before Python; None where gcc has none."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return None
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    return found if os.path.isabs(found) else None
+
+
+def build() -> Path:
+    """Return the folder with the sanitized modules; they are made when a source has changed since."""
+    parts = [SOURCE / name for name in ("batch", "disk", "log")]
+    sources = sorted(each for part in parts for each in part.iterdir() if each.suffix in {".pyx", ".pxi", ".pxd", ".h"})
+    contents = [path.read_bytes() for path in (*sources, Path(__file__))]
+    place = ROOT / "build" / f"asan-{hashlib.sha256(b''.join(contents)).hexdigest()[:16]}"
+    if not (place / "done").exists():
+        for old in (ROOT / "build").glob("asan-*"):
+            shutil.rmtree(old)
+        place.mkdir(parents=True)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda name: _compile(name, place), MODULES))
+        (place / "done").touch()
+    return place
+
+
+def _compile(name: str, place: Path) -> None:
+    _, part, stem = name.split(".")
+    code = place / f"{name}.c"
+    cython = [sys.executable, "-m", "cython", "-3", "--module-name", name, "-o", str(code), f"{stem}.pyx"]
+    subprocess.run(cython, cwd=SOURCE / part, check=True, stderr=subprocess.DEVNULL)
+    folders = [SOURCE / "batch", SOURCE / "disk", SOURCE / "log", sysconfig.get_path("include")]
+    include = [argument for folder in folders for argument in ("-I", str(folder))]
+    subprocess.run(["gcc", *FLAGS, *SANITIZERS, *include, str(code), "-o", str(file_of(place, name))], check=True)
+
+
+def file_of(place: Path, name: str) -> Path:
+    return place / (name + sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def run(arguments: list[str], examples: int = 100) -> subprocess.CompletedProcess[str]:
+    """Run pytest with these arguments, on the sanitized modules; hostile tests try that many examples each."""
+    preload = library()
+    assert preload is not None
+    environment = os.environ | {
+        PLACE: str(build()),
+        "PYTHONMALLOC": "malloc",
+        "KLAMM_EXAMPLES": str(examples),
+        "LD_PRELOAD": preload,
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=0",
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "tests.asan", "-q", "-s", "-p", "no:cacheprovider", "--timeout=0"]
+    return subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+class Finder:
+    """Finds the sanitized modules before Python finds the others."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, file_of(self.place, name)) if name in MODULES else None
+
+
+if __name__ == "__main__":
+    result = run(sys.argv[1:])
+    sys.stdout.write(result.stdout + result.stderr)
+    sys.exit(result.returncode)
+elif PLACE in os.environ:
+    sys.meta_path.insert(0, Finder(Path(os.environ[PLACE])))
