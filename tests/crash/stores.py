@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import klamm
+from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
 from klamm.store import directory
 
@@ -25,4 +26,10 @@ def open_on_another_boot(path: Path | str, **options: bool) -> str:
         return type(error).__name__
 
 
-__all__ = ["open_on_another_boot", "values"]
+def without_maintenance(core: directory.Core) -> None:
+    """Let no thread of this process look after the store: steps that a test counts are those of the test."""
+    core._janitor = DaemonThread(lambda: None, "none")  # whoever has one starts no other
+    core._janitor.join()
+
+
+__all__ = ["open_on_another_boot", "values", "without_maintenance"]

@@ -22,12 +22,12 @@ import pytest
 
 import klamm
 from klamm.batch import RECORDS, Builder, decode
-from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
 from klamm.log import _head, head, point
 from klamm.log.partition import Partition
 from klamm.store import directory
 from tests.crash.cases import memory_directory, run_cases, seed_of
+from tests.crash.stores import without_maintenance
 from tests.crash.workload import log_of
 from tests.rig import Rig, Sizes
 
@@ -243,12 +243,6 @@ class OneLog:
         nothing_is_lost(root, self.files, case)
 
 
-def with_no_janitor(core: directory.Core) -> None:
-    """Whoever has one starts no other: nobody leaves recovery points while we look."""
-    core._janitor = DaemonThread(lambda: None, "none")
-    core._janitor.join()
-
-
 class OneStore:
     """A store with one log: for `heads` and klamm.db."""
 
@@ -256,7 +250,7 @@ class OneStore:
         self.root = root
         with klamm.open(root / "whole") as store:
             store.create_topic("orders", 1, SETTINGS)
-            with_no_janitor(store._acquired())
+            without_maintenance(store._acquired())
             self.written = fill(log_of(store, "orders/0"), producer=False)
             self.files = {
                 name: data for name, data in snapshot_of(root / "whole").items() if not name.endswith(("-shm", "-wal"))

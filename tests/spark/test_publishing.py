@@ -28,6 +28,7 @@ from klamm.store.rows import crc
 from klamm.store.spark_batches import BatchId
 from klamm.store.staging import StagedName
 from tests.crash.cases import seed_of
+from tests.crash.stores import without_maintenance
 from tests.procs import children
 
 QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
@@ -233,6 +234,7 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
             store.topics()
             directory = staging.directory_of(store.path, store.store_id)
         core = core_of(str(path))
+        without_maintenance(core)
         if step is not None:
             _os.trap(step, signal=signal.SIGKILL)
         else:
