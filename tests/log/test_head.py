@@ -86,16 +86,33 @@ def test_another_seq_than_the_commits_own_is_noticed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("back", range(1, RING))
-def test_a_seq_that_went_back_never_makes_a_writer_cut_off_what_was_synced(rig: Rig, back: int) -> None:
+def test_a_seq_that_went_back_hides_nothing_that_was_synced_and_makes_no_writer_cut_it_off(rig: Rig, back: int) -> None:
     """Seven older commits are whole, so it looks like one of them; but less than that was never on disk."""
     partition = rig.partition(1, **LARGE)
     for number in range(20):
         partition.append(batch(0, number))
     partition.sync(20)
     poke(rig, 1, 0, lambda old: bytes([old[0] - back]))
-    for writer in (partition, rig.child().partition(1, **LARGE)):
+    for each in (partition, rig.child().partition(1, **LARGE)):
         with pytest.raises(CorruptBatch):
-            writer.append(batch(9, 9))
+            each.append(batch(9, 9))
+        with pytest.raises(CorruptBatch):
+            each.snapshot()
+    poke(rig, 1, 0, lambda old: bytes([old[0] + back]))
+    partition.append(batch(0, 20))
+    assert len(read_all(partition)) == 21
+
+
+@pytest.mark.parametrize("back", range(2, RING))
+def test_a_seq_that_went_back_by_more_than_a_commit_makes_no_writer_cut_off_what_was_not_synced(
+    rig: Rig, back: int
+) -> None:
+    partition = rig.partition(1, **LARGE)
+    for number in range(20):
+        partition.append(batch(0, number))
+    poke(rig, 1, 0, lambda old: bytes([old[0] - back]))
+    with pytest.raises(CorruptBatch):
+        rig.child().partition(1, **LARGE).append(batch(9, 9))
     poke(rig, 1, 0, lambda old: bytes([old[0] + back]))
     partition.append(batch(0, 20))
     assert len(read_all(partition)) == 21

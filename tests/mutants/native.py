@@ -143,22 +143,22 @@ MUTANTS = [
     Mutant(
         "the reader does not look at seq again",
         "promise 1",
-        ((APPEND, "if load64(&slot.seq) - seq < RING - 1:", "if True:"),),
+        ((APPEND, "if load64(&slot.seq) - seq >= RING - 1:", "if False:"),),
         (f"{HEAD_TESTS}::test_a_reader_stopped_anywhere_in_its_copy_never_accepts_a_torn_commit",),
     ),
     Mutant(
         "the reader's bound is too wide, and it checks no seq and CRC",
         "promise 1",
         (
-            (APPEND, "if load64(&slot.seq) - seq < RING - 1:", "if load64(&slot.seq) - seq < RING:"),
-            (APPEND, "return 0 if out.seq == seq and out.crc == commit_crc(out) else R_DAMAGED_HEAD", "return 0"),
+            (APPEND, "if load64(&slot.seq) - seq >= RING - 1:", "if load64(&slot.seq) - seq >= RING:"),
+            (APPEND, "if out.seq != seq or out.crc != commit_crc(out):", "if False:"),
         ),
         (f"{HEAD_TESTS}::test_any_damaged_byte_of_the_latest_commit_is_noticed_by_readers_and_writers",),
     ),
     Mutant(
         "a damaged commit is believed",
         "promise 7",
-        ((APPEND, "return 0 if out.seq == seq and out.crc == commit_crc(out) else R_DAMAGED_HEAD", "return 0"),),
+        ((APPEND, "if out.seq != seq or out.crc != commit_crc(out):", "if False:"),),
         (f"{HEAD_TESTS}::test_any_damaged_byte_of_the_latest_commit_is_noticed_by_readers_and_writers",),
     ),
     Mutant(
@@ -233,6 +233,18 @@ MUTANTS = [
             ),
         ),
         (f"{DAMAGE}::test_damage_to_a_log_or_its_index_is_an_error_or_harmless",),
+    ),
+    Mutant(
+        "an older commit of the ring is believed",
+        "promise 7",
+        (
+            (
+                "src/klamm/log/_append.pxi",
+                "        if flushed_offset_of(load64(&slot.flushed)) <= out.next_offset:\n            return 0\n",
+                "        return 0\n",
+            ),
+        ),
+        (f"{HEAD_TESTS}::test_a_seq_that_went_back_hides_nothing_that_was_synced_and_makes_no_writer_cut_it_off",),
     ),
     Mutant(
         "a damaged clock is believed",

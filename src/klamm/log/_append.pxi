@@ -13,8 +13,15 @@ cdef int take_snapshot(Slot *slot, Commit *out) noexcept nogil:
         load_commit(out, &slot.ring[seq % RING])
         klamm_fence_acquire()
         # With `seq` 7 ahead, a writer may already be filling the place that was copied.
-        if load64(&slot.seq) - seq < RING - 1:
-            return 0 if out.seq == seq and out.crc == commit_crc(out) else R_DAMAGED_HEAD
+        if load64(&slot.seq) - seq >= RING - 1:
+            continue
+        if out.seq != seq or out.crc != commit_crc(out):
+            return R_DAMAGED_HEAD
+        if flushed_offset_of(load64(&slot.flushed)) <= out.next_offset:
+            return 0
+        klamm_fence_acquire()
+        if load64(&slot.seq) == seq:                    # else others have appended and synced meanwhile
+            return R_DAMAGED_HEAD                       # an older commit of the ring
 
 
 # ---- changing it, under the append byte -------------------------------------------------------------------------
@@ -90,6 +97,8 @@ cdef int use_active(Writer *w, Commit *now) noexcept nogil:
             w.log_fd = -1
             return R_OLDER_HEAD                         # `heads` was put back from a backup, or somebody wrote here
     if w.slot.intent != now.seq:                        # a writer died
+        if w.slot.intent - now.seq + 1 > 2:
+            return R_DAMAGED_HEAD                       # not while it appended, or published by hand
         return cut(w, now)
     return 0
 
