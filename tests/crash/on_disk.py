@@ -16,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from klamm.errors import UnknownGroup
 from klamm.log import _head
 from klamm.store import spark_batches, staging
 from klamm.store.wire_groups import WireGroups
+from tests.crash.stores import without_maintenance
 from tests.crash.workload import log_of, note, sealed
 
 SMALL = {"segment.bytes": 700, "index.interval.bytes": 200}
@@ -379,6 +381,22 @@ def run_backup(root: str) -> None:
     note(returned="backup")
 
 
+def run_aborts(root: str) -> None:
+    """Abort transactions, and leave recovery points."""
+    store = klamm.open(f"{root}/store")
+    store.create_topic("orders")
+    without_maintenance(store._acquired())
+    note(ready=True)
+    for number in range(2):
+        store.append("orders", b"kept")
+        with suppress(KeyError), store.transaction("mover", batch_bytes=200) as tx:
+            for _ in range(20):
+                tx.send("orders", b"aborted")
+            raise KeyError
+        log_of(store, "orders/0").checkpoint()
+        note(returned=number)
+
+
 class Damaged(NamedTuple):
     """A store with damage of every kind that a repair puts right, and what was good."""
 
@@ -534,6 +552,7 @@ def _write(path: str, text: str) -> None:
 PROGRAMS = {
     "calls": run_calls,
     "backup": run_backup,
+    "aborts": run_aborts,
     "repair": run_repair,
     "journal": run_journal,
     "micro-batches": run_micro_batches,

@@ -127,6 +127,25 @@ def test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_
     assert recording.cut(check, seed=seed_of(), lucks=[0, 1, LAST, None]) > 100
 
 
+# ---- recovery points
+
+
+def test_what_was_aborted_stays_so_though_the_power_is_cut_while_a_recovery_point_is_written(root: Path) -> None:
+    recording = Recording(root, PROGRAM, "aborts")
+
+    def check(cut: Path, notes: Notes) -> None:
+        done = sum("returned" in note for note in notes)
+        if notes:
+            with klamm.open(cut / "store", create=False) as store:
+                found = on_disk.values(store, "orders")
+                assert done <= len(found) <= done + 1
+                assert set(found) <= {b"kept"}
+
+    begin = recording.after(ready=True)
+    moments = [moment for moment in recording.moments if moment >= begin]
+    assert recording.cut(check, seed=seed_of(), lucks=[LAST, None], moments=moments) > 50
+
+
 # ---- Spark's sink
 
 

@@ -307,4 +307,10 @@ MUTANTS = [
         "        files.sync_directory(directory)  # no older index may come back: inodes are given out again\n",
         INODE,
     ),
+    Mutant(
+        "the name of an .aborted file may be lost when a snapshot relies on it",
+        "internals/recovery.md: what was aborted is on disk before a snapshot",
+        (("src/klamm/log/aborted.py", "        files.sync_directory(directory)\n", "        pass\n"),),
+        (f"{ON_DISK}::test_what_was_aborted_stays_so_though_the_power_is_cut_while_a_recovery_point_is_written",),
+    ),
 ]

@@ -106,7 +106,9 @@ def write(directory: str, base: int, entries: list[Aborted]) -> None:
 
 
 def sync(directory: str, first: int) -> None:
-    """Make the files of these segments and of later ones durable; their names are with the directory."""
-    for base in segment.bases(directory, SUFFIX):
-        if base >= first:
-            files.sync_file(segment.path_of(directory, base, SUFFIX))
+    """Make the files of these segments and of later ones durable, and their names: a snapshot relies on them."""
+    found = [base for base in segment.bases(directory, SUFFIX) if base >= first]
+    for base in found:
+        files.sync_file(segment.path_of(directory, base, SUFFIX))
+    if found:
+        files.sync_directory(directory)
