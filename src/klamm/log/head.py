@@ -73,6 +73,7 @@ from klamm.errors import SyncFailed
 from klamm.log._head import (
     DELETED,
     EVENTFUL,
+    FORMAT,
     MAX_SLOTS,
     NEEDS_RECOVERY,
     NEW_HEAD,
@@ -98,6 +99,7 @@ from klamm.log._head import (
 __all__ = [
     "DELETED",
     "EVENTFUL",
+    "FORMAT",
     "MAX_SLOTS",
     "NEEDS_RECOVERY",
     "NEW_HEAD",
