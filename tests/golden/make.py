@@ -96,7 +96,7 @@ def fill_over_the_wire(path: Path, where: Path) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     with serving(path, where=where) as server:
-        address = {"bootstrap.servers": server.address}
+        address: dict[str, str | int | float | bool] = {"bootstrap.servers": server.address}
         admin = AdminClient(address)
         admin.create_topics([NewTopic("wire", 2, config={"retention.ms": "-1"})])["wire"].result(30)
         producer = Producer({**address, "transactional.id": "wire-loader"})

@@ -23,8 +23,8 @@ def unpacked(name: str, directory: Path) -> tuple[Path, dict[str, Any]]:
     return directory / STORE, found
 
 
-def test_todays_format_has_a_golden_store() -> None:
-    assert name_of_format() in GOLDEN, "python -m tests.golden.make"
+def test_there_are_golden_stores_of_formats_up_to_todays() -> None:
+    assert GOLDEN and name_of_format() >= GOLDEN[-1]
 
 
 @pytest.mark.parametrize("name", GOLDEN)

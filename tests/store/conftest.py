@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from klamm.disk.locks import GATE, LockFile
-from klamm.store.catalog import Catalog
+from klamm.store.catalog import Catalog, WantedSlots
 
 
 def gate_of(directory: Path | str) -> Callable[[], AbstractContextManager[None]]:
@@ -27,3 +27,9 @@ def catalog(tmp_path: Path, path: str) -> Iterator[Catalog]:
     made = Catalog.create(path, gate_of(tmp_path), "the-store")
     yield made
     made.close()
+
+
+def nothing(wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+    """For topics whose heads no test looks at."""
+    fresh = range(wanted.fresh, wanted.fresh + wanted.how_many)
+    return (*wanted.free, *fresh)[: wanted.how_many]

@@ -27,16 +27,11 @@ from klamm.errors import (
     UnknownTopic,
 )
 from klamm.store import catalog as catalog_module
-from klamm.store.catalog import Catalog, Topic
+from klamm.store.catalog import Catalog, Topic, WantedSlots
 from klamm.store.database import FORMAT_VERSION
 from klamm.store.rows import crc as crc_of
 from klamm.store.settings import Settings
-from tests.store.conftest import gate_of
-
-
-def nothing(slots: range, topic_id: str, number: int) -> None:
-    """For topics whose heads no test looks at."""
-
+from tests.store.conftest import gate_of, nothing
 
 # Topics
 
@@ -53,20 +48,21 @@ def test_a_topic_comes_back_as_it_was_made(catalog: Catalog, tmp_path: Path, pat
 
 
 def test_slots_are_laid_out_before_anybody_can_see_the_topic(catalog: Catalog, tmp_path: Path, path: str) -> None:
-    laid_out: list[range] = []
+    laid_out: list[WantedSlots] = []
 
-    def prepare(slots: range, *_: object) -> None:
+    def prepare(wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
         with closing(Catalog(path, gate_of(tmp_path), read_only=True)) as other:
             assert "orders" not in [topic.name for topic in other.topics()]
-        laid_out.append(slots)
+        laid_out.append(wanted)
+        return nothing(wanted, topic_id, number)
 
     topic = catalog.create_topic("orders", 2, {}, prepare)
-    assert laid_out == [range(1, 3)]
+    assert laid_out == [WantedSlots((), 1, 2)]
     assert catalog.topics() == [topic]
 
 
 def test_a_topic_whose_slots_cannot_be_laid_out_is_not_there(catalog: Catalog) -> None:
-    def prepare(slots: range, *_: object) -> None:
+    def prepare(*_: object) -> tuple[int, ...]:
         raise DiskFull("heads: no space left on the device")
 
     with pytest.raises(DiskFull):
@@ -78,12 +74,17 @@ def test_a_topic_whose_slots_cannot_be_laid_out_is_not_there(catalog: Catalog) -
     assert catalog.topic("orders").partitions == (1, 2)
 
 
-def test_slots_of_a_deleted_topic_are_not_given_again(catalog: Catalog) -> None:
+def test_slots_of_a_deleted_topic_are_given_again_once_its_tombstone_is_gone(catalog: Catalog) -> None:
     first = catalog.create_topic("orders", 2, {}, nothing)
     assert catalog.delete_topic("orders") == first
     second = catalog.create_topic("orders", 2, {}, nothing)
     assert second.partitions == (3, 4)
     assert second.id != first.id
+    assert catalog.slots_of(first.id) == {0: 1, 1: 2}
+    catalog.forget_deleted(first.id)
+    assert catalog.slots_of(first.id) == {}
+    assert catalog.create_topic("users", 3, {}, nothing).partitions == (1, 2, 5)
+    assert catalog.check() == []
 
 
 def test_a_topic_that_was_made_anew_is_not_deleted_in_the_place_of_the_old_one(catalog: Catalog) -> None:
@@ -135,7 +136,7 @@ def test_a_number_of_partitions_is_an_int(catalog: Catalog, count: int) -> None:
 def test_a_store_full_of_slots_says_so(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_module, "MAX_SLOTS", 5)
     catalog.create_topic("a", 3, {}, nothing)
-    with pytest.raises(InvalidSetting, match="b: partitions: 2 more would make 5 in this store"):
+    with pytest.raises(InvalidSetting, match="b: partitions: 2 more are too many for this store"):
         catalog.create_topic("b", 2, {}, nothing)
     assert catalog.create_topic("b", 1, {}, nothing).partitions == (4,)
 
@@ -210,11 +211,16 @@ class TwoProcesses(RuleBasedStateMachine):
         first = Catalog.create(path, gate_of(self.directory.name), "store")
         self.catalogs = [first, Catalog(path, gate_of(self.directory.name))]
         self.model: dict[str, Topic] = {}
+        self.deleted: list[Topic] = []
         self.slots: list[int] = []
         self.ids: set[str] = set()
 
-    def lay_out(self, slots: range, *_: object) -> None:
-        self.slots.extend(slots)
+    def lay_out(self, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+        slots = nothing(wanted, topic_id, number)
+        taken = {slot for topic in (*self.model.values(), *self.deleted) for slot in topic.partitions}
+        assert not taken & set(slots), "a slot of a topic that is there, or not yet removed"
+        self.slots = list(slots)
+        return slots
 
     @rule(which=st.integers(0, 1), name=names, count=st.integers(1, 3), changes=changes)
     def create(self, which: int, name: str, count: int, changes: dict[str, int]) -> None:
@@ -225,7 +231,7 @@ class TwoProcesses(RuleBasedStateMachine):
             return
         topic = self.catalogs[which].create_topic(name, count, changes, self.lay_out)
         assert topic.id not in self.ids
-        assert topic.partitions == tuple(self.slots[-count:])
+        assert topic.partitions == tuple(self.slots)
         assert topic.settings == Settings.of(changes)
         self.ids.add(topic.id)
         self.model[name] = topic
@@ -234,10 +240,8 @@ class TwoProcesses(RuleBasedStateMachine):
     def grow(self, which: int, name: str, more: int) -> None:
         if name in self.model:
             old = self.model[name]
-            topic = self.catalogs[which].add_partitions(
-                name, len(old.partitions) + more, lambda slots, *_: self.slots.extend(slots)
-            )
-            assert topic == old._replace(partitions=old.partitions + tuple(self.slots[-more:]))
+            topic = self.catalogs[which].add_partitions(name, len(old.partitions) + more, self.lay_out)
+            assert topic == old._replace(partitions=old.partitions + tuple(self.slots))
             self.model[name] = topic
 
     @rule(which=st.integers(0, 1), name=names, changes=changes)
@@ -251,10 +255,18 @@ class TwoProcesses(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), name=names)
     def delete(self, which: int, name: str) -> None:
         if name in self.model:
-            assert self.catalogs[which].delete_topic(name) == self.model.pop(name)
+            self.deleted.append(self.model.pop(name))
+            assert self.catalogs[which].delete_topic(name) == self.deleted[-1]
         else:
             with pytest.raises(UnknownTopic):
                 self.catalogs[which].delete_topic(name)
+
+    @rule(which=st.integers(0, 1))
+    def remove_a_tombstone(self, which: int) -> None:
+        if self.deleted:
+            topic = self.deleted.pop(0)
+            assert self.catalogs[which].slots_of(topic.id) == dict(enumerate(topic.partitions))
+            self.catalogs[which].forget_deleted(topic.id)
 
     @invariant()
     def both_see_the_same(self) -> None:
@@ -263,7 +275,6 @@ class TwoProcesses(RuleBasedStateMachine):
         for catalog in self.catalogs:
             assert catalog.topics() == sorted(self.model.values())
             assert [catalog.topic(name) for name in self.model] == list(self.model.values())
-        assert self.slots == list(range(1, len(self.slots) + 1))
 
     def teardown(self) -> None:
         if hasattr(self, "model"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.store.catalog import Catalog
+from klamm.store.catalog import Catalog, WantedSlots
 from tests.procs import Child, children
 from tests.store.conftest import gate_of
 
@@ -25,11 +25,16 @@ def work(directory: Path, worker: int, life: int) -> None:
     def note(*words: object) -> None:
         os.write(journal, (" ".join(map(str, words)) + "\n").encode())
 
+    def lay_out(wanted: WantedSlots, *_: object) -> tuple[int, ...]:
+        slots = tuple(range(wanted.fresh, wanted.fresh + wanted.how_many))
+        note("laid", slots[0], slots[-1])
+        return slots
+
     catalog = Catalog(str(directory / "klamm.db"), gate_of(directory))
     for number in range(1_000_000):
         name = f"t-{worker}-{life}-{number}"
         note("?create", name)
-        topic = catalog.create_topic(name, 1 + number % 3, {}, lambda slots, *_: note("laid", slots[0], slots[-1]))
+        topic = catalog.create_topic(name, 1 + number % 3, {}, lay_out)
         note("!create", name, topic.partitions[0], topic.partitions[-1])
         if number % 3 == 1:
             note("?delete", name)

@@ -22,19 +22,16 @@ from klamm.store.catalog import Catalog
 from klamm.store.database import APPLICATION_ID, FORMAT_VERSION
 from klamm.store.rows import crc
 from klamm.store.spark_batches import BatchId
-from tests.store.conftest import gate_of
-
-
-def nothing(slots: range, topic_id: str, number: int) -> None:
-    """For topics whose heads no test looks at."""
-
+from tests.store.conftest import gate_of, nothing
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def in_child(code: str, *arguments: str) -> str:
     """What a Python process prints that runs `code`."""
-    prelude = "import os, sys\nfrom klamm.store.catalog import Catalog\nfrom tests.store.conftest import gate_of\n"
+    prelude = (
+        "import os, sys\nfrom klamm.store.catalog import Catalog\nfrom tests.store.conftest import gate_of, nothing\n"
+    )
     return subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code), *arguments],
         capture_output=True,
@@ -172,7 +169,7 @@ def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing
 def to_format_2(path: str) -> None:
     """As the version before the Kafka server wrote it: no transactions over the wire."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches", "deleted"):
+        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches", "deleted", "free_slots"):
             connection.execute(f"DROP TABLE {name}")
         connection.execute("DELETE FROM meta WHERE key = 'changes'")
         connection.execute("PRAGMA user_version = 2")
@@ -203,6 +200,7 @@ def to_format_3(path: str) -> None:
         row = ("query 1", 4, 1)
         connection.execute("INSERT INTO spark_batches VALUES (?, ?, ?, ?)", (*row, crc(*row)))
         connection.execute("DROP TABLE deleted")
+        connection.execute("DROP TABLE free_slots")
         connection.execute("DELETE FROM meta WHERE key = 'changes'")
         connection.execute("PRAGMA user_version = 3")
     forget_new_fields(path)
@@ -318,7 +316,7 @@ def test_closing_leaves_one_whole_file(catalog: Catalog, tmp_path: Path) -> None
 def test_what_was_written_survives_a_kill_of_the_writer(tmp_path: Path, path: str) -> None:
     code = """
         catalog = Catalog.create(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])), "x")
-        catalog.create_topic("orders", 3, {}, lambda slots, *_: None)
+        catalog.create_topic("orders", 3, {}, nothing)
         print("done", flush=True)
         os.kill(os.getpid(), 9)
     """
@@ -347,7 +345,7 @@ def test_a_forked_child_holds_sqlites_locks_itself(tmp_path: Path, path: str) ->
         path = sys.argv[1]
         catalog = Catalog.create(path, gate_of(os.path.dirname(path)), "x")
         first = catalog.allocate_producer_id()
-        catalog.create_topic("orders", 1, {}, lambda slots, *_: None)
+        catalog.create_topic("orders", 1, {}, nothing)
         if os.fork() == 0:
             assert catalog.topic("orders")  # by a connection of its own
             catalog.database.gate = gate_of(os.path.dirname(path))
@@ -357,7 +355,7 @@ def test_a_forked_child_holds_sqlites_locks_itself(tmp_path: Path, path: str) ->
             assert mine.topic("orders")
             assert locked(path) and locked(path + "-shm")
             assert mine.allocate_producer_id() != first
-            mine.create_topic("child", 1, {}, lambda slots, *_: None)
+            mine.create_topic("child", 1, {}, nothing)
             mine.close()
             os._exit(0)
         assert os.wait()[1] == 0
@@ -377,7 +375,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
         def work():
             number = 0
             while not stop.is_set():
-                catalog.create_topic(f"t{number}", 1, {}, lambda slots, *_: None)
+                catalog.create_topic(f"t{number}", 1, {}, nothing)
                 assert catalog.topics()
                 number += 1
             print(number)
@@ -386,7 +384,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
         for n in range(15):
             if os.fork() == 0:
                 mine = Catalog(path, gate_of(os.path.dirname(path)))
-                mine.create_topic(f"c{n}", 1, {}, lambda slots, *_: None)
+                mine.create_topic(f"c{n}", 1, {}, nothing)
                 mine.close()
                 os._exit(0)
             assert os.wait()[1] == 0
@@ -432,7 +430,7 @@ def test_a_directory_that_cannot_be_written_is_read_without_missing_anything(lef
             catalog.create_topic("before", 1, {}, nothing)
         code = """
             catalog = Catalog(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])))
-            catalog.create_topic("after", 1, {}, lambda slots, *_: None)
+            catalog.create_topic("after", 1, {}, nothing)
             os.kill(os.getpid(), 9)
         """
         if left != "nothing":

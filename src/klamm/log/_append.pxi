@@ -24,6 +24,22 @@ cdef int take_snapshot(Slot *slot, Commit *out) noexcept nogil:
             return R_DAMAGED_HEAD                       # an older commit of the ring
 
 
+cdef int is_reused(Writer *w) noexcept nogil:
+    """Whether the partition was deleted and its slot is another one's by now.
+
+    Asked after what was read of the slot is copied: the generation moves before anything else changes. Whoever has one
+    of the slot's locks and was told no keeps the slot: to use it again takes all of them.
+    """
+    klamm_fence_acquire()
+    return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0
+
+
+cdef int take_own_snapshot(Writer *w, Commit *out) noexcept nogil:
+    """Copy the latest commit of this partition: 0, R_DELETED or R_DAMAGED_HEAD."""
+    cdef int error = take_snapshot(w.slot, out)
+    return R_DELETED if is_reused(w) else error
+
+
 # ---- changing it, under the append byte -------------------------------------------------------------------------
 
 cdef void publish(Slot *slot, Commit *next) noexcept nogil:
@@ -47,7 +63,7 @@ cdef int lock_append(Writer *w, int wait) noexcept nogil:
     for i in range(20):
         if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 0) == 0:
             klamm_note_holder(note, w.identity)
-            return 0
+            return keep_unless_reused(w)
         if errno != EAGAIN and errno != EACCES:
             break
         for pause in range(32):
@@ -57,11 +73,18 @@ cdef int lock_append(Writer *w, int wait) noexcept nogil:
         error = os_lock_or_sleep(w.lock_fd, w.append_byte, note, SLEEP_NS)
         if error == 0:
             klamm_note_holder(note, w.identity)
-            return 0
+            return keep_unless_reused(w)
         if error == -EAGAIN:
             error = -EINTR
     pthread_mutex_unlock(&w.append_mutex)
     return error
+
+
+cdef int keep_unless_reused(Writer *w) noexcept nogil:
+    if is_reused(w):
+        unlock_append(w)
+        return R_DELETED
+    return 0
 
 
 cdef void unlock_append(Writer *w) noexcept nogil:
@@ -216,7 +239,7 @@ cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexc
 # ---- append -------------------------------------------------------------------------------------------------------
 
 cdef int refused(Writer *w) noexcept nogil:
-    cdef uint64_t flags = load64(&w.slot.flags)
+    cdef uint64_t flags = load64(&w.slot.flags) ^ w.slot_generation
     if not flags:
         return 0
     if flags & FLAG_DELETED:

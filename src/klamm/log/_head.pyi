@@ -114,7 +114,9 @@ class Log:
         *,
         writable: bool = True,
         lock_file: LockFile | None = None,
+        identity: tuple[str, int] | None = None,
     ) -> None: ...
+    def use_again(self, topic_id: bytes, number: int) -> None: ...
     def configure(
         self,
         *,

@@ -57,8 +57,11 @@ cdef class Log:
     cdef object lock_file
 
     def __cinit__(self, Heads heads not None, int number, directory, int lock_fd, uint32_t bell_bit, *,
-                  bint writable=True, lock_file=None):
-        """`lock_file`: the LockFile of `lock_fd`, which bounds waits and names holders."""
+                  bint writable=True, lock_file=None, identity=None):
+        """`lock_file`: the LockFile of `lock_fd`, which bounds waits and names holders.
+
+        `identity`: topic id and number of the partition. RuntimeError("deleted") if the slot is another one's by now.
+        """
         cdef bytes path = os.fsencode(directory) + b"/"
         if len(path) >= PATH_ROOM:
             raise OSError(ENAMETOOLONG, "the path is too long", directory)
@@ -80,6 +83,9 @@ cdef class Log:
         self.w.timestamp_after_ms = INT64_MAX
         self.path = path
         self.w.path = path
+        self.w.slot_generation = load64(&self.w.slot.flags) & SLOT_GENERATION
+        if identity is not None and (heads.identity_of(number) not in (None, identity) or is_reused(&self.w)):
+            raise result_error(R_DELETED, directory)
 
     def __dealloc__(self):
         close_files(&self.w)
@@ -323,13 +329,59 @@ cdef class Log:
 
     @property
     def flags(self):
-        return load64(&self.w.slot.flags)
+        return FLAG_DELETED if is_reused(&self.w) else load64(&self.w.slot.flags) & 0xffffffffu
 
     def set_flags(self, uint64_t flags):
-        fetch_or64(&self.w.slot.flags, flags)
+        self.change_flags(flags, 0)
 
     def clear_flags(self, uint64_t flags):
-        fetch_and64(&self.w.slot.flags, ~flags)
+        self.change_flags(0, flags)
+
+    cdef change_flags(self, uint64_t more, uint64_t less):
+        """In one store; of a slot that is another partition's by now, nothing."""
+        cdef uint64_t flags
+        while not is_reused(&self.w):
+            flags = load64(&self.w.slot.flags)
+            if (flags ^ self.w.slot_generation) >> 32 == 0 and klamm_exchange(&self.w.slot.flags, flags, (flags | more) & ~less):
+                return
+
+    def use_again(self, bytes topic_id not None, uint32_t number):
+        """Under all four locks of the slot: make it the empty slot of another partition, but for DELETED.
+
+        The generation moves first, so that logs of the partition that was deleted change nothing from now on and take
+        nothing they read for theirs.
+        """
+        if len(topic_id) != 16:
+            raise ValueError("a topic id has 16 bytes")
+        cdef Slot *slot = self.w.slot
+        cdef Commit empty
+        cdef int i
+        self.w.slot_generation = next_slot_generation(load64(&slot.flags))
+        store64(&slot.flags, self.w.slot_generation | FLAG_DELETED)
+        klamm_fence_release()
+        memset(&empty, 0, sizeof(empty))
+        for i in range(RING):                           # no commit of the other one is evidence for this one
+            store_commit(&slot.ring[i], &empty)
+        store_i64(&slot.index_base, -1)
+        store_i64(&slot.index_position, 0)
+        store_i64(&slot.index_count, 0)
+        store_i64(&slot.recovery_base, -1)
+        store_i64(&slot.recovery_position, 0)
+        store64(&slot.redo_seq, 0)
+        store64(&slot.producers_seq, 0)
+        store_i64(&slot.aborted_base, -1)
+        store_i64(&slot.aborted_count, 0)
+        store_i64(&slot.active_since_ms, 0)
+        store64(&slot.flushed, next_generation(load64(&slot.flushed)) & FLUSH_GENERATION)
+        store_i64(&slot.flushed_check, ~<int64_t>0)
+        klamm_step(STEP_STORE)
+        memcpy(slot.topic_id, <char *>topic_id, 16)
+        slot.number = number
+        slot.identity_crc = slot_identity_crc(slot)
+        empty.max_timestamp = -1
+        publish(slot, &empty)
+        store64(&slot.intent, empty.seq)
+        fetch_add32(&slot.segments_version, 1)
 
     # ---- syncing
 
@@ -412,7 +464,7 @@ cdef class Log:
     def snapshot(self):
         """The latest commit."""
         cdef Commit c
-        cdef int error = take_snapshot(self.w.slot, &c)
+        cdef int error = take_own_snapshot(&self.w, &c)
         if error:
             raise result_error(error, self.directory)
         return as_snapshot(&c)
@@ -448,7 +500,7 @@ cdef class Log:
         cdef bytes data
         cdef unsigned char *to
         cdef int code
-        if take_snapshot(self.w.slot, &now) or now.active_base != base or now.stable_offset != now.next_offset:
+        if take_own_snapshot(&self.w, &now) or now.active_base != base or now.stable_offset != now.next_offset:
             return None
         size = min(<int64_t>max_bytes, now.position - position)
         if size <= 0 or expected < now.log_start:

@@ -183,7 +183,7 @@ cdef class Heads:
         """The flags of one partition's slot."""
         if not 0 < number < self.size():
             raise IndexError(f"{self.path}: has no slot {number}")
-        return load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags)
+        return load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags) & 0xffffffffu
 
     @property
     def catalog_version(self):

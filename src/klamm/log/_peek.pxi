@@ -26,6 +26,6 @@ def blank_slots(Heads heads not None, slots):
     for number in slots:
         if 0 < number < end:
             slot = <Slot *>(heads.map + number * SLOT_SIZE)
-            if not load64(&slot.flags) and not take_snapshot(slot, &now) and now.next_offset == 0:
+            if not load64(&slot.flags) & 0xffffffffu and not take_snapshot(slot, &now) and now.next_offset == 0:
                 blank.add(number)
     return blank

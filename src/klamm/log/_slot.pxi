@@ -79,7 +79,8 @@ cdef extern from "slot.h" nogil:
     uint64_t be64 "klamm_get64"(const unsigned char *)
     void put_be32 "klamm_put32"(unsigned char *, uint32_t)
     void put_be64 "klamm_put64"(unsigned char *, uint64_t)
-    uint64_t FLUSHING, FLUSH_GENERATION
+    uint64_t FLUSHING, FLUSH_GENERATION, SLOT_GENERATION
+    uint64_t next_slot_generation(uint64_t)
     int64_t FLUSHED_MAX
     int64_t flushed_offset_of(uint64_t)
     uint64_t next_generation(uint64_t)
@@ -196,6 +197,7 @@ cdef struct Writer:
     int64_t timestamp_after_ms
     uint64_t catalog_version
     uint64_t generation             # of the flush byte that this process holds: bits of Slot.flushed
+    uint64_t slot_generation        # of the slot, when this log was opened: bits of Slot.flags
     uint64_t used                   # a tick of the last append, for closing idle files
     uint64_t last_seq               # of the latest commit that this process saw when it appended
     int64_t asked_base, asked_position      # where maintenance was last asked for

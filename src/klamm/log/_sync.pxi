@@ -26,6 +26,9 @@ cdef int try_lock_flush(Writer *w) noexcept nogil:
     elif load64(&w.slot.flushed) & FLUSH_GENERATION != w.generation:
         os_lock(w.lock_fd, w.held_byte, F_UNLCK, 0)         # of a syncer that was replaced since
         error = -EAGAIN
+    elif is_reused(w):
+        os_lock(w.lock_fd, w.held_byte, F_UNLCK, 0)
+        error = R_DELETED
     else:
         klamm_note_holder(&w.slot.notes[FLUSH], w.identity)
         return 0
@@ -147,7 +150,7 @@ cdef int flush_locked(Writer *w) noexcept nogil:
         return -EAGAIN
     if load64(&w.slot.flags) & FLAG_SYNC_FAILED or word & FLUSHING:
         return R_SYNC_FAILED
-    error = take_snapshot(w.slot, &now)
+    error = take_own_snapshot(w, &now)
     if error:
         return error
     if now.next_offset > FLUSHED_MAX:

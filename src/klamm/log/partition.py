@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from klamm.batch import encode_one, patch, scan_records
@@ -83,6 +83,7 @@ class Partition(Housekeeping):
         reload: Callable[[Partition], None],
         on_event: Callable[[Partition, int], None],
         boots: int = 0,
+        topic_id: str | None = None,
     ) -> None:
         """Without `lock` it can only be read. `reload` is asked when the catalog has changed, `on_event` is told."""
         self.topic = topic
@@ -95,8 +96,8 @@ class Partition(Housekeeping):
         self._on_event = on_event
         self._boots = boots
         self._epochs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
-        fd = lock.fd if lock else -1
-        self.log = head.Log(heads, slot, directory, fd, bell_bit, writable=lock is not None, lock_file=lock)
+        fd, mine = lock.fd if lock else -1, (topic_id, number) if topic_id else None
+        self.log = head.Log(heads, slot, directory, fd, bell_bit, writable=fd >= 0, lock_file=lock, identity=mine)
         self._one = self.log.append_one
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
@@ -577,7 +578,7 @@ class Partition(Housekeeping):
 
     def mark_deleted(self) -> None:
         """From now on nobody appends or reads. Under the append byte, so that no append is on its way."""
-        with self.log.append_lock():
+        with suppress(UnknownTopic), self._told(), self.log.append_lock():  # suppressed: another process was faster
             self.log.set_flags(head.DELETED)
         self.log.ring()
 

@@ -15,7 +15,7 @@ typedef struct {                        /* one cache line; crc is the CRC-32C of
 } Commit;
 
 typedef struct {
-    uint64_t seq, flags;                /* line 0: what readers watch */
+    uint64_t seq, flags;                /* line 0: what readers watch; flags: bits 0-31 flags, 32-63 the slot's generation */
     uint64_t flushed;                   /* flushed_offset, flushing and the flush generation: see FLUSHING */
     uint32_t segments_version, flush_round;
     uint64_t unused1[4];
@@ -104,5 +104,8 @@ static inline uint64_t next_generation(uint64_t word) {
 static inline int64_t flush_byte_of(int64_t first, uint64_t word) {
     return first + (int64_t)((word & FLUSH_GENERATION) >> 55 << 40);
 }
+/* A slot is used again after its partition was deleted. Its generation, in `flags`, then moves on, before anything else. */
+#define SLOT_GENERATION ((uint64_t)0xffffffff << 32)
+static inline uint64_t next_slot_generation(uint64_t flags) { return (flags & SLOT_GENERATION) + ((uint64_t)1 << 32); }
 #define entry_crc(e) klamm_crc32c(0, e, sizeof(*(e)) - sizeof(uint32_t))
 #endif

@@ -11,6 +11,7 @@ import re
 
 from klamm.errors import KlammError
 from klamm.log import cleaned, head
+from klamm.store import slots
 from klamm.store.directory import Core
 from klamm.store.settings import Settings
 
@@ -26,10 +27,10 @@ def adopt(core: Core, directory: str) -> str | None:
     if match is None or not os.path.isdir(path):
         return None
     name, topic_id = match["name"], match["id"]
-    slots = _slots(core, topic_id)
+    in_heads = _slots(core, topic_id)
     numbers = {int(each) for each in os.listdir(path) if each.isdigit()}
-    count = max([*slots, *numbers, 0]) + 1
-    known = [slots.get(number) for number in range(count)]
+    count = max([*in_heads, *numbers, 0]) + 1
+    known = [in_heads.get(number) for number in range(count)]
     if any(slot is not None and core.heads.flags_of(slot) & head.DELETED for slot in known):
         return None  # it was deleted, and klamm.db was lost before its directory was removed
     settings: dict[str, int | str] = {"retention.ms": -1}
@@ -41,7 +42,7 @@ def adopt(core: Core, directory: str) -> str | None:
         return None  # another topic has the name by now, or it is none that a topic can have
     for number, slot in enumerate(topic.partitions):
         if known[number] is None:
-            core.lay_out_old(topic_id, number, range(slot, slot + 1))
+            slots.lay_out_old(core.heads, topic_id, number, range(slot, slot + 1))
         else:
             core.heads.mark(slot, head.NEEDS_RECOVERY)
     core.changed()

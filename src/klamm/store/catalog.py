@@ -5,15 +5,17 @@
                                                         settings: JSON, of the store (store_settings.py)
     deleted      id, directory, crc                     topics whose directory is still to be removed (deletion.py)
     topics       id, name, settings, created_ms, crc    settings: JSON of what differs from the defaults
-    partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes
+    partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes;
+                                                        those of a deleted topic go with its tombstone
 
 Other tables belong to the modules that name them in SCHEMA: groups.py, transactions.py, wire_transactions.py,
-wire_groups.py, spark_batches.py.
+wire_groups.py, spark_batches.py, free_slots.py.
 
 Promises
   C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
       the commit. A creator killed between the two leaves slots that no topic has; the next one lays them out again.
-  C2  A slot that a topic had is never given to another, nor is the id of a topic: `next_slot` only grows.
+  C2  A slot that a topic had is given to another only when DELETED stands in it, and then with another generation; the
+      id of a topic never is.
   C3  Names exclude each other as Kafka's do; the database itself refuses what slipped through.
   C4  A producer id is given out once. Each process takes a thousand at a time.
   C5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart (see log/recovery.py).
@@ -26,6 +28,7 @@ Promises
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -34,23 +37,33 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
-from klamm.store import groups, spark_batches, transactions, wire_groups, wire_transactions
+from klamm.store import free_slots, groups, spark_batches, transactions, wire_groups, wire_transactions
 from klamm.store.database import FORMAT_VERSION, REBUILD, Database, Execute, Gate
 from klamm.store.names import collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
 from klamm.store.settings import Settings, Value
 from klamm.store.store_settings import StoreSettings
 
-__all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "Topic"]
+__all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "Topic", "WantedSlots"]
 
 MAX_PARTITIONS = 10_000  # of one topic
-MAX_SLOTS = 1_000_000  # of one store, deleted topics included: `heads` then has 1 GB
+MAX_SLOTS = 1_000_000  # of one store: `heads` then has 1 GB
 PRODUCER_ID_BLOCK = 1_000
 _MAX_PRODUCER_ID = 2**63 - 1
 _MAX_EPOCH = 2**31 - 2**20
 
-Prepare = Callable[[range, str, int], None]
-"""Lays out slots for partitions of the topic with that id, from that number on."""
+
+class WantedSlots(NamedTuple):
+    """Slots that new partitions may get: free ones, and all from `fresh` on."""
+
+    free: tuple[int, ...]
+    fresh: int
+    how_many: int
+    """That are wanted."""
+
+
+Prepare = Callable[[WantedSlots, str, int], tuple[int, ...]]
+"""Lays out slots for partitions of the topic with that id, from that number on; which ones, it returns."""
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -192,9 +205,9 @@ class Catalog:
         with self.database.gate():
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
-                slots = self._next_slots(execute, name, partitions)
-            prepare(slots, topic_id, 0)
-            topic = Topic(name, topic_id, tuple(slots), settings, time.time_ns() // 1_000_000)
+                wanted = self._next_slots(execute, name, partitions)
+            slots = prepare(wanted, topic_id, 0)
+            topic = Topic(name, topic_id, slots, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
                 changes = self._count_change(execute)
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
@@ -209,7 +222,7 @@ class Catalog:
         with self.database.gate():
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
-                fresh = iter(self._next_slots(execute, name, len(slots)))
+                fresh = itertools.count(self._next_slots(execute, name, len(slots)).fresh)
             numbers = tuple(next(fresh) if slot is None else slot for slot in slots)
             topic = Topic(name, topic_id, numbers, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
@@ -218,6 +231,7 @@ class Catalog:
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 for number, slot in enumerate(numbers):
                     execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
+                free_slots.take(execute, numbers)
                 self._set_meta(execute, "next_slot", max(next_slot, *(slot + 1 for slot in numbers)))
             self.on_change(changes)
         return topic
@@ -228,6 +242,7 @@ class Catalog:
         with self.database.gate(), self.database.transaction() as execute:
             changes = self._count_change(execute)
             self._set_meta(execute, "next_slot", max(next_slot, int(self._meta(execute, "next_slot"))))
+            free_slots.forget_all(execute)
             ids = max(int(self._meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
             self._set_meta(execute, "next_producer_id", ids)
         self.on_change(changes)
@@ -244,9 +259,9 @@ class Catalog:
                     hint="a topic's partitions can only become more",
                 )
             with self.database.reading() as execute:
-                slots = self._next_slots(execute, name, total - len(old.partitions))
-            prepare(slots, old.id, len(old.partitions))
-            topic = old._replace(partitions=old.partitions + tuple(slots))
+                wanted = self._next_slots(execute, name, total - len(old.partitions))
+            slots = prepare(wanted, old.id, len(old.partitions))
+            topic = old._replace(partitions=old.partitions + slots)
             with self.database.transaction() as execute:
                 changes = self._count_change(execute)
                 self._update(execute, topic)
@@ -279,7 +294,6 @@ class Catalog:
             with self.database.transaction() as execute:
                 changes = self._count_change(execute)
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
-                execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
                 row = topic.id, topic.directory, _crc(topic.id, topic.directory)
                 execute("INSERT OR REPLACE INTO deleted VALUES (?, ?, ?)", row)
                 groups.forget_topic(execute, topic.id)
@@ -291,10 +305,22 @@ class Catalog:
         rows = self.database.read("SELECT id, directory, crc FROM deleted")
         return {directory: topic_id for topic_id, directory, crc in rows if crc == _crc(topic_id, directory)}
 
-    def forget_deleted(self, topic_id: str) -> None:
-        """Remove a tombstone: the directory is gone."""
+    def slots_of(self, topic_id: str) -> dict[int, int]:
+        """Return the slots of a topic by number of partition; of a deleted one as long as it has a tombstone."""
+        return dict(self.database.read("SELECT number, slot FROM partitions WHERE topic_id = ?", (topic_id,)))
+
+    def forget_slots(self, topic_id: str) -> None:
+        """Let a deleted topic have no slots any more, without giving them to others."""
         with self.database.gate(), self.database.transaction() as execute:
+            execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
+
+    def forget_deleted(self, topic_id: str) -> None:
+        """Remove a tombstone: the directory is gone, and DELETED stands in each slot, so the slots are free."""
+        with self.database.gate(), self.database.transaction() as execute:
+            slots = execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,)).fetchall()
             execute("DELETE FROM deleted WHERE id = ?", (topic_id,))
+            execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
+            free_slots.give(execute, [slot for (slot,) in slots])
 
     def allocate_producer_id(self) -> int:
         """A number that no producer of this store had or will have."""
@@ -375,7 +401,10 @@ class Catalog:
                 next_producer_id = int(self._meta(execute, "next_producer_id"))
                 int(self._meta(execute, "next_group"))
                 self._settings(execute)
-                orphans = execute("SELECT topic_id FROM partitions WHERE topic_id NOT IN (SELECT id FROM topics)")
+                orphans = execute(
+                    "SELECT topic_id FROM partitions WHERE topic_id NOT IN "
+                    "(SELECT id FROM topics UNION SELECT id FROM deleted)"
+                )
                 problems += [
                     f"partitions: rows of a topic {row[0]} that is not there" for row in set(orphans.fetchall())
                 ]
@@ -441,23 +470,24 @@ class Catalog:
                 f"{name!r} collides with the topic {taken[0]!r}", hint="'.' and '_' count as the same, as in Kafka"
             )
 
-    def _next_slots(self, execute: Execute, name: str, count: int) -> range:
+    def _next_slots(self, execute: Execute, name: str, count: int) -> WantedSlots:
         first = int(self._meta(execute, "next_slot"))
         highest = execute("SELECT max(slot) FROM partitions").fetchone()[0]
         if first < 1 or (highest is not None and highest >= first):
             raise NotAStore(f"{self.path}: is damaged: next_slot is {first}, but slot {highest} is in use")
-        if first + count > MAX_SLOTS:
+        free = free_slots.lowest(execute, count)
+        if first + count - len(free) > MAX_SLOTS:
             raise InvalidSetting(
-                f"{name}: partitions: {count} more would make {first + count - 1} in this store, deleted ones included;"
-                f" it can have {MAX_SLOTS - 1}"
+                f"{name}: partitions: {count} more are too many for this store, which can have {MAX_SLOTS - 1}"
             )
-        return range(first, first + count)
+        return WantedSlots(free, first, count)
 
-    def _add_slots(self, execute: Execute, topic: Topic, slots: range) -> None:
+    def _add_slots(self, execute: Execute, topic: Topic, slots: tuple[int, ...]) -> None:
         first = len(topic.partitions) - len(slots)
         for number, slot in enumerate(slots, first):
             execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
-        self._set_meta(execute, "next_slot", slots.stop)
+        free_slots.take(execute, slots)
+        self._set_meta(execute, "next_slot", max(int(self._meta(execute, "next_slot")), max(slots) + 1))
 
     def _update(self, execute: Execute, topic: Topic) -> None:
         topic_id, _, settings, _, crc = _row(topic)
@@ -488,6 +518,8 @@ def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
         made += _statements(wire_transactions.SCHEMA + wire_groups.SCHEMA + spark_batches.SCHEMA, [])
     if version < 4:
         made += _statements(f"{spark_batches.SCHEMA_4};{_DELETED}", [("changes", 0)])
+    if version < 5:
+        made += _statements(free_slots.SCHEMA, [])
     return made
 
 

@@ -39,7 +39,7 @@ from klamm.store._section import Section
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "REBUILD", "Database", "Execute", "Gate", "Unfinished"]
 
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """1 had no groups and no transactions; 2 none over the wire, and no batches of Spark; 3 neither fingerprints of batches
 nor tombstones of topics."""
 CHECKPOINT_PAGES = 4000  # 16 MiB

@@ -4,11 +4,10 @@
   2  DELETED in each of its heads, under the append byte: whoever has it open is refused from now on
   3  the catalog's version moves: whoever waits looks again
   4  topics/<name>-<id> is renamed to topics/<id>.deleted, and that is removed; tables/<name>-<id> is removed, too
-  5  the tombstone goes
+  5  the tombstone goes, and the slots are free for other partitions (free_slots.py)
 
-`sweep` finishes what a killed process has begun: it removes `….deleted`, and directories that have a tombstone. (Killed
-between 1 and 2, the heads stay unmarked; the sweep moves the version, and a process that still has the topic open finds
-it gone before the next append.) A directory that the catalog does not know is left alone and logged: klamm.db may have
+`sweep` finishes what a killed process has begun: it marks heads, and removes `….deleted` and directories that have a
+tombstone. A directory that the catalog does not know is left alone and logged: klamm.db may have
 been lost or put back from a backup. `check(repair=True)` makes a topic of it again.
 """
 
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from klamm.disk import files
 from klamm.errors import KlammError
+from klamm.log import head
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core
@@ -48,7 +48,25 @@ def delete_topic(core: Core, name: str, topic_id: str | None = None) -> None:
     core.forget(name)
     _remove(core, topic.directory, topic.id)
     _remove_table(core, topic.directory)
-    core.catalog.forget_deleted(topic.id)
+    if _are_marked(core, topic.id):
+        core.catalog.forget_deleted(topic.id)
+
+
+def _are_marked(core: Core, topic_id: str) -> bool:
+    """Whether DELETED stands in each head of a deleted topic: mark those that are not, unless a process appends there.
+
+    The lock may be held by a process that is stopped. Then the tombstone stays, and the next sweep tries again.
+    """
+    lock, heads = core.lock, core.heads
+    assert lock is not None
+    for number, slot in core.catalog.slots_of(topic_id).items():
+        if heads.identity_of(slot) == (topic_id, number) and not heads.flags_of(slot) & head.DELETED:
+            if lock.held(4 * slot):
+                return False
+            log = head.Log(heads, slot, "", lock.fd, 0, lock_file=lock)
+            with log.append_lock():
+                log.set_flags(head.DELETED)
+    return True
 
 
 def sweep(core: Core, *, thorough: bool) -> None:
@@ -69,7 +87,8 @@ def sweep(core: Core, *, thorough: bool) -> None:
             if name not in known:
                 _remove(core, name, topic_id)
                 _remove_table(core, name)
-            core.catalog.forget_deleted(topic_id)
+            if _are_marked(core, topic_id):
+                core.catalog.forget_deleted(topic_id)
         unknown = {name for name in names if not name.endswith(DELETED)} - known - set(deleted)
         unknown -= {topic.directory for topic in core.catalog.topics()}  # made since
         for name in sorted(unknown - core.unknown_directories):

@@ -37,8 +37,8 @@ from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
-from klamm.store import layout, retention_check
-from klamm.store.catalog import Catalog, Topic
+from klamm.store import layout, retention_check, slots
+from klamm.store.catalog import Catalog, Topic, WantedSlots
 from klamm.store.database import Unfinished
 from klamm.store.groups import Groups
 from klamm.store.presence import Presence
@@ -227,12 +227,13 @@ class Core:
                 raise NotAStore(
                     f"{self.path}/klamm.db: {problems[0]}", hint="a torn copy? copy with backup(), or restore one"
                 )
-            self._lay_out_missing()
+            slots.lay_out_missing(self.heads, self.catalog.topics())
+            slots.lay_out_replaced(self.heads, self.catalog.topics())
             self._boots = self.catalog.count_boot()
             self.heads.mark_all(head.NEEDS_RECOVERY)
             self.heads.trust(boot)
         else:
-            self._lay_out_missing()
+            slots.lay_out_missing(self.heads, self.catalog.topics())
             self._boots = self.catalog.boots()
         self.presence.join()
 
@@ -267,30 +268,11 @@ class Core:
     def _drop_deleted(self) -> None:
         """An older klamm.db has topics that were deleted since: `heads` knows."""
         for topic in self.catalog.topics():
-            slots = [slot for slot in topic.partitions if slot < self.heads.size()]
-            if slots and all(self.heads.flags_of(slot) & head.DELETED for slot in slots):
+            known = [(number, slot) for number, slot in enumerate(topic.partitions) if slot < self.heads.size()]
+            if known and all(slots.is_deleted(self.heads, topic.id, number, slot) for number, slot in known):
                 self.catalog.delete_topic(topic.name)
+                self.catalog.forget_slots(topic.id)  # they may be another topic's, which klamm.db does not know yet
                 self.rebuilt.append(f"topic {topic.name} had been deleted since: forgotten again")
-
-    def _lay_out_missing(self) -> None:
-        """Lay out slots that `heads` does not have: it was lost, cut, copied early or put back from a backup."""
-        size = self.heads.size()
-        for topic in self.catalog.topics():
-            slots, end = topic.partitions, 0
-            while end < len(slots):  # slots side by side are written, and synced, in one go
-                first, end = end, end + 1
-                while end < len(slots) and slots[end] == slots[end - 1] + 1:
-                    end += 1
-                first = max(first, first + size - slots[first])
-                if first < end:
-                    self.lay_out_old(topic.id, first, range(slots[first], slots[end - 1] + 1))
-
-    def lay_out_old(self, topic_id: str, number: int, slots: range) -> None:
-        """Lay out slots for logs that were there before, partitions from `number` on: they have to be recovered."""
-        flags = head.NEEDS_RECOVERY | head.NEW_HEAD
-        if slots.start > self.heads.size():  # those between belong to other topics, or to none
-            self.heads.lay_out(self.heads.size(), slots.start, flags)
-        self.heads.lay_out(slots.start, slots.stop, flags, topic_id=bytes.fromhex(topic_id), number=number)
 
     def _open_read_only(self) -> None:
         try:
@@ -374,20 +356,26 @@ class Core:
         heads = self.heads
         if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
             heads = head.Heads(heads.path, writable=False, private=True)  # as it is now, recovered in memory
-        return Partition(
-            heads,
-            self.lock,
-            topic=opened.name,
-            number=number,
-            slot=slot,
-            bell_bit=bell_bit(opened.topic.id),
-            directory=f"{opened.directory}/{number}",
-            settings=opened.topic.settings,
-            catalog_version=version,
-            boots=self._boots,
-            reload=lambda partition: self._reload(opened),
-            on_event=self._on_event,
-        )
+        try:
+            return Partition(
+                heads,
+                self.lock,
+                topic=opened.name,
+                topic_id=opened.topic.id,
+                number=number,
+                slot=slot,
+                bell_bit=bell_bit(opened.topic.id),
+                directory=f"{opened.directory}/{number}",
+                settings=opened.topic.settings,
+                catalog_version=version,
+                boots=self._boots,
+                reload=lambda partition: self._reload(opened),
+                on_event=self._on_event,
+            )
+        except RuntimeError as error:
+            if str(error) == "deleted":
+                raise UnknownTopic(f"{opened.name}: the topic was deleted") from None
+            raise
 
     def _reload(self, opened: OpenTopic) -> None:
         """The catalog changed: the topic may have other settings, or be gone."""
@@ -395,10 +383,11 @@ class Core:
         if self._topics[opened.name] is not opened:
             raise UnknownTopic(f"{opened.name}: the topic was deleted and made anew")
 
-    def lay_out(self, slots: range, topic_id: str, number: int) -> None:
+    def lay_out(self, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
         """Lay out slots for new partitions of a topic, from `number` on, before the catalog names them."""
+        assert self.lock is not None
         try:
-            self.heads.lay_out(slots.start, slots.stop, topic_id=bytes.fromhex(topic_id), number=number)
+            return slots.lay_out(self.heads, self.lock, wanted, topic_id, number)
         except OSError as error:
             raise files.disk_full(error, self.heads.path) from error
 

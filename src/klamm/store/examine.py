@@ -152,7 +152,7 @@ class Examination:
     def _open_log(self) -> head.Log:
         """The one in use here, if there is; else one with a lock descriptor of its own, which excludes the rest."""
         for partition in self.core.opened():
-            if partition.slot == self.slot:
+            if partition.directory == self.directory:
                 return partition.log
         bit = directory.bell_bit(self.topic.id)
         fd = self.lock.fd if self.lock is not None else -1

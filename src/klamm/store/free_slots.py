@@ -1,0 +1,41 @@
+"""Slots of `heads` that partitions of deleted topics have left, in klamm.db: the next partitions get them.
+
+    free_slots    slot
+
+A slot is put here when its topic's tombstone goes (deletion.py): then DELETED stands in it, and nobody opens it any
+more. A log of the deleted partition that a process still has notices the new generation (log/slot.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klamm.store.database import Execute
+
+__all__ = ["SCHEMA", "SPARE", "forget_all", "give", "lowest", "take"]
+
+SCHEMA = "CREATE TABLE free_slots (slot INTEGER PRIMARY KEY)"
+SPARE = 64  # so many more are looked at than are wanted: a stopped process may hold a lock of one
+
+
+def lowest(execute: Execute, count: int) -> tuple[int, ...]:
+    """Return some, the lowest first: so that `heads` can be cut at its end."""
+    rows = execute("SELECT slot FROM free_slots ORDER BY slot LIMIT ?", (count + SPARE,)).fetchall()
+    return tuple(slot for (slot,) in rows)
+
+
+def take(execute: Execute, slots: Iterable[int]) -> None:
+    for slot in slots:
+        execute("DELETE FROM free_slots WHERE slot = ?", (slot,))
+
+
+def give(execute: Execute, slots: Iterable[int]) -> None:
+    for slot in slots:
+        execute("INSERT OR IGNORE INTO free_slots VALUES (?)", (slot,))
+
+
+def forget_all(execute: Execute) -> None:
+    """An older klamm.db says nothing about which slots are free by now."""
+    execute("DELETE FROM free_slots")

@@ -1,0 +1,82 @@
+"""Slots of partitions in `heads`: laid out for new partitions, for logs that were there before, and used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from klamm.log import head
+
+if TYPE_CHECKING:
+    from klamm.disk.locks import LockFile
+    from klamm.store.catalog import Topic, WantedSlots
+
+__all__ = ["is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
+
+
+def lay_out(heads: head.Heads, lock: LockFile, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+    """Lay out slots for new partitions of a topic, from `number` on: free ones first."""
+    used = _use_again(heads, lock, wanted, topic_id, number)
+    fresh = range(wanted.fresh, wanted.fresh + wanted.how_many - len(used))
+    if fresh:
+        heads.lay_out(fresh.start, fresh.stop, topic_id=bytes.fromhex(topic_id), number=number + len(used))
+    return (*used, *fresh)
+
+
+def _use_again(heads: head.Heads, lock: LockFile, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+    """Lay out as many free slots as are wanted and can be had.
+
+    Whoever still has the deleted partition may be in the middle of an append or a sync, stopped perhaps. A slot with a
+    lock that is held is left for another time.
+    """
+    used: list[head.Log] = []
+    for slot in wanted.free:
+        if len(used) == wanted.how_many:
+            break
+        if slot < heads.size() and not any(lock.held(4 * slot + byte) for byte in range(4)):
+            log = head.Log(heads, slot, "", lock.fd, 0, lock_file=lock)
+            with lock.hold(head.clean_byte(slot)), log.point_lock(), log.append_lock(), log.flush_lock():
+                log.use_again(bytes.fromhex(topic_id), number + len(used))
+            used.append(log)
+    if used:
+        heads.sync()
+        for log in used:
+            log.clear_flags(head.DELETED)
+        heads.sync()  # a power cut must not bring it back
+    return tuple(log.number for log in used)
+
+
+def lay_out_old(heads: head.Heads, topic_id: str, number: int, slots: range) -> None:
+    """Lay out slots for logs that were there before, partitions from `number` on: they have to be recovered."""
+    flags = head.NEEDS_RECOVERY | head.NEW_HEAD
+    if slots.start > heads.size():  # those between belong to other topics, or to none
+        heads.lay_out(heads.size(), slots.start, flags)
+    heads.lay_out(slots.start, slots.stop, flags, topic_id=bytes.fromhex(topic_id), number=number)
+
+
+def lay_out_missing(heads: head.Heads, topics: Iterable[Topic]) -> None:
+    """Lay out slots that `heads` does not have: it was lost, cut, copied early or put back from a backup."""
+    size = heads.size()
+    for topic in topics:
+        slots, end = topic.partitions, 0
+        while end < len(slots):  # slots side by side are written, and synced, in one go
+            first, end = end, end + 1
+            while end < len(slots) and slots[end] == slots[end - 1] + 1:
+                end += 1
+            first = max(first, first + size - slots[first])
+            if first < end:
+                lay_out_old(heads, topic.id, first, range(slots[first], slots[end - 1] + 1))
+
+
+def lay_out_replaced(heads: head.Heads, topics: Iterable[Topic]) -> None:
+    """Lay out slots that another partition had: `heads` was put back from a backup. By a process that is alone."""
+    for topic in topics:
+        for number, slot in enumerate(topic.partitions):
+            if slot < heads.size() and is_deleted(heads, topic.id, number, slot):
+                lay_out_old(heads, topic.id, number, range(slot, slot + 1))
+
+
+def is_deleted(heads: head.Heads, topic_id: str, number: int, slot: int) -> bool:
+    """Whether a partition was deleted, by what its slot says: DELETED, or that it is another one's."""
+    replaced = heads.identity_of(slot) not in (None, (topic_id, number))
+    return replaced or bool(heads.flags_of(slot) & head.DELETED)

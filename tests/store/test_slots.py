@@ -1,0 +1,278 @@
+"""Slots that are used again: whoever still has the deleted partition is told so, and touches nothing of the new one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import klamm
+from klamm.disk import _os
+from klamm.errors import KlammError, UnknownTopic
+from klamm.log.partition import Partition
+from klamm.store.deletion import sweep
+from tests.crash.cases import seed_of
+from tests.crash.stores import values, without_maintenance
+from tests.crash.workload import log_of, sealed
+from tests.procs import Flag, children
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events"
+
+
+def slots_of(store: klamm.Store, topic: str) -> tuple[int, ...]:
+    return store._acquired().catalog.topic(topic).partitions
+
+
+def test_a_store_that_makes_and_deletes_topics_does_not_wear_out(path: Path) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("stays", 2)
+        for number in range(30):
+            store.create_topic("passes", 1 + number % 4)
+            store.append("passes", b"%d" % number)
+            assert values(store, "passes") == [b"%d" % number]
+            store.delete_topic("passes")
+        store.append("stays", b"x")
+        assert os.path.getsize(path / "heads") == 1024 * (1 + 2 + 4)
+        assert store.check().ok
+    with klamm.open(path) as store:
+        store.create_topic("again", 5)
+        assert slots_of(store, "again") == (3, 4, 5, 6, 7)
+        assert store.check().ok
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.soak)])
+def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, tmp_path: Path, seconds: int) -> None:
+    """Two processes make and delete topics, a third reads what it finds: the truth, or that the topic is gone."""
+    with klamm.open(path):
+        pass
+    over = Flag(tmp_path / "over")
+
+    def come_and_go(name: str) -> int:
+        made = 0
+        with klamm.open(path) as store:
+            while not over:
+                topic = f"{name}-{made}"
+                store.create_topic(topic, 5)
+                for partition in range(5):
+                    store.append(topic, topic.encode(), partition=partition, acks=1)
+                if made:
+                    store.delete_topic(f"{name}-{made - 1}")
+                made += 1
+        return made
+
+    def look() -> int:
+        seen = 0
+        with klamm.open(path) as store:
+            while not over:
+                for topic in store.topics():
+                    with suppress(UnknownTopic):
+                        found = values(store, topic)
+                        assert set(found) <= {topic.encode()}, f"{topic}: {found}"
+                        seen += len(found)
+        return seen
+
+    with children() as start:
+        workers = [start(lambda name=name: come_and_go(name)) for name in ("a", "b")]  # type: ignore[misc]
+        reader = start(look)
+        time.sleep(seconds)
+        over.up()
+        made = sum(worker.answer() for worker in workers)
+        assert reader.answer() > 20
+    assert made > 20
+    assert os.path.getsize(path / "heads") <= 1024 * (1 + 2 * (3 * 5))  # at most three topics of each at a time
+    assert klamm.check(path).ok
+
+
+def old_partition(store: klamm.Store) -> Partition:
+    """One whose slot is another topic's by now."""
+    store.create_topic("old", settings={"segment.bytes": 300})
+    for number in range(9):
+        store.append("old", b"old %d" % number * 10)
+    partition = log_of(store, "old/0")
+    slot = partition.slot
+    store.delete_topic("old")
+    store.create_topic("new")
+    store.append("new", b"new")
+    assert slots_of(store, "new") == (slot,)
+    return partition
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda partition: partition.append(sealed(["x"])),
+        lambda partition: partition.sync(9),
+        lambda partition: partition.sync(10_000),
+        lambda partition: partition.ends(),
+        lambda partition: partition.snapshot(),
+        lambda partition: partition.reader(0).read(),
+        lambda partition: partition.checkpoint(),
+        lambda partition: partition.expire(),
+        lambda partition: partition.delete_before(5),
+        lambda partition: partition.heal(),
+        lambda partition: partition.mark_deleted(),
+        lambda partition: partition.compact(),
+        lambda partition: partition.offset_at(0),
+        lambda partition: partition.append_marker(1, 0, commit=True),
+        lambda partition: partition.producers(),
+        lambda partition: partition.log.set_flags(2**31),
+        lambda partition: partition.log.clear_flags(2**31),
+        lambda partition: partition.close(),
+    ],
+)
+def test_a_log_of_a_deleted_partition_does_nothing_to_the_one_that_has_its_slot(
+    path: Path, use: Callable[[Partition], object]
+) -> None:
+    with klamm.open(path) as store:
+        without_maintenance(store._acquired())
+        partition = old_partition(store)
+        slot = partition.slot * 1024
+        before = (path / "heads").read_bytes()[slot : slot + 704]  # without who held its locks last
+        with suppress(UnknownTopic):
+            use(partition)
+        assert (path / "heads").read_bytes()[slot : slot + 704] == before
+        assert values(store, "new") == [b"new"]
+        assert store.append("new", b"newer") == 1
+        assert store.check().ok
+
+
+def test_consumers_and_producers_of_a_deleted_topic_are_told(path: Path) -> None:
+    with klamm.open(path) as store, klamm.open(path, read_only=True) as reader:
+        store.create_topic("old")
+        store.append("old", b"old")
+        consumers = [each.consumer("old", wait_ms=0) for each in (store, reader)]
+        assert [record.value for each in consumers for record in each.poll(timeout_ms=0)] == [b"old", b"old"]
+        producer = store.producer(linger_ms=0)
+        producer.send("old", b"more").result(10)
+        store.delete_topic("old")
+        store.create_topic("new")
+        store.append_many("new", [b"new"] * 5)
+        for consumer in consumers:
+            with pytest.raises(UnknownTopic):
+                consumer.poll(timeout_ms=0)
+        with pytest.raises(UnknownTopic):
+            producer.send("old", b"too late").result(10)
+        assert values(store, "new") == [b"new"] * 5
+
+
+def test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_is_free(
+    path: Path, tmp_path: Path
+) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("old")
+        (slot,) = slots_of(store, "old")
+        ready = Flag(tmp_path / "ready")
+
+        def append() -> None:
+            with klamm.open(path) as mine:
+                mine.append("old", b"first")
+                _os.trap(1, kinds=_os.WRITE, signal=signal.SIGSTOP)
+                ready.up()
+                mine.append("old", b"second", acks=1)
+                with pytest.raises(UnknownTopic):
+                    mine.append("old", b"third", acks=1)
+
+        with children() as start:
+            child = start(append)
+            ready.wait()
+            assert child.stopped()
+            core = store._acquired()
+            core.catalog.delete_topic("old")  # a deleter that was killed here
+            sweep(core, thorough=True)
+            store.create_topic("new")
+            assert slots_of(store, "new") != (slot,)
+            child.go_on()
+            child.answer()
+            sweep(core, thorough=True)
+            store.create_topic("newer")
+            assert slots_of(store, "newer") == (slot,)
+            assert values(store, "newer") == []
+
+
+def test_a_creator_killed_at_any_step_leaves_the_slot_free_or_used(path: Path, tmp_path: Path) -> None:
+    """And one that is killed while it deletes."""
+    seed = seed_of()
+
+    def work(step: int) -> None:
+        with klamm.open(path) as store:
+            without_maintenance(store._acquired())
+            _os.trap(step, signal=signal.SIGKILL)
+            store.create_topic("new", 2)
+            store.append("new", b"new", partition=1)
+            store.delete_topic("new")
+            _os.trap(0)
+
+    with klamm.open(path) as store:
+        store.create_topic("stays")
+        store.append("stays", b"stays")
+        store.create_topic("old", 2)
+        store.append("old", b"old", partition=0)
+        store.append("old", b"old", partition=1)
+        store.delete_topic("old")
+    alive, step, deaths = False, 0, 0
+    dice = random.Random(seed)
+    with children() as start:
+        while not alive:
+            step += 1 + dice.randrange(9)
+            child = start(lambda step=step: work(step))  # type: ignore[misc]
+            alive = not os.WIFSIGNALED(child.ended())
+            deaths += not alive
+            with klamm.open(path) as store:
+                assert values(store, "stays") == [b"stays"]
+                if "new" in store.topics():
+                    assert values(store, "new") in ([], [b"new"])
+                    store.delete_topic("new")
+                store.maintain()
+                assert store.check().ok
+            assert os.path.getsize(path / "heads") <= 1024 * (1 + 1 + 2 + 2)
+    assert deaths > 20
+    with klamm.open(path) as store:
+        assert store._acquired().catalog.deleted() == {}
+
+
+def test_heads_from_a_backup_knows_no_partition_that_came_after_it(path: Path, tmp_path: Path) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("old", 2)
+        store.append_many("old", [b"old"] * 9, partition=0)
+    before = (path / "heads").read_bytes()
+    with klamm.open(path) as store:
+        store.delete_topic("old")
+        store.create_topic("new", 2)
+        store.append_many("new", [b"%d" % number for number in range(20)], partition=0)
+    os.unlink(path / "heads")
+    (path / "heads").write_bytes(before)
+    with klamm.open(path) as store:
+        assert values(store, "new") == [b"%d" % number for number in range(20)]
+        assert store.append("new", b"20", partition=0) == 20
+        assert store.check().ok
+
+
+def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_another(path: Path) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("old", 2)
+        store.append("old", b"old", partition=0)
+    before = (path / "klamm.db").read_bytes()
+    with klamm.open(path) as store:
+        store.delete_topic("old")
+        store.create_topic("new", 2)
+        store.append("new", b"new", partition=0)
+    os.unlink(path / "klamm.db")
+    (path / "klamm.db").write_bytes(before)
+    with pytest.raises(KlammError, match="is older than the logs"):
+        klamm.open(path)
+    assert klamm.check(path, repair=True).ok
+    with klamm.open(path) as store:
+        assert store.topics() == ["new"]
+        assert values(store, "new") == [b"new"]
+        store.create_topic("newer", 2)
+        assert not set(slots_of(store, "newer")) & set(slots_of(store, "new"))
+        assert store.check().ok
