@@ -247,6 +247,18 @@ MUTANTS = [
         (f"{HEAD_TESTS}::test_a_seq_that_went_back_hides_nothing_that_was_synced_and_makes_no_writer_cut_it_off",),
     ),
     Mutant(
+        "a log does not notice that its slot is another partition's",
+        "internals/format.md: the generation of a slot",
+        ((APPEND, "return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0", "return 0"),),
+        ("tests/store/test_slots.py",),
+    ),
+    Mutant(
+        "commits of a deleted partition are evidence for the next one in its slot",
+        "internals/format.md: the ring is emptied",
+        ((HEAD, "            store_commit(&slot.ring[i], &empty)\n", "            pass\n"),),
+        ("tests/store/test_slots.py::test_after_a_boot_nothing_of_a_deleted_partition_is_evidence_for_the_next_one",),
+    ),
+    Mutant(
         "a damaged clock is believed",
         "promise 7",
         (

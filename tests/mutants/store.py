@@ -7,6 +7,9 @@ from tests.mutants.mutant import Mutant
 GROUPS = "src/klamm/store/groups.py"
 BACKUP = "src/klamm/store/backup.py"
 REPAIR = "src/klamm/store/repair.py"
+SLOTS = "src/klamm/store/slots.py"
+SLOT_TESTS = "tests/store/test_slots.py"
+UPGRADE_TESTS = "tests/store/test_upgrade.py"
 MISSING = "tests/crash/test_missing_files.py::test_each_file_that_is_removed_or_put_back_is_made_again_or_named"
 
 MUTANTS = [
@@ -125,5 +128,51 @@ MUTANTS = [
             ),
         ),
         ("tests/store/test_check.py::test_a_stray_segment_after_the_active_one_is_moved_aside",),
+    ),
+    Mutant(
+        "a slot is used again while a lock of it is held",
+        "internals/format.md: to use a slot again takes all four of its locks",
+        (
+            (SLOTS, "not any(lock.held(4 * slot + byte) for byte in range(4))", "True"),
+            (
+                SLOTS,
+                "with lock.hold(head.clean_byte(slot)), log.point_lock(), log.append_lock(), log.flush_lock():",
+                "if True:",
+            ),
+        ),
+        (f"{SLOT_TESTS}::test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_is_free",),
+    ),
+    Mutant(
+        "slots of a deleted topic are free at once",
+        "store/catalog.py C2",
+        (
+            (
+                "src/klamm/store/catalog.py",
+                "                row = topic.id, topic.directory, ",
+                "                free_slots.give(execute, topic.partitions)\n                row = topic.id, topic.directory, ",
+            ),
+        ),
+        ("tests/store/test_catalog.py",),
+    ),
+    Mutant(
+        "a slot that another partition had is believed when heads is put back",
+        "internals/format.md: a log is opened only if the slot has its identity",
+        (("src/klamm/store/directory.py", "            slots.lay_out_replaced(", "            len  # ("),),
+        (f"{SLOT_TESTS}::test_heads_from_a_backup_knows_no_partition_that_came_after_it",),
+    ),
+    Mutant(
+        "an upgrade does not have to be alone",
+        "internals/format.md: upgrade",
+        (
+            ("src/klamm/store/directory.py", "            self.presence.be_alone(upgrade.WHY)\n", "            pass\n"),
+            ("src/klamm/store/catalog.py", "        before()\n", ""),
+        ),
+        (f"{UPGRADE_TESTS}::test_an_upgrade_waits_until_every_process_has_closed_the_store",),
+    ),
+    Mutant(
+        "features that are not known are ignored",
+        "internals/format.md: features",
+        (("src/klamm/store/features.py", "        if unknown:\n", "        if False:\n"),),
+        (f"{UPGRADE_TESTS}::test_a_feature_that_is_not_known_is_refused_as_its_kind_says",),
     ),
 ]

@@ -136,7 +136,7 @@ def to_format_1(path: str) -> None:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             if name not in ("meta", "topics", "partitions"):
                 connection.execute(f"DROP TABLE {name}")
-        connection.execute("DELETE FROM meta WHERE key IN ('next_group', 'settings', 'changes')")
+        connection.execute("DELETE FROM meta WHERE key IN ('next_group', 'settings', 'changes', 'features')")
         connection.execute("PRAGMA user_version = 1")
     forget_new_fields(path)
 
@@ -171,7 +171,7 @@ def to_format_2(path: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches", "deleted", "free_slots"):
             connection.execute(f"DROP TABLE {name}")
-        connection.execute("DELETE FROM meta WHERE key = 'changes'")
+        connection.execute("DELETE FROM meta WHERE key IN ('changes', 'features')")
         connection.execute("PRAGMA user_version = 2")
     forget_new_fields(path)
 
@@ -201,7 +201,7 @@ def to_format_3(path: str) -> None:
         connection.execute("INSERT INTO spark_batches VALUES (?, ?, ?, ?)", (*row, crc(*row)))
         connection.execute("DROP TABLE deleted")
         connection.execute("DROP TABLE free_slots")
-        connection.execute("DELETE FROM meta WHERE key = 'changes'")
+        connection.execute("DELETE FROM meta WHERE key IN ('changes', 'features')")
         connection.execute("PRAGMA user_version = 3")
     forget_new_fields(path)
 

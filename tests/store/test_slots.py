@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -164,8 +165,9 @@ def test_consumers_and_producers_of_a_deleted_topic_are_told(path: Path) -> None
         assert values(store, "new") == [b"new"] * 5
 
 
+@pytest.mark.parametrize("inside", [_os.WRITE, _os.SYNC], ids=["append", "sync"])
 def test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_is_free(
-    path: Path, tmp_path: Path
+    path: Path, tmp_path: Path, inside: int
 ) -> None:
     with klamm.open(path) as store:
         store.create_topic("old")
@@ -175,9 +177,10 @@ def test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_i
         def append() -> None:
             with klamm.open(path) as mine:
                 mine.append("old", b"first")
-                _os.trap(1, kinds=_os.WRITE, signal=signal.SIGSTOP)
+                without_maintenance(mine._acquired())
+                _os.trap(1, kinds=inside, signal=signal.SIGSTOP)
                 ready.up()
-                mine.append("old", b"second", acks=1)
+                mine.append("old", b"second")
                 with pytest.raises(UnknownTopic):
                     mine.append("old", b"third", acks=1)
 
@@ -275,4 +278,21 @@ def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_anoth
         assert values(store, "new") == [b"new"]
         store.create_topic("newer", 2)
         assert not set(slots_of(store, "newer")) & set(slots_of(store, "new"))
+        assert store.check().ok
+
+
+def test_after_a_boot_nothing_of_a_deleted_partition_is_evidence_for_the_next_one(path: Path) -> None:
+    """Its offsets, its start, what was synced of it: all of it was larger."""
+    with klamm.open(path) as store:
+        store.create_topic("old")
+        store.append_many("old", [b"old"] * 900)
+        store.delete_records("old", {0: 800})
+        store.delete_topic("old")
+        store.create_topic("new")
+        store.append_many("new", [b"%d" % number for number in range(3)])
+        assert slots_of(store, "new") == (1,)
+        shutil.copytree(path, path.with_name("copy"))  # believed no more than a store after a boot
+    with klamm.open(path.with_name("copy")) as store:
+        assert store.topic("new").partitions[0].start == 0
+        assert values(store, "new") == [b"0", b"1", b"2"]
         assert store.check().ok

@@ -6,6 +6,7 @@ codes, pairs              how a command ends; name=value
 tail send sql exchange    daily acts (exchange: export and import)
 topic group dlq pipeline  nouns, with their verbs
 serve upkeep inspect      klamm serve; check, compact, backup; a segment file
+upgrade                   a store of an older format
 bench cheat               a load, measured; the ten commands people need
 notify                    what systemd is told
 

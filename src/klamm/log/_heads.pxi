@@ -69,6 +69,7 @@ cdef class Heads:
         memset(&store, 0, sizeof(store))
         memcpy(store.magic, <char *>MAGIC, 8)
         store.format = FORMAT
+        store.format_crc = store_format_crc(&store)
         self.write(bytes((<char *>&store)[:sizeof(store)]), 0)
 
     cdef write(self, bytes slots, int64_t position):
@@ -83,12 +84,31 @@ cdef class Heads:
         _os.fsync(self.fd)
 
     def is_sane(self):
-        """Whether slot 0 is one of ours."""
-        return self.size() >= 1 and memcmp(self.store().magic, <char *>MAGIC, 8) == 0
+        """Whether slot 0 is one of ours: of this format, a newer one, or format 1, which had no checksum."""
+        cdef StoreSlot *store = self.store()
+        if self.size() < 1 or memcmp(store.magic, <char *>MAGIC, 8) != 0:
+            return False
+        return store.format_crc == store_format_crc(store) or (store.format == 1 and store.format_crc == 0)
 
     @property
     def format(self):
         return self.store().format
+
+    @property
+    def features(self):
+        """The three words of features."""
+        return tuple(self.store().features)
+
+    def set_format(self, uint32_t number, features):
+        """Write format and features, durably. The format is the last store: before it, the file is of the old one."""
+        cdef StoreSlot next
+        memcpy(&next, self.store(), sizeof(next))
+        next.format = number
+        next.features[0], next.features[1], next.features[2] = features
+        self.store().features = next.features
+        self.sync()
+        store64(<uint64_t *>&self.store().format, <uint64_t>store_format_crc(&next) << 32 | number)
+        self.sync()
 
     def is_trusted(self, bytes boot_id not None):
         """Whether this file was last written under this boot, and is not a copy."""

@@ -45,7 +45,8 @@ cdef extern from "slot.h" nogil:
         Commit ring[8]
     ctypedef struct StoreSlot:
         char magic[8]
-        uint32_t format
+        uint32_t format, format_crc
+        uint64_t features[3]
         char boot_id[16]
         uint64_t device, inode, catalog_version, groups_version
         KlammBell bell
@@ -90,6 +91,7 @@ cdef extern from "slot.h" nogil:
     int64_t store_shift_ms(const StoreSlot *)
     uint32_t commit_crc(const Commit *)
     uint32_t slot_identity_crc "identity_crc"(const Slot *)
+    uint32_t store_format_crc "format_crc"(const StoreSlot *)
     uint32_t header_crc "entry_crc"(IndexHeader *)
     uint32_t index_crc "entry_crc"(IndexEntry *)
     uint32_t aborted_crc "entry_crc"(AbortedEntry *)

@@ -2,7 +2,7 @@
 
     heads     mapped by every process that has the store open; slots of 1 KiB
       slot 0     the store's: boot id, device and inode (is this file to be believed?), the bell, the catalog's version
-      slot n     partition n's; slots are never reused
+      slot n     a partition's; used again when that was deleted, with another generation
     lock      lock bytes; a partition has four: append (4n), flush (4n + 1), clean (4n + 2), recovery point (4n + 3)
 
 A slot says where its log ends:
@@ -11,7 +11,8 @@ A slot says where its log ends:
     ring[8]           commits: next_offset, active_base, position, stable_offset, max_timestamp (of the active segment),
                       log_start, seq, leader_epoch, CRC
     intent            seq + 1 while somebody writes, else seq
-    flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY, NEW_HEAD (this slot was laid out for an old log)
+    flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY, NEW_HEAD (this slot was laid out for an old log);
+                      above them the slot's generation: a log with another one is of a partition that was deleted
     flushed           one word: flushed_offset (everything below is on disk), flushing (a process is syncing), and the
                       flush generation, which says which byte is the flush byte: 4n + 1 + (generation << 40)
     flushed_check     ~flushed_offset: with it, recovery can rely on the old head after a boot

@@ -37,7 +37,7 @@ typedef struct {
 
 typedef struct {                        /* slot 0 belongs to the store */
     char magic[8];
-    uint32_t format, unused0;
+    uint32_t format, format_crc;        /* CRC-32C of magic, format and features: in one store with the format */
     char boot_id[16];
     uint64_t device, inode;
     uint64_t catalog_version, groups_version;
@@ -55,7 +55,8 @@ typedef struct {                        /* slot 0 belongs to the store */
     char store_id[16];
     uint64_t unused3[55];
     KlammLockNote notes[4];             /* line 11: of lock bytes 0 to 3 */
-    uint64_t reserved[32];
+    uint64_t features[3];               /* compatible, read-compatible, incompatible (store/features.py) */
+    uint64_t reserved[29];
 } StoreSlot;
 
 typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
@@ -87,6 +88,9 @@ static inline void load_commit(Commit *to, const Commit *from) {
 }
 static inline void store_commit(Commit *to, const Commit *from) {
     for (int i = 0; i < 8; i++) klamm_step(STEP_STORE), __atomic_store_n((uint64_t *)to + i, ((const uint64_t *)from)[i], __ATOMIC_RELAXED);
+}
+static inline uint32_t format_crc(const StoreSlot *s) {
+    return klamm_crc32c(klamm_crc32c(0, s->magic, 12), s->features, sizeof(s->features));
 }
 static inline uint32_t identity_crc(const Slot *s) { return klamm_crc32c(0, s->topic_id, 20); }
 _Static_assert(offsetof(Slot, number) == offsetof(Slot, topic_id) + 16, "a file format");

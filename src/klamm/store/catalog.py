@@ -3,6 +3,7 @@
     meta         key, value, crc                        store_id; next_slot; next_producer_id; next_group; boots;
                                                         changes: how often any of this changed
                                                         settings: JSON, of the store (store_settings.py)
+                                                        features: three words (features.py)
     deleted      id, directory, crc                     topics whose directory is still to be removed (deletion.py)
     topics       id, name, settings, created_ms, crc    settings: JSON of what differs from the defaults
     partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes;
@@ -37,8 +38,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
-from klamm.store import free_slots, groups, spark_batches, transactions, wire_groups, wire_transactions
+from klamm.store import features, free_slots, groups, spark_batches, transactions, wire_groups, wire_transactions
 from klamm.store.database import FORMAT_VERSION, REBUILD, Database, Execute, Gate
+from klamm.store.features import Features
 from klamm.store.names import collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
 from klamm.store.settings import Settings, Value
@@ -98,14 +100,18 @@ class Topic(NamedTuple):
 class Catalog:
     """The topics of one store. Safe for threads; at a fork it lets go of the file and opens it again when used."""
 
-    def __init__(self, path: str, gate: Gate, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: str, gate: Gate, *, read_only: bool = False, before_upgrade: Callable[[], None] = lambda: None
+    ) -> None:
+        """`before_upgrade` raises if the file has an older format and may not be upgraded now."""
         self.database = Database(path, gate, read_only=read_only)
         self.on_change: Callable[[int], None] = lambda changes: None  # told how many there are, after each
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
         self._producer_ids = os.getpid(), iter(range(0))
         if self.format_version < FORMAT_VERSION:
-            self._upgrade()
+            self._upgrade(before_upgrade)
         with self.database.reading() as execute:
+            self._refuse_unknown_features(str(self._meta(execute, "features")))
             self.store_id = str(self._meta(execute, "store_id"))
 
     @classmethod
@@ -122,13 +128,21 @@ class Catalog:
         Database.create(path, gate, _statements(_SCHEMA, first) + _since_format(1))
         return cls(path, gate)
 
-    def _upgrade(self) -> None:
+    def _refuse_unknown_features(self, text: str) -> None:
+        try:
+            found = Features.parse(text)
+        except ValueError as error:
+            raise NotAStore(f"{self.path}: is damaged: features: {error}", hint=REBUILD) from None
+        found.refuse_unknown(self.path, read_only=self.database.read_only)
+
+    def _upgrade(self, before: Callable[[], None]) -> None:
         """From an older format. Others may have been faster."""
         if self.database.read_only:
             raise StoreError(
                 f"{self.path}: has format {self.format_version}, which an older Klamm wrote",
-                hint="open it for writing once, which brings it up to date",
+                hint="open it for writing once, or run `klamm upgrade`, which brings it up to date",
             )
+        before()
         with self.database.gate(), self.database.transaction() as execute:
             version = int(execute("PRAGMA user_version").fetchone()[0])
             if version < FORMAT_VERSION:
@@ -519,7 +533,7 @@ def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
     if version < 4:
         made += _statements(f"{spark_batches.SCHEMA_4};{_DELETED}", [("changes", 0)])
     if version < 5:
-        made += _statements(free_slots.SCHEMA, [])
+        made += _statements(free_slots.SCHEMA, [("features", str(features.KNOWN))])
     return made
 
 

@@ -34,10 +34,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, LockFile
 from klamm.disk.threads import DaemonThread
-from klamm.errors import KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError, UnknownTopic
+from klamm.errors import KlammError, NotAStore, ReadOnly, StoreBusy, StoreError, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
-from klamm.store import layout, retention_check, slots
+from klamm.store import layout, retention_check, slots, upgrade
 from klamm.store.catalog import Catalog, Topic, WantedSlots
 from klamm.store.database import Unfinished
 from klamm.store.groups import Groups
@@ -178,14 +178,16 @@ class Core:
             self.presence.be_alone("`heads` is damaged")
             self.heads.initialise()
         self.presence.check_lock_files(self.heads)
-        if self.heads.format > 1:
-            raise NewerFormat(f"{self.path}: heads has format {self.heads.format}", hint="upgrade Klamm")
+        upgrade.refuse_newer(self.heads, read_only=False)
+        if self.heads.format < head.FORMAT:
+            self.presence.be_alone(upgrade.WHY)
         self.lock.record_in(self.heads)
         files.make_directory(f"{self.path}/topics")
         if os.path.exists(database) and os.path.getsize(database) > 0:
             self._check_replaced(database)
             with suppress(Unfinished):
-                self.catalog = Catalog(database, gate)
+                self.catalog = Catalog(database, gate, before_upgrade=lambda: self._be_alone(upgrade.WHY))
+                upgrade.finish(self.heads)
                 return
         if os.listdir(f"{self.path}/topics"):
             if not rebuild:
@@ -196,6 +198,10 @@ class Core:
         files.sync_ancestors(self.path)  # whoever made them may have been killed before syncing them
         self.catalog = Catalog.create(database, gate, self.heads.store_id or uuid.uuid4().hex)
         files.sync_directory(self.path)
+
+    def _be_alone(self, why: str) -> None:
+        assert self.presence is not None
+        self.presence.be_alone(why)
 
     def _check_replaced(self, database: str) -> None:
         """Notice that klamm.db is another file than before. Other processes, and its log, belong to the old one."""
@@ -283,7 +289,11 @@ class Core:
             ) from None
         if self.heads.size() < 1:
             raise NotAStore(f"{self.path}/heads: is empty", hint="open the store for writing once, to recover it")
-        trusted = self.heads.is_sane() and self.heads.is_trusted(boot_id())
+        sane = self.heads.is_sane()
+        if sane:
+            upgrade.refuse_newer(self.heads, read_only=True)
+            upgrade.refuse_older(self.heads)
+        trusted = sane and self.heads.is_trusted(boot_id())
         if not trusted:
             self.heads = head.Heads(f"{self.path}/heads", writable=False, private=True)
             self.heads.mark_all(head.NEEDS_RECOVERY)

@@ -1,0 +1,48 @@
+"""`klamm upgrade`: a store of an older format."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from klamm.cli.output import fact, progress
+from klamm.cli.stores import PathArgument, StoreOption, found_path, opened
+from klamm.cli.upkeep import one_of
+
+__all__ = ["upgrade"]
+
+
+def upgrade(
+    path: PathArgument = None,
+    store: StoreOption = None,
+    check: Annotated[bool, typer.Option("--check", help="Only tell: exit code 1 if it is not up to date.")] = False,
+) -> None:
+    """Bring a store up to the format of this Klamm: every process has to close it first. Older ones refuse it then."""
+    from klamm.store.upgrade import TODAY, formats_of
+
+    where = found_path(one_of(path, store))
+    before = formats_of(where)
+    if not check:
+        with opened(where) as events, progress("upgrading", "partitions") as tick:
+            names = events.topics()
+            for number, name in enumerate(names):
+                tick(number, len(names))
+                events.topic(name)  # opens every partition, which recovers it
+    after = formats_of(where)
+    fact(
+        {
+            "store": where,
+            "klamm.db": _told(before.database, after.database, TODAY.database),
+            "heads": _told(before.heads, after.heads, TODAY.heads),
+            "up to date": after == TODAY,
+        }
+    )
+    if after != TODAY:
+        raise typer.Exit(1)
+
+
+def _told(before: int, after: int, today: int) -> str:
+    if before != after:
+        return f"format {after}, was {before}"
+    return f"format {after}" if after == today else f"format {after}; this Klamm writes {today}"

@@ -1,0 +1,53 @@
+"""Features of a store: what a Klamm has to know before it may touch the files, in `heads` and in klamm.db.
+
+Three words, as ext4 has them. A bit that this Klamm does not know means:
+
+    compatible         nothing: read it and write it
+    read_compatible    it can be read, but not written: a writer would not keep up what the feature needs
+    incompatible       neither
+
+So a newer Klamm can change the format for the stores that use a new feature, and an older one says so, instead of
+taking what it does not know for damage.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from klamm.errors import NewerFormat
+
+__all__ = ["KNOWN", "Features"]
+
+
+class Features(NamedTuple):
+    """One bit a feature."""
+
+    compatible: int = 0
+    read_compatible: int = 0
+    incompatible: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From klamm.db: three numbers. ValueError if it is something else."""
+        words = [int(each) for each in text.split()]
+        if len(words) != 3 or not all(0 <= each < 2**64 for each in words):
+            raise ValueError(f"{text!r} is not three words")
+        return cls(*words)
+
+    def __str__(self) -> str:
+        return " ".join(str(each) for each in self)
+
+    def refuse_unknown(self, path: str, *, read_only: bool) -> None:
+        """NewerFormat if this Klamm may not open what has these features."""
+        unknown = self.incompatible & ~KNOWN.incompatible
+        if unknown:
+            raise NewerFormat(f"{path}: has features {unknown:#x} that this Klamm does not know", hint="upgrade Klamm")
+        unknown = self.read_compatible & ~KNOWN.read_compatible
+        if unknown and not read_only:
+            raise NewerFormat(
+                f"{path}: has features {unknown:#x} that this Klamm can only read",
+                hint="upgrade Klamm, or open it with read_only=True",
+            )
+
+
+KNOWN = Features()

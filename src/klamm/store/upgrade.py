@@ -1,0 +1,75 @@
+"""From one format of a store to the next, when it is opened for writing.
+
+By a process that is alone, in this order, so that one that is killed leaves what the next one finishes:
+
+  1  klamm.db, in one SQLite transaction, its format last: from now on an older Klamm refuses the store
+  2  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use
+  3  the format of `heads`, in one store
+
+What has changed between formats is in docs/internals/format.md. A newer format, or a feature that this Klamm does not
+know (features.py), is NewerFormat, never damage.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext, suppress
+from typing import NamedTuple
+
+from klamm.errors import NewerFormat, StoreError
+from klamm.log import head
+from klamm.store import database, features
+from klamm.store.features import Features
+
+__all__ = ["WHY", "Formats", "finish", "formats_of", "refuse_newer", "refuse_older"]
+
+WHY = "it has an older format and has to be upgraded"
+
+
+class Formats(NamedTuple):
+    """Formats of the two files that have one."""
+
+    database: int
+    heads: int
+
+
+TODAY = Formats(database.FORMAT_VERSION, head.FORMAT)
+
+
+def formats_of(path: str) -> Formats:
+    """Return the formats of a store, without changing anything. NewerFormat if it has a newer one."""
+    number = TODAY.heads
+    with suppress(FileNotFoundError):  # then it is made anew
+        heads = head.Heads(f"{path}/heads", writable=False)
+        if heads.is_sane():
+            refuse_newer(heads, read_only=True)
+            number = heads.format
+    with closing(database.Database(f"{path}/klamm.db", nullcontext, read_only=True)) as catalog:
+        return Formats(int(catalog.read("PRAGMA user_version")[0][0]), number)
+
+
+def refuse_newer(heads: head.Heads, *, read_only: bool) -> None:
+    """NewerFormat if a newer Klamm wrote `heads` in a way that this one may not touch."""
+    if heads.format > head.FORMAT:
+        raise NewerFormat(
+            f"{heads.path}: has format {heads.format}, this Klamm knows formats up to {head.FORMAT}",
+            hint="open it with a newer Klamm",
+        )
+    if heads.format == head.FORMAT:
+        Features(*heads.features).refuse_unknown(heads.path, read_only=read_only)
+
+
+def refuse_older(heads: head.Heads) -> None:
+    """For those who may not write."""
+    if heads.format < head.FORMAT:
+        raise StoreError(
+            f"{heads.path}: has format {heads.format}, which an older Klamm wrote",
+            hint="open it for writing once, or run `klamm upgrade`, which brings it up to date",
+        )
+
+
+def finish(heads: head.Heads) -> None:
+    """Steps 2 and 3, if they are to be done."""
+    if heads.format < head.FORMAT:
+        heads.mark_all(head.NEEDS_RECOVERY)
+        heads.sync()
+        heads.set_format(head.FORMAT, features.KNOWN)

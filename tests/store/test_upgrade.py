@@ -1,0 +1,152 @@
+"""A store of an older format is upgraded by a process that is alone, whatever happens; a newer one is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+from klamm.cli.main import run
+from klamm.disk import _os
+from klamm.disk.locks import PRESENCE, LockFile
+from klamm.errors import NewerFormat, StoreBusy, StoreError
+from klamm.log import head
+from klamm.store import directory
+from klamm.store.features import Features
+from klamm.store.presence import IN_LOCK
+from klamm.store.upgrade import TODAY, Formats, formats_of
+from tests.crash.cases import seed_of
+from tests.golden.make import found_in
+from tests.golden.test_golden import GOLDEN, unpacked
+from tests.procs import children
+
+OLD = [name for name in GOLDEN if name != f"klamm.db-{TODAY.database}-heads-{TODAY.heads}"]
+
+
+def trusted(path: Path) -> None:
+    """As if the store had been used on this machine, under this boot: its heads are believed."""
+    status = os.stat(path / "heads")
+    with open(path / "heads", "r+b") as file:
+        file.seek(16)
+        file.write(directory.boot_id() + struct.pack("<QQ", status.st_dev, status.st_ino))
+        file.seek(208)
+        file.write(struct.pack("<QQQ", *(os.stat(path / name).st_ino for name in ("lock", "members", "klamm.db"))))
+
+
+@pytest.mark.parametrize("boot", ["this boot", "another boot"])
+@pytest.mark.parametrize("name", OLD)
+def test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one(name: str, boot: str, tmp_path: Path) -> None:
+    dice = random.Random(seed_of())
+    alive, step, deaths = False, 0, 0
+    with children() as start:
+        while not alive:
+            step += 1 + dice.randrange(25)
+            store, found = unpacked(name, tmp_path / str(step))
+            if boot == "this boot":
+                trusted(store)
+
+            def open_and_die(store: Path = store, step: int = step) -> None:
+                _os.trap(step, signal=signal.SIGKILL)
+                klamm.open(store).close()
+                _os.trap(0)
+
+            alive = not os.WIFSIGNALED(start(open_and_die).ended())
+            deaths += not alive
+            assert found_in(store) == found, f"killed at step {step}"
+            assert formats_of(str(store)) == TODAY
+            assert klamm.check(store).ok
+    assert deaths > 5
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_an_upgrade_waits_until_every_process_has_closed_the_store(name: str, tmp_path: Path) -> None:
+    store, found = unpacked(name, tmp_path)
+    trusted(store)
+    before = (store / "heads").read_bytes(), formats_of(str(store))
+    for file, byte in ((store / "lock", IN_LOCK), (store / "members", PRESENCE), (store / "heads", 1 << 40)):
+        with closing(LockFile(str(file), create=False)) as other:
+            assert other.try_hold(byte, shared=True)  # as a process of the older Klamm does
+            with pytest.raises(StoreBusy, match="older format"):
+                klamm.open(store)
+    assert ((store / "heads").read_bytes(), formats_of(str(store))) == before
+    assert found_in(store) == found
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_klamm_upgrade_tells_what_it_would_do_and_does_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, found = unpacked(name, tmp_path)
+    old = formats_of(str(store))
+    assert old != TODAY
+    with pytest.raises(StoreError, match="an older Klamm wrote"):
+        klamm.open(store, read_only=True)
+    assert run(["upgrade", str(store), "--check"]) == 1
+    assert f"format {old.database}; this Klamm writes {TODAY.database}" in capsys.readouterr().out
+    assert formats_of(str(store)) == old
+    assert run(["upgrade", str(store)]) == 0
+    assert f"format {TODAY.database}, was {old.database}" in capsys.readouterr().out
+    assert run(["upgrade", str(store), "--check"]) == 0
+    assert formats_of(str(store)) == TODAY
+    assert found_in(store) == found
+
+
+def newer_database(store: Path) -> None:
+    with closing(sqlite3.connect(store / "klamm.db")) as connection:
+        connection.execute(f"PRAGMA user_version={TODAY.database + 1}")
+
+
+def newer_heads(store: Path) -> None:
+    head.Heads(str(store / "heads")).set_format(TODAY.heads + 1, (0, 0, 0))
+
+
+@pytest.mark.parametrize("newer", [newer_database, newer_heads])
+def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path, newer: Any) -> None:
+    store = tmp_path / "store"
+    with klamm.open(store) as opened:
+        opened.create_topic("orders")
+        opened.append("orders", b"x")
+    newer(store)
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
+    for read_only in (False, True):
+        with pytest.raises(NewerFormat, match="knows formats up to"):
+            klamm.open(store, read_only=read_only)
+    with pytest.raises(NewerFormat):
+        formats_of(str(store))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("where", ["heads", "klamm.db"])
+@pytest.mark.parametrize("kind", Features._fields)
+def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path, where: str, kind: str) -> None:
+    store = tmp_path / "store"
+    with klamm.open(store) as opened:
+        opened.create_topic("orders")
+        opened.append("orders", b"x")
+        features = Features()._replace(**{kind: 1 << 40})
+        if where == "heads":
+            opened._acquired().heads.set_format(TODAY.heads, features)
+        else:
+            catalog = opened._acquired().catalog
+            with catalog.database.gate(), catalog.database.transaction() as execute:
+                catalog._set_meta(execute, "features", str(features))
+    for read_only in (False, True):
+        if kind == "compatible" or (kind == "read_compatible" and read_only):
+            with klamm.open(store, read_only=read_only) as opened:
+                assert opened.topic("orders").partitions[0].end == 1
+        else:
+            with pytest.raises(NewerFormat, match="0x10000000000"):
+                klamm.open(store, read_only=read_only)
+
+
+def test_formats_of_a_new_store_are_todays(tmp_path: Path) -> None:
+    klamm.open(tmp_path / "store").close()
+    assert formats_of(str(tmp_path / "store")) == TODAY == Formats(TODAY.database, head.FORMAT)
