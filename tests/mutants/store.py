@@ -148,8 +148,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/catalog.py",
-                "                row = topic.id, topic.directory, ",
-                "                free_slots.give(execute, topic.partitions)\n                row = topic.id, topic.directory, ",
+                "                row = topic.id, ",
+                "                free_slots.give(execute, topic.partitions)\n                row = topic.id, ",
             ),
         ),
         ("tests/store/test_catalog.py",),

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("upkeep:check", "Walk every promise of a store, and say which is broken."),
     "salvage": ("upkeep:salvage", "Print what was cut off a log, record by record."),
     "compact": ("upkeep:compact", "Keep the latest record of each key in compacted topics."),
-    "upgrade": ("upgrade:upgrade", "Bring a store up to the format of this Klamm, or tell whether it is."),
+    "upgrade": ("upgrade:upgrade", "Bring a store up to the format of this Klamm."),
     "backup": ("upkeep:backup", "Copy a store as it is at one moment, while others use it."),
     "who": ("who:who", "Show which processes hold or wait for which lock."),
     "inspect": ("inspect:inspect", "Decode a segment file, batch by batch."),
