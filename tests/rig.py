@@ -60,6 +60,7 @@ class Rig:
             self.heads.trust(BOOT)
         self.lock = LockFile(f"{self.path}/lock")
         self.lock.record_in(self.heads)
+        self.life = head.Life(self.heads, LockFile(f"{self.path}/heads"))
         self.events: list[int] = []
 
     def child(self) -> Rig:
@@ -83,6 +84,7 @@ class Rig:
             catalog_version=self.heads.catalog_version,
             reload=lambda partition: partition.configure(partition.settings, self.heads.catalog_version),
             on_event=lambda partition, events: self.events.append(events),
+            life=self.life,
         )
 
 

@@ -34,7 +34,7 @@ SKIPPED = {
     "log/test_compaction.py::test_a_reader_in_the_middle_of_a_segment_that_is_replaced_again_and_again_misses_nothing[o": OPEN_FILES,  # noqa: E501
     "log/test_compaction.py::test_a_reader_that_was_open_before_the_first_compaction": OPEN_FILES,
     "log/test_compaction.py::test_damage_stops_it": TEXT,
-    "log/test_head.py::test_a_thread_that_waits_for_the_append_byte": ONE_PROCESS,
+    "log/test_head.py::test_a_thread_that_waits_for_the_append_lock": ONE_PROCESS,
     "log/test_head.py::test_an_append_that_waits_while_the_log_is_closed": ONE_PROCESS,
     "log/test_head.py::test_whoever_only_tries": ONE_PROCESS,
     "log/test_index.py::test_an_index_written_anew": OPEN_FILES,

@@ -177,7 +177,7 @@ def test_a_child_forked_while_a_thread_appends_blocks_nobody_when_its_parent_is_
             os.kill(grandchild, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("step", ["append byte", "flush byte"])
+@pytest.mark.parametrize("step", ["append lock", "flush byte"])
 def test_a_copy_of_a_descriptor_does_not_keep_a_lock_of_the_dead(path: Path, tmp_path: Path, step: str) -> None:
     """Deterministic: the parent is killed exactly while it holds the byte, with a child forked before."""
     with klamm.open(path) as store:
@@ -192,7 +192,7 @@ def test_a_copy_of_a_descriptor_does_not_keep_a_lock_of_the_dead(path: Path, tmp
             time.sleep(60)
             os._exit(0)
         (tmp_path / "pid").write_text(str(pid))
-        _os.trap(1, kinds=_os.WRITE if step == "append byte" else _os.SYNC, signal=signal.SIGKILL)
+        _os.trap(1, kinds=_os.WRITE if step == "append lock" else _os.SYNC, signal=signal.SIGKILL)
         store.append("orders", b"killed", acks="all")
 
     with children() as start:

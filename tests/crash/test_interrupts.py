@@ -17,6 +17,7 @@ import pytest
 
 import klamm
 from klamm.disk import _os, locks
+from klamm.log import head
 from klamm.store.presence import IN_LOCK
 from tests.crash.cases import memory_directory, run_cases, seed_of
 from tests.interrupts import Interrupted, interrupt_at, points_of
@@ -103,10 +104,12 @@ ACTIONS: list[Callable[[Scene], None]] = [
 
 
 def held_bytes(path: str) -> list[tuple[int, int]]:
-    """Return the bytes of `lock` that are held, but for presence, and those of members and their partitions."""
+    """Return the bytes of `lock` that are held, but for presence, those of members and their partitions, and the append
+    locks, with the life number of their owner.
+    """
     presence = [(IN_LOCK, 1)]
     held = [each for each in _held(f"{path}/lock", 0) if each not in presence]
-    return held + _held(f"{path}/members", locks.group_region(0))
+    return held + _held(f"{path}/members", locks.group_region(0)) + head.Heads(f"{path}/heads", writable=False).owners()
 
 
 def _held(path: str, first: int) -> list[tuple[int, int]]:

@@ -102,7 +102,7 @@ class Replacement:
 
     def _is_held(self) -> bool:
         """Whether the second process holds the append lock."""
-        return bool(locks.held_by_others(self.rig.lock.fd, 4 * self.slot, 1))
+        return self.partition.log.is_locked_elsewhere
 
     def _check(self) -> None:
         partition = self.partition
@@ -113,6 +113,7 @@ class Replacement:
         expected = [(0, number) for number in range(end)]
         assert read_all(partition) == scan_files(partition) == expected
         assert not locks.held_by_others(self.rig.lock.fd, 4 * self.slot, 4), "a byte is still held"
+        assert not partition.log.is_locked_elsewhere
         assert not locks.held_by_others(self.rig.lock.fd, partition.log.flush_byte, 1)
         partition.append(batch(0, end))
         partition.sync(end + 1)

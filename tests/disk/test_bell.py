@@ -295,7 +295,7 @@ def test_whoever_may_not_write_the_store_waits_without_the_bell_and_sees_the_app
 
     def wait() -> tuple[bool, bool, float]:
         heads = head.Heads(f"{rig.path}/heads", writable=False)
-        log = head.Log(heads, 1, partition.directory, -1, 1, writable=False)
+        log = head.Log(heads, 1, partition.directory, None, 1)
         early = head.wait_any([log], [log.seq], 30_000, 0)
         Flag(f"{rig.path}/ready").up()
         return early, head.wait_any([log], [1], 20 * SECOND, 0), time.monotonic()

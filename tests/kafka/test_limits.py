@@ -188,7 +188,7 @@ def test_what_is_sent_behind_a_request_that_waits_counts(tmp_path: Path) -> None
 
 
 def test_requests_that_are_stuck_count(tmp_path: Path) -> None:
-    """Large ones for a partition whose append byte a stopped process holds: no more than the budget and one."""
+    """Large ones for a partition whose append lock a stopped process holds: no more than the budget and one."""
     limit, size = 4 * MIB, MIB
     with served(tmp_path / "events", queued_max_request_bytes=limit) as server, server.dial() as raw:
         raw.create("orders", 2, max_message_bytes="10000000")
@@ -212,7 +212,7 @@ def test_requests_that_are_stuck_count(tmp_path: Path) -> None:
 
 
 def stop_in_append(path: str, topic: str = "orders", number: int = 0) -> None:
-    """In a process of its own: stopped when it holds the append byte, and has written half of its batch."""
+    """In a process of its own: stopped when it holds the append lock, and has written half of its batch."""
     core = acquire(path, read_only=False, create=False, force_filesystem=False)
     partition = core.topic(topic).partition(number)
     _os.trap(2, kinds=_os.WRITE, signal=signal.SIGSTOP)

@@ -65,7 +65,7 @@ def opened(path: str) -> Iterator[Core]:
 
 
 def stop_in_append(path: str, number: int = 0) -> None:
-    """In a process of its own: stopped while it holds the append byte, with half of a batch written."""
+    """In a process of its own: stopped while it holds the append lock, with half of a batch written."""
     with opened(path) as core:
         partition = core.topic("orders").partition(number)
         _os.trap(2, kinds=_os.WRITE, signal=signal.SIGSTOP)
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_while_its_batch_waits(server: Served, raw: Raw) ->
 
 
 def stop_before_recovery(path: str) -> None:
-    """In a process of its own: stopped while it holds the append byte of a partition that needs recovery."""
+    """In a process of its own: stopped while it holds the append lock of a partition that needs recovery."""
     with opened(path) as core:
         core.create_topic("other", 2, {})
         log = core.topic("other").partition(0).log
@@ -157,7 +157,7 @@ def stop_before_recovery(path: str) -> None:
 
 
 def test_a_recovery_that_waits_keeps_only_its_partition_waiting(server: Served, raw: Raw) -> None:
-    """A partition that nobody here has opened, needs recovery, and whose append byte a stopped process holds."""
+    """A partition that nobody here has opened, needs recovery, and whose append lock a stopped process holds."""
     with children() as start:
         child = start(lambda: stop_before_recovery(server.broker.core.path))
         assert child.stopped()

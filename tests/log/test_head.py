@@ -335,7 +335,7 @@ def test_what_a_killed_writer_wrote_is_cut_off_by_one_who_had_the_file_open_all_
     assert read_all(partition) == scan_files(partition) == [(0, 0), (1, 0), (0, 1)]
 
 
-def test_control_c_ends_a_wait_for_the_append_byte(rig: Rig) -> None:
+def test_control_c_ends_a_wait_for_the_append_lock(rig: Rig) -> None:
     partition = rig.partition(1)
 
     def wait() -> str:
@@ -380,7 +380,7 @@ def test_threads_of_one_process_append_one_after_the_other(rig: Rig) -> None:
         assert [number for name, number in seen if name == writer] == list(range(200))
 
 
-def test_a_thread_that_waits_for_the_append_byte_lets_other_threads_run(rig: Rig) -> None:
+def test_a_thread_that_waits_for_the_append_lock_lets_other_threads_run(rig: Rig) -> None:
     mine, other = rig.partition(1), rig.child().partition(1)
     other.append(batch(0, 0))
     other.log.lock()

@@ -318,7 +318,7 @@ def test_without_a_lock_file_a_partition_can_only_be_read(rig: Rig) -> None:
     rig.partition(1).append(batch(0, 0))
     heads = head.Heads(f"{rig.path}/heads", writable=False)
     mine = rig.child()
-    mine.heads, mine.lock = heads, None  # type: ignore[assignment]
+    mine.heads, mine.lock, mine.life = heads, None, None  # type: ignore[assignment]
     partition = mine.partition(1)
     assert names(partition.reader(0).read()) == [(0, 0)]
     assert partition.ends() == (0, 1, 1, 0, 0)

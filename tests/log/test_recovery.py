@@ -403,10 +403,10 @@ def test_a_dry_recovery_sees_the_same_and_touches_nothing(rig: Rig) -> None:
         file.write(bytes(batch(9, 9))[:50])
     power_cut(partition)
     before = {path.name: path.read_bytes() for path in Path(partition.directory).iterdir()}
-    heads = Path(rig.path, "heads").read_bytes()
     mine = rig.child()
+    heads = Path(rig.path, "heads").read_bytes()
     mine.heads = head.Heads(f"{rig.path}/heads", writable=False, private=True)
-    mine.lock = None  # type: ignore[assignment]
+    mine.lock = mine.life = None  # type: ignore[assignment]
     dry = mine.partition(1)
     assert read_all(dry) == want
     assert dry.ends()[:2] == (0, 9)

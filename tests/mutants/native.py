@@ -6,6 +6,9 @@ from tests.mutants.mutant import Mutant
 
 HEAD = "src/klamm/log/_head.pyx"
 APPEND = "src/klamm/log/_append.pxi"
+REUSE = "src/klamm/log/_reuse.pxi"
+OWNER = "src/klamm/log/owner.h"
+LIFE = "src/klamm/log/_life.pxi"
 PRODUCERS = "src/klamm/log/_producers.pxi"
 POWER_CUT = "tests/crash/test_power_cut.py"
 DAMAGE = "tests/crash/test_damage.py"
@@ -13,6 +16,7 @@ TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
 HEAD_TESTS = "tests/log/test_head.py"
 KILLS = "tests/crash/test_killed_writer.py"
 RANDOM_KILLS = "tests/crash/test_random_kills.py"
+LOCK_WORD = "tests/crash/test_lock_word.py"
 WRITING = (KILLS, RANDOM_KILLS, "tests/log")
 
 MUTANTS = [
@@ -123,10 +127,100 @@ MUTANTS = [
         (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
     Mutant(
-        "no append byte",
+        "no append lock",
         "promise 2",
-        ((APPEND, "if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 0) == 0:", "if True:"),),
+        ((APPEND, "        error = owner_take(&w.slot.owner, &w.life, wait)", "        error = 0"),),
         (f"{RANDOM_KILLS}::test_hundreds_of_killed_writers_never_disturb_a_reader",),
+    ),
+    Mutant(
+        "an append lock is stolen without proof that its owner died",
+        "log/owner.h LCK3",
+        (
+            (
+                OWNER,
+                "klamm_monotonic_ns() >= until && !life_goes_on(life, seen & ~WAITERS))",
+                "klamm_monotonic_ns() >= until)",
+            ),
+        ),
+        (f"{LOCK_WORD}::test_nothing_is_taken_from_a_stopped_process_and_everything_from_a_dead_one",),
+    ),
+    Mutant(
+        "a process that only tries takes an append lock from the living",
+        "log/owner.h LCK3",
+        ((OWNER, "            if (life_goes_on(life, seen & ~WAITERS)) return -EAGAIN;\n", ""),),
+        (f"{LOCK_WORD}::test_a_process_whose_owner_died_tries_without_waiting_and_has_it",),
+    ),
+    Mutant(
+        "the lock of a dead owner is never taken",
+        "promise 3",
+        ((OWNER, "    return os_find_lock(own->fd, &start, &length) != 0;", "    return 1;"),),
+        (f"{LOCK_WORD}::test_a_process_whose_owner_died_tries_without_waiting_and_has_it",),
+    ),
+    Mutant(
+        "a process takes its own life number in an owner word for free",
+        "log/owner.h LCK4",
+        ((OWNER, "if (!KLAMM_BYTE_LOCKS || number == own->number) return 1;", "if (number == own->number) return 0;"),),
+        (f"{LOCK_WORD}::test_a_process_and_its_unhandled_fork_take_turns_as_two_processes_do",),
+    ),
+    Mutant(
+        "a process sleeps for the append lock and does not say so",
+        "log/owner.h LCK5",
+        ((OWNER, "        if (!(seen & WAITERS)) {", "        if (0) {"),),
+        (f"{LOCK_WORD}::test_a_process_that_sleeps_has_said_so_and_is_woken",),
+    ),
+    Mutant(
+        "WAITERS is dropped by a process that got the append lock by sleeping",
+        "log/owner.h LCK5",
+        ((OWNER, "owner_swap(owner, 0, life->number | WAITERS)", "owner_swap(owner, 0, life->number)"),),
+        (f"{LOCK_WORD}::test_a_process_that_slept_wakes_the_next_when_it_is_done",),
+    ),
+    Mutant(
+        "WAITERS is dropped by a process that took the append lock of a dead one",
+        "log/owner.h LCK5",
+        (
+            (
+                OWNER,
+                "owner_swap(owner, seen, life->number | WAITERS)) return 0;  /* the owner died",
+                "owner_swap(owner, seen, life->number)) return 0;  /* the owner died",
+            ),
+        ),
+        (f"{LOCK_WORD}::test_a_process_that_slept_wakes_the_next_when_it_is_done",),
+    ),
+    Mutant(
+        "owner words are not cleared after a boot",
+        "log/owner.h LCK6",
+        (
+            (
+                "src/klamm/log/_heads.pxi",
+                "        self.free_locks()\n        store_i64(&store.anchor_wall_ms",
+                "        store_i64(&store.anchor_wall_ms",
+            ),
+        ),
+        (f"{LOCK_WORD}::test_after_a_boot_no_lock_is_held_whatever_the_words_say",),
+    ),
+    Mutant(
+        "the owner word of a mapping that cannot be written is written",
+        "log/owner.h LCK7",
+        ((APPEND, "    elif not w.life.number:\n", "    elif False:\n"),),
+        (f"{LOCK_WORD}::test_no_life_begins_in_a_mapping_that_cannot_be_written",),
+    ),
+    Mutant(
+        "a forked child goes on with its parent's life",
+        "log/owner.h LCK8",
+        ((APPEND, "    w.abandoned = 1\n", "    pass\n"), (APPEND, "    w.life.number = 0\n", "    pass\n")),
+        ("tests/crash/test_fork_and_threads.py::test_the_parents_handles_refuse_in_the_child_and_go_on_in_the_parent",),
+    ),
+    Mutant(
+        "the life byte is held through the descriptor that is mapped",
+        "log/owner.h LCK9",
+        ((LIFE, "        self.life.fd = file.fd\n", "        self.life.fd = heads.fd\n"),),
+        ("tests/crash/test_fork_and_threads.py::test_a_copy_of_a_descriptor_does_not_keep_a_lock_of_the_dead",),
+    ),
+    Mutant(
+        "a process waits for its own life number, which a damaged word has",
+        "promise 7",
+        ((LIFE, "            if owner & ~WAITERS == self.life.number:", "            if False:"),),
+        (f"{LOCK_WORD}::test_a_word_with_a_number_that_nobody_has_stored_holds_up_nobody",),
     ),
     Mutant(
         "a failed write is not cut off",
@@ -249,13 +343,13 @@ MUTANTS = [
     Mutant(
         "a log does not notice that its slot is another partition's",
         "internals/format.md: the generation of a slot",
-        ((APPEND, "return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0", "return 0"),),
+        ((REUSE, "return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0", "return 0"),),
         ("tests/store/test_slots.py",),
     ),
     Mutant(
         "commits of a deleted partition are evidence for the next one in its slot",
         "internals/format.md: the ring is emptied",
-        ((HEAD, "            store_commit(&slot.ring[i], &empty)\n", "            pass\n"),),
+        ((REUSE, "        store_commit(&slot.ring[i], &empty)\n", "        pass\n"),),
         ("tests/store/test_slots.py::test_after_a_boot_nothing_of_a_deleted_partition_is_evidence_for_the_next_one",),
     ),
     Mutant(

@@ -133,7 +133,8 @@ MUTANTS = [
         "a slot is used again while a lock of it is held",
         "internals/format.md: to use a slot again takes all four of its locks",
         (
-            (SLOTS, "not any(lock.held(4 * slot + byte) for byte in range(4))", "True"),
+            (SLOTS, "any(lock.held(4 * slot + byte) for byte in (1, 2, 3))", "False"),
+            (SLOTS, "if not log.is_locked_elsewhere:", "if True:"),
             (
                 SLOTS,
                 "with lock.hold(head.clean_byte(slot)), log.point_lock(), log.append_lock(), log.flush_lock():",

@@ -12,7 +12,7 @@ from klamm.log.partition import Partition
 from klamm.store.directory import Core
 from tests.procs import Flag
 
-__all__ = ["core_of", "hold_append_byte", "log_of", "markers", "seen", "stands_open"]
+__all__ = ["core_of", "hold_append_lock", "log_of", "markers", "seen", "stands_open"]
 
 
 def core_of(store: klamm.Store) -> Core:
@@ -46,8 +46,8 @@ def markers(partition: Partition) -> list[int]:
     return found
 
 
-def hold_append_byte(path: str | Path, number: int, ready: Flag, go: Flag) -> None:
-    """In a child: open the store, and when told to, take the log's append byte and stop."""
+def hold_append_lock(path: str | Path, number: int, ready: Flag, go: Flag) -> None:
+    """In a child: open the store, and when told to, take the log's append lock and stop."""
     with klamm.open(path) as mine:
         log = log_of(mine, number).log
         ready.up()

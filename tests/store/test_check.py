@@ -140,7 +140,7 @@ with opened(sys.argv[1]) as core:
     died = subprocess.run([sys.executable, "-c", code, str(store)], cwd=ROOT, check=False)
     assert died.returncode == -9
     with opened(store) as core:
-        now = head.Log(core.heads, 1, str(files_of(store)), -1, 1).snapshot()
+        now = head.Log(core.heads, 1, str(files_of(store)), None, 1).snapshot()
         assert (files_of(store) / f"{now.active_base:020}.log").stat().st_size > now.position
         assert check(core).breaches == []
 

@@ -21,7 +21,7 @@ from klamm.log.partition import Partition
 from klamm.store import transactions
 from klamm.store.transactions import Identity
 from tests.procs import Flag, children, until
-from tests.store.open_transactions import core_of, hold_append_byte, log_of, markers, seen, stands_open
+from tests.store.open_transactions import core_of, hold_append_lock, log_of, markers, seen, stands_open
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_a_stopped_writer_of_one_partition_does_not_keep_the_others_waiting(
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
     with children() as start:
-        stopped = start(partial(hold_append_byte, path, 1, ready, go))
+        stopped = start(partial(hold_append_lock, path, 1, ready, go))
         ready.wait()
         with abandoned(store, path, lambda mine: begin(mine, 0, 1, 2)):
             go.up()

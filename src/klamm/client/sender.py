@@ -3,7 +3,7 @@
     waiting      by partition, in order: batches that another process or thread kept from being appended at once
     unsynced     appended, and not yet on disk; only with acks="all"
 
-Whoever fills a batch appends it there and then, unless the partition's append byte is taken just now or others wait
+Whoever fills a batch appends it there and then, unless the partition's append lock is taken just now or others wait
 already: then it waits, too, and the producer's thread appends it. (That thread only tries, for many partitions depend
 on it; a partition that refuses for long, because its writer is stopped, say, gets a thread that waits.) With
 acks="all" the thread syncs, one sync a partition for everything that was appended meanwhile, and only then is a batch

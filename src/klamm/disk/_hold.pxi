@@ -70,7 +70,7 @@ cdef class Hold:
             klamm_mutex_unlock(&self.mutex.mutex)
             raise
         if self.mutex.note != NULL:
-            klamm_note_holder(self.mutex.note, self.mutex.identity)
+            klamm_note_holder(&self.mutex.note.holder, self.mutex.identity)
         self.held = True
 
     def __exit__(self, *_):

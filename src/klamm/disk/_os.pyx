@@ -33,14 +33,14 @@ cdef extern from "os.h" nogil:
     int64_t klamm_boot_ms()
     int64_t klamm_monotonic_ns()
     void os_name_thread(const char *name)
-    void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns)
+    int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns)
     void os_futex_wake(uint32_t *word, uint32_t bits)
     uint32_t klamm_fetch_add(uint32_t *word, uint32_t value)
     ctypedef struct KlammLockNote:
         uint64_t holder
         uint32_t released, waiting
     uint32_t klamm_identity()
-    void klamm_note_holder(KlammLockNote *, uint32_t)
+    void klamm_note_holder(uint64_t *, uint32_t)
     int os_lock_or_sleep(int, int64_t, KlammLockNote *, int64_t)
     int os_unlock(int, int64_t, KlammLockNote *)
     ctypedef struct KlammMutex:

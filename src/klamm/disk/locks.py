@@ -1,9 +1,10 @@
 """Lock files: bytes that processes hold, for moments or for long.
 
     lock       byte 0: the gate to klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for the gate
-               bytes 4n to 4n + 3: append, flush, clean, recovery point of the partition in slot n
+               bytes 4n + 1 to 4n + 3: flush, clean, recovery point of the partition in slot n
                4n + 1 + (g << 40): its flush byte, after g syncing processes were replaced (log/head.py)
-               WAITING + b: shared by the processes that have waited for byte b for more than a moment
+               WAITING + b: shared by the processes that have waited for byte b for more than a moment; 4n: for the
+               append lock of slot n, which is no byte, but a word in `heads` (log/owner.h)
     members    byte 0: presence, shared by everybody who has the store open; exclusive for recovery
                byte 1: the Kafka server, of which a store has at most one
                TABLE + s: whoever maintains the table of the topic whose partition 0 is in slot s
@@ -11,6 +12,7 @@
                owner of the partition in slot s holds byte OWNED + s of it; the Kafka server holds byte DOOR of it as
                long as members of the group sit there
                TRANSACTION + p: the transactional producer with id p
+    heads      a byte beyond its end: presence (store/presence.py); LIFE + x: the life number of a process (log/owner.h)
 
 The bytes are never written; only their locks matter. A lock is an open-file-description lock: it belongs to the
 descriptor, not to the process, so a stray `close` elsewhere does not drop it, and the kernel frees it when the last
@@ -136,8 +138,11 @@ class LockFile:
         what = what or f"{self.path}: byte {byte}, {name_of(byte)}"
         if timeout_ms == 0:
             return StoreBusy(f"{what}: held by another process or thread")
-        holder = self._find_holder(byte) or holders.UNKNOWN
-        return StoreBusy(f"{what}: held by {holder}; waited {timeout_ms / 1000:g} s", hint=holder.hint)
+        return _busy(what, self._find_holder(byte), timeout_ms)
+
+    def busy_life(self, what: str, byte: int, word: int, timeout_ms: int) -> StoreBusy:
+        """Return the error for a lock that belongs to whichever process holds `byte` of this file."""
+        return _busy(what, holders.find_holder(self.path, byte, word), timeout_ms)
 
     def is_holder_stopped(self, byte: int) -> bool | None:
         """Return whether the process that holds `byte` is stopped; None if that cannot be known."""
@@ -193,6 +198,11 @@ class LockFile:
     def in_child(self) -> None:
         self.close()
         self._mutexes = {}
+
+
+def _busy(what: str, holder: holders.Holder | None, timeout_ms: int) -> StoreBusy:
+    holder = holder or holders.UNKNOWN
+    return StoreBusy(f"{what}: held by {holder}; waited {timeout_ms / 1000:g} s", hint=holder.hint)
 
 
 def held_by_others(fd: int, byte: int, length: int) -> list[tuple[int, int]]:

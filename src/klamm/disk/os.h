@@ -288,27 +288,31 @@ static void os_futex_wake_one(uint32_t *word) {
     klamm_step(STEP_WAKE);
     syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
-static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
+static int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {    /* 0, or why it ended: -errno */
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
-    syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &until, NULL, bits);
+    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &until, NULL, bits) ? -errno : 0;
 }
 #elif defined(_WIN32)
 static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE), win_wake(); }
 static void os_futex_wake_one(uint32_t *word) { klamm_step(STEP_WAKE), win_wake(); }
-static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
+static int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
     win_wait(word, value, until_ns);
+    return 0;
 }
 #else
 static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE); }
 static void os_futex_wake_one(uint32_t *word) { klamm_step(STEP_WAKE); }
-static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
+static int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
     struct timespec nap = {0, 1000000};
-    while (klamm_load(word) == value && klamm_monotonic_ns() < until_ns) nanosleep(&nap, NULL);
+    while (klamm_load(word) == value && klamm_monotonic_ns() < until_ns)
+        if (nanosleep(&nap, NULL)) return -errno;
+    return 0;
 }
 #endif
 
 /* Beside each lock byte of the file `lock`, in `heads`: which process took the byte last, and a word that processes
- * sleep on which wait for it. Neither decides anything: the kernel's lock does.
+ * sleep on which wait for it. Neither decides anything: the kernel's lock does. (An append lock has a holder, too, but
+ * is no byte: log/owner.h.)
  *
  *   holder     bits 0-21 pid, 22-31 a hash of its pid namespace, 32-63 when: monotonic time in tenths of a second
  *   waiting    some process may sleep on `released`
@@ -318,9 +322,9 @@ static void os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t
 typedef struct { uint64_t holder; uint32_t released, waiting; } KlammLockNote;
 enum { KLAMM_PID_BITS = 22, KLAMM_NAMESPACE_BITS = 10 };
 
-static inline void klamm_note_holder(KlammLockNote *note, uint32_t identity) {
+static inline void klamm_note_holder(uint64_t *holder, uint32_t identity) {
     klamm_step(STEP_STORE);
-    __atomic_store_n(&note->holder, (uint64_t)(uint32_t)(klamm_coarse_ns() / 100000000) << 32 | identity, __ATOMIC_RELAXED);
+    __atomic_store_n(holder, (uint64_t)(uint32_t)(klamm_coarse_ns() / 100000000) << 32 | identity, __ATOMIC_RELAXED);
 }
 /* Try a byte that was taken a moment ago; sleep once if it still is. 0, -EAGAIN: look again, or another -errno. */
 static int os_lock_or_sleep(int fd, int64_t byte, KlammLockNote *note, int64_t nap_ns) {

@@ -5,7 +5,7 @@ write         short writes of SQLite                             one, in the ord
 administer    what takes long: create, alter, compact            a few
 
 A lane is a thread for one partition, as long as there is something to do that may block: its appends, in order, when
-somebody holds the append byte; to open it; to delete from it. So a stopped process makes those wait who want the same
+somebody holds the append lock; to open it; to delete from it. So a stopped process makes those wait who want the same
 partition, and nobody else.
 """
 

@@ -24,23 +24,7 @@ cdef int take_snapshot(Slot *slot, Commit *out) noexcept nogil:
             return R_DAMAGED_HEAD                       # an older commit of the ring
 
 
-cdef int is_reused(Writer *w) noexcept nogil:
-    """Whether the partition was deleted and its slot is another one's by now.
-
-    Asked after what was read of the slot is copied: the generation moves before anything else changes. Whoever has one
-    of the slot's locks and was told no keeps the slot: to use it again takes all of them.
-    """
-    klamm_fence_acquire()
-    return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0
-
-
-cdef int take_own_snapshot(Writer *w, Commit *out) noexcept nogil:
-    """Copy the latest commit of this partition: 0, R_DELETED or R_DAMAGED_HEAD."""
-    cdef int error = take_snapshot(w.slot, out)
-    return R_DELETED if is_reused(w) else error
-
-
-# ---- changing it, under the append byte -------------------------------------------------------------------------
+# ---- changing it, under the append lock -------------------------------------------------------------------------
 
 cdef void publish(Slot *slot, Commit *next) noexcept nogil:
     """Fill the next place of the ring, then store `seq`: that one store is the commit."""
@@ -52,43 +36,25 @@ cdef void publish(Slot *slot, Commit *next) noexcept nogil:
 
 
 cdef int lock_append(Writer *w, int wait) noexcept nogil:
-    """The in-process mutex, then the byte: a few tries, then sleep once. -EAGAIN without `wait`; with it, -EINTR: again."""
-    cdef int i, pause, error = klamm_mutex_lock(&w.append_mutex, wait)
-    cdef KlammLockNote *note = &w.slot.notes[APPEND]
+    """The in-process mutex, then the word (owner.h). -EAGAIN without `wait`; with it, -EINTR: again, with OWNER_SLEPT."""
+    cdef int error = klamm_mutex_lock(&w.append_mutex, wait)
     if error:
         return error
     if w.abandoned:
-        pthread_mutex_unlock(&w.append_mutex)
-        return R_ABANDONED
-    for i in range(20):
-        if os_lock(w.lock_fd, w.append_byte, F_WRLCK, 0) == 0:
-            klamm_note_holder(note, w.identity)
-            return keep_unless_reused(w)
-        if errno != EAGAIN and errno != EACCES:
-            break
-        for pause in range(32):
-            klamm_pause()
-    error = -errno
-    if wait and (error == -EAGAIN or error == -EACCES):
-        error = os_lock_or_sleep(w.lock_fd, w.append_byte, note, SLEEP_NS)
-        if error == 0:
-            klamm_note_holder(note, w.identity)
-            return keep_unless_reused(w)
-        if error == -EAGAIN:
-            error = -EINTR
+        error = R_ABANDONED
+    elif not w.life.number:
+        error = -EBADF                                  # opened for reading only: the word cannot be written
+    else:
+        error = owner_take(&w.slot.owner, &w.life, wait)
+    if error == 0:
+        klamm_note_holder(&w.slot.holder, w.identity)
+        return keep_unless_reused(w)
     pthread_mutex_unlock(&w.append_mutex)
     return error
 
 
-cdef int keep_unless_reused(Writer *w) noexcept nogil:
-    if is_reused(w):
-        unlock_append(w)
-        return R_DELETED
-    return 0
-
-
 cdef void unlock_append(Writer *w) noexcept nogil:
-    os_unlock(w.lock_fd, w.append_byte, &w.slot.notes[APPEND])
+    owner_drop(&w.slot.owner, &w.life)
     pthread_mutex_unlock(&w.append_mutex)
 
 
@@ -252,7 +218,7 @@ cdef int refused(Writer *w) noexcept nogil:
 
 
 cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch, int64_t at) noexcept nogil:
-    cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append byte needs no snapshot
+    cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append lock needs no snapshot
     cdef Commit before
     cdef int64_t base_offset, end, oldest, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
     cdef int attributes = be16(batch + ATTRIBUTES_AT)
@@ -388,5 +354,6 @@ cdef void close_files(Writer *w) noexcept nogil:
 
 cdef void let_go(Writer *w) noexcept:
     w.abandoned = 1
-    w.lock_fd = -1
+    w.lock_fd = w.life.fd = -1
+    w.life.number = 0
     close_files(w)

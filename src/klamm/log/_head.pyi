@@ -5,6 +5,7 @@ from typing import NamedTuple
 from typing_extensions import Buffer
 
 from klamm.disk.locks import LockFile
+from klamm.errors import StoreBusy
 
 DELETED: int
 NEW_HEAD: int
@@ -19,6 +20,7 @@ MAGIC: bytes
 INDEX_MAGIC: bytes
 INDEX_VERSION: int
 FORMAT: int
+LIFE: int
 SLOT_BYTES: int
 MAX_SLOTS: int
 ONE_BYTES: int
@@ -45,6 +47,7 @@ class Snapshot(NamedTuple):
 class Heads:
     path: str
     private: bool
+    writable: bool
     format: int
     features: tuple[int, int, int]
     catalog_version: int
@@ -70,6 +73,7 @@ class Heads:
     def trust(self, boot_id: bytes) -> None: ...
     def flags_of(self, number: int) -> int: ...
     def mark_all(self, flag: int) -> None: ...
+    def forget_lives(self) -> None: ...
     def bump_catalog_version(self) -> None: ...
     def bump_groups_version(self) -> None: ...
     retention_checked_ms: int
@@ -83,9 +87,16 @@ class Heads:
     def advance(self, ms: int) -> None: ...
     def note_address(self, byte: int) -> int: ...
     def holder_of(self, byte: int) -> int: ...
+    def owner_of(self, number: int) -> int: ...
+    def owners(self) -> list[tuple[int, int]]: ...
     def flush_generation_of(self, number: int) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def ring_all(self) -> None: ...
+
+class Life:
+    number: int
+    def __init__(self, heads: Heads, file: LockFile) -> None: ...
+    def busy(self, directory: str, slot: int, timeout_ms: int) -> StoreBusy: ...
 
 class Log:
     number: int
@@ -100,6 +111,8 @@ class Log:
     flushing: bool
     flushed_offset: int
     flush_byte: int
+    owner: int
+    is_locked_elsewhere: bool
     seq: int
     segments_version: int
     directory: str
@@ -111,12 +124,11 @@ class Log:
         heads: Heads,
         number: int,
         directory: str,
-        lock_fd: int,
+        lock_file: LockFile | None,
         bell_bit: int,
         *,
-        writable: bool = True,
-        lock_file: LockFile | None = None,
         identity: tuple[str, int] | None = None,
+        life: Life | None = None,
     ) -> None: ...
     def use_again(self, topic_id: bytes, number: int) -> None: ...
     def configure(

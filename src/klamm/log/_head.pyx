@@ -19,6 +19,7 @@ from klamm.disk import _os
 
 include "_slot.pxi"
 include "_append.pxi"
+include "_reuse.pxi"
 
 klamm_share_trap(_os.trap_address())
 
@@ -38,6 +39,7 @@ MAGIC = b"KLAMMHDS"
 INDEX_MAGIC = b"KLAMMIDX"
 INDEX_VERSION = 1
 FORMAT = 2
+LIFE = LIFE_AT
 SLOT_BYTES = SLOT_SIZE
 ONE_BYTES = ONE_ROOM
 EVENTFUL = -(1 << 61)               # append_one: EVENTFUL - offset is an offset, and there are events to see to
@@ -45,6 +47,7 @@ MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the 
 
 
 include "_heads.pxi"
+include "_life.pxi"
 
 
 cdef class Log:
@@ -53,12 +56,12 @@ cdef class Log:
     cdef Heads heads
     cdef bytes path
     cdef readonly int number
-    cdef bint writable
     cdef object lock_file
+    cdef Life life
 
-    def __cinit__(self, Heads heads not None, int number, directory, int lock_fd, uint32_t bell_bit, *,
-                  bint writable=True, lock_file=None, identity=None):
-        """`lock_file`: the LockFile of `lock_fd`, which bounds waits and names holders.
+    def __cinit__(self, Heads heads not None, int number, directory, lock_file, uint32_t bell_bit, *, Life life=None,
+                  identity=None):
+        """`lock_file`: a LockFile, which bounds waits and names holders. Without it and `life` it can only be read.
 
         `identity`: topic id and number of the partition. RuntimeError("deleted") if the slot is another one's by now.
         """
@@ -67,7 +70,7 @@ cdef class Log:
             raise OSError(ENAMETOOLONG, "the path is too long", directory)
         if not 0 < number < MAX_SLOTS:
             raise ValueError(f"slot {number} is out of range")
-        self.heads, self.number, self.writable, self.lock_file = heads, number, writable, lock_file
+        self.heads, self.number, self.lock_file = heads, number, lock_file
         memset(&self.w, 0, sizeof(self.w))
         pthread_mutex_init(&self.w.append_mutex, NULL)
         pthread_mutex_init(&self.w.flush_mutex, NULL)
@@ -75,9 +78,10 @@ cdef class Log:
         self.w.store = heads.store()
         self.w.bell_bit = bell_bit
         self.w.identity = klamm_identity()
-        self.w.lock_fd = lock_fd
+        self.w.lock_fd = -1 if lock_file is None else lock_file.fd
+        self.w.life.fd = -1
         self.w.log_fd = self.w.index_fd = self.w.sync_fd = -1
-        self.w.append_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
+        self.w.first_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
         self.w.table_hint = -1
         self.w.asked_base = -1
         self.w.timestamp_after_ms = INT64_MAX
@@ -86,6 +90,8 @@ cdef class Log:
         self.w.slot_generation = load64(&self.w.slot.flags) & SLOT_GENERATION
         if identity is not None and (heads.identity_of(number) not in (None, identity) or is_reused(&self.w)):
             raise result_error(R_DELETED, directory)
+        if life is not None:
+            life.join(self)
 
     def __dealloc__(self):
         close_files(&self.w)
@@ -113,6 +119,7 @@ cdef class Log:
         `at`: the offset it has to get; -1: whichever it is. StoreBusy if the lock is not free in time.
         """
         cdef int64_t result
+        cdef int how = wait
         cdef Wait wait_for = None
         if size < 0:
             size = batch.shape[0]
@@ -124,11 +131,11 @@ cdef class Log:
             return R_TOO_FAR_AHEAD
         while True:
             with nogil:
-                result = append(&self.w, &batch[0], size, wait, same_epoch, at)
+                result = append(&self.w, &batch[0], size, how, same_epoch, at)
             if result != -EINTR:
                 return result
             if wait_for is None:
-                wait_for = Wait(self, APPEND)
+                wait_for, how = Wait(self, APPEND), OWNER_SLEPT
             wait_for.go_on()
 
     def append_one(self, key, value, int64_t timestamp=-1):
@@ -140,6 +147,7 @@ cdef class Log:
         cdef const unsigned char *key_data = NULL
         cdef const unsigned char *value_data = NULL
         cdef int64_t key_size = -1, value_size = -1, body, size, result
+        cdef int how = OWNER_WAIT
         cdef Wait wait_for = None
         if value is not None:
             if type(value) is not bytes:
@@ -161,11 +169,11 @@ cdef class Log:
             with nogil:
                 klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0
                 klamm_finish_header(batch, size, 1, 0, timestamp, timestamp, 0, -1, -1, -1)
-                result = append(&self.w, batch, size, 1, 0, -1)
+                result = append(&self.w, batch, size, how, 0, -1)
             if result != -EINTR:
                 return EVENTFUL - result if result >= 0 and self.w.events else result
             if wait_for is None:
-                wait_for = Wait(self, APPEND)
+                wait_for, how = Wait(self, APPEND), OWNER_SLEPT
             wait_for.go_on()
 
     @property
@@ -191,30 +199,41 @@ cdef class Log:
     def open_files(self):
         return (self.w.log_fd >= 0) + (self.w.index_fd >= 0) + (self.w.sync_fd >= 0)
 
-    # ---- for recovery, cleaning and tests: the append byte as a lock, commits made by hand
+    # ---- for recovery, cleaning and tests: the append lock, commits made by hand
 
     def lock(self):
-        """Take the append mutex and byte, waiting. StoreBusy if it is not free in time."""
-        cdef int error
+        """Take the append lock, waiting. StoreBusy if it is not free in time."""
+        cdef int error, how = OWNER_WAIT
         cdef Wait wait_for = None
         while True:
             with nogil:
-                error = lock_append(&self.w, 1)
+                error = lock_append(&self.w, how)
             if error == 0:
                 return
             if error != -EINTR:
                 raise result_error(error, self.directory)
             if wait_for is None:
-                wait_for = Wait(self, APPEND)
+                wait_for, how = Wait(self, APPEND), OWNER_SLEPT
             wait_for.go_on()
 
     def unlock(self):
         with nogil:
             unlock_append(&self.w)
 
+    @property
+    def owner(self):
+        """The life number of the process that holds the append lock, or held it when it died; 0: it is free."""
+        return load32(&self.w.slot.owner) & ~WAITERS
+
+    @property
+    def is_locked_elsewhere(self):
+        """Whether another process that lives holds the append lock. Not for a log that can only be read."""
+        owner = self.owner
+        return bool(owner not in (0, self.w.life.number) and life_goes_on(&self.w.life, owner))
+
     def publish(self, *, next_offset=None, active_base=None, position=None, stable_offset=None, max_timestamp=None,
                 log_start=None, leader_epoch=None, bint reset=False):
-        """Under the append byte: commit the latest state with these fields changed.
+        """Under the append lock: commit the latest state with these fields changed.
 
         `reset` starts from an empty commit instead, for a head that cannot be believed.
         """
@@ -234,7 +253,7 @@ cdef class Log:
         store64(&self.w.slot.intent, now.seq)
 
     def make_up(self):
-        """Under the append byte, before a commit that is no append: what a writer that died still owes the table.
+        """Under the append lock, before a commit that is no append: what a writer that died still owes the table.
 
         The note of it is for the very next commit; and a snapshot of the table would not have it.
         """
@@ -249,7 +268,7 @@ cdef class Log:
             raise result_error(error, self.directory)
 
     def roll(self):
-        """Under the append byte: close the active segment, though it has room."""
+        """Under the append lock: close the active segment, though it has room."""
         self.make_up()
         cdef Commit now = self.w.slot.ring[self.w.slot.seq % RING]
         cdef int error = use_active(&self.w, &now)
@@ -259,40 +278,25 @@ cdef class Log:
             raise result_error(error, self.directory)
 
     def forget_files(self):
-        """Under the append byte: close what is open, for the files below may have changed."""
+        """Under the append lock: close what is open, for the files below may have changed."""
         close_files(&self.w)
         self.w.last_seq = 0
 
     def set_index(self, int64_t base, int64_t count, int64_t position):
-        """Under the append byte: where the index of the active segment goes on."""
+        """Under the append lock: where the index of the active segment goes on."""
         store_i64(&self.w.slot.index_base, base)
         store_i64(&self.w.slot.index_count, count)
         store_i64(&self.w.slot.index_position, position)
 
     def set_recovered(self, int64_t flushed_offset, int64_t since_ms):
-        """Under the append and flush bytes, at the end of recovery: everything below is on disk."""
+        """Under the append and flush locks, at the end of recovery: everything below is on disk."""
         store64(&self.w.slot.redo_seq, 0)
         store_i64(&self.w.slot.active_since_ms, since_ms)
         self.set_flushed(flushed_offset, 0)
 
     def evidence(self):
         """What the slot proves of a log that has to be recovered, however old the slot is: an Evidence."""
-        cdef Commit commit
-        cdef int i
-        cdef Slot *slot = self.w.slot
-        cdef int64_t flushed = flushed_offset_of(load64(&slot.flushed)), next_offset = 0, log_start = 0, epoch = 0
-        cdef uint64_t last = 0
-        if load64(&slot.flags) & FLAG_NEW_HEAD:
-            return Evidence(False, 0, 0, 0, 0, False)
-        for i in range(RING):
-            load_commit(&commit, &slot.ring[i])
-            if commit.crc == commit_crc(&commit) and <int>(commit.seq % RING) == i:
-                log_start, epoch = max(log_start, commit.log_start), max(epoch, <int64_t>commit.leader_epoch)
-                if commit.seq >= last:
-                    last, next_offset = commit.seq, commit.next_offset
-        if load_i64(&slot.flushed_check) != ~flushed:
-            flushed = 0
-        return Evidence(True, flushed, next_offset, log_start, epoch, slot.recovery_base >= 0)
+        return evidence_of(self.w.slot)
 
     def sync_head(self):
         """Make `heads` durable."""
@@ -346,42 +350,10 @@ cdef class Log:
                 return
 
     def use_again(self, bytes topic_id not None, uint32_t number):
-        """Under all four locks of the slot: make it the empty slot of another partition, but for DELETED.
-
-        The generation moves first, so that logs of the partition that was deleted change nothing from now on and take
-        nothing they read for theirs.
-        """
+        """Under all four locks of the slot: make it the empty slot of another partition, but for DELETED."""
         if len(topic_id) != 16:
             raise ValueError("a topic id has 16 bytes")
-        cdef Slot *slot = self.w.slot
-        cdef Commit empty
-        cdef int i
-        self.w.slot_generation = next_slot_generation(load64(&slot.flags))
-        store64(&slot.flags, self.w.slot_generation | FLAG_DELETED)
-        klamm_fence_release()
-        memset(&empty, 0, sizeof(empty))
-        for i in range(RING):                           # no commit of the other one is evidence for this one
-            store_commit(&slot.ring[i], &empty)
-        store_i64(&slot.index_base, -1)
-        store_i64(&slot.index_position, 0)
-        store_i64(&slot.index_count, 0)
-        store_i64(&slot.recovery_base, -1)
-        store_i64(&slot.recovery_position, 0)
-        store64(&slot.redo_seq, 0)
-        store64(&slot.producers_seq, 0)
-        store_i64(&slot.aborted_base, -1)
-        store_i64(&slot.aborted_count, 0)
-        store_i64(&slot.active_since_ms, 0)
-        store64(&slot.flushed, next_generation(load64(&slot.flushed)) & FLUSH_GENERATION)
-        store_i64(&slot.flushed_check, ~<int64_t>0)
-        klamm_step(STEP_STORE)
-        memcpy(slot.topic_id, <char *>topic_id, 16)
-        slot.number = number
-        slot.identity_crc = slot_identity_crc(slot)
-        empty.max_timestamp = -1
-        publish(slot, &empty)
-        store64(&slot.intent, empty.seq)
-        fetch_add32(&slot.segments_version, 1)
+        use_again(&self.w, <const char *>topic_id, number)
 
     # ---- syncing
 
@@ -397,7 +369,7 @@ cdef class Log:
         """The lock of the file `recovery`, for a `with` block. Taken before the append lock."""
         if self.lock_file is None:
             raise result_error(-EBADF, self.directory)
-        return self.lock_file.hold(self.w.append_byte + POINT, what=f"{self.directory}: lock of the recovery point")
+        return self.lock_file.hold(self.w.first_byte + POINT, what=f"{self.directory}: lock of the recovery point")
 
     def sync(self, int64_t end_offset):
         """Return when everything below `end_offset` is on disk. RuntimeError("sync_failed") or OSError if it is not.
@@ -452,7 +424,7 @@ cdef class Log:
         self.set_flushed(value, load64(&self.w.slot.flushed) & FLUSHING)
 
     cdef int set_flushed(self, int64_t offset, uint64_t flushing) except -1:
-        """Under the append and flush bytes: no process is syncing."""
+        """Under the append and flush locks: no process is syncing."""
         if not 0 <= offset <= FLUSHED_MAX:
             raise OverflowError(f"{self.directory}: offset {offset} is out of range")
         store64(&self.w.slot.flushed, load64(&self.w.slot.flushed) & FLUSH_GENERATION | <uint64_t>offset | flushing)
@@ -521,28 +493,28 @@ cdef class Log:
     # ---- producers
 
     def map_producers(self):
-        """Under the append byte: map the table, making or growing it if need be."""
+        """Under the append lock: map the table, making or growing it if need be."""
         map_table(&self.w)
 
     def producers(self):
-        """Under the append byte: what the table knows, for a snapshot: [(id, first open offset, batches)]."""
+        """Under the append lock: what the table knows, for a snapshot: [(id, first open offset, batches)]."""
         self.make_up()
         return list_table(&self.w)
 
     def restore_producers(self, entries):
-        """Under the append byte: make the table anew from what a snapshot said."""
+        """Under the append lock: make the table anew from what a snapshot said."""
         fill_table(&self.w, entries)
 
     def remember_producer(self, const unsigned char[::1] header not None, int64_t base_offset):
-        """Under the append byte, in recovery: what an append of this batch would have left in the table."""
+        """Under the append lock, in recovery: what an append of this batch would have left in the table."""
         remember(&self.w, &header[0], base_offset)
 
     def first_open_of(self, int64_t producer_id):
-        """Under the append byte: where the producer's open transaction begins, or -1."""
+        """Under the append lock: where the producer's open transaction begins, or -1."""
         return first_open_of(&self.w, producer_id)
 
     def oldest_open(self):
-        """Under the append byte: where the oldest open transaction begins, or -1."""
+        """Under the append lock: where the oldest open transaction begins, or -1."""
         return oldest_open(&self.w, -1)
 
     @property
@@ -556,11 +528,11 @@ cdef class Log:
         return load64(&self.w.slot.producers_seq)
 
     def unmap_producers(self):
-        """Under the append byte: the file that is mapped is not the log's any more."""
+        """Under the append lock: the file that is mapped is not the log's any more."""
         unmap_table(&self.w)
 
     def seal_producers(self):
-        """Under the append byte: the table that was made again is the log's from now on."""
+        """Under the append lock: the table that was made again is the log's from now on."""
         changed_table(&self.w)
 
     @property

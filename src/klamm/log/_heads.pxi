@@ -7,11 +7,11 @@ cdef class Heads:
     cdef int64_t reach                  # how much of the file the mapping shows
     cdef int fd
     cdef readonly str path
-    cdef readonly bint private
+    cdef readonly bint private, writable
 
     def __cinit__(self, path, *, bint writable=True, bint private=False):
         """`private`: changes stay in this process (recovery of a read-only store happens in memory)."""
-        self.map, self.fd, self.path, self.private = NULL, -1, os.fspath(path), private
+        self.map, self.fd, self.path, self.private, self.writable = NULL, -1, os.fspath(path), private, writable
         self.length = <size_t>MAX_SLOTS * SLOT_SIZE
         self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
         self.reach = self.length if KLAMM_MAPS_GROW else os.fstat(self.fd).st_size
@@ -119,9 +119,10 @@ cdef class Heads:
         return (bytes(store.boot_id[:16]) == boot_id and store.device == status.st_dev and store.inode == status.st_ino)
 
     def trust(self, bytes boot_id not None):
-        """The last step of an opener's recovery: from now on this file is believed."""
+        """The last step of an opener's recovery: from now on this file is believed. No process holds an append lock."""
         status = os.fstat(self.fd)
         cdef StoreSlot *store = self.store()
+        self.free_locks()
         store_i64(&store.anchor_wall_ms, klamm_wall_ms())
         store_i64(&store.anchor_boot_ms, klamm_boot_ms())
         store_i64(&store.anchor_check, store.anchor_wall_ms ^ ~store.anchor_boot_ms)
@@ -135,6 +136,21 @@ cdef class Heads:
         store.device, store.inode = status.st_dev, status.st_ino
         klamm_step(STEP_STORE)
         memcpy(store.boot_id, <char *>boot_id, 16)
+
+    cdef int free_locks(self) except -1:
+        """While this process is alone: what is in the owner words is of another boot, of another store, or of no life."""
+        cdef int64_t number
+        cdef Slot *slot
+        for number in range(1, self.size()):
+            slot = <Slot *>(self.map + number * SLOT_SIZE)
+            if load32(&slot.owner):
+                store32(&slot.owner, 0)
+        return 0
+
+    def forget_lives(self):
+        """While this process is alone: format 1 had lock bytes in place of owner words, and something else there."""
+        self.free_locks()
+        store32(&self.store().lives, 0)
 
     def mark_all(self, uint64_t flag):
         """Set a flag in every partition's slot."""
@@ -286,16 +302,29 @@ cdef class Heads:
     def note_address(self, int64_t byte):
         """Return the address of the note beside a lock byte (os.h), for disk/_hold.pxi; 0 if there is none."""
         cdef int64_t slot = byte // 4
-        if self.private or self.fd < 0 or not 0 <= slot < self.size():
+        if self.private or self.fd < 0 or not 0 <= slot < self.size() or (slot > 0 and byte % 4 == APPEND):
             return 0
-        return <uint64_t><size_t>&(<Slot *>(self.map + slot * SLOT_SIZE)).notes[byte % 4]
+        return <uint64_t><size_t>self.note_of(byte)
+
+    cdef KlammLockNote *note_of(self, int64_t byte) noexcept:
+        """An append lock has no note, but its `holder` is where that of a note would be."""
+        return <KlammLockNote *>(self.map + byte // 4 * SLOT_SIZE + NOTES_AT) + byte % 4
 
     def holder_of(self, int64_t byte):
-        """Return the word that says which process took a lock byte last (os.h); 0 if no process did."""
-        cdef int64_t slot = byte // 4
-        if self.fd < 0 or not 0 <= slot < self.size():
+        """Return the word that says which process took a lock last (os.h); 0 if no process did. 4n: the append lock."""
+        if self.fd < 0 or not 0 <= byte // 4 < self.size():
             return 0
-        return load64(&(<Slot *>(self.map + slot * SLOT_SIZE)).notes[byte % 4].holder)
+        return load64(&self.note_of(byte).holder)
+
+    def owner_of(self, int64_t number):
+        """Return the life number of the process that holds an append lock, or held it when it died; 0: it is free."""
+        if self.fd < 0 or not 0 < number < self.size():
+            return 0
+        return load32(&(<Slot *>(self.map + number * SLOT_SIZE)).owner) & ~WAITERS
+
+    def owners(self):
+        """Return (slot, life number) of each append lock that is not free."""
+        return [(number, owner) for number in range(1, self.size()) if (owner := self.owner_of(number))]
 
     def flush_generation_of(self, int64_t number):
         """Return how often a syncing process was replaced there, modulo 256."""

@@ -29,3 +29,22 @@ def blank_slots(Heads heads not None, slots):
             if not load64(&slot.flags) & 0xffffffffu and not take_snapshot(slot, &now) and now.next_offset == 0:
                 blank.add(number)
     return blank
+
+
+cdef object evidence_of(Slot *slot):
+    """What a slot proves of a log that has to be recovered, however old the slot is."""
+    cdef Commit commit
+    cdef int i
+    cdef int64_t flushed = flushed_offset_of(load64(&slot.flushed)), next_offset = 0, log_start = 0, epoch = 0
+    cdef uint64_t last = 0
+    if load64(&slot.flags) & FLAG_NEW_HEAD:
+        return Evidence(False, 0, 0, 0, 0, False)
+    for i in range(RING):
+        load_commit(&commit, &slot.ring[i])
+        if commit.crc == commit_crc(&commit) and <int>(commit.seq % RING) == i:
+            log_start, epoch = max(log_start, commit.log_start), max(epoch, <int64_t>commit.leader_epoch)
+            if commit.seq >= last:
+                last, next_offset = commit.seq, commit.next_offset
+    if load_i64(&slot.flushed_check) != ~flushed:
+        flushed = 0
+    return Evidence(True, flushed, next_offset, log_start, epoch, slot.recovery_base >= 0)

@@ -29,12 +29,25 @@ cdef extern from "slot.h" nogil:
     ctypedef struct KlammLockNote:
         uint64_t holder
         uint32_t released, waiting
+    ctypedef struct KlammLife:
+        uint32_t number
+        int fd
+        uint64_t inode
+    enum:
+        OWNER_WAIT, OWNER_SLEPT
+    uint32_t WAITERS
+    int64_t LIFE_AT "LIFE"
     uint32_t klamm_identity()
-    void klamm_note_holder(KlammLockNote *, uint32_t)
-    int os_lock_or_sleep(int, int64_t, KlammLockNote *, int64_t)
-    int os_unlock(int, int64_t, KlammLockNote *)
+    void klamm_note_holder(uint64_t *, uint32_t)
+    int life_begin(KlammLife *, uint32_t *)
+    int life_goes_on(const KlammLife *, uint32_t)
+    int owner_take(uint32_t *, const KlammLife *, int)
+    void owner_drop(uint32_t *, const KlammLife *)
+    int owner_swap(uint32_t *, uint32_t, uint32_t)
     ctypedef struct Slot:
-        KlammLockNote notes[4]
+        uint64_t holder
+        uint32_t owner
+        KlammLockNote notes[3]
         uint64_t seq, flags, flushed, intent, redo_seq
         int64_t index_base, index_position, index_count, recovery_base, recovery_position
         int64_t redo_position, active_since_ms, flushed_check, aborted_base, aborted_count
@@ -54,6 +67,7 @@ cdef extern from "slot.h" nogil:
         int64_t shift_ms, shift_check, drift_ms, drift_since_ms, retention_checked_ms
         uint64_t lock_inode, members_inode, database_inode, changes, changes_check
         char store_id[16]
+        uint32_t lives
         KlammLockNote notes[4]
     ctypedef struct IndexHeader:
         char magic[8]
@@ -67,7 +81,7 @@ cdef extern from "slot.h" nogil:
         int64_t producer_id, first_offset, last_offset
         uint32_t unused, crc
     enum:
-        RING, SLOT_SIZE, STEP_READ, STEP_STORE
+        RING, SLOT_SIZE, NOTES_AT, STEP_READ, STEP_STORE
     int KLAMM_HEADER, KLAMM_OK, KLAMM_TRANSACTIONAL, KLAMM_CONTROL
     int klamm_check_batches(const unsigned char *, int64_t, int64_t *, int64_t *, int, int64_t)
     int64_t klamm_body_size(int64_t, int64_t, int64_t, int64_t, int64_t)
@@ -131,7 +145,7 @@ cdef extern from "slot.h" nogil:
     void os_list_end(KlammListing *)
     int os_lock(int, int64_t, int, int)
     void os_futex_wake(uint32_t *, uint32_t)
-    void os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)
+    int os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)
     int F_RDLCK, F_WRLCK, F_UNLCK, O_RDWR, O_RDONLY, O_CREAT
 
 cdef enum:
@@ -157,7 +171,8 @@ cdef enum:
     R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
     R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
     R_OLDER_HEAD = -10016           # the log goes on beyond the commit, and no writer died
-    # Lock bytes of slot n: 4n + these; their notes in the slot have the same order.
+    # Lock bytes of slot n: 4n + these; the notes of FLUSH and those after it have the same order. APPEND is no byte, but a
+    # word of the slot; processes that wait for it show that as for a byte.
     APPEND = 0
     FLUSH = 1
     POINT = 3
@@ -193,8 +208,9 @@ cdef struct Writer:
     Slot *slot
     StoreSlot *store
     uint32_t bell_bit, identity
+    KlammLife life                  # without a number: no append
     int lock_fd, log_fd, index_fd, sync_fd, abandoned
-    int64_t append_byte, flush_byte, held_byte, log_base, index_base, sync_base
+    int64_t first_byte, flush_byte, held_byte, log_base, index_base, sync_base
     int64_t segment_bytes, segment_ms, segment_records, index_interval, producer_expiration_ms
     int64_t timestamp_after_ms
     uint64_t catalog_version

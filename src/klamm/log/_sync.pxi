@@ -30,7 +30,7 @@ cdef int try_lock_flush(Writer *w) noexcept nogil:
         os_lock(w.lock_fd, w.held_byte, F_UNLCK, 0)
         error = R_DELETED
     else:
-        klamm_note_holder(&w.slot.notes[FLUSH], w.identity)
+        klamm_note_holder(&w.slot.notes[FLUSH - 1].holder, w.identity)
         return 0
     pthread_mutex_unlock(&w.flush_mutex)
     return -EAGAIN if error == -EACCES or error == -EINTR else error
@@ -217,7 +217,7 @@ cdef class Wait:
     cdef int show(self, int kind) except -1:
         """Hold a byte that says which lock this process waits for."""
         if self.log.w.lock_fd >= 0:
-            os_lock(self.log.w.lock_fd, WAITING + self.log.w.append_byte + self.lock, kind, 0)
+            os_lock(self.log.w.lock_fd, WAITING + self.log.w.first_byte + self.lock, kind, 0)
         return 0
 
     cdef int go_on(self) except -1:
@@ -234,8 +234,9 @@ cdef class Wait:
         if self.log.lock_file is not None:
             timeout_ms = self.log.lock_file.timeout_ms
             if 0 <= timeout_ms * 1000000 <= now - self.since:
-                byte = self.log.w.append_byte if self.lock == APPEND else self.log.flush_byte
-                raise self.log.lock_file.busy_log(self.log.directory, byte, timeout_ms)
+                if self.lock == APPEND:
+                    raise self.log.life.busy(self.log.directory, self.log.number, timeout_ms)
+                raise self.log.lock_file.busy_log(self.log.directory, self.log.flush_byte, timeout_ms)
         return 0
 
 

@@ -2,7 +2,7 @@
 
 `log_start` moves first, as a commit and in the file `recovery`; then files go. So a reader finds its offset out of
 range, never a hole, and a crash in between leaves files that nobody can reach and the next cleaning removes. The active
-segment is never removed. Cleaners hold the clean byte, never an append byte for longer than a commit.
+segment is never removed. Cleaners hold the clean byte, never an append lock for longer than a commit.
 
 A segment is as old as its latest record. A timestamp in the future says nothing about that, and one such record must
 not keep a log forever: then the time when the file was last written counts, and if a clock was wrong then, too, the

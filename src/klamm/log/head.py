@@ -1,9 +1,10 @@
 """The head of a partition: how an append becomes visible, and what a killed writer leaves behind.
 
     heads     mapped by every process that has the store open; slots of 1 KiB
-      slot 0     the store's: boot id, device and inode (is this file to be believed?), the bell, the catalog's version
+      slot 0     the store's: boot id, device and inode (is this file to be believed?), the bell, the catalog's version,
+                 the latest life number
       slot n     a partition's; used again when that was deleted, with another generation
-    lock      lock bytes; a partition has four: append (4n), flush (4n + 1), clean (4n + 2), recovery point (4n + 3)
+    lock      lock bytes; a partition has three: flush (4n + 1), clean (4n + 2), recovery point (4n + 3)
 
 A slot says where its log ends:
 
@@ -22,7 +23,8 @@ A slot says where its log ends:
     redo_*            a committed batch whose producer the table may not know yet
     producers_seq     what the header of the table of producers says, if the table is this log's (_producers.pxi)
     aborted_*         the latest .aborted file: its segment, and how many entries it has
-    notes[4]          beside each lock byte: which process took it last, and what processes sleep on that wait for it
+    owner, holder     the append lock: the life number of the process that holds it (owner.h), and who took it last
+    notes[3]          beside each lock byte: which process took it last, and what processes sleep on that wait for it
 
 **Commit.** Fill the next place of the ring, then store `seq`. That one store is the commit: before it nothing has
 happened, after it everything has. There are eight places so that a reader can copy one while writers fill the next.
@@ -30,7 +32,7 @@ happened, after it everything has. There are eight places so that a reader can c
 **Read.** Load `seq`, copy its commit, load `seq` again; if it is 7 or more ahead, the place may have changed under the
 copy: try again. A wrong CRC, or another seq in the copy, is damage. No lock, no store.
 
-**Append**, holding the append byte: refuse by flags · if intent ≠ seq a writer died: cut the file to `position` · store
+**Append**, holding the append lock: refuse by flags · if intent ≠ seq a writer died: cut the file to `position` · store
 intent · write the batch at `position` · commit · index · let go · ring the bell.
 
 **Transactions.** A transactional batch leaves `stable_offset` where it is, at the latest where the oldest open
@@ -56,16 +58,17 @@ well, and so are never replaced, and nothing but those and a sync is done under 
 
 Promises
   H1  A reader never sees a byte beyond the commit; a batch is there whole or not at all.
-  H2  Only the holder of the append byte writes a segment, the intent or a commit; next_offset only grows.
-  H3  A writer killed at any instruction loses only what it had not committed, and blocks nobody.
+  H2  Only the holder of the append lock writes a segment, the intent or a commit; next_offset only grows.
+  H3  A writer killed at any instruction loses only what it had not committed, and delays nobody by more than 2 ms and
+      a system call.
   H4  A segment that is not active never changes size.
   H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody, and never by a
       process that was replaced.
 
-One mutex per byte keeps the threads of a process apart (an OFD lock does not). Bytes and mutexes are taken and released
-by native code alone: an append and a sync are one call each, and a longer section is a `with` block of a native type.
-So an exception, or a signal handler that raises one, never leaves a byte held. Every store and system call here that
-others can observe is a step that tests can trap (disk/os.h).
+A mutex in front of each lock keeps the threads of a process apart (an OFD lock does not). Locks and mutexes are taken
+and released by native code alone: an append and a sync are one call each, and a longer section is a `with` block of a
+native type. So an exception, or a signal handler that raises one, never leaves a lock held. Every store and system call
+here that others can observe is a step that tests can trap (disk/os.h).
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ from klamm.log._head import (
     DELETED,
     EVENTFUL,
     FORMAT,
+    LIFE,
     MAX_SLOTS,
     NEEDS_RECOVERY,
     NEW_HEAD,
@@ -89,6 +93,7 @@ from klamm.log._head import (
     Chime,
     Evidence,
     Heads,
+    Life,
     Log,
     Snapshot,
     Watch,
@@ -101,6 +106,7 @@ __all__ = [
     "DELETED",
     "EVENTFUL",
     "FORMAT",
+    "LIFE",
     "MAX_SLOTS",
     "NEEDS_RECOVERY",
     "NEW_HEAD",
@@ -115,6 +121,7 @@ __all__ = [
     "Chime",
     "Evidence",
     "Heads",
+    "Life",
     "Log",
     "Snapshot",
     "Watch",

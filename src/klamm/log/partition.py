@@ -84,20 +84,20 @@ class Partition(Housekeeping):
         on_event: Callable[[Partition, int], None],
         boots: int = 0,
         topic_id: str | None = None,
+        life: head.Life | None = None,
     ) -> None:
-        """Without `lock` it can only be read. `reload` is asked when the catalog has changed, `on_event` is told."""
+        """Without `lock` and `life` it can only be read. `reload` is called when the catalog has changed."""
         self.topic = topic
         self.number = number
         self.slot = slot
         self.directory = directory
         self._heads = heads
         self._lock = lock
-        self._reload = reload
-        self._on_event = on_event
+        self._reload, self._on_event = reload, on_event
         self._boots = boots
         self._epochs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
-        fd, mine = lock.fd if lock else -1, (topic_id, number) if topic_id else None
-        self.log = head.Log(heads, slot, directory, fd, bell_bit, writable=fd >= 0, lock_file=lock, identity=mine)
+        mine = (topic_id, number) if topic_id else None
+        self.log = head.Log(heads, slot, directory, lock, bell_bit, life=life, identity=mine)
         self._one = self.log.append_one
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
@@ -206,7 +206,7 @@ class Partition(Housekeeping):
         return self._heads.wall_ms()
 
     def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
-        """The same, but None if somebody else holds the append byte just now."""
+        """The same, but None if somebody else holds the append lock just now."""
         if size < 0:
             size = len(batch)
         if size > self._max_bytes or self._checked:
@@ -577,7 +577,7 @@ class Partition(Housekeeping):
     # ---- the end
 
     def mark_deleted(self) -> None:
-        """From now on nobody appends or reads. Under the append byte, so that no append is on its way."""
+        """From now on nobody appends or reads. Under the append lock, so that no append is on its way."""
         with suppress(UnknownTopic), self._told(), self.log.append_lock():  # suppressed: another process was faster
             self.log.set_flags(head.DELETED)
         self.log.ring()

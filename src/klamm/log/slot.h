@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "os.h"
+#include "owner.h"
 #include "crc32c.h"
 #include "record.h"
 
@@ -31,7 +32,9 @@ typedef struct {
     int64_t aborted_base, aborted_count;        /* the latest .aborted file: its segment, and its entries */
     char topic_id[16];                  /* whose partition this is */
     uint32_t number, identity_crc;      /* CRC-32C of topic_id and number */
-    KlammLockNote notes[4];             /* line 11: of lock bytes 4n to 4n + 3 */
+    uint64_t holder;                    /* line 11: the append lock: the process that took it last (see KlammLockNote) */
+    uint32_t owner, unused2;            /* and the process that holds it (owner.h) */
+    KlammLockNote notes[3];             /* of lock bytes 4n + 1 to 4n + 3 */
     uint64_t reserved[32];
 } Slot;
 
@@ -53,7 +56,8 @@ typedef struct {                        /* slot 0 belongs to the store */
     uint64_t database_inode;            /* of klamm.db */
     uint64_t changes, changes_check;    /* of klamm.db, which has at least so many; believed if the check is ~changes */
     char store_id[16];
-    uint64_t unused3[55];
+    uint32_t lives, unused3;            /* the latest life number (owner.h) */
+    uint64_t unused4[54];
     KlammLockNote notes[4];             /* line 11: of lock bytes 0 to 3 */
     uint64_t features[3];               /* compatible, read-compatible, incompatible (store/features.py) */
     uint64_t reserved[29];
@@ -63,11 +67,12 @@ typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, 
 typedef struct { int64_t offset, position, max_timestamp; uint32_t unused, crc; } IndexEntry;
 typedef struct { int64_t producer_id, first_offset, last_offset; uint32_t unused, crc; } AbortedEntry;
 
-enum { RING = 8, SLOT_SIZE = 1024 };
+enum { RING = 8, SLOT_SIZE = 1024, NOTES_AT = 704 };
 _Static_assert(sizeof(Commit) == 64 && sizeof(Slot) == SLOT_SIZE && sizeof(StoreSlot) == SLOT_SIZE, "a file format");
 _Static_assert(offsetof(Slot, intent) == 64 && offsetof(Slot, ring) == 128, "cache lines");
 _Static_assert(offsetof(StoreSlot, bell) == 64 && offsetof(StoreSlot, anchor_wall_ms) == 128, "cache lines");
-_Static_assert(offsetof(Slot, notes) == 704 && offsetof(StoreSlot, notes) == 704, "cache lines");
+_Static_assert(offsetof(Slot, holder) == NOTES_AT && offsetof(StoreSlot, notes) == NOTES_AT, "cache lines");
+_Static_assert(offsetof(Slot, notes) == NOTES_AT + sizeof(KlammLockNote), "a note for each lock byte");
 _Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32 && sizeof(AbortedEntry) == 32, "a file format");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "mapped files are little-endian"

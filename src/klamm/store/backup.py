@@ -138,7 +138,7 @@ def _note(core: Core, database: str) -> list[_Noted]:
     """One moment of the store: its catalog, copied, and where each log ended."""
     opened: dict[tuple[str, int], Partition] = {}
     while True:
-        # Opening may recover and takes append bytes: not under the gate, which everybody needs.
+        # Opening may recover and takes append locks: not under the gate, which everybody needs.
         for topic in core.catalog.topics():
             with suppress(UnknownTopic):
                 for partition in core.topic(topic.name).partitions():

@@ -1,7 +1,7 @@
 """Deleting a topic, in an order that a kill at any point leaves finishable.
 
   1  its rows go from the catalog, and a tombstone comes: from now on nobody opens it
-  2  DELETED in each of its heads, under the append byte: whoever has it open is refused from now on
+  2  DELETED in each of its heads, under the append lock: whoever has it open is refused from now on
   3  the catalog's version moves: whoever waits looks again
   4  topics/<name>-<id> is renamed to topics/<id>.deleted, and that is removed; tables/<name>-<id> is removed, too
   5  the tombstone goes, and the slots are free for other partitions (free_slots.py)
@@ -61,9 +61,9 @@ def _are_marked(core: Core, topic_id: str) -> bool:
     assert lock is not None
     for number, slot in core.catalog.slots_of(topic_id).items():
         if heads.identity_of(slot) == (topic_id, number) and not heads.flags_of(slot) & head.DELETED:
-            if lock.held(4 * slot):
+            log = head.Log(heads, slot, "", lock, 0, life=core.life)
+            if log.is_locked_elsewhere:
                 return False
-            log = head.Log(heads, slot, "", lock.fd, 0, lock_file=lock)
             with log.append_lock():
                 log.set_flags(head.DELETED)
     return True

@@ -118,6 +118,7 @@ class Core:
         self.lock: LockFile | None = None
         self.members: LockFile | None = None
         self.presence: Presence | None = None
+        self.life: head.Life | None = None
         self.rebuilt: list[str] = []  # what was made again, with `rebuild`
         self.unknown_directories: set[str] = set()  # that were logged already
         if read_only:
@@ -150,6 +151,7 @@ class Core:
             with self.lock.hold(OPENING):
                 self._create_parts(rebuild)
                 self._join(rebuild)
+                self.life = head.Life(self.heads, self.presence.heads_file)
         except OSError as error:
             self._drop()
             raise files.disk_full(error, self.path) from error
@@ -381,6 +383,7 @@ class Core:
                 boots=self._boots,
                 reload=lambda partition: self._reload(opened),
                 on_event=self._on_event,
+                life=self.life,
             )
         except RuntimeError as error:
             if str(error) == "deleted":
@@ -396,8 +399,9 @@ class Core:
     def lay_out(self, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
         """Lay out slots for new partitions of a topic, from `number` on, before the catalog names them."""
         assert self.lock is not None
+        assert self.life is not None
         try:
-            return slots.lay_out(self.heads, self.lock, wanted, topic_id, number)
+            return slots.lay_out(self.heads, self.lock, self.life, wanted, topic_id, number)
         except OSError as error:
             raise files.disk_full(error, self.heads.path) from error
 

@@ -155,10 +155,8 @@ class Examination:
             if partition.directory == self.directory:
                 return partition.log
         bit = directory.bell_bit(self.topic.id)
-        fd = self.lock.fd if self.lock is not None else -1
-        return head.Log(
-            self.heads, self.slot, self.directory, fd, bit, writable=self.lock is not None, lock_file=self.lock
-        )
+        life = self.core.life if self.lock is not None else None
+        return head.Log(self.heads, self.slot, self.directory, self.lock, bit, life=life)
 
     def _gaps(self) -> int:
         """Below which offset compaction may have left gaps."""

@@ -38,7 +38,7 @@ ONGOING, COMMIT, ABORT = "ongoing", "prepared_commit", "prepared_abort"
 Place = tuple[str, int]
 """A partition by its topic's id: names come again."""
 
-_STOPPED_S = 0.05  # so long may an append byte be held, and the log stand still, before its holder counts as stopped
+_STOPPED_S = 0.05  # so long may an append lock be held, and the log stand still, before its holder counts as stopped
 _STUCK_S = 1.0  # and a flush byte, without anything reaching the disk
 
 
@@ -74,12 +74,10 @@ def is_deleted(partition: Partition) -> bool:
     return bool(partition.log.flags & head.DELETED)
 
 
-def can_append(core: Core, partition: Partition) -> bool:
-    """False if somebody holds the append byte and does nothing: a stopped process."""
-    lock = core.lock
-    assert lock is not None
+def can_append(partition: Partition) -> bool:
+    """Return False if another process holds the append lock and does nothing: it is stopped."""
     seq, until = partition.log.seq, time.monotonic() + _STOPPED_S
-    while lock.held(4 * partition.slot):
+    while partition.log.is_locked_elsewhere:
         if partition.log.seq != seq:
             return True
         if time.monotonic() > until:

@@ -39,6 +39,12 @@ class Presence:
             if self.is_alone and not self._heads.try_hold(_IN_HEADS):
                 raise self._busy("`heads` is new")
 
+    @property
+    def heads_file(self) -> LockFile:
+        """The open file of `heads` that locks are held through; it is never mapped."""
+        assert self._heads is not None
+        return self._heads
+
     def _bytes(self) -> list[tuple[LockFile, int]]:
         found = [(self._members, PRESENCE), (self._lock, IN_LOCK)]
         return found if self._heads is None else [*found, (self._heads, _IN_HEADS)]

@@ -81,7 +81,7 @@ def _check(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) 
 def _has_expired(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) -> bool:
     directory, settings = f"{topic.directory}/{number}", topic.topic.settings
     opened = topic.opened_one(number)
-    log = opened.log if opened is not None else head.Log(core.heads, slot, directory, -1, 1, writable=False)
+    log = opened.log if opened is not None else head.Log(core.heads, slot, directory, None, 1)
     if log.flags & head.DELETED:
         return False
     if log.flags & head.NEEDS_RECOVERY:

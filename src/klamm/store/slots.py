@@ -14,16 +14,20 @@ if TYPE_CHECKING:
 __all__ = ["is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
 
 
-def lay_out(heads: head.Heads, lock: LockFile, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+def lay_out(
+    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: str, number: int
+) -> tuple[int, ...]:
     """Lay out slots for new partitions of a topic, from `number` on: free ones first."""
-    used = _use_again(heads, lock, wanted, topic_id, number)
+    used = _use_again(heads, lock, life, wanted, topic_id, number)
     fresh = range(wanted.fresh, wanted.fresh + wanted.how_many - len(used))
     if fresh:
         heads.lay_out(fresh.start, fresh.stop, topic_id=bytes.fromhex(topic_id), number=number + len(used))
     return (*used, *fresh)
 
 
-def _use_again(heads: head.Heads, lock: LockFile, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+def _use_again(
+    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: str, number: int
+) -> tuple[int, ...]:
     """Lay out as many free slots as are wanted and can be had.
 
     Whoever still has the deleted partition may be in the middle of an append or a sync, stopped perhaps. A slot with a
@@ -33,8 +37,10 @@ def _use_again(heads: head.Heads, lock: LockFile, wanted: WantedSlots, topic_id:
     for slot in wanted.free:
         if len(used) == wanted.how_many:
             break
-        if slot < heads.size() and not any(lock.held(4 * slot + byte) for byte in range(4)):
-            log = head.Log(heads, slot, "", lock.fd, 0, lock_file=lock)
+        if slot >= heads.size() or any(lock.held(4 * slot + byte) for byte in (1, 2, 3)):
+            continue
+        log = head.Log(heads, slot, "", lock, 0, life=life)
+        if not log.is_locked_elsewhere:
             with lock.hold(head.clean_byte(slot)), log.point_lock(), log.append_lock(), log.flush_lock():
                 log.use_again(bytes.fromhex(topic_id), number + len(used))
             used.append(log)

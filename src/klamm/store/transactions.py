@@ -34,12 +34,12 @@ Promises
       every registered partition: no append there, for it bears a newer epoch. So an aborted transaction gets no more
       records, and a late commit cannot touch the next one, which has another epoch.
   T4  Nobody waits for a process that is gone, and for a stopped one no longer than the transaction's time-out. A
-      partition whose append byte a stopped process holds makes nobody else's wait, either.
+      partition whose append lock a stopped process holds makes nobody else's wait, either.
   T5  A producer id is used by one process; its next epoch begins when every marker of the last one is written.
   T6  A name belongs to who asked for it last. With that the transaction of the one before is aborted, and it can begin
       no other.
 
-No append byte is awaited under the gate, nor the gate under an append byte. Time is CLOCK_BOOTTIME: time-outs pass
+No append lock is awaited under the gate, nor the gate under an append lock. Time is CLOCK_BOOTTIME: time-outs pass
 while the machine sleeps, and a jump of the wall clock ends nothing. After a boot every byte is free.
 """
 
@@ -333,7 +333,7 @@ class Transactions:
         for partition, producer_id, epoch, _ in opened:
             if producer_id in over_wire:
                 continue  # its next transaction may have the same epoch, and have begun since we looked
-            if (producer_id, epoch) not in known and can_append(self._core, partition):
+            if (producer_id, epoch) not in known and can_append(partition):
                 _mark(partition, producer_id, epoch, commit=False)
         self.wire.resolve([each[0] for each in opened if each[1] in over_wire], of=of)
 
@@ -357,7 +357,7 @@ class Transactions:
         """Whether the marker is on disk, or the partition is gone."""
         try:
             partition = self._core.topic(topic).partition(number)
-            if not can_append(self._core, partition):
+            if not can_append(partition):
                 return False
             partition.sync(_mark(partition, row.producer_id, row.epoch, commit=row.state == COMMIT))
         except UnknownTopic:
@@ -369,7 +369,7 @@ class Transactions:
 
     def _open_in(self, partition: Partition) -> list[tuple[int, int, int]]:
         try:
-            return partition.open_transactions() if can_append(self._core, partition) else []
+            return partition.open_transactions() if can_append(partition) else []
         except KlammError:  # deleted, or damaged: its readers say so
             return []
 

@@ -3,7 +3,8 @@
 By a process that is alone, in this order, so that one that is killed leaves what the next one finishes:
 
   1  klamm.db, in one SQLite transaction, its format last: from now on an older Klamm refuses the store
-  2  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use
+  2  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use;
+     no owner in any of them
   3  the format of `heads`, in one store
 
 What has changed between formats is in docs/internals/format.md. A newer format, or a feature that this Klamm does not
@@ -71,5 +72,6 @@ def finish(heads: head.Heads) -> None:
     """Steps 2 and 3, if they are to be done."""
     if heads.format < head.FORMAT:
         heads.mark_all(head.NEEDS_RECOVERY)
+        heads.forget_lives()
         heads.sync()
         heads.set_format(head.FORMAT, features.KNOWN)

@@ -1,7 +1,8 @@
 """Which process holds or waits for which lock of a store: `Store.who` and `klamm who`.
 
-It takes no lock, and works while processes are stuck. What is held is what the kernel says (disk/holders.py); a lock of
-a process that cannot be seen from here (of another user, or outside of this container) is listed without its pid.
+It takes no lock, and works while processes are stuck. What is held is what the kernel says (disk/holders.py), and for
+append locks `heads`: the life number of the owner, whose byte the kernel knows (log/owner.h). A lock of a process that
+cannot be seen from here (of another user, or outside of this container) is listed without its pid.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from klamm.disk.locks import (
     WAITING,
     held_by_others,
 )
+from klamm.log import head
 from klamm.store.presence import IN_LOCK
 from klamm.types import LockInfo
 
@@ -49,33 +51,40 @@ class _Lock(NamedTuple):
 def who(core: Core) -> list[LockInfo]:
     """Return the locks that processes hold or wait for, by lock and pid."""
     names = _Names(core)
-    return [*_of_file(core, names, "lock"), *_of_file(core, names, "members")]
+    held = [(byte, process) for byte, process in _held(f"{core.path}/lock") if byte != IN_LOCK]  # `members` has it, too
+    held = sorted([*held, *_appending(core)], key=lambda each: each[0])
+    rows = [_row(core, names, "lock", byte, process) for byte, process in held]
+    return rows + [_row(core, names, "members", byte, process) for byte, process in _held(f"{core.path}/members")]
 
 
-def _of_file(core: Core, names: _Names, file: str) -> list[LockInfo]:
-    path = f"{core.path}/{file}"
+def _held(path: str, first: int = 0, end: int = (1 << 63) - 1) -> list[tuple[int, Process | None]]:
+    """Return the bytes of a lock file that processes hold, and the process, if it can be seen from here."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return []
     try:
-        taken = held_by_others(fd, 0, (1 << 63) - 1)
+        taken = held_by_others(fd, first, end - first)
     finally:
         os.close(fd)
-    rows: list[LockInfo] = []
-    seen: set[int] = {IN_LOCK} if file == "lock" else set()  # presence is shown once, by `members`
+    found: list[tuple[int, Process | None]] = []
     for held in holders.held_ranges(path):
-        for byte in _bytes(held.start, held.length):
-            if file == "members" or byte != IN_LOCK:
-                seen.add(byte)
-                rows.append(_row(core, names, file, byte, held.process))
-    for start, length in taken:
-        rows += [_row(core, names, file, byte, None) for byte in _bytes(start, length) if byte not in seen]
-    return rows
+        found += [(byte, held.process) for byte in _bytes(held.start, held.length) if first <= byte < end]
+    seen = {byte for byte, _ in found}
+    return found + [(byte, None) for start, length in taken for byte in _bytes(start, length) if byte not in seen]
 
 
 def _bytes(start: int, length: int) -> Iterable[int]:
     return range(start, start + min(length, _MAX_RANGE))
+
+
+def _appending(core: Core) -> list[tuple[int, Process | None]]:
+    """Return the append locks that processes hold, as the bytes 4n that they would be."""
+    owners = [] if core.heads.private else core.heads.owners()
+    if not owners:
+        return []
+    lives = dict(_held(f"{core.path}/heads", head.LIFE, head.LIFE + (1 << 31)))
+    return [(4 * slot, lives[head.LIFE + life]) for slot, life in owners if head.LIFE + life in lives]
 
 
 def _row(core: Core, names: _Names, file: str, byte: int, process: Process | None) -> LockInfo:

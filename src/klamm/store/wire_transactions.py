@@ -295,7 +295,7 @@ class WireTransactions:
         """Whether the marker is on disk, or the partition is gone."""
         try:
             partition = self.partition(place)
-            if not can_append(self._core, partition):
+            if not can_append(partition):
                 return False
             try:
                 end = _mark(partition, row)
@@ -352,7 +352,7 @@ class WireTransactions:
         """By who holds SERVER: abort what is open in these logs and in no transaction. It came after the marker."""
         for partition in partitions:
             try:
-                opened = partition.open_transactions() if can_append(self._core, partition) else []
+                opened = partition.open_transactions() if can_append(partition) else []
             except KlammError:  # deleted, or damaged: its readers say so
                 continue
             for producer_id, epoch, first in opened:

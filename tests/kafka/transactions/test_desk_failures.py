@@ -19,7 +19,7 @@ from klamm.store import marking
 from klamm.store.wire_transactions import hold_server
 from tests.kafka.producing import Client, hasten, offset_of, place_of, serving
 from tests.procs import Flag, children
-from tests.store.open_transactions import core_of, hold_append_byte, log_of, markers, seen, stands_open
+from tests.store.open_transactions import core_of, hold_append_lock, log_of, markers, seen, stands_open
 
 NONE = ErrorCode.NONE
 
@@ -170,7 +170,7 @@ def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: Path, t
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
     with children() as start:
-        stopped = start(partial(hold_append_byte, path, 1, ready, go))
+        stopped = start(partial(hold_append_lock, path, 1, ready, go))
         ready.wait()
         assert client.send(0, 1) is NONE
         for number in (0, 1):

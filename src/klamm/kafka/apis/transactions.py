@@ -336,7 +336,7 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
 
 def _producers(core: Core, partition: Partition) -> list[Struct]:
     """In a thread."""
-    if not can_append(core, partition):
+    if not can_append(partition):
         return []  # a stopped process holds the log; nobody can know
     found = []
     for producer_id, first_open, seen_ms, batches in partition.producers():
