@@ -8,7 +8,8 @@ from tests import asan
 
 pytestmark = pytest.mark.skipif(asan.library() is None, reason="gcc with AddressSanitizer is not here")
 
-HOSTILE = ["tests/batch/test_hostile.py", "tests/log/test_side_files.py"]
+TABLE = "tests/log/test_producer_table.py::test_no_table_of_producers_crashes_a_process_that_uses_it"
+HOSTILE = ["tests/batch/test_hostile.py", "tests/log/test_side_files.py", TABLE]
 ALL = ["tests/batch", "tests/log", "tests/crash/test_damage.py", "--deselect=tests/batch/test_codecs.py"]
 
 

@@ -1,27 +1,23 @@
 """Side files of a store from somebody else: whatever is in them, with checksums that fit, harms no process.
 
-Sealed files are given random bodies and false counts under a right CRC; the mapped table of producers, the .aborted and
-index files random bytes. A reader or writer of them gets an answer or one of our errors: no other exception, no crash,
-no allocation out of proportion.
+Sealed files are given random bodies and false counts under a right CRC, .aborted files random bytes (the mapped table
+of producers: test_producer_table.py). A reader of them gets an answer or one of our errors: no other exception, no
+crash, no allocation out of proportion.
 """
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.batch import crc32c
-from klamm.errors import KlammError, NewerFormat
+from klamm.errors import NewerFormat
 from klamm.log import aborted, cleaned, point, producers, sealed
 from klamm.log.sealed import Lack
-from tests.crash.cases import run_cases, seed_of
-from tests.rig import Rig, batch
 
 KINDS: dict[bytes, tuple[int, Callable[[bytes], object], type]] = {
     b"KLAMMREC": (2, point.parse, point.Point),
@@ -56,41 +52,6 @@ def test_false_counts_in_a_snapshot_are_damage(count: int) -> None:
 def test_any_bytes_are_entries_of_aborts_or_none(data: bytes) -> None:
     entries = aborted.parse(data)
     assert len(entries) <= len(data) // aborted.ENTRY_SIZE
-
-
-def spoil(data: bytearray, dice: random.Random) -> None:
-    """Change some words of a table of producers; often counts and offsets, which would lead astray."""
-    for _ in range(dice.choice((1, 1, 3, 40))):
-        at = dice.choice((8, 12, 16, 64, dice.randrange(len(data) - 8), 64 + 8 * dice.randrange(64), 64 + 512)) & ~7
-        word = dice.choice((0, 1, 2**63 - 1, 2**64 - 1, 8000 << 32 | 1, dice.randrange(2**64)))
-        struct.pack_into("<Q", data, at, word)
-
-
-def test_no_table_of_producers_crashes_a_process_that_uses_it(rig: Rig) -> None:
-    seed = seed_of()
-    slots = [rig.fresh_slot() for _ in range(60)]
-
-    def use(number: int, worker: int) -> None:
-        partition = rig.child().partition(slots[number])
-        for producer in range(3):
-            partition.append(batch(0, producer, producer=producer, sequence=0))
-        path = Path(partition.directory, "producers")
-        data = bytearray(path.read_bytes())
-        dice = random.Random(seed + number)
-        spoil(data, dice)
-        if dice.random() < 0.2:
-            del data[dice.randrange(len(data)) :]
-        path.write_bytes(data)
-        try:
-            again = rig.child().partition(slots[number])
-            again.producers()
-            for producer in range(5):
-                again.append(batch(0, producer, producer=producer, sequence=1 if producer < 3 else 0))
-            again.checkpoint()
-        except KlammError:
-            pass
-
-    run_cases(range(len(slots)), use)
 
 
 @given(st.binary(min_size=4, max_size=4))

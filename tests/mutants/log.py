@@ -162,6 +162,12 @@ MUTANTS = [
         (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
     ),
     Mutant(
+        "a table of producers made again knows what a dead writer had not committed",
+        "promise 3",
+        ((PRODUCER_RECOVERY, "            if batch.base_offset >= end:\n", "            if False:\n"),),
+        ("tests/log/test_producer_table.py::test_what_a_dead_writer_had_not_committed_is_not_in_a_table_made_again",),
+    ),
+    Mutant(
         "without a snapshot there never was a producer",
         "log/producers.py",
         ((PRODUCER_RECOVERY, "    return 0, []\n", "    return end, []\n"),),

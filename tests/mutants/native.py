@@ -10,6 +10,8 @@ REUSE = "src/klamm/log/_reuse.pxi"
 OWNER = "src/klamm/log/owner.h"
 LIFE = "src/klamm/log/_life.pxi"
 PRODUCERS = "src/klamm/log/_producers.pxi"
+PRODUCER_FILE = "src/klamm/log/_producer_file.pxi"
+TABLE_TESTS = "tests/log/test_producer_table.py"
 POWER_CUT = "tests/crash/test_power_cut.py"
 DAMAGE = "tests/crash/test_damage.py"
 TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
@@ -95,7 +97,7 @@ MUTANTS = [
     Mutant(
         "a marker does not end the transaction in the table",
         "store/transactions.py T4",
-        ((PRODUCERS, "        store_i64(&entry.first_open_offset, -1)\n    elif", "        pass\n    elif"),),
+        ((PRODUCERS, "        open_at = -1\n    elif", "        pass\n    elif"),),
         (f"{TRANSACTIONS_TESTS}::test_what_was_aborted_is_never_read_except_by_those_who_ask_for_it",),
     ),
     Mutant(
@@ -258,8 +260,68 @@ MUTANTS = [
     Mutant(
         "nobody makes up for a writer that died before the table of producers",
         "promise 3",
-        ((PRODUCERS, "    if w.slot.redo_seq == now.seq:", "    if False:"),),
+        ((PRODUCERS, "    if w.slot.redo_seq == now.seq and not w.table_broken:", "    if False:"),),
         WRITING,
+    ),
+    Mutant(
+        "what a dead writer changed in the table of producers stays half done",
+        "promise 3",
+        ((PRODUCERS, "    undo(w)\n    if w.slot.redo_seq", "    if w.slot.redo_seq"),),
+        (f"{TABLE_TESTS}::test_a_writer_killed_at_any_step_leaves_a_table_that_is_whole_and_knows_its_batch",),
+    ),
+    Mutant(
+        "a full table of producers forgets one with an open transaction",
+        "docs/internals/commit.md, producers",
+        ((PRODUCERS, "    after = &header.open if open_at >= 0 else &header.idle\n", "    after = &header.idle\n"),),
+        (f"{TABLE_TESTS}::test_a_full_table_forgets_the_longest_unseen_producer_without_an_open_transaction",),
+    ),
+    Mutant(
+        "a full table of producers forgets the longest known instead of the longest unseen",
+        "docs/internals/commit.md, producers",
+        ((PRODUCERS, " or (after == &header.idle and after.newest != link):", ":"),),
+        (f"{TABLE_TESTS}::test_a_full_table_forgets_the_longest_unseen_producer_without_an_open_transaction",),
+    ),
+    Mutant(
+        "the latest open transaction is taken for the oldest",
+        "a transaction is read whole or not at all",
+        ((PRODUCERS, "entry_of(w, w.table.header.open.oldest)", "entry_of(w, w.table.header.open.newest)"),),
+        (f"{TABLE_TESTS}::test_the_oldest_open_transaction_is_known_however_they_begin_and_end",),
+    ),
+    Mutant(
+        "links in the table of producers are followed wherever they lead",
+        "log/_producers.pxi",
+        ((PRODUCERS, " if 0 < link <= w.table.header.used else NULL", " if link else NULL"),),
+        (f"{TABLE_TESTS}::test_no_table_of_producers_crashes_a_process_that_uses_it",),
+    ),
+    Mutant(
+        "a bucket that is split keeps what belongs to the new one",
+        "log/_producers.pxi",
+        (
+            (
+                PRODUCERS,
+                "        if bucket_of(producer_hash(header.key, entry.id), count + 1) == count:",
+                "        if False:",
+            ),
+        ),
+        (f"{TABLE_TESTS}::test_every_producer_of_thousands_is_found_however_the_table_grew",),
+    ),
+    Mutant(
+        "a table of producers that is being made again is the log's from the start",
+        "log/_producers.pxi",
+        (
+            (
+                PRODUCER_FILE,
+                "TABLE_VERSION, capacity, 0, os.urandom(8)",
+                "TABLE_VERSION, capacity, w.slot.producers_seq, os.urandom(8)",
+            ),
+        ),
+        (f"{TABLE_TESTS}::test_a_process_killed_while_it_makes_the_table_again_leaves_none_that_is_believed",),
+    ),
+    Mutant(
+        "tables of producers are never unmapped",
+        "log/_producer_file.pxi",
+        ((PRODUCER_FILE, "    unmap_idle(room)\n", ""),),
+        (f"{TABLE_TESTS}::test_a_process_maps_a_bounded_number_of_tables_and_every_producer_is_known_all_the_same",),
     ),
     Mutant(
         "producers are remembered before the commit",

@@ -220,7 +220,7 @@ cdef int refused(Writer *w) noexcept nogil:
 cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch, int64_t at) noexcept nogil:
     cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append lock needs no snapshot
     cdef Commit before
-    cdef int64_t base_offset, end, oldest, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
+    cdef int64_t base_offset, end, oldest = -1, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
     cdef int attributes = be16(batch + ATTRIBUTES_AT)
     cdef size_t done = 0
     cdef ssize_t written
@@ -248,8 +248,13 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
         if producer_id >= 0:
             if attributes & KLAMM_CONTROL:
                 base_offset = check_marker(w, batch, same_epoch)
+                oldest = oldest_open(w, producer_id)
+                if oldest > now.next_offset:
+                    w.table_broken = 1
             else:
                 base_offset = check_sequence(w, batch)
+            if w.table_broken:
+                return drop_table(w)
             if base_offset != R_IN_ORDER:
                 return base_offset                      # an error, or where the same batch already is
     if must_roll(w, &now, batch, size):
@@ -277,7 +282,6 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     before = now
     end = base_offset + <int32_t>be32(batch + LAST_DELTA_AT) + 1
     if attributes & KLAMM_CONTROL and producer_id >= 0:
-        oldest = oldest_open(w, producer_id)
         now.stable_offset = oldest if oldest >= 0 else end
     elif now.stable_offset == now.next_offset and not attributes & KLAMM_TRANSACTIONAL:     # and none is open
         now.stable_offset = end
@@ -357,3 +361,4 @@ cdef void let_go(Writer *w) noexcept:
     w.lock_fd = w.life.fd = -1
     w.life.number = 0
     close_files(w)
+    unmap_table(w)

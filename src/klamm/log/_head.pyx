@@ -6,12 +6,13 @@ a result >= 0, -errno, or one of the codes below; `Log` passes them on, and part
 """
 
 import os
+import struct
 from collections import namedtuple
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EACCES, EAGAIN, EBADF, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, EOVERFLOW, errno
+from libc.errno cimport EACCES, EAGAIN, EBADF, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, ENOMEM, EOVERFLOW, errno
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
@@ -31,7 +32,7 @@ RESULTS = {
     R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
     R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
     R_NOT_PLAIN: "not_plain", R_ENDED: "ended", R_ELSEWHERE: "elsewhere", R_OLDER_HEAD: "older_head",
-    R_TOO_FAR_AHEAD: "too_far_ahead",
+    R_TOO_FAR_AHEAD: "too_far_ahead", R_TOO_MANY_PRODUCERS: "too_many_producers",
 }
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
 Evidence = namedtuple("Evidence", "exists flushed_offset next_offset log_start leader_epoch had_point")
@@ -82,7 +83,6 @@ cdef class Log:
         self.w.life.fd = -1
         self.w.log_fd = self.w.index_fd = self.w.sync_fd = -1
         self.w.first_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
-        self.w.table_hint = -1
         self.w.asked_base = -1
         self.w.timestamp_after_ms = INT64_MAX
         self.path = path
@@ -261,9 +261,13 @@ cdef class Log:
         if not self.w.slot.redo_seq:
             return
         cdef int error = use_active(&self.w, &now)
-        if not error:
-            map_table(&self.w)
+        if not error and map_table(&self.w):    # else the table is made again from the log, which has that batch
             error = redo(&self.w, &now)
+            if error == R_NEEDS_PRODUCERS and not self.w.table_broken:
+                grow_table(&self.w)
+                error = redo(&self.w, &now)
+            if self.w.table_broken:
+                error = 0
         if error:
             raise result_error(error, self.directory)
 
@@ -493,16 +497,27 @@ cdef class Log:
     # ---- producers
 
     def map_producers(self):
-        """Under the append lock: map the table, making or growing it if need be."""
-        map_table(&self.w)
+        """Under the append lock: have the log's table mapped. False if there is none: it has to be made again."""
+        return map_table(&self.w)
 
-    def producers(self):
-        """Under the append lock: what the table knows, for a snapshot: [(id, first open offset, batches)]."""
-        self.make_up()
-        return list_table(&self.w)
+    def grow_producers(self):
+        """Under the append lock: give the mapped table room for a producer more, if it has none."""
+        grow_table(&self.w)
+
+    def producers(self, *, bint only_open=False):
+        """Under the append lock, mapped and made up: [(id, first open offset, last seen, batches)]."""
+        if self.w.table == NULL:
+            raise result_error(R_NEEDS_PRODUCERS, self.directory)
+        return list_table(&self.w, only_open)
+
+    def pack_producers(self):
+        """Like `producers`: all of them, as the body of a snapshot."""
+        if self.w.table == NULL:
+            raise result_error(R_NEEDS_PRODUCERS, self.directory)
+        return pack_table(&self.w)
 
     def restore_producers(self, entries):
-        """Under the append lock: make the table anew from what a snapshot said."""
+        """Under the append lock: make the table again from what a snapshot said."""
         fill_table(&self.w, entries)
 
     def remember_producer(self, const unsigned char[::1] header not None, int64_t base_offset):
@@ -527,9 +542,11 @@ cdef class Log:
         """What the table has in its header, if it is the log's."""
         return load64(&self.w.slot.producers_seq)
 
-    def unmap_producers(self):
-        """Under the append lock: the file that is mapped is not the log's any more."""
-        unmap_table(&self.w)
+    @property
+    def producers_at_rest(self):
+        """What `producers_seq` is, if no append is changing the table just now; else 0."""
+        cdef uint64_t seq = load64(&self.w.slot.producers_seq)
+        return 0 if load64(&self.w.slot.redo_seq) else seq
 
     def seal_producers(self):
         """Under the append lock: the table that was made again is the log's from now on."""
@@ -572,16 +589,6 @@ cdef class Log:
         self.before_fork()
         let_go(&self.w)
         self.after_fork()
-
-
-cdef object as_snapshot(const Commit *c):
-    return Snapshot(c.next_offset, c.active_base, c.position, c.stable_offset, c.max_timestamp, c.log_start, c.seq, c.leader_epoch)
-
-
-cdef object result_error(int64_t result, directory):
-    if result in RESULTS:
-        return RuntimeError(RESULTS[result])
-    return OSError(-result, os.strerror(-result), directory)
 
 
 include "_sync.pxi"

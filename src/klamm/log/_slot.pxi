@@ -16,7 +16,6 @@ cdef extern from "os.h" nogil:
     enum:
         KLAMM_MAPS_GROW
     int close(int)
-    int EUSERS
     int snprintf(char *, size_t, const char *, ...)
 
 cdef extern from "slot.h" nogil:
@@ -163,7 +162,7 @@ cdef enum:
     R_DAMAGED_HEAD = -10006         # the commit's CRC is wrong
     R_SHORT_SEGMENT = -10007        # the active segment ends before the commit
     R_ABANDONED = -10008            # used in a forked child, or after close
-    R_NEEDS_PRODUCERS = -10009      # the table of producers must be mapped (or grown) first
+    R_NEEDS_PRODUCERS = -10009      # the table of producers must be mapped, made again or grown first
     R_FENCED = -10010
     R_OUT_OF_ORDER = -10011
     R_NOT_PLAIN = -10012            # append_one leaves it to the general way
@@ -171,6 +170,7 @@ cdef enum:
     R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
     R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
     R_OLDER_HEAD = -10016           # the log goes on beyond the commit, and no writer died
+    R_TOO_MANY_PRODUCERS = -10030   # each of those that the table has room for has an open transaction
     # Lock bytes of slot n: 4n + these; the notes of FLUSH and those after it have the same order. APPEND is no byte, but a
     # word of the slot; processes that wait for it show that as for a byte.
     APPEND = 0
@@ -221,6 +221,18 @@ cdef struct Writer:
     int64_t asked_base, asked_position      # where maintenance was last asked for
     int events, duplicate
     Table *table
-    int64_t table_hint
+    size_t table_room               # bytes of the mapping
+    uint64_t table_capacity         # entries that the file surely has
+    int table_broken                # something in the table cannot be: it is to be made again
     pthread_mutex_t append_mutex, flush_mutex
     const char *path                # the partition's directory, with a slash
+
+
+cdef object as_snapshot(const Commit *c):
+    return Snapshot(c.next_offset, c.active_base, c.position, c.stable_offset, c.max_timestamp, c.log_start, c.seq, c.leader_epoch)
+
+
+cdef object result_error(int64_t result, directory):
+    if result in RESULTS:
+        return RuntimeError(RESULTS[result])
+    return OSError(-result, os.strerror(-result), directory)

@@ -18,7 +18,6 @@ from klamm.batch.markers import marker
 from klamm.disk import files, reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import (
-    DiskFull,
     InvalidRecord,
     KlammError,
     LogError,
@@ -259,17 +258,21 @@ class Partition(Housekeeping):
         now = self.snapshot()
         if self._lock is None or now.stable_offset == now.next_offset:
             return []
-        return [(number, places[-1][3], first) for number, first, _, places in self.producers() if first >= 0]
+        states = self._list_producers(only_open=True)
+        return [(producer_id, batches[-1][3], first) for producer_id, first, _, batches in states if first >= 0]
+
+    def _list_producers(self, *, only_open: bool) -> list[producers.ProducerState]:
+        if self._lock is None or not self._has_producers():
+            return []
+        with self.log.append_lock():
+            producer_recovery.use_table(self)
+            return self.log.producers(only_open=only_open)
 
     def producers(self) -> list[producers.ProducerState]:
         """What is known of each producer: its id, where its open transaction begins (-1: it has none), when it was last
         seen (store's clock), and its last batches: offset, first and last sequence, epoch. A marker's first one is -1.
         """
-        if self._lock is None or not self._has_producers():
-            return []
-        self._map_producers()
-        with self.log.append_lock():
-            return self.log.producers()
+        return self._list_producers(only_open=False)
 
     def _prepare(self, batch: bytearray | memoryview, size: int) -> None:
         if size > self._max_bytes:
@@ -345,7 +348,8 @@ class Partition(Housekeeping):
         elif what == "sync_failed":
             self.heal()
         elif what == "needs_producers":
-            self._map_producers()
+            with self.log.append_lock():
+                producer_recovery.use_table(self, grow=True)
         elif result == -errno.ENOENT:
             with self._told():  # their names are synced by the first sync
                 files.make_directory(os.path.dirname(self.directory))
@@ -354,24 +358,6 @@ class Partition(Housekeeping):
             self._on_event(self, head.OPENED)
         else:
             raise results.error_of(self, result)
-
-    def _map_producers(self) -> None:
-        """Have the table of producers mapped; make it if there is none, or none that is whole."""
-        log = self.log
-        with log.append_lock():
-            try:
-                if not log.has_producers:
-                    log.unmap_producers()
-                    if not producers.is_current(self.directory, log.producers_seq):
-                        end = log.snapshot().next_offset
-                        producer_recovery.restore(log, end, point.load(self.directory))
-                log.map_producers()
-            except (OSError, DiskFull) as error:
-                if not log.has_producers and not producers.is_current(self.directory, log.producers_seq):
-                    files.remove(f"{self.directory}/producers")
-                raise (
-                    error if isinstance(error, DiskFull) else results.error_of(self, -(error.errno or errno.EIO))
-                ) from error
 
     # ---- durability
 
@@ -422,12 +408,12 @@ class Partition(Housekeeping):
 
     def _write_point(self) -> None:
         log = self.log
-        states: list[producers.ProducerState] | None = None
+        states: bytes | None = None
         snapshot_offset = -1
         if self._has_producers():
-            self._map_producers()
             with log.append_lock():
-                states, snapshot_offset = log.producers(), log.snapshot().next_offset
+                producer_recovery.use_table(self)
+                states, snapshot_offset = log.pack_producers(), log.snapshot().next_offset
         with log.point_lock():
             now = log.snapshot()
             head.sync(log, now.next_offset)

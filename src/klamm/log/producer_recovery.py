@@ -6,6 +6,7 @@ recovery point lists, or was damaged, the whole log is read: it holds every batc
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from klamm.batch import header as batch_header
 from klamm.batch import markers
-from klamm.errors import CorruptBatch
-from klamm.log import aborted, head, index, point, producers, segment
+from klamm.disk import files
+from klamm.errors import CorruptBatch, DiskFull, LogError
+from klamm.log import aborted, head, index, point, producers, results, segment
 from klamm.log.aborted import Aborted
 from klamm.log.point import Point
 from klamm.log.sealed import Lack
@@ -22,9 +24,38 @@ from klamm.log.sealed import Lack
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
 
-__all__ = ["open_and_aborted", "restore", "restore_lost_aborted"]
+__all__ = ["open_and_aborted", "restore", "restore_lost_aborted", "use_table"]
 
 _log = logging.getLogger("klamm")
+_ATTEMPTS = 20
+
+
+def use_table(partition: Partition, *, grow: bool = False) -> None:
+    """Under the append lock: have the table of producers mapped; make it again if there is none of this log.
+
+    With `grow`, it has room for one more afterwards, unless it must not grow any more.
+    """
+    log = partition.log
+    try:
+        for _ in range(_ATTEMPTS):
+            if not log.map_producers():
+                _restore_or_remove(log)
+            log.make_up()
+            if log.has_producers:
+                if grow:
+                    log.grow_producers()
+                return
+    except OSError as error:
+        raise results.error_of(partition, -(error.errno or errno.EIO)) from error
+    raise LogError(f"{log.directory}/producers: cannot be used after {_ATTEMPTS} attempts to make it again")
+
+
+def _restore_or_remove(log: head.Log) -> None:
+    try:
+        restore(log, log.snapshot().next_offset, point.load(log.directory))
+    except (OSError, DiskFull):
+        files.remove(f"{log.directory}/producers")
+        raise
 
 
 def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False) -> None:
@@ -36,10 +67,10 @@ def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False
     directory = log.directory
     offset, states = _producers_before(directory, end, known, whole=whole)
     log.restore_producers(states)
-    for base, batches in _since(directory, offset):
+    for base, batches in _since(directory, offset, end):
         entries = [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
         for batch, data, aborts in batches:
-            log.map_producers()
+            log.grow_producers()
             first = log.first_open_of(batch.producer_id) if aborts else -1
             if first >= 0:
                 entries.append(Aborted(batch.producer_id, first, batch.base_offset))
@@ -49,7 +80,7 @@ def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False
     for base in set(segment.bases(directory, aborted.SUFFIX)) - set(segment.bases(directory)):
         aborted.write(directory, base, [])  # its segment was lost, or never begun
     if not segment.bases(directory, producers.SUFFIX):
-        producers.store(directory, end, log.producers())
+        producers.store(directory, end, log.pack_producers())
     latest = max(segment.bases(directory, aborted.SUFFIX), default=-1)
     log.aborted_file = latest, len(aborted.load(directory, latest)) if latest >= 0 else 0
     log.seal_producers()
@@ -83,10 +114,8 @@ def open_and_aborted(directory: str, end: int, known: Point) -> tuple[int, list[
     entries: list[Aborted] = []
     for base in segment.bases(directory, aborted.SUFFIX):
         entries += [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
-    for _, batches in _since(directory, offset):
+    for _, batches in _since(directory, offset, end):
         for batch, _, aborts in batches:
-            if batch.base_offset >= end:
-                continue
             if not batch.is_control:
                 if batch.is_transactional:
                     found.setdefault(batch.producer_id, batch.base_offset)
@@ -97,22 +126,31 @@ def open_and_aborted(directory: str, end: int, known: Point) -> tuple[int, list[
     return min(found.values(), default=end), entries
 
 
-def _since(directory: str, offset: int) -> Iterator[tuple[int, Iterator[tuple[batch_header.Header, bytes, bool]]]]:
-    """By segment: the producers' batches from `offset` on, with the bytes of their header, and whether they abort."""
+def _since(
+    directory: str, offset: int, end: int
+) -> Iterator[tuple[int, Iterator[tuple[batch_header.Header, bytes, bool]]]]:
+    """By segment: the producers' batches in [offset, end), with the bytes of their header, and whether they abort.
+
+    Beyond `end` there may be what a dead writer wrote and did not commit.
+    """
     found = segment.bases(directory)
     first = segment.holding(found, offset)
     for base in found:
         if first is None or base >= first:
-            yield base, _batches_since(directory, base, offset)
+            yield base, _batches_since(directory, base, offset, end)
 
 
-def _batches_since(directory: str, base: int, offset: int) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
+def _batches_since(
+    directory: str, base: int, offset: int, end: int
+) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
     with index.Index(directory, base) as known:
         position = known.before_offset(offset).position
     with open(segment.path_of(directory, base), "rb") as file:
         file.seek(position)
         while len(data := file.read(markers.SIZE)) >= batch_header.HEADER_SIZE:
             batch = batch_header.parse(data)
+            if batch.base_offset >= end:
+                return
             if batch.base_offset >= offset and batch.producer_id >= 0:
                 yield batch, data, batch.is_control and not markers.commits(data)
             position += batch.size

@@ -70,6 +70,11 @@ def error_of(partition: Partition, result: int) -> KlammError:
         )
     if what == "out_of_order":
         return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
+    if what == "too_many_producers":
+        return LogError(
+            f"{where}: the table of producers is full, and each of them has an open transaction",
+            hint="commit or abort transactions, or wait until they time out",
+        )
     if result in (-errno.ENOSPC, -errno.EDQUOT):
         return DiskFull(f"{where}: no space left on the device", hint="nothing was appended; free some space")
     return LogError(f"{where}: cannot append: {os.strerror(-result)}")

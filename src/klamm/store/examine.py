@@ -357,7 +357,10 @@ class Examination:
         wrong = None
         for wait_s in (0.0, 0.02, 0.2):  # it may be being made, or grown
             time.sleep(wait_s)
-            wrong = producers.wrong_in_table(files.read(path), lambda: self.log.snapshot().next_offset)
+            seq = self.log.producers_at_rest
+            data = files.read(path)
+            at_rest = seq > 0 and producers.seq_of(data) == seq == self.log.producers_at_rest
+            wrong = producers.wrong_in_table(data, lambda: self.log.snapshot().next_offset, is_at_rest=at_rest)
             if wrong is None:
                 return
         assert wrong is not None
