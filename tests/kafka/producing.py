@@ -18,7 +18,7 @@ from klamm.store.marking import Place
 from klamm.store.wire_transactions import hold_server
 from tests.store.open_transactions import core_of, log_of
 
-__all__ = ["Client", "Settings", "hasten", "offset_of", "offset_row", "place_of", "serving"]
+__all__ = ["Client", "Settings", "hasten", "offset_of", "offset_row", "place_of", "serving", "set_epoch"]
 
 
 @dataclass(frozen=True)
@@ -138,3 +138,14 @@ def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> 
     with database.gate(), database.transaction() as execute:
         desk._wire._put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
     desk._reload()
+
+
+def set_epoch(store: klamm.Store, client: Client, epoch: int) -> None:
+    """Let many transactions have been."""
+    database = core_of(store).catalog.database
+    row = client.desk.row(client.name)
+    assert row is not None
+    with database.gate(), database.transaction() as execute:
+        client.desk._wire._put(execute, row._replace(epoch=epoch))
+    client.desk._reload()
+    client.epoch = epoch

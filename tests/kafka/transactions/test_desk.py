@@ -11,22 +11,11 @@ from klamm.errors import Aborted, Fenced, GroupBusy, OutOfOrderSequence
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, TransactionDesk
 from klamm.store.marking import MAX_EPOCH
-from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving
+from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving, set_epoch
 from tests.procs import children, until
 from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
 
 NONE = ErrorCode.NONE
-
-
-def set_epoch(store: klamm.Store, client: Client, epoch: int) -> None:
-    """Let many transactions have been."""
-    database = core_of(store).catalog.database
-    row = client.desk.row(client.name)
-    assert row is not None
-    with database.gate(), database.transaction() as execute:
-        client.desk._wire._put(execute, row._replace(epoch=epoch))
-    client.desk._reload()
-    client.epoch = epoch
 
 
 # ---- who they are
