@@ -124,6 +124,8 @@ class Driver:
         if mine is None:
             return "-"
         if what == "add":
+            if not mine.partitions:
+                self.decided.pop(actor, None)
             opened = self.core.topic("t")
             number = int(partition)
             all_of.register(mine, {(opened.topic.id, number): opened.partition(number)}, TIMEOUT_MS)

@@ -218,8 +218,7 @@ class TransactionDesk:
             return (WireRow(_given(fresh), name, 0, timeout_ms=timeout_ms),)
         again = False
         if before is not None:
-            rotated = before[0] == row.previous_id and row.epoch == 0 and not row.is_ongoing
-            again = rotated or (before == (row.producer_id, row.last_epoch) and not row.is_ongoing)
+            again = _is_again(row, before)
             if not again and before != (row.producer_id, row.epoch):
                 raise _Refused(ErrorCode.PRODUCER_FENCED)
         if row.is_prepared:
@@ -451,7 +450,7 @@ def _given(fresh: int | None) -> int:
 
 
 def _is_again(row: WireRow, client: tuple[int, int]) -> bool:
-    """Whether the client ends what it has ended: it has not heard of its new epoch."""
+    """Whether the client repeats its last call: it has not heard of its new epoch, or producer id."""
     if row.is_ongoing:
         return False
     rotated = row.epoch == 0 and client[0] == row.previous_id and client[1] >= MAX_EPOCH

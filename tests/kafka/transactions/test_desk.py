@@ -73,6 +73,8 @@ def test_after_the_last_epoch_comes_another_producer_id(store: klamm.Store, olde
     assert store.check().breaches == []
     again = older.desk.init_producer_id("billing", 1000, first, MAX_EPOCH)
     assert again == (NONE, older.producer_id, 0), "it has not heard of it"
+    zombie = older.desk.init_producer_id("billing", 1000, first, 0)
+    assert zombie.error is ErrorCode.PRODUCER_FENCED, "it was fenced long before"
 
 
 def test_what_was_left_open_is_aborted_when_its_client_comes_again(store: klamm.Store, client: Client) -> None:
