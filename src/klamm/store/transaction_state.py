@@ -1,0 +1,362 @@
+"""What may happen to a transaction: a machine without SQLite, locks, logs or clock.
+
+    step(row, event, now) -> Step        what the row becomes, and what to answer
+
+A row is one transaction, or a transactional id of the server between two of them:
+
+    empty ─┬─▶ ongoing ──▶ prepared_commit ──▶ complete_commit ─┐      prepared: decided, on disk; markers are missing
+           │        └────▶ prepared_abort ───▶ complete_abort ──┤      complete: every marker is on disk
+           └────────────────────────────────────────────────────┘
+
+`epoch` is the transaction's; `next_epoch` the one that its producer has to name next, which is also its marker's.
+While the transaction is ongoing they are the same. They stay the same if its producer keeps one epoch for all of them
+(EndTxn before 5); else, and whenever others than its producer end it, the next is one more, and fences.
+
+Who may end a row, besides a person and whoever takes its name, is its owner's:
+
+    process        its own process, which holds the lock byte of the producer id. A resolver when that is free, or when
+                   it takes longer than its timeout. The row goes when every marker is on disk.
+    server         its client, through the server; which may be killed and come again while the client goes on. Whoever
+                   holds the SERVER byte when it takes longer than its timeout. After a boot it has.
+    coordinator    whoever decides it together with others (`Transactions.decide`). A resolver when it takes longer than
+                   its timeout; so what a dead coordinator has left is aborted.
+
+Promises
+  TXN1  A state that was decided is never undone: ongoing is left once, and prepared only for complete, of the same end.
+  TXN2  Whoever names another epoch than `next_epoch` changes nothing, but for one that comes again (TXN3).
+  TXN3  A producer whose answer was lost names its `last_epoch`: the same has no effect again, and the same answer. This
+        does not hold for one that was fenced.
+  TXN4  `next_epoch` never goes back. Beyond MAX_EPOCH the server's producer gets another id, and a process takes one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+__all__ = [
+    "ABORT",
+    "COMMIT",
+    "COMPLETE_ABORT",
+    "COMPLETE_COMMIT",
+    "COORDINATOR",
+    "EMPTY",
+    "MAX_EPOCH",
+    "ONGOING",
+    "OWNERS",
+    "PROCESS",
+    "SERVER",
+    "STATES",
+    "Add",
+    "CommitOffsets",
+    "End",
+    "Event",
+    "Fence",
+    "Init",
+    "Marked",
+    "Now",
+    "Outcome",
+    "PartitionKey",
+    "Resolve",
+    "Row",
+    "Step",
+    "step",
+]
+
+MAX_EPOCH = 32_000  # an int16 on disk; then the next producer id
+EMPTY, ONGOING, COMMIT, ABORT = "empty", "ongoing", "prepared_commit", "prepared_abort"
+COMPLETE_COMMIT, COMPLETE_ABORT = "complete_commit", "complete_abort"
+STATES = (EMPTY, ONGOING, COMMIT, ABORT, COMPLETE_COMMIT, COMPLETE_ABORT)
+PROCESS, SERVER, COORDINATOR = OWNERS = ("process", "server", "coordinator")
+_COMPLETE = {COMMIT: COMPLETE_COMMIT, ABORT: COMPLETE_ABORT}
+
+PartitionKey = tuple[str, int]
+"""A partition by its topic's id: a name may be used again."""
+Client = tuple[int, int]
+"""Producer id and epoch, as a producer names itself."""
+
+
+class Now(NamedTuple):
+    """What the clocks show."""
+
+    boot_id: str
+    boot_ms: int
+    """Since the boot."""
+    wall_ms: int
+    clock_ms: int
+    """The store's clock, which does not go back."""
+
+
+class Row(NamedTuple):
+    producer_id: int
+    epoch: int
+    owner: str
+    state: str = EMPTY
+    name: str | None = None
+    next_epoch: int = 0
+    last_epoch: int = -1
+    """What the producer named before, when it ended a transaction or was initialised."""
+    previous_id: int = -1
+    """Its producer id before this one, whose epochs had come to an end."""
+    timeout_ms: int = 60_000
+    boot_id: str = ""
+    started_boot_ms: int = 0
+    started_ms: int = -1
+    used_ms: int = 0
+    """When a client of the server was last heard of."""
+    partitions: frozenset[PartitionKey] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.producer_id, self.epoch
+
+    @property
+    def is_ongoing(self) -> bool:
+        return self.state == ONGOING
+
+    @property
+    def is_prepared(self) -> bool:
+        return self.state in (COMMIT, ABORT)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of it is open anywhere."""
+        return not self.is_ongoing and not self.is_prepared
+
+    @property
+    def is_committed(self) -> bool:
+        return self.state in (COMMIT, COMPLETE_COMMIT)
+
+    @property
+    def keeps_epoch(self) -> bool:
+        """Decided, and its markers have the epoch of the transaction itself, as the next one will."""
+        return self.is_prepared and self.next_epoch == self.epoch
+
+    def is_late(self, now: Now) -> bool:
+        """Whether it takes longer than its timeout. That of a process runs only in the boot that it began in: after
+        another one its lock byte is free.
+        """
+        if self.boot_id != now.boot_id:
+            return self.owner != PROCESS
+        return now.boot_ms - self.started_boot_ms > self.timeout_ms
+
+
+class Init(NamedTuple):
+    """A client of the server asks for its producer id; `client`: who it says it was."""
+
+    name: str
+    timeout_ms: int
+    client: Client | None = None
+    fresh_id: int | None = None
+    """A producer id that nobody has, if one is wanted."""
+
+
+class Add(NamedTuple):
+    """Partitions and groups become part of the transaction, before the first batch or offset."""
+
+    client: Client
+    partitions: frozenset[PartitionKey]
+    groups: frozenset[str] = frozenset()
+
+
+class CommitOffsets(NamedTuple):
+    """Offsets of a group wait for the end. Without `adds_group` it has to be part of the transaction."""
+
+    client: Client
+    group: str
+    adds_group: bool
+
+
+class End(NamedTuple):
+    """The producer commits or aborts. `bumps`: its next transaction has the next epoch."""
+
+    client: Client
+    commit: bool
+    bumps: bool
+    synced: frozenset[PartitionKey] | None = None
+    """Partitions whose records are on disk; None: all."""
+    fresh_id: int | None = None
+
+
+class Fence(NamedTuple):
+    """Others abort it: a person, or whoever takes its name."""
+
+
+class Resolve(NamedTuple):
+    """Others look whether it has to be aborted. `is_held`: its process lives, or may."""
+
+    is_held: bool
+
+
+class Marked(NamedTuple):
+    """Every marker is on disk. `has_name`: its producer still has its transactional id."""
+
+    has_name: bool = True
+
+
+Event = Init | Add | CommitOffsets | End | Fence | Resolve | Marked
+
+
+class Outcome(Enum):
+    OK = "ok"
+    UNKNOWN = "no such producer"
+    FENCED = "its epoch is over, or its name another's"
+    CONCURRENT = "its last transaction has to be marked first"
+    INVALID = "not in this state"
+    NEEDS_ID = "another producer id is wanted"
+    NEEDS_SYNC = "not all of its partitions are on disk"
+
+
+class Step(NamedTuple):
+    outcome: Outcome
+    row: Row | None
+    """What the row is now. None, where there was one: it goes."""
+    retired: Row | None = None
+    """That of its previous producer id: it stays until it is over."""
+
+
+def step(row: Row | None, event: Event, now: Now) -> Step:
+    """Return what becomes of a row. `row`: for events of a server's client, the one that has its name."""
+    match event:
+        case Init():
+            return _init(row, event, now)
+        case Add() | CommitOffsets() | End():
+            if row is None:
+                return Step(Outcome.UNKNOWN, None)
+            return _end(row, event, now) if isinstance(event, End) else _add(row, event, now)
+    if row is None:
+        return Step(Outcome.UNKNOWN, None)
+    match event:
+        case Fence():
+            return Step(Outcome.OK, _fenced(row)) if row.is_ongoing else Step(Outcome.INVALID, row)
+        case Resolve():
+            abandoned = row.owner == PROCESS and not event.is_held
+            is_due = row.is_ongoing and (abandoned or row.is_late(now))
+            return Step(Outcome.OK, _fenced(row)) if is_due else Step(Outcome.INVALID, row)
+        case Marked():
+            if not row.is_prepared:
+                return Step(Outcome.INVALID, row)
+            return Step(Outcome.OK, _completed(row) if row.owner == SERVER and event.has_name else None)
+
+
+def _init(row: Row | None, event: Init, now: Now) -> Step:
+    if row is None or row.owner != SERVER:
+        if row is not None and event.client is not None:
+            return Step(Outcome.FENCED, row)
+        if event.fresh_id is None:
+            return Step(Outcome.NEEDS_ID, row)
+        return Step(Outcome.OK, _new(event.name, event.fresh_id, event.timeout_ms, now))
+    is_again = event.client is not None and _is_again(row, event.client)
+    if event.client is not None and not is_again and event.client != (row.producer_id, row.next_epoch):
+        return Step(Outcome.FENCED, row)
+    row = row._replace(used_ms=now.clock_ms)
+    last_epoch = -1 if event.client is None else row.next_epoch
+    if row.is_prepared:
+        return Step(Outcome.CONCURRENT, row)
+    if row.is_ongoing:
+        row = _fenced(row, last_epoch)
+        is_done = row.is_over and event.client is not None  # else the next epoch is for a later call, as if in time
+        return Step(Outcome.OK if is_done else Outcome.CONCURRENT, row)
+    if is_again:
+        return Step(Outcome.OK, row._replace(timeout_ms=event.timeout_ms))
+    if row.next_epoch >= MAX_EPOCH:
+        if event.fresh_id is None:
+            return Step(Outcome.NEEDS_ID, row)
+        new = _new(event.name, event.fresh_id, event.timeout_ms, now)
+        return Step(Outcome.OK, new._replace(previous_id=row.producer_id), retired=row)
+    following = row.next_epoch + 1
+    return Step(
+        Outcome.OK,
+        row._replace(
+            epoch=following, next_epoch=following, last_epoch=last_epoch, state=EMPTY, timeout_ms=event.timeout_ms
+        ),
+    )
+
+
+def _add(row: Row, event: Add | CommitOffsets, now: Now) -> Step:
+    if wrong := _check_client(row, event.client):
+        return Step(wrong, row)
+    if row.is_prepared:
+        return Step(Outcome.CONCURRENT, row)
+    if isinstance(event, Add):
+        partitions, groups = event.partitions, event.groups
+        if row.is_ongoing and partitions <= row.partitions and groups <= row.groups:
+            return Step(Outcome.OK, row)
+    else:
+        partitions, groups = frozenset(), frozenset({event.group})
+        if not event.adds_group and not (row.is_ongoing and event.group in row.groups):
+            return Step(Outcome.INVALID, row)
+    if not row.is_ongoing:
+        row = row._replace(
+            state=ONGOING,
+            boot_id=now.boot_id,
+            started_boot_ms=now.boot_ms,
+            started_ms=now.wall_ms,
+            partitions=frozenset(),
+            groups=frozenset(),
+        )
+    more = row._replace(partitions=row.partitions | partitions, groups=row.groups | groups, used_ms=now.clock_ms)
+    return Step(Outcome.OK, more)
+
+
+def _end(row: Row, event: End, now: Now) -> Step:
+    """Like Kafka's endTransaction, for both kinds of clients."""
+    is_again = event.bumps and _is_again(row, event.client)
+    if not is_again and (wrong := _check_client(row, event.client)):
+        return Step(wrong, row)
+    if not row.is_ongoing and (is_again or not event.bumps):
+        is_same = row.state in ((COMMIT, COMPLETE_COMMIT) if event.commit else (ABORT, COMPLETE_ABORT))
+        return Step(Outcome.OK if is_same else Outcome.INVALID, row)
+    if row.is_prepared:
+        return Step(Outcome.CONCURRENT, row)
+    if not row.is_ongoing and event.commit:
+        return Step(Outcome.INVALID, row)
+    if event.commit and event.synced is not None and not row.partitions <= event.synced:
+        return Step(Outcome.NEEDS_SYNC, row)
+    row = row._replace(used_ms=now.clock_ms)
+    if not event.bumps:
+        return Step(Outcome.OK, _ended(row, event.commit, row.epoch, row.last_epoch))
+    ended = _ended(row, event.commit, row.epoch + 1, row.epoch)
+    if ended.next_epoch <= MAX_EPOCH or row.owner != SERVER:
+        return Step(Outcome.OK, ended)
+    if event.fresh_id is None:
+        return Step(Outcome.NEEDS_ID, row)
+    state = COMPLETE_COMMIT if event.commit else COMPLETE_ABORT
+    new = _new(row.name, event.fresh_id, row.timeout_ms, now)._replace(previous_id=row.producer_id, state=state)
+    return Step(Outcome.OK, new, retired=ended)
+
+
+def _new(name: str | None, producer_id: int, timeout_ms: int, now: Now) -> Row:
+    return Row(producer_id, 0, SERVER, name=name, timeout_ms=timeout_ms, used_ms=now.clock_ms)
+
+
+def _check_client(row: Row, client: Client) -> Outcome | None:
+    if row.producer_id != client[0]:  # of a process: it has taken the name
+        return Outcome.UNKNOWN if row.owner == SERVER else Outcome.FENCED
+    return Outcome.FENCED if row.next_epoch != client[1] else None
+
+
+def _is_again(row: Row, client: Client) -> bool:
+    """Whether the producer repeats its last call: it has not heard of its next epoch, or id."""
+    if row.is_ongoing or client[1] < 0:
+        return False
+    is_rotated = row.next_epoch == 0 and client[0] == row.previous_id and client[1] >= MAX_EPOCH
+    return is_rotated or client == (row.producer_id, row.last_epoch)
+
+
+def _ended(row: Row, commit: bool, next_epoch: int, last_epoch: int) -> Row:
+    """Decided. Without a partition there is nothing to be marked."""
+    ended = row._replace(state=COMMIT if commit else ABORT, next_epoch=next_epoch, last_epoch=last_epoch)
+    return ended if row.partitions else _completed(ended)
+
+
+def _fenced(row: Row, last_epoch: int = -1) -> Row:
+    """Aborted by others than its producer. `last_epoch`: that of one who is to know."""
+    return _ended(row, False, row.epoch + 1, last_epoch)
+
+
+def _completed(row: Row) -> Row:
+    return row._replace(
+        epoch=row.next_epoch, state=_COMPLETE[row.state], started_ms=-1, partitions=frozenset(), groups=frozenset()
+    )
