@@ -26,7 +26,7 @@ from klamm.errors import (
     TransactionError,
     UnknownTopic,
 )
-from klamm.store import transactions
+from klamm.store.transaction_state import MAX_EPOCH
 from tests.client.conftest import values_in
 from tests.procs import children, until
 
@@ -147,7 +147,7 @@ def test_a_producer_id_is_replaced_before_its_epochs_run_out(
                 tx.send("orders", b"%d" % n)
     assert values_in(store) == [b"%d" % n for n in range(8)] * 2
     assert all(info.epoch < 3 for info in store.transactions())
-    assert transactions.MAX_EPOCH > 1000
+    assert MAX_EPOCH > 1000
 
 
 def test_keyless_records_of_small_transactions_go_round(store: klamm.Store) -> None:

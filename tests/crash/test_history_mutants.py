@@ -22,6 +22,7 @@ from klamm.disk.locks import OWNED, LockFile
 from klamm.log.partition import Partition
 from klamm.log.reader import Reader
 from klamm.store.groups import Groups
+from klamm.store.transaction_resolver import Resolver
 from klamm.store.transactions import Transactions
 from tests.crash import rounds
 from tests.crash.nemesis import Nemesis
@@ -114,24 +115,24 @@ def readers_do_not_stop_at_open_transactions() -> None:
 
 @shows("lost", "torn")
 def whoever_finishes_for_a_dead_process_aborts() -> None:
-    finish = Transactions._finish_rows
+    complete = Resolver.complete
 
-    def abort(self: Transactions, rows: list[Any]) -> None:
-        finish(self, [row._replace(state="prepared_abort") for row in rows])
+    def abort(self: Resolver, rows: list[Any]) -> Any:
+        return complete(self, [row._replace(state="prepared_abort") for row in rows])
 
-    Transactions._finish_rows = abort  # type: ignore[method-assign]
+    Resolver.complete = abort  # type: ignore[method-assign]
 
 
 @shows("lost", "torn", "not once")
 def whoever_comes_too_late_to_commit_is_not_told() -> None:
-    decide, refuse = Transactions.decide, Transactions._refuse_ended
+    decide, check = Transactions.decide, Transactions._check_ongoing
 
     def decide_blindly(self: Transactions, *given: Any, **named: Any) -> bool | None:
-        Transactions._refuse_ended = lambda self, execute, mine: None  # type: ignore[method-assign]
+        Transactions._check_ongoing = lambda self, execute, mine: None  # type: ignore[assignment, method-assign, misc]
         try:
             return decide(self, *given, **named)
         finally:
-            Transactions._refuse_ended = refuse  # type: ignore[method-assign]
+            Transactions._check_ongoing = check  # type: ignore[method-assign]
 
     Transactions.decide = decide_blindly  # type: ignore[method-assign]
 

@@ -13,12 +13,13 @@ from klamm.batch.header import TRANSACTIONAL
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, Identified, TransactionDesk
+from klamm.store import transaction_table
+from klamm.store.directory import Core
 from klamm.store.groups import OffsetRow
-from klamm.store.marking import Place
-from klamm.store.wire_transactions import hold_server
+from klamm.store.transaction_state import PartitionKey as Place
 from tests.store.open_transactions import core_of, log_of
 
-__all__ = ["Client", "Settings", "hasten", "offset_of", "offset_row", "place_of", "serving", "set_epoch"]
+__all__ = ["Client", "Settings", "hasten", "hold_server", "offset_of", "offset_row", "place_of", "serving", "set_epoch"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,18 @@ class Settings:
 
 def place_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Place:
     return core_of(store).topic(topic).topic.id, number
+
+
+def hold_server(core: Core, wait_s: float = 5.0) -> bool:
+    """Be the server of the store, until the byte is released. Return False if there is one already."""
+    members = core.members
+    assert members is not None
+    until = time.monotonic() + wait_s
+    while not members.try_hold(SERVER):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @contextmanager
@@ -136,7 +149,7 @@ def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> 
     row = desk.row(name)
     assert row is not None
     with database.gate(), database.transaction() as execute:
-        desk._wire._put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
+        transaction_table.put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
     desk._reload()
 
 
@@ -146,6 +159,7 @@ def set_epoch(store: klamm.Store, client: Client, epoch: int) -> None:
     row = client.desk.row(client.name)
     assert row is not None
     with database.gate(), database.transaction() as execute:
-        client.desk._wire._put(execute, row._replace(epoch=epoch))
+        transaction_table.forget(execute, [row.key])
+        transaction_table.put(execute, row._replace(epoch=epoch, next_epoch=epoch))
     client.desk._reload()
     client.epoch = epoch

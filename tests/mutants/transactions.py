@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
+RESOLVER = "src/klamm/store/transaction_resolver.py"
 TRANSACTION = "src/klamm/client/transaction.py"
 STORE_TESTS = "tests/store/test_transactions.py"
 KILLED_TRANSACTION_TESTS = "tests/crash/test_killed_transaction.py"
@@ -19,8 +20,8 @@ MUTANTS = [
         (
             (
                 STORE_TRANSACTIONS,
-                "            if row is None or row.state != ONGOING:\n                raise",
-                "            if False:\n                raise",
+                "        if row is None or not row.is_ongoing:\n            raise _ended(mine)\n        return row",
+                "        return row",
             ),
         ),
         (f"{STORE_TESTS}::test_a_person_can_abort_any_transaction",),
@@ -94,27 +95,30 @@ MUTANTS = [
         (f"{STORE_TESTS}::test_a_committed_transaction_is_seen_and_its_row_goes_with_a_later_registration",),
     ),
     Mutant(
-        "a row is forgotten by a resolver before its markers are on disk",
+        "a row is complete, or gone, before its markers are on disk",
         "store/transactions.py T2",
+        ((RESOLVER, "            return sync_if_possible(self._core, partition, end)\n", "            return True\n"),),
         (
-            (
-                STORE_TRANSACTIONS,
-                "            partition.sync(_mark(partition, row.",
-                "            (_mark(partition, row.",
-            ),
+            f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",
+            "tests/kafka/transactions/test_desk.py::test_transactions_one_after_the_other",
         ),
-        (f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",),
     ),
     Mutant(
         "resolvers abort what was committed",
         "store/transactions.py T1",
-        ((STORE_TRANSACTIONS, "row.epoch, commit=row.state == COMMIT))", "row.epoch, commit=False))"),),
+        (("src/klamm/store/markers.py", "commit=row.is_committed,", "commit=False,"),),
         (f"{STORE_TESTS}::test_the_transaction_of_a_killed_process_is_ended_as_it_was_decided",),
     ),
     Mutant(
         "of a producer id, the younger transaction is resolved first",
         "store/transactions.py T5",
-        ((STORE_TRANSACTIONS, "sorted(over + prepared, key=lambda row: row.key)", "over + prepared"),),
+        (
+            (
+                RESOLVER,
+                "sorted((row for row in rows if row.is_prepared), key=lambda row: row.key)",
+                "[row for row in rows if row.is_prepared]",
+            ),
+        ),
         (f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",),
     ),
     Mutant(
@@ -122,9 +126,9 @@ MUTANTS = [
         "store/transactions.py T4",
         (
             (
-                STORE_TRANSACTIONS,
-                "        return members is not None and bool(members.held(",
-                "        return members is None and bool(members.held(",
+                RESOLVER,
+                "members is not None and bool(members.held(",
+                "members is None and bool(members.held(",
             ),
         ),
         (f"{STORE_TESTS}::test_a_store_that_is_opened_ends_what_killed_processes_left",),
@@ -134,15 +138,9 @@ MUTANTS = [
         "store/transactions.py T1",
         (
             (
-                STORE_TRANSACTIONS,
-                (
-                    'FROM transactions WHERE producer_id = ? AND epoch = ? AND state = ?"\n'
-                    "        values = execute(query, (*row.key, ONGOING)).fetchone()"
-                ),
-                (
-                    'FROM transactions WHERE producer_id = ? AND epoch = ?"\n'
-                    "        values = execute(query, row.key).fetchone()"
-                ),
+                RESOLVER,
+                "                row = table.find(execute, key)  # again",
+                "                row = looked_at[key]  # again",
             ),
         ),
         (f"{STORE_TESTS}::test_a_resolver_that_read_a_row_before_its_commit_does_not_undo_it",),
@@ -153,7 +151,7 @@ MUTANTS = [
         (
             (
                 STORE_TRANSACTIONS,
-                "        if mine.name is not None and _holder(execute, mine.name) != mine.producer_id:",
+                "        if mine.name is not None and table.holder(execute, mine.name) != mine.producer_id:",
                 "        if False:",
             ),
         ),

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-WIRE = "src/klamm/store/wire_transactions.py"
-STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
+STATE = "src/klamm/store/transaction_state.py"
+TABLE = "src/klamm/store/transaction_table.py"
+RESOLVER = "src/klamm/store/transaction_resolver.py"
 DESK = "src/klamm/kafka/transaction_desk.py"
 DESK_FAILURES_TESTS = "tests/kafka/transactions/test_desk_failures.py"
+TOGETHER_TESTS = "tests/store/test_decided_together.py"
 DESK_TESTS = "tests/kafka/transactions/test_desk.py"
 
 MUTANTS = [
     Mutant(
         "a resolver marks what may be the next transaction of the same epoch",
         "store/transactions.py T3",
-        ((STORE_TRANSACTIONS, "            if producer_id in over_wire:\n", "            if False:\n"),),
-        (f"{DESK_FAILURES_TESTS}::test_without_a_server_programs_end_what_is_decided_and_what_is_late",),
+        ((RESOLVER, "            if producer_id in server_ids:\n", "            if False:\n"),),
+        (f"{DESK_FAILURES_TESTS}::test_what_came_late_is_left_to_the_server_whatever_epoch_its_client_has_by_now",),
     ),
     Mutant(
         "a resolver marks though a server lives",
-        "store/wire_transactions.py W4",
+        "store/transactions.py W4",
         (
             (
-                WIRE,
-                "            if self._core.members is None or not held.take(SERVER, SERVER):\n",
-                "            if self._core.members is None or (held.take(SERVER, SERVER) and False):\n",
+                RESOLVER,
+                "            if self._core.members is None or not held.take(locks.SERVER, locks.SERVER):\n",
+                "            if self._core.members is None or (held.take(locks.SERVER, locks.SERVER) and False):\n",
             ),
         ),
         (f"{DESK_TESTS}::test_a_person_can_abort_a_clients_transaction",),
     ),
     Mutant(
-        "a transaction is complete before its markers are on disk",
-        "store/wire_transactions.py W4",
-        ((WIRE, "            return sync_if_possible(self._core, partition, end)\n", "            return True\n"),),
-        (f"{DESK_TESTS}::test_transactions_one_after_the_other",),
-    ),
-    Mutant(
         "an aborted transaction moves its groups",
-        "store/wire_transactions.py W2",
+        "store/transactions.py W2",
         (
             (
-                WIRE,
-                "        if row.state in (COMMIT, COMPLETE_COMMIT):\n            by",
-                "        if True:\n            by",
+                TABLE,
+                "    if row.is_committed:\n        by",
+                "    if True:\n        by",
             ),
         ),
         (f"{DESK_TESTS}::test_offsets_become_the_groups_with_the_commit",),
@@ -50,19 +46,19 @@ MUTANTS = [
     Mutant(
         "whoever is fenced keeps the epoch",
         "kafka/transaction_desk.py D2",
-        ((WIRE, "next_epoch=self.epoch + 1, last_epoch=last_epoch)", "next_epoch=self.epoch, last_epoch=last_epoch)"),),
+        ((STATE, "_ended(row, False, row.epoch + 1, last_epoch)", "_ended(row, False, row.epoch, last_epoch)"),),
         (f"{DESK_TESTS}::test_what_was_left_open_is_aborted_when_its_client_comes_again",),
     ),
     Mutant(
         "a transaction outlives the boot",
         "store/transactions.py T4",
-        ((WIRE, "        return row.boot_id != self._boot_id or self._core", "        return self._core"),),
+        ((STATE, "            return self.owner != PROCESS\n", "            return False\n"),),
         (f"{DESK_TESTS}::test_a_transaction_from_before_the_boot_is_over_when_the_server_starts",),
     ),
     Mutant(
         "a transaction is committed though its records are not on disk",
         "store/transactions.py T2",
-        ((DESK, "                if not self._wire.sync(synced):\n", "                if False:\n"),),
+        ((DESK, "                if not self._transactions.sync(synced):\n", "                if False:\n"),),
         (f"{DESK_FAILURES_TESTS}::test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again",),
     ),
     Mutant(
@@ -70,12 +66,9 @@ MUTANTS = [
         "store/transactions.py T5",
         (
             (
-                DESK,
-                (
-                    "                raise _Refused(ErrorCode.CONCURRENT_TRANSACTIONS)\n"
-                    "            if row.is_ongoing and places"
-                ),
-                "                pass\n            if row.is_ongoing and places",
+                STATE,
+                "    if row.is_prepared:\n        return Step(Outcome.CONCURRENT, row)\n    if isinstance(event, Add)",
+                "    if isinstance(event, Add)",
             ),
         ),
         (f"{DESK_FAILURES_TESTS}::test_a_stopped_writer_keeps_nobody_waiting",),
@@ -85,9 +78,9 @@ MUTANTS = [
         "kafka/transaction_desk.py D3",
         (
             (
-                DESK,
-                "    return rotated or (client[1] >= 0 and client == (row.producer_id, row.last_epoch))",
-                "    return rotated",
+                STATE,
+                "    return is_rotated or client == (row.producer_id, row.last_epoch)",
+                "    return is_rotated",
             ),
         ),
         (f"{DESK_TESTS}::test_ending_twice_is_ending_once_in_the_newer_kind",),
@@ -95,7 +88,49 @@ MUTANTS = [
     Mutant(
         "the last epoch is followed by another",
         "store/transactions.py T5",
-        ((DESK, "        if ended.epoch <= MAX_EPOCH:\n", "        if True:\n"),),
+        ((STATE, "    if ended.next_epoch <= MAX_EPOCH or row.owner != SERVER:\n", "    if True:\n"),),
         (f"{DESK_TESTS}::test_the_last_epoch_of_a_producer_id_ends_with_another",),
+    ),
+    Mutant(
+        "what a dead coordinator has left is never aborted",
+        "store/transaction_state.py: owners",
+        ((STATE, "(abandoned or row.is_late(now))", "(abandoned or (row.owner != COORDINATOR and row.is_late(now)))"),),
+        (f"{TOGETHER_TESTS}::test_what_a_dead_coordinator_has_left_is_aborted_when_its_time_is_over",),
+    ),
+    Mutant(
+        "what was left to a coordinator ends with the process that wrote it",
+        "store/transaction_state.py: owners",
+        ((STATE, "abandoned = row.owner == PROCESS and", "abandoned ="),),
+        (f"{TOGETHER_TESTS}::test_transactions_of_several_processes_have_one_end",),
+    ),
+    Mutant(
+        "of several rows, those that are still ongoing are committed",
+        "store/transactions.py T1",
+        (
+            (
+                "src/klamm/store/transactions.py",
+                "                for identity in mine:\n                    self._check_ongoing(execute, identity)\n",
+                "                self._check_ongoing(execute, mine[0])\n",
+            ),
+        ),
+        (f"{TOGETHER_TESTS}::test_one_that_was_aborted_keeps_all_from_being_committed",),
+    ),
+    Mutant(
+        "what was decided may be undone",
+        "store/transaction_state.py TXN1",
+        ((STATE, "if row.is_ongoing else Step(Outcome.INVALID, row)", "if True else Step(Outcome.INVALID, row)"),),
+        ("tests/store/test_transaction_state.py",),
+    ),
+    Mutant(
+        "a zombie of the last producer id is given the new one",
+        "store/transaction_state.py TXN2",
+        ((STATE, "client[0] == row.previous_id and client[1] >= MAX_EPOCH", "client[0] == row.previous_id"),),
+        (f"{DESK_TESTS}::test_after_the_last_epoch_comes_another_producer_id",),
+    ),
+    Mutant(
+        "an upgrade takes a decided transaction for one that goes on",
+        "store/transaction_table.py: upgrade",
+        ((TABLE, "next_epoch = epoch if state == ONGOING else epoch + 1", "next_epoch = epoch"),),
+        ("tests/store/test_database.py::test_a_store_of_format_4_keeps_its_transactions",),
     ),
 ]

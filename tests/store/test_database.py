@@ -17,11 +17,12 @@ import pytest
 import klamm
 from klamm.errors import KlammError, NewerFormat, NotAStore, StoreError
 from klamm.store import database as database_module
-from klamm.store import spark_batches
+from klamm.store import spark_batches, transaction_table
 from klamm.store.catalog import Catalog
 from klamm.store.database import APPLICATION_ID, FORMAT_VERSION
 from klamm.store.rows import crc
 from klamm.store.spark_batches import BatchId
+from klamm.store.transaction_state import PROCESS, SERVER, Row
 from tests.store.conftest import gate_of, nothing
 
 ROOT = Path(__file__).parent.parent.parent
@@ -166,12 +167,93 @@ def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing
         assert store.groups() == ["g"]
 
 
+def to_format_4(path: str) -> None:
+    """As the version with two machines for transactions wrote it: two tables."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(
+            """
+            DROP TABLE free_slots;
+            DELETE FROM meta WHERE key = 'features';
+            DROP TABLE transactions;
+            CREATE TABLE transactions (
+                producer_id INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL, name TEXT,
+                timeout_ms INTEGER NOT NULL, boot_id TEXT NOT NULL, started_boot_ms INTEGER NOT NULL,
+                partitions TEXT NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (producer_id, epoch)
+            ) WITHOUT ROWID;
+            CREATE TABLE wire_producers (
+                producer_id INTEGER PRIMARY KEY, name TEXT NOT NULL, epoch INTEGER NOT NULL,
+                last_epoch INTEGER NOT NULL, previous_id INTEGER NOT NULL, state TEXT NOT NULL,
+                ended_epoch INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, boot_id TEXT NOT NULL,
+                started_boot_ms INTEGER NOT NULL, started_ms INTEGER NOT NULL, used_ms INTEGER NOT NULL,
+                partitions TEXT NOT NULL, groups TEXT NOT NULL, crc INTEGER NOT NULL
+            );
+            PRAGMA user_version = 4;
+            """
+        )
+
+
+def put_row(path: str, table: str, *values: object) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        marks = ", ".join("?" * (len(values) + 1))
+        connection.execute(f"INSERT INTO {table} VALUES ({marks})", (*values, crc(*values)))
+
+
+def test_a_store_of_format_4_keeps_its_transactions(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "store") as store:
+        store.create_topic("orders", 2)
+        topic_id = store.topic("orders").id
+    path, where = f"{tmp_path}/store/klamm.db", f'{{"{topic_id}": [0, 1]}}'
+    to_format_4(path)
+    embedded, wire = (60_000, "boot", 7), (60_000, "boot", 7, 8, 9)
+    rows = [
+        Row(1, 3, PROCESS, "ongoing", None, 3, -1, -1, *embedded),
+        Row(1, 2, PROCESS, "prepared_commit", None, 3, -1, -1, *embedded),
+        Row(2, 0, PROCESS, "prepared_abort", "billing", 1, -1, -1, *embedded),
+        Row(3, 0, SERVER, "empty", "a", 0, -1, -1, *wire),
+        Row(4, 5, SERVER, "ongoing", "b", 5, 4, -1, *wire),
+        Row(5, 5, SERVER, "prepared_commit", "c", 6, 5, 2, *wire),
+        Row(6, 5, SERVER, "prepared_abort", "d", 5, -1, -1, *wire),
+        Row(7, 9, SERVER, "complete_commit", "e", 9, 8, -1, *wire),
+    ]
+    for row in rows:
+        name, times = (row.producer_id, row.name), (row.timeout_ms, row.boot_id, row.started_boot_ms)
+        if row.owner == PROCESS:
+            put_row(path, "transactions", row.producer_id, row.epoch, row.state, row.name, *times, where)
+            continue
+        ended = row.epoch if row.is_prepared else -1
+        more = (row.next_epoch, row.last_epoch, row.previous_id, row.state, ended)
+        put_row(path, "wire_producers", *name, *more, *times, row.started_ms, row.used_ms, where, '["g"]')
+        put_row(path, "transaction_names", row.name, row.producer_id)
+    with closing(Catalog(path, gate_of(tmp_path))) as catalog:
+        assert catalog.format_version == FORMAT_VERSION
+        with catalog.database.reading() as execute:
+            both = frozenset({(topic_id, 0), (topic_id, 1)})
+            groups = {PROCESS: frozenset[str](), SERVER: frozenset({"g"})}
+            expected = [row._replace(partitions=both, groups=groups[row.owner]) for row in rows]
+            assert transaction_table.rows(execute) == sorted(expected, key=lambda row: row.key)
+            assert transaction_table.check(execute) == []
+    with klamm.open(tmp_path / "store") as store:
+        assert store.transactions() == [], "those of processes that are gone, and of another boot"
+
+
+def test_a_damaged_transaction_of_an_older_format_is_not_dropped(tmp_path: Path) -> None:
+    klamm.open(tmp_path / "store").close()
+    path = f"{tmp_path}/store/klamm.db"
+    to_format_4(path)
+    put_row(path, "transactions", 1, 2, "prepared_commit", None, 60_000, "boot", 7, "{}")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE transactions SET epoch = 3")
+    with pytest.raises(NotAStore, match="producer id 1 is damaged"):
+        klamm.open(tmp_path / "store")
+
+
 def to_format_2(path: str) -> None:
     """As the version before the Kafka server wrote it: no transactions over the wire."""
+    to_format_4(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches", "deleted", "free_slots"):
+        for name in ("wire_producers", "pending_offsets", "wire_groups", "spark_batches", "deleted"):
             connection.execute(f"DROP TABLE {name}")
-        connection.execute("DELETE FROM meta WHERE key IN ('changes', 'features')")
+        connection.execute("DELETE FROM meta WHERE key = 'changes'")
         connection.execute("PRAGMA user_version = 2")
     forget_new_fields(path)
 
@@ -194,14 +276,14 @@ def test_a_store_of_format_2_keeps_its_groups_and_transactions(tmp_path: Path) -
 
 def to_format_3(path: str) -> None:
     """As the version before fingerprints of batches wrote it."""
+    to_format_4(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for name in ("plan", "ends"):
             connection.execute(f"ALTER TABLE spark_batches DROP COLUMN {name}")
         row = ("query 1", 4, 1)
         connection.execute("INSERT INTO spark_batches VALUES (?, ?, ?, ?)", (*row, crc(*row)))
         connection.execute("DROP TABLE deleted")
-        connection.execute("DROP TABLE free_slots")
-        connection.execute("DELETE FROM meta WHERE key IN ('changes', 'features')")
+        connection.execute("DELETE FROM meta WHERE key = 'changes'")
         connection.execute("PRAGMA user_version = 3")
     forget_new_fields(path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.store.transaction_state import (
@@ -48,9 +48,9 @@ def test_the_machine_answers_as_was_recorded(kind: str) -> None:
 
 
 NOW = Now("boot", 1_000_000, 5_000_000, 5_000_000)
-CLIENTS = st.tuples(st.sampled_from([1, 9]), st.sampled_from([-1, 0, 1, 2, 3, MAX_EPOCH - 1, MAX_EPOCH, MAX_EPOCH + 1]))
+CLIENTS = st.tuples(st.sampled_from([1, 2]), st.sampled_from([-1, 0, 1, 2, 3, MAX_EPOCH - 1, MAX_EPOCH, MAX_EPOCH + 1]))
 PARTITIONS = st.frozensets(st.tuples(st.just("t"), st.integers(0, 1)))
-FRESH = st.sampled_from([None, 1, 9])
+FRESH = st.sampled_from([None, 0])  # which one: `rows_after`
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Init, st.just("a"), st.just(1_000), st.none() | CLIENTS, FRESH),
     st.builds(Add, CLIENTS, PARTITIONS, st.frozensets(st.just("g"))),
@@ -66,7 +66,13 @@ def rows_after(owner: str, events: list[Event]) -> list[tuple[Row | None, Event,
     """What each event met, and made of it, in a row that begins as its owner's rows do."""
     row: Row | None = None if owner == SERVER else Row(1, 0, owner, name="a")
     steps = []
-    for event in events:
+    fresh_id = 1
+    for sent in events:
+        event = sent
+        if isinstance(event, Init | End) and event.fresh_id is not None:
+            event, fresh_id = event._replace(fresh_id=fresh_id), fresh_id + 1
+        if isinstance(event, Init) and owner != SERVER:
+            continue
         done = step(row, event, NOW)
         steps.append((row, event, done))
         row = done.row
@@ -76,6 +82,7 @@ def rows_after(owner: str, events: list[Event]) -> list[tuple[Row | None, Event,
 SEQUENCES = st.lists(EVENTS, max_size=25)
 
 
+@settings(max_examples=300, deadline=None)
 @given(owner=st.sampled_from(OWNERS), events=SEQUENCES)
 def test_what_is_decided_is_never_undone(owner: str, events: list[Event]) -> None:
     for row, _, done in rows_after(owner, events):
@@ -86,6 +93,7 @@ def test_what_is_decided_is_never_undone(owner: str, events: list[Event]) -> Non
                 assert row is not None and row.is_ongoing, "only what went on is committed"
 
 
+@settings(max_examples=300, deadline=None)
 @given(owner=st.sampled_from(OWNERS), events=SEQUENCES)
 def test_only_its_producer_commits_and_epochs_never_go_back(owner: str, events: list[Event]) -> None:
     for row, event, done in rows_after(owner, events):
@@ -104,6 +112,7 @@ def test_only_its_producer_commits_and_epochs_never_go_back(owner: str, events: 
             assert not new.is_committed and new.next_epoch == row.epoch + 1, "whoever is late is fenced"
 
 
+@settings(max_examples=300, deadline=None)
 @given(owner=st.sampled_from(OWNERS), events=SEQUENCES)
 def test_whoever_is_refused_changes_nothing(owner: str, events: list[Event]) -> None:
     for row, _, done in rows_after(owner, events):
@@ -111,9 +120,10 @@ def test_whoever_is_refused_changes_nothing(owner: str, events: list[Event]) -> 
             assert done.row == row and done.retired is None
 
 
+@settings(max_examples=300, deadline=None)
 @given(events=SEQUENCES, end=st.builds(End, CLIENTS, st.booleans(), st.just(True)))
 def test_an_end_that_comes_again_has_the_same_answer_and_no_effect(events: list[Event], end: End) -> None:
-    end = end._replace(fresh_id=8)
+    end = end._replace(fresh_id=0)
     steps = rows_after(SERVER, [*events, end, end])
     first, second = steps[-2][2], steps[-1][2]
     if first.outcome is Outcome.OK and first.row is not None and end.client[1] >= 0:

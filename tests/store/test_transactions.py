@@ -18,7 +18,7 @@ from klamm.batch.header import TRANSACTIONAL
 from klamm.disk.locks import TRANSACTION
 from klamm.errors import Aborted, Fenced, NotAStore, ReadOnly
 from klamm.log.partition import Partition
-from klamm.store import transactions
+from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
 from tests.procs import Flag, children, until
 from tests.store.open_transactions import core_of, hold_append_lock, log_of, markers, seen, stands_open
@@ -223,7 +223,7 @@ def test_a_transaction_from_before_the_boot_is_over(store: klamm.Store) -> None:
     all_of = core_of(store).transactions
     mine = begin(store, 0)
     all_of.let_go(mine)  # as every byte is after a boot
-    all_of._boot_id = "another"
+    all_of.resolver.boot_id = "another"
     assert store.transactions()[0].age_ms is None
     all_of.resolve()
     assert store.transactions() == [] and not stands_open(log_of(store))
@@ -232,7 +232,7 @@ def test_a_transaction_from_before_the_boot_is_over(store: klamm.Store) -> None:
 def test_a_clock_of_another_boot_ends_nothing_that_is_alive(store: klamm.Store) -> None:
     all_of = core_of(store).transactions
     mine = begin(store, 0, timeout_ms=1)
-    all_of._boot_id = "another"
+    all_of.resolver.boot_id = "another"
     all_of.resolve()
     assert [(info.state, info.producer_id) for info in store.transactions()] == [("ongoing", mine.producer_id)]
 
@@ -523,4 +523,4 @@ def test_entries_of_aborts_that_a_power_cut_left_half_written_are_cleared_away(p
 
 
 def test_an_epoch_fits_into_the_log() -> None:
-    assert transactions.MAX_EPOCH + 1 < 2**15
+    assert MAX_EPOCH + 1 < 2**15

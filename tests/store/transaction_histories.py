@@ -27,9 +27,9 @@ from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.errors import KlammError
 from klamm.kafka.transaction_desk import TransactionDesk
-from klamm.store import spark_batches, transactions, wire_transactions
-from klamm.store.marking import MAX_EPOCH
+from klamm.store import spark_batches, transaction_resolver
 from klamm.store.spark_batches import BatchId
+from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
 from tests.crash.cases import memory_directory
 from tests.kafka.producing import Client, offset_of, place_of, serving, set_epoch
@@ -37,7 +37,6 @@ from tests.store.open_transactions import core_of, log_of, markers, stands_open
 
 __all__ = ["KINDS", "Driver", "history", "recorded", "script"]
 
-RESOLVERS = (transactions, wire_transactions)
 KINDS = {"embedded": 100, "wire": 240, "spark": 50}
 """How many histories of each kind there are; their seeds are 0, 1, 2, ..."""
 LENGTH = 30
@@ -264,7 +263,9 @@ class Driver:
         )
         names = ""
         if self.desk is not None:
-            names = " ".join(f"{row.name}={row.producer_id}.{row.epoch}{_short(row.state)}" for row in self.desk.rows())
+            names = " ".join(
+                f"{row.name}={row.producer_id}.{row.next_epoch}{_short(row.state)}" for row in self.desk.rows()
+            )
         logs = [log_of(self.store, number) for number in range(PARTITIONS)]
         ends = " ".join(f"{len(markers(log))}{'+' if stands_open(log) else ''}" for log in logs)
         return f"{rows}|{names}|{offset_of(self.store, 'g') or ''}|{ends}"
@@ -280,8 +281,7 @@ def history(path: Path, words: list[str], kind: str) -> Iterator[str]:
         store.create_topic("t", PARTITIONS)
         driver = Driver(store)
         with driver.server, pytest.MonkeyPatch.context() as patch:
-            for module in RESOLVERS:
-                patch.setattr(module, "can_append", lambda *_: not driver.is_blocked)
+            patch.setattr(transaction_resolver, "can_append", lambda *_: not driver.is_blocked)
             if kind == "wire":
                 driver.act("up")
             before = ""

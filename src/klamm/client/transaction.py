@@ -43,7 +43,8 @@ from klamm.errors import (
     TransactionError,
 )
 from klamm.store.groups import put_offsets
-from klamm.store.transactions import MAX_EPOCH, Identity, fenced
+from klamm.store.transaction_state import MAX_EPOCH
+from klamm.store.transactions import Identity, fenced
 from klamm.types import Batch
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
-    from klamm.store.transactions import Place
+    from klamm.store.transaction_state import PartitionKey
 
 __all__ = ["Pool", "Transaction"]
 
@@ -319,7 +320,7 @@ class Transaction(RecordSending):
         try:
             if sum(lane.bytes for _, lane in self._topics.values()) > _OPEN_BYTES:
                 self._drain()
-            fresh: dict[Place, Partition] = {}
+            fresh: dict[PartitionKey, Partition] = {}
             known = self._identity.partitions if self._identity is not None else {}
             for opened, lane in self._topics.values():
                 for number, builder, delivery in lane.take_full():

@@ -30,7 +30,8 @@ from klamm.errors import Fenced, KlammError, NotAStore, UnknownTopic
 from klamm.spark.staging import Staged, frames
 from klamm.store import spark_batches
 from klamm.store.spark_batches import BatchId
-from klamm.store.transactions import MAX_EPOCH, Identity, Place
+from klamm.store.transaction_state import MAX_EPOCH, PartitionKey
+from klamm.store.transactions import Identity
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -89,7 +90,7 @@ class _Recording:
 def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: str, *, durable: bool) -> None:
     """Steps 2 to 4."""
     topics: dict[str, OpenTopic] = {}
-    places: dict[Place, Partition] = {}
+    places: dict[PartitionKey, Partition] = {}
     for each in staged:
         for topic in each.topics:
             opened = topics.get(topic.name) or core.topic(topic.name)

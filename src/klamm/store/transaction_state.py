@@ -52,6 +52,7 @@ __all__ = [
     "End",
     "Event",
     "Fence",
+    "HandOver",
     "Init",
     "Marked",
     "Now",
@@ -179,6 +180,12 @@ class End(NamedTuple):
     fresh_id: int | None = None
 
 
+class HandOver(NamedTuple):
+    """A process leaves its transaction to a coordinator."""
+
+    client: Client
+
+
 class Fence(NamedTuple):
     """Others abort it: a person, or whoever takes its name."""
 
@@ -195,7 +202,7 @@ class Marked(NamedTuple):
     has_name: bool = True
 
 
-Event = Init | Add | CommitOffsets | End | Fence | Resolve | Marked
+Event = Init | Add | CommitOffsets | End | HandOver | Fence | Resolve | Marked
 
 
 class Outcome(Enum):
@@ -221,13 +228,15 @@ def step(row: Row | None, event: Event, now: Now) -> Step:
     match event:
         case Init():
             return _init(row, event, now)
-        case Add() | CommitOffsets() | End():
-            if row is None:
-                return Step(Outcome.UNKNOWN, None)
-            return _end(row, event, now) if isinstance(event, End) else _add(row, event, now)
-    if row is None:
-        return Step(Outcome.UNKNOWN, None)
-    match event:
+        case _ if row is None:
+            return Step(Outcome.UNKNOWN, None)
+        case Add() | CommitOffsets():
+            return _add(row, event, now)
+        case End():
+            return _end(row, event, now)
+        case HandOver():
+            wrong = _check_client(row, event.client) or (None if row.is_ongoing else Outcome.INVALID)
+            return Step(wrong, row) if wrong else Step(Outcome.OK, row._replace(owner=COORDINATOR))
         case Fence():
             return Step(Outcome.OK, _fenced(row)) if row.is_ongoing else Step(Outcome.INVALID, row)
         case Resolve():

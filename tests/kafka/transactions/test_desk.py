@@ -10,7 +10,7 @@ import klamm
 from klamm.errors import Aborted, Fenced, GroupBusy, OutOfOrderSequence
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, TransactionDesk
-from klamm.store.marking import MAX_EPOCH
+from klamm.store.transaction_state import MAX_EPOCH
 from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving, set_epoch
 from tests.procs import children, until
 from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
@@ -238,7 +238,7 @@ def test_the_last_epoch_of_a_producer_id_ends_with_another(
     assert seen(store, 0) == [[b"x", b"y"] if with_records else [b"y"]]
     assert offset_of(store, "g") == (None if with_records else 7)
     assert store.check().breaches == [] and [row.producer_id for row in newer.desk.rows()] == [newer.producer_id]
-    assert [row[0] for row in core_of(store).catalog.database.read("SELECT producer_id FROM wire_producers")] == [
+    assert [row[0] for row in core_of(store).catalog.database.read("SELECT producer_id FROM transactions")] == [
         newer.producer_id
     ]
 
@@ -351,8 +351,7 @@ def test_a_transaction_from_before_the_boot_is_over_when_the_server_starts(store
     with serving(store) as desk:
         client = Client(store, desk, bumps=False)
         assert client.init() is NONE and client.send(0) is NONE
-    wire = core_of(store).transactions.wire
-    wire._boot_id = "another"
+    core_of(store).transactions.resolver.boot_id = "another"
     with serving(store) as desk:
         assert not stands_open(log_of(store)) and store.transactions() == []
         assert client.desk.end("billing", client.producer_id, client.epoch, commit=True, bump=False).error
@@ -412,7 +411,7 @@ def test_a_program_in_another_process_takes_a_name_over(
     assert client.desk.check_produce(client.producer_id, client.epoch, place_of(store)) is (
         ErrorCode.INVALID_PRODUCER_ID_MAPPING
     )
-    assert core_of(store).catalog.database.read("SELECT * FROM wire_producers") == []
+    assert core_of(store).catalog.database.read("SELECT * FROM transactions") == []
     assert seen(store, 0, 1) == [[b"x"] if state == "complete" else [], [b"program"]]
 
 

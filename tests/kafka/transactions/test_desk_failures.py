@@ -15,9 +15,8 @@ import klamm
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_desk import Identified
-from klamm.store import marking
-from klamm.store.wire_transactions import hold_server
-from tests.kafka.producing import Client, hasten, offset_of, place_of, serving
+from klamm.store import markers as store_markers
+from tests.kafka.producing import Client, hasten, hold_server, offset_of, place_of, serving
 from tests.procs import Flag, children
 from tests.store.open_transactions import core_of, hold_append_lock, log_of, markers, seen, stands_open
 
@@ -70,6 +69,20 @@ def test_what_comes_after_the_marker_in_the_same_epoch_is_aborted(store: klamm.S
     assert seen(store, 0) == [[b"x", b"y"]]
 
 
+def test_what_came_late_is_left_to_the_server_whatever_epoch_its_client_has_by_now(
+    store: klamm.Store, older: Client
+) -> None:
+    assert older.send(0) is NONE and older.end(commit=True) is NONE
+    older.append(0, b"late")
+    assert older.init() is NONE and older.epoch == 1
+    core_of(store).transactions.resolve([log_of(store)])
+    assert markers(log_of(store)) == [0], "a marker of epoch 1 could come into the client's next transaction"
+    older.desk.tick()
+    assert markers(log_of(store)) == [0, 0] and not stands_open(log_of(store))
+    assert older.send(0, value=b"y") is NONE and older.end(commit=True) is NONE
+    assert seen(store, 0) == [[b"x", b"y"]]
+
+
 def test_what_comes_late_does_not_keep_a_later_epoch_from_ending(store: klamm.Store, older: Client) -> None:
     assert older.send(0) is NONE and older.end(commit=True) is NONE
     older.append(0, b"late")
@@ -109,10 +122,10 @@ def test_a_server_killed_at_any_step_forgets_nothing(
                 if each == step:
                     die()
             if step == "decide":
-                desk._wire.finish = die  # type: ignore[assignment, method-assign]
+                desk._resolver.complete = die  # type: ignore[assignment, method-assign]
             if step == "mark":
-                mark = desk._wire._finish_place
-                desk._wire._finish_place = lambda *of: mark(*of) and die()  # type: ignore[method-assign]
+                mark = desk._resolver._mark
+                desk._resolver._mark = lambda *of: mark(*of) and die()  # type: ignore[method-assign]
             assert client.end(commit=commit) is NONE
             die()
 
@@ -197,7 +210,7 @@ def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: Path, t
 def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
     store: klamm.Store, path: Path, tmp_path: Path, newer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marking, "_STUCK_S", 0.01)
+    monkeypatch.setattr(store_markers, "_STUCK_S", 0.01)
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
     def hold() -> None:
@@ -227,7 +240,7 @@ def test_rows_that_are_not_as_they_were_written_are_told(store: klamm.Store, new
     (breach,) = store.check().breaches
     assert "pending_offsets: producer id" in breach.message
     with database.gate(), database.transaction() as execute:
-        execute("UPDATE wire_producers SET epoch = 5")
-    assert "wire_producers: the row of producer id" in store.check().breaches[0].message
+        execute("UPDATE transactions SET next_epoch = 5")
+    assert "transactions: the row of producer id" in store.check().breaches[0].message
     with pytest.raises(klamm.NotAStore, match="damaged"):
         newer.end(commit=True)

@@ -100,7 +100,7 @@ def test_what_is_read_is_what_was_committed(actions: list[tuple[str, int, int]])
                 for who, client in run.clients.items():
                     client.desk = desk
                     row = desk.row(f"c{who}")
-                    assert who in run.fenced or (row is not None and row.epoch == client.epoch)
+                    assert who in run.fenced or (row is not None and row.next_epoch == client.epoch)
                 while pending:
                     step, (action, who, number) = pending.pop(0)
                     if action == "restart":

@@ -29,14 +29,13 @@ from klamm.kafka.wire.messages import (
 )
 from klamm.kafka.wire.structs import Struct
 from klamm.store.groups import OffsetRow
-from klamm.store.marking import can_append
+from klamm.store.markers import can_append
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
-    from klamm.store.marking import Place
-    from klamm.store.wire_transactions import WireRow
+    from klamm.store.transaction_state import PartitionKey, Row
 
 __all__ = ["HANDLERS"]
 
@@ -82,7 +81,7 @@ class _Asked(NamedTuple):
     """Topics of one transaction: (name, number) in the order of the request, and where that is; None: nowhere."""
 
     numbers: list[tuple[str, int]]
-    places: dict[tuple[str, int], Place | None]
+    places: dict[tuple[str, int], PartitionKey | None]
 
 
 def _asked(broker: Broker, topics: Iterable[Any]) -> _Asked:
@@ -275,10 +274,10 @@ def describe_transactions(broker: Broker, call: Call) -> Struct:
     return response(transaction_states=states)
 
 
-def _described(broker: Broker, row: WireRow) -> Struct:
+def _described(broker: Broker, row: Row) -> Struct:
     response = DESCRIBE_TRANSACTIONS.response
     numbers: dict[str, list[int]] = {}
-    for topic_id, number in sorted(row.places):
+    for topic_id, number in sorted(row.partitions):
         opened = broker.topics.by_id(bytes.fromhex(topic_id))
         if opened is not None:
             numbers.setdefault(opened.name, []).append(number)
@@ -288,7 +287,7 @@ def _described(broker: Broker, row: WireRow) -> Struct:
         transaction_timeout_ms=row.timeout_ms,
         transaction_start_time_ms=row.started_ms,
         producer_id=row.producer_id,
-        producer_epoch=row.epoch,
+        producer_epoch=row.next_epoch,
         topics=[response.Topic(topic=name, partitions=found) for name, found in sorted(numbers.items())],
     )
 

@@ -1,0 +1,250 @@
+"""Resolving transactions: end what its own process or server will not, or not in time. The protocol: transactions.py.
+
+Anybody may, at any time, and several at once, in these steps:
+
+  1  look into the logs in question for open transactions; then read the rows
+  2  a row whose process is gone, or whose time is over: abort it, if it is still ongoing
+  3  each row that is decided, of a producer id the older one first: write its markers, sync, and let the row go, or be
+     complete. A partition whose append lock a stopped process holds is left for the next time, with the row
+  4  open in a log, and in no row: abort it
+
+The server's rows are its own, as long as it lives; else a resolver takes the SERVER byte for 2 to 4.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from klamm.disk import locks
+from klamm.disk._os import HeldBytes
+from klamm.errors import KlammError, OutOfOrderSequence, UnknownTopic
+from klamm.store import transaction_table as table
+from klamm.store.markers import can_append, sync_if_possible, write_marker
+from klamm.store.transaction_state import (
+    PROCESS,
+    SERVER,
+    Fence,
+    Marked,
+    Now,
+    Outcome,
+    PartitionKey,
+    Resolve,
+    Row,
+    step,
+)
+
+if TYPE_CHECKING:
+    from klamm.log.partition import Partition
+    from klamm.store.database import Execute
+    from klamm.store.directory import Core
+
+__all__ = ["Resolver"]
+
+_MAX_OPENED = 10_000  # partitions that are found without looking into the catalog
+_log = logging.getLogger("klamm")
+
+
+class Resolver:
+    """That of a store, for any thread. `…_held`, `complete` of its rows, `abort_…`: for whoever holds SERVER."""
+
+    def __init__(self, core: Core, boot_id: str) -> None:
+        self._core = core
+        self.boot_id = boot_id
+        self._opened: dict[PartitionKey, Partition] = {}
+        self._reported: set[Partition] = set()  # logs in which something of the server's is open, and in no transaction
+        self.changes = 0
+        """Grows when others than the server change one of its rows in this process."""
+
+    def now(self) -> Now:
+        heads = self._core.heads
+        return Now(self.boot_id, heads.boot_ms(), heads.wall_ms(), heads.clock_ms())
+
+    def resolve(self, stuck: Iterable[Partition] = (), *, of: int | None = None, only_abandoned: bool = False) -> None:
+        """Do all of the above.
+
+        `stuck`: also look into these logs for what is open there and in no row. `of`: only that producer id's.
+        `only_abandoned`: leave prepared rows to their processes, where those live. What cannot be done now, because a
+        stopped process is in the way, or the disk is full, is left for the next time: nothing is raised.
+        """
+        if self._core.read_only:
+            return
+        try:
+            self._resolve(list(stuck), of, only_abandoned)
+        except KlammError as error:
+            _log.warning("transactions cannot be resolved now: %s", error)
+
+    def _resolve(self, stuck: list[Partition], of: int | None, only_abandoned: bool) -> None:
+        opened = [(log, *found) for log in stuck for found in self._open_in(log)]  # before the rows: a row comes first
+        with self._core.catalog.database.reading() as execute:
+            rows = table.rows(execute, of)
+            query = "SELECT producer_id, epoch, owner FROM transactions"
+            known = execute(query).fetchall() if opened else []  # with those that are damaged
+        servers = [row for row in rows if row.owner == SERVER]
+        others = [row for row in rows if row.owner != SERVER]
+        decided = [row for row in others if row.is_prepared and not (only_abandoned and self.is_held(row))]
+        self.complete(self._abort_due(others) + decided)
+        keys = {(producer_id, epoch) for producer_id, epoch, _ in known}
+        server_ids = {producer_id for producer_id, _, owner in known if owner == SERVER}
+        for partition, producer_id, epoch, _ in opened:
+            if producer_id in server_ids:
+                continue  # its next transaction may have the same epoch, and have begun since we looked
+            if (producer_id, epoch) not in keys and can_append(partition):
+                partition.append_marker(producer_id, epoch + 1, commit=False)
+        hanging = {log for log, producer_id, *_ in opened if producer_id in server_ids}
+        now = self.now()
+        if hanging or any(row.is_prepared or (row.is_ongoing and row.is_late(now)) for row in servers):
+            self._resolve_for_server(hanging, of)
+
+    def _resolve_for_server(self, hanging: set[Partition], of: int | None) -> None:
+        """Where a server lives, it does this within a second."""
+        held: HeldBytes[int, None] = HeldBytes(self._core.members)
+        with held:
+            if self._core.members is None or not held.take(locks.SERVER, locks.SERVER):
+                self._reported.update(hanging)  # for the server, if it lives in this process
+                return
+            self.resolve_held(of)
+            self.abort_hanging(hanging)
+
+    def resolve_held(self, of: int | None = None) -> None:
+        """Abort those of the server that have timed out, and mark those that are decided."""
+        with self._core.catalog.database.reading() as execute:
+            rows = [row for row in table.rows(execute, of) if row.owner == SERVER]
+        self.complete(self._abort_due(rows) + [row for row in rows if row.is_prepared])
+
+    def _abort_due(self, rows: list[Row]) -> list[Row]:
+        """Abort those whose process is gone, or whose time is over, and return them."""
+        now = self.now()
+        events = [(row.key, Resolve(self.is_held(row))) for row in rows if row.is_ongoing]
+        looked_at = {row.key: row for row in rows}
+        due = [(key, event) for key, event in events if step(looked_at[key], event, now).outcome is Outcome.OK]
+        if not due:
+            return []
+        aborted = []
+        database = self._core.catalog.database
+        with database.gate(), database.transaction() as execute:
+            for key, event in due:
+                row = table.find(execute, key)  # again: it may have been decided since
+                done = step(row, event, now)
+                if done.outcome is Outcome.OK and done.row is not None:
+                    _log.info("Aborting transaction %d/%d of transactional id %s", *key, done.row.name)
+                    table.write(execute, row, done)
+                    aborted.append(done.row)
+        return aborted
+
+    def fence(self, execute: Execute, producer_id: int, *, loses_name: bool = False) -> bool:
+        """Abort what a producer id has open, whoever its owner is. Return whether it had something open."""
+        found = False
+        for row in table.rows(execute, producer_id):
+            done = step(row, Fence(), self.now())
+            if done.outcome is Outcome.OK:
+                table.write(execute, row, done)
+                found = True
+            if row.owner == SERVER:
+                self.changes += 1
+                if loses_name and done.row is not None and done.row.is_over:
+                    table.forget(execute, [done.row.key])
+        return found
+
+    def complete(self, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
+        """Write the markers of decided rows, as far as possible, and let the rows go, or be complete.
+
+        Return what became of each; None: it is gone.
+        """
+        decided = sorted((row for row in rows if row.is_prepared), key=lambda row: row.key)  # of an id, the older first
+        found: dict[tuple[int, int], Row | None] = {row.key: row for row in decided}
+        marked = [row for row in decided if self._mark_all(row)]
+        if marked:
+            database = self._core.catalog.database
+            with database.gate(), database.transaction(durable=False) as execute:  # a later one makes it so
+                for row in marked:
+                    found[row.key] = self._complete(execute, row)
+        return found
+
+    def _complete(self, execute: Execute, row: Row) -> Row | None:
+        is_server = row.owner == SERVER
+        current = table.find_server(execute, row.producer_id) if is_server else table.find(execute, row.key)
+        if current is None or current.key != row.key:
+            return current
+        has_name = row.name is not None and table.holder(execute, row.name) == row.producer_id
+        done = step(current, Marked(has_name), self.now())
+        if done.outcome is Outcome.OK:
+            table.write(execute, current, done)
+        return done.row
+
+    def _mark_all(self, row: Row) -> bool:
+        ended = [self._mark(row, key) for key in sorted(row.partitions)]  # one failure must not skip the others
+        return all(ended)
+
+    def _mark(self, row: Row, key: PartitionKey) -> bool:
+        """Return whether the marker is on disk, or the partition is gone."""
+        try:
+            partition = self.partition(key)
+            if not can_append(partition):
+                return False
+            try:
+                end = write_marker(partition, row)
+            except OutOfOrderSequence:
+                if row.owner != SERVER:
+                    raise
+                self.abort_hanging([partition])  # a batch came late in an older epoch
+                end = write_marker(partition, row)
+            return sync_if_possible(self._core, partition, end)
+        except UnknownTopic:
+            return True
+        except KlammError as error:
+            _log.warning("%s/%d: transaction %d/%d cannot be ended there now: %s", *key, *row.key, error)
+            return False
+
+    def partition(self, key: PartitionKey) -> Partition:
+        """Return a partition by its topic's id. Raise UnknownTopic if that was deleted."""
+        found = self._opened.get(key)
+        if found is None:
+            names = {topic.id: topic.name for topic in self._core.catalog.topics()}
+            if key[0] not in names:
+                raise UnknownTopic(f"there is no topic with id {key[0]}")
+            found = self._core.topic(names[key[0]]).partition(key[1])
+            if len(self._opened) >= _MAX_OPENED:
+                self._opened.clear()
+            self._opened[key] = found
+        return found
+
+    def _open_in(self, partition: Partition) -> list[tuple[int, int, int]]:
+        try:
+            return partition.open_transactions() if can_append(partition) else []
+        except KlammError:  # deleted, or damaged: its readers say so
+            return []
+
+    def is_held(self, row: Row) -> bool:
+        """Return whether the process of a row lives."""
+        members = self._core.members
+        return row.owner == PROCESS and members is not None and bool(members.held(locks.TRANSACTION + row.producer_id))
+
+    # ---- what came late in the server's transactions
+
+    def abort_reported(self) -> None:
+        """Like `abort_hanging`, where others have seen something."""
+        reported, self._reported = self._reported, set()
+        self.abort_hanging(reported)
+
+    def abort_hanging(self, partitions: Iterable[Partition]) -> None:
+        """Abort what is open in these logs and in no transaction. It came after the marker."""
+        for partition in partitions:
+            for producer_id, epoch, first in self._open_in(partition):
+                with self._core.catalog.database.reading() as execute:
+                    row = table.find_server(execute, producer_id)
+                if row is None or (not row.is_over and epoch == row.epoch and self._has(row, partition)):
+                    continue
+                offset = partition.append_marker(producer_id, epoch, commit=False, same_epoch=True)
+                if offset is not None:
+                    _log.warning("%r: what %r wrote from offset %d on came too late", partition, row.name, first)
+
+    def _has(self, row: Row, partition: Partition) -> bool:
+        for key in row.partitions:
+            try:
+                if self.partition(key) is partition:
+                    return True
+            except UnknownTopic:
+                continue
+        return False

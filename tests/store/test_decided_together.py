@@ -1,0 +1,116 @@
+"""Several producers' transactions, of several processes, with one decision: a coordinator's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klamm
+from klamm.errors import Aborted
+from klamm.store.transactions import Identity
+from tests.procs import children
+from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
+from tests.store.test_transactions import append, begin
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "events")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[klamm.Store]:
+    with klamm.open(path) as opened:
+        opened.create_topic("t", 3)
+        yield opened
+
+
+def handed_over(path: str, number: int, *, timeout_ms: int = 60_000) -> tuple[int, int]:
+    """In a process of its own, which then ends: a record in one partition, left to a coordinator."""
+
+    def work() -> tuple[int, int]:
+        with klamm.open(path) as mine:
+            identity = begin(mine, number, timeout_ms=timeout_ms)
+            log_of(mine, number).sync(log_of(mine, number).ends().end)
+            return core_of(mine).transactions.hand_over(identity)
+
+    with children() as start:
+        key: tuple[int, int] = start(work).answer()
+        return key
+
+
+def adopted(store: klamm.Store, *keys: tuple[int, int]) -> list[Identity]:
+    return [core_of(store).transactions.adopt(*key) for key in keys]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_transactions_of_several_processes_have_one_end(store: klamm.Store, path: str, commit: bool) -> None:
+    keys = [handed_over(path, number) for number in (0, 1, 2)]
+    core_of(store).transactions.resolve([log_of(store, number) for number in range(3)])
+    assert [info.state for info in store.transactions()] == ["ongoing"] * 3, "their processes are gone, not their time"
+    mine = adopted(store, *keys)
+    before = store._acquired().catalog.database.version()[0]
+    assert core_of(store).transactions.decide(*mine, commit=commit) is commit
+    assert store._acquired().catalog.database.version()[0] == before + 1, "one SQLite transaction"
+    for identity in mine:
+        core_of(store).transactions.finish(identity, commit=commit)
+    core_of(store).transactions.tidy()
+    expected = [[b"%d-%d" % key] if commit else [] for key in keys]
+    assert seen(store, 0, 1, 2) == expected and store.transactions() == [] and store.check().ok
+
+
+def test_a_coordinator_killed_after_its_decision_has_made_it_for_all(store: klamm.Store, path: str) -> None:
+    keys = [handed_over(path, number) for number in (0, 1)]
+
+    def coordinate() -> None:
+        with klamm.open(path) as mine:
+            core_of(mine).transactions.decide(*adopted(mine, *keys), commit=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with children() as start:
+        assert os.WIFSIGNALED(start(coordinate).ended())
+    core_of(store).transactions.resolve()
+    assert seen(store, 0, 1) == [[b"%d-%d" % key] for key in keys] and store.transactions() == []
+
+
+def test_what_a_dead_coordinator_has_left_is_aborted_when_its_time_is_over(store: klamm.Store, path: str) -> None:
+    keys = [handed_over(path, number, timeout_ms=60_000) for number in (0, 1)]
+    core_of(store).transactions.resolve()
+    assert stands_open(log_of(store, 0)) and stands_open(log_of(store, 1))
+    late = adopted(store, *keys)
+    core_of(store).heads.advance(61_000)
+    core_of(store).transactions.resolve()
+    assert store.transactions() == [] and seen(store, 0, 1) == [[], []]
+    assert [markers(log_of(store, number)) for number in (0, 1)] == [[1], [1]]
+    with pytest.raises(Aborted):
+        core_of(store).transactions.decide(*late, commit=True)
+    with pytest.raises(Aborted):
+        core_of(store).transactions.adopt(*keys[0])
+
+
+def test_one_that_was_aborted_keeps_all_from_being_committed(store: klamm.Store, path: str) -> None:
+    keys = [handed_over(path, number) for number in (0, 1)]
+    mine = adopted(store, *keys)
+    assert store.abort_transaction(keys[1][0])
+    with pytest.raises(Aborted):
+        core_of(store).transactions.decide(*mine, commit=True)
+    assert [info.state for info in store.transactions()] == ["ongoing"], "the other one"
+    assert core_of(store).transactions.decide(*mine, commit=False) is False
+    core_of(store).transactions.resolve()
+    assert store.transactions() == [] and seen(store, 0, 1) == [[], []]
+
+
+def test_whoever_handed_it_over_cannot_end_it_any_more_but_be_fenced(store: klamm.Store) -> None:
+    transactions = core_of(store).transactions
+    mine = begin(store, 0)
+    transactions.hand_over(mine)
+    (other,) = adopted(store, mine.key)
+    assert transactions.decide(other, commit=True) is True
+    transactions.finish(other, commit=True)
+    with pytest.raises(klamm.Fenced):
+        append(log_of(store), mine, 1)
+    assert seen(store, 0) == [[b"0-0"]]
