@@ -30,7 +30,8 @@
     ├── TransactionError
     │   ├── Fenced               a newer producer has taken over this producer id
     │   ├── Aborted              it took too long, or somebody ended it
-    │   └── BatchConflict        a batch of Spark comes under a number that another batch in the log has
+    │   └── OnceMismatch         a number of a writer is committed already, with another meaning
+    │       └── BatchConflict    the same, of a batch of Spark
     └── Forked                   a producer or consumer from before a fork, used in the child
 
 Wrong Python types are a TypeError, as everywhere.
@@ -59,6 +60,7 @@ __all__ = [
     "NotAStore",
     "NotOwner",
     "OffsetOutOfRange",
+    "OnceMismatch",
     "OutOfOrderSequence",
     "ReadOnly",
     "RecordTooLarge",
@@ -254,7 +256,19 @@ class Aborted(TransactionError):
     """The transaction was ended by somebody else: it took longer than its time-out. Nothing of it will be read."""
 
 
-class BatchConflict(TransactionError):
+class OnceMismatch(TransactionError):
+    """A writer commits a number with another fingerprint than the one it has committed, or an earlier one (`tx.once`).
+
+    `number` is its number, `last_number` the last that is committed. Nothing was written.
+    """
+
+    def __init__(self, message: str, *, number: int, last_number: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.number = number
+        self.last_number = last_number
+
+
+class BatchConflict(OnceMismatch):
     """A batch of Spark has the number of another one that is in the log, or of an earlier one. Nothing was written."""
 
 

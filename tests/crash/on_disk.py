@@ -26,7 +26,8 @@ from klamm.batch import parse, walk
 from klamm.batch.header import HEADER_SIZE
 from klamm.errors import UnknownGroup
 from klamm.log import _head
-from klamm.store import spark_batches, staging
+from klamm.spark import batches as spark_batches
+from klamm.spark import staged_files as staging
 from klamm.store.wire_groups import WireGroups
 from tests.crash.stores import without_maintenance
 from tests.crash.workload import log_of, note, sealed
@@ -526,8 +527,8 @@ def run_micro_batches(root: str) -> None:
     from pyspark.sql.types import BinaryType, StructField, StructType
 
     from klamm.spark.sink import StreamWriter, _Stager
+    from klamm.spark.staged_files import StagedName
     from klamm.spark.staging import MicroBatch
-    from klamm.store.staging import StagedName
 
     checkpoint = f"{root}/queries/checkpoint"
     os.makedirs(f"{checkpoint}/offsets")

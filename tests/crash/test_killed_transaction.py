@@ -21,6 +21,7 @@ import pytest
 import klamm
 from klamm.disk import _os
 from klamm.errors import TransactionError
+from klamm.store import once
 from tests.crash.cases import seed_of
 from tests.procs import Child, Flag, children, until
 from tests.rig import dies, killed_at
@@ -110,6 +111,37 @@ def test_killed_at_any_step_it_is_there_whole_or_not_at_all(
         assert step < STEPS
     assert step > 40 and outcomes == {0, 1}
     assert store.check().ok
+
+
+@pytest.mark.parametrize("stride", [6, ALL])
+def test_a_job_that_is_killed_at_any_step_and_run_again_is_done_once(
+    store: klamm.Store, path: Path, stride: int
+) -> None:
+    step, alive, number, runs = first_step(stride) - stride, False, 0, 0
+
+    def work(step: int, number: int) -> None:
+        with klamm.open(path) as mine:
+
+            def load() -> None:
+                with mine.transaction() as tx:
+                    tx.once("loader", number, fingerprint=f"f{number}")
+                    for partition in (0, 1):
+                        tx.send("out", b"%d" % number, partition=partition)
+
+            killed_at(step, load)()
+
+    while not alive:
+        step += stride
+        alive = not dies(partial(work, step, number))
+        if not alive:
+            with children() as start:
+                start(partial(work, STEPS, number)).answer()  # as a scheduler does
+        runs += 1
+        number += 1
+        assert values(store, 0) == values(store, 1) == list(range(number))
+        assert once.last(store._acquired().catalog.database, "loader") == number - 1
+        assert step < STEPS
+    assert runs > 5 and store.check().ok
 
 
 def whole_when_opened(path: Path) -> int:

@@ -14,8 +14,7 @@ import pytest
 import klamm
 from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal
-from klamm.store import spark_batches
-from klamm.store.spark_batches import BatchId
+from klamm.store import once
 from tests.crash import on_disk
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.powercut import LAST
@@ -152,13 +151,12 @@ def test_what_was_aborted_stays_so_though_the_power_is_cut_while_a_recovery_poin
 def test_no_micro_batch_survives_a_power_cut_without_its_plan(root: Path) -> None:
     on_disk.prepare_micro_batches(str(root / "store"))
     recording = Recording(root, PROGRAM, "micro-batches")
-    writer = BatchId(f"query {on_disk.QUERY}", "topic out", 0).key
 
     def check(cut: Path, notes: Notes) -> None:
         asked = sum("committing" in note for note in notes)
         done = sum("returned" in note for note in notes)
         with klamm.open(cut / "store", create=False) as store:
-            last = spark_batches.last(store._acquired().catalog.database, writer)
+            last = once.last(store._acquired().catalog.database, f"query {on_disk.QUERY}", "topic out")
             count = 0 if last is None else last + 1
             assert done <= count <= asked
             assert on_disk.values(store, "out") == [b"%d" % number for number in range(count)]

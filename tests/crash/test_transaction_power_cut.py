@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.store import once
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.recording import Luck, Notes, Recording
 from tests.crash.test_killed_transaction import progress, values
@@ -42,6 +43,7 @@ def look(target: Path, told: Told) -> None:
         done = progress(store)
         assert told.committed <= done <= max(told.committed, told.asked), "what was committed stays, and nothing else"
         assert values(store, 0) == values(store, 1) == list(range(done))
+        assert once.last(store._acquired().catalog.database, "mover") == (done - 1 if done else None)
         with store.transaction("mover") as tx:  # and all goes on
             tx.send("out", b"%d" % done, partition=0)
         assert values(store, 0) == list(range(done + 1))

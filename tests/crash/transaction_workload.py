@@ -32,6 +32,7 @@ def main(root: str, life: int) -> None:
                     for partition in (0, 1):
                         tx.send("out", batch[0].value, partition=partition)
                     tx.commit_offsets(batch)
+                    tx.once("mover", number)
                     aborted = number % 3 == 2 and not aborted
                     if aborted:  # then it comes again
                         tx.abort()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-BATCHES = "src/klamm/store/spark_batches.py"
+BATCHES = "src/klamm/spark/batches.py"
 PLANNING = "src/klamm/spark/planning.py"
 STAGING = "src/klamm/spark/staging.py"
 OFFSETS_TESTS = "tests/spark/test_offsets.py"
@@ -24,44 +24,47 @@ SAME_PLAN_TEST = (
 MUTANTS = [
     Mutant(
         "a micro-batch that is in the log is appended again",
-        "store/spark_batches.py M1",
-        ((BATCHES, "    if row is None or batch.number > row.number:\n", "    if True:\n"),),
+        "spark/batches.py M1",
+        ((BATCHES, "    if last is None or batch.number > last.number:\n", "    if True:\n"),),
         (f"{PUBLISHING_TESTS}::test_a_batch_that_comes_again_is_skipped_and_logged", TWO_DRIVERS_TEST),
     ),
     Mutant(
         "two drivers append one micro-batch twice",
-        "store/spark_batches.py M1",
+        "spark/batches.py M1",
         ((BATCHES, "    if _is_committed(execute, batch):\n", "    if False:\n"),),
         (TWO_DRIVERS_TEST,),
     ),
     Mutant(
         "a micro-batch is skipped by its number alone",
-        "store/spark_batches.py M4",
+        "spark/batches.py M4",
         (
             (
                 BATCHES,
-                "    if batch.number == row.number and _is_same(batch, row):\n",
-                "    if batch.number == row.number:\n",
+                "    if batch.number == last.number and _is_same(batch, last):\n",
+                "    if batch.number == last.number:\n",
             ),
         ),
         (OTHER_PLAN_TEST,),
     ),
     Mutant(
         "an older micro-batch is skipped",
-        "store/spark_batches.py M4",
-        ((BATCHES, "    if batch.number == row.number and _is", "    if batch.number < row.number or _is"),),
+        "spark/batches.py M4",
+        ((BATCHES, "    if batch.number == last.number and _is", "    if batch.number < last.number or _is"),),
         (OTHER_PLAN_TEST,),
     ),
     Mutant(
         "two writes of a micro-batch under one name are taken for one",
-        "store/spark_batches.py M4",
+        "spark/batches.py M4",
         ((BATCHES, ' and (same.get("records", True) or not same.get("run"))', ""),),
         (SAME_PLAN_TEST,),
     ),
     Mutant(
         "queries of one id skip each other's micro-batches, whatever they write to",
-        "store/spark_batches.py M4",
-        ((BATCHES, '        return f"{self.writer} to {self.target}"\n', '        return f"{self.writer} to"\n'),),
+        "spark/batches.py M4",
+        (
+            (BATCHES, "once.find(execute, batch.writer, batch.target) or", "once.find(execute, batch.writer, 'x') or"),
+            (BATCHES, "Once(batch.writer, batch.target, batch.number,", "Once(batch.writer, 'x', batch.number,"),
+        ),
         (f"{PUBLISHING_TESTS}::test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other",),
     ),
     Mutant(

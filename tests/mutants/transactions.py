@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
 RESOLVER = "src/klamm/store/transaction_resolver.py"
 TRANSACTION = "src/klamm/client/transaction.py"
+ONCE = "src/klamm/store/once.py"
+ONCE_TESTS = "tests/client/test_once.py"
 STORE_TESTS = "tests/store/test_transactions.py"
 KILLED_TRANSACTION_TESTS = "tests/crash/test_killed_transaction.py"
 TRANSACTION_POWER_CUT_TESTS = "tests/crash/test_transaction_power_cut.py"
@@ -65,18 +67,18 @@ MUTANTS = [
         (
             (
                 TRANSACTION,
-                "                    also=self._put_offsets if self._claims else None,",
+                "                    also=self._put_also if self._claims or self._once else None,",
                 "                    also=None,",
             ),
             (
                 TRANSACTION,
-                "                self._settle_claims()\n        except",
+                "                self._settle_claims()\n        except AlreadyCommitted",
                 (
                     "                database = self._core.catalog.database\n"
                     "                with database.gate(), database.transaction() as execute:\n"
-                    "                    self._put_offsets(execute)\n"
+                    "                    self._put_also(execute)\n"
                     "                self._settle_claims()\n"
-                    "        except"
+                    "        except AlreadyCommitted"
                 ),
             ),
         ),
@@ -174,6 +176,61 @@ MUTANTS = [
             ),
         ),
         (f"{TRANSACTION_PROGRESS_TESTS}::test_an_aborted_transaction_gives_the_same_batch_again",),
+    ),
+    Mutant(
+        "two jobs commit one number twice",
+        "store/once.py ONC1",
+        ((ONCE, "    if is_committed(execute, once):\n        raise", "    if False:\n        raise"),),
+        (f"{ONCE_TESTS}::test_of_two_that_race_for_a_number_one_is_skipped",),
+    ),
+    Mutant(
+        "a number is skipped whatever it stands for",
+        "store/once.py ONC2",
+        ((ONCE, " and once.fingerprint == there.fingerprint:", ":"),),
+        (f"{ONCE_TESTS}::test_another_fingerprint_and_an_earlier_number_are_errors",),
+    ),
+    Mutant(
+        "a number below the last one is skipped",
+        "store/once.py ONC2",
+        ((ONCE, "    if once.number == there.number and", "    if once.number < there.number or"),),
+        (f"{ONCE_TESTS}::test_another_fingerprint_and_an_earlier_number_are_errors",),
+    ),
+    Mutant(
+        "a store with few writers forgets one",
+        "store/once.py ONC3",
+        ((ONCE, "ORDER BY committed_ms DESC LIMIT ?2)", "ORDER BY committed_ms DESC LIMIT ?2 * 0)"),),
+        (f"{ONCE_TESTS}::test_a_row_is_forgotten_when_its_writer_is_silent_and_many_others_are_not",),
+    ),
+    Mutant(
+        "a number is stored apart from its records",
+        "client/transaction.py X4",
+        (
+            (TRANSACTION, "            once.put(execute, self._once)\n", "            pass\n"),
+            (
+                TRANSACTION,
+                "        self._mark(None, commit=True)\n",
+                (
+                    "        if self._once is not None:\n"
+                    "            database = self._core.catalog.database\n"
+                    "            with database.gate(), database.transaction() as execute:\n"
+                    "                once.put(execute, self._once)\n"
+                    "        self._mark(None, commit=True)\n"
+                ),
+            ),
+        ),
+        (f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",),
+    ),
+    Mutant(
+        "what is to be skipped is appended",
+        "client/transaction.py X4",
+        (
+            (
+                TRANSACTION,
+                "                    if self._is_repeated:\n                        self._dropped",
+                "                    if False:\n                        self._dropped",
+            ),
+        ),
+        (f"{ONCE_TESTS}::test_a_skipped_transaction_leaves_nothing_behind",),
     ),
     Mutant(
         "a copy notes the ends of logs after it has let go of the gate",

@@ -79,8 +79,8 @@ class TrappedSource(KlammSource):
 
 def _set(step: str) -> None:
     """In the process that commits."""
+    from klamm.spark import batches as spark_batches
     from klamm.spark import publishing
-    from klamm.store import spark_batches
     from klamm.store.transactions import Transactions
 
     def die(*_: Any, **__: Any) -> Any:

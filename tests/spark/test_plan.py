@@ -10,9 +10,9 @@ import pytest
 
 from klamm.disk import files
 from klamm.errors import NotAStore
+from klamm.spark.batches import MAX_ENDS
 from klamm.spark.checkpoint import BatchPlan, is_here, local_path, read_plan
 from klamm.spark.offsets import OURS
-from klamm.store.spark_batches import MAX_ENDS
 
 QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
 IN = json.dumps({"in": {"0": 20}, OURS: {"store": "s", "topics": {"in": "x"}}})

@@ -21,12 +21,12 @@ from klamm.arrow.encoding import Encoder, Rows, Shape
 from klamm.disk import _os
 from klamm.errors import BatchConflict, CorruptBatch, DiskFull, StoreError, UnknownTopic
 from klamm.spark import publishing
+from klamm.spark import staged_files as staging
+from klamm.spark.batches import BatchId
 from klamm.spark.publishing import core_of, publish
+from klamm.spark.staged_files import StagedName
 from klamm.spark.staging import Staged, StagedTopic, StagingFile
-from klamm.store import spark_batches, staging
-from klamm.store.rows import crc
-from klamm.store.spark_batches import BatchId
-from klamm.store.staging import StagedName
+from klamm.store import once, scratch
 from tests.crash.cases import seed_of
 from tests.crash.stores import without_maintenance
 from tests.procs import children
@@ -197,15 +197,14 @@ def test_a_row_of_an_older_format_stands_for_the_batch_of_its_number(store: klam
     store.create_topic("orders", 3)
     database = core_of(store.path).catalog.database
     with database.gate(), database.transaction() as execute:
-        old = (f"query {QUERY}", 4, 1)
-        execute("INSERT INTO spark_batches (writer, batch, committed_ms, crc) VALUES (?, ?, ?, ?)", (*old, crc(*old)))
+        once.write(execute, once.Once(f"query {QUERY}", "", 4))
     assert klamm.check(store.path).ok
     assert not put(store, [stage(store, rows_of(0))], 4)
     with pytest.raises(BatchConflict, match="batch 3 comes after 4"):
         put(store, [stage(store, rows_of(0))], 3)
     assert put(store, [stage(store, rows_of(0))], 5)
-    assert spark_batches.last(database, old[0]) is None
-    assert spark_batches.last(database, batch_id().key) == 5
+    assert once.last(database, f"query {QUERY}") is None
+    assert once.last(database, f"query {QUERY}", "topic orders") == 5
 
 
 def test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible(
@@ -360,7 +359,7 @@ def test_staged_files_go_when_they_are_a_day_old_and_not_before(store: klamm.Sto
     store.create_topic("orders", 3)
     directory = Path(staging.directory_of(store.path, store.store_id))
     old, young = (directory / str(stage(store, rows_of(0), task=task).file) for task in range(2))
-    day = staging.OLD_MS / 1000
+    day = scratch.OLD_MS / 1000
     os.utime(old, (old.stat().st_mtime - day - 60,) * 2)
     os.utime(young, (young.stat().st_mtime - day + 600,) * 2)
     store.maintain()
@@ -394,7 +393,7 @@ def test_what_cannot_be_removed_fails_no_batch_and_is_removed_by_maintenance_lat
     job.unlink()
     job.mkdir()
     for path in (file, job):
-        os.utime(path, (path.stat().st_mtime - staging.OLD_MS / 1000 - 60,) * 2)
+        os.utime(path, (path.stat().st_mtime - scratch.OLD_MS / 1000 - 60,) * 2)
     store.maintain()
     assert os.listdir(directory) == []
 
@@ -411,27 +410,12 @@ def test_a_store_with_a_staging_directory_is_still_a_store(tmp_path: Path) -> No
 # Rows of klamm.db
 
 
-def test_a_row_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
-    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = core_of(store.path).catalog.database
-    monkeypatch.setattr(spark_batches, "KEPT", 3)
-    now = 10**12
-    with database.gate(), database.transaction() as execute:
-        for n in range(6):
-            batch = BatchId(f"query {n}", "topic orders", 7)
-            spark_batches.put(execute, batch, now_ms=now - spark_batches.SILENT_MS - 1000 + n)
-    assert spark_batches.sweep(database, now_ms=now) == 3
-    assert [spark_batches.last(database, f"query {n} to topic orders") for n in range(6)] == [None, None, None, 7, 7, 7]
-    assert spark_batches.sweep(database, now_ms=now + 10**12) == 0  # few writers: none is ever forgotten
-
-
 def test_a_damaged_row_is_an_error(store: klamm.Store) -> None:
     store.create_topic("orders", 1)
     assert put(store, [stage(store, rows_of(0))])
     database = core_of(store.path).catalog.database
     with database.gate(), database.transaction() as execute:
-        execute("UPDATE spark_batches SET batch = 5")
+        execute("UPDATE once SET number = 5")
     with pytest.raises(klamm.NotAStore, match="damaged"):
         put(store, [stage(store, rows_of(0), batch=1)], 1)
-    assert "spark_batches" in klamm.check(store.path).breaches[0].message
+    assert "once: the row of" in klamm.check(store.path).breaches[0].message

@@ -12,11 +12,11 @@ import pytest
 
 import klamm
 import klamm.spark
+from klamm.spark import staged_files as staging
 from klamm.spark.sink import Plan, _Stager, check_columns
 from klamm.spark.sink_options import SINK_OPTIONS, WriteOptions
 from klamm.spark.source import arrow_schema
-from klamm.store import staging
-from klamm.store.staging import StagedName
+from klamm.spark.staged_files import StagedName
 
 pytest.importorskip("pyspark")
 

@@ -16,12 +16,13 @@ import pytest
 
 import klamm
 from klamm.errors import KlammError, NewerFormat, NotAStore, StoreError
+from klamm.spark import batches as spark_batches
+from klamm.spark.batches import BatchId
 from klamm.store import database as database_module
-from klamm.store import spark_batches, transaction_table
+from klamm.store import once, transaction_table
 from klamm.store.catalog import Catalog
 from klamm.store.database import APPLICATION_ID, FORMAT_VERSION
 from klamm.store.rows import crc
-from klamm.store.spark_batches import BatchId
 from klamm.store.transaction_state import PROCESS, SERVER, Row
 from tests.store.conftest import gate_of, nothing
 
@@ -174,6 +175,11 @@ def to_format_4(path: str) -> None:
             """
             DROP TABLE free_slots;
             DELETE FROM meta WHERE key = 'features';
+            DROP TABLE once;
+            CREATE TABLE spark_batches (
+                writer TEXT PRIMARY KEY, batch INTEGER NOT NULL, committed_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
+                plan TEXT NOT NULL DEFAULT '', ends TEXT NOT NULL DEFAULT ''
+            ) WITHOUT ROWID;
             DROP TABLE transactions;
             CREATE TABLE transactions (
                 producer_id INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL, name TEXT,
@@ -234,6 +240,29 @@ def test_a_store_of_format_4_keeps_its_transactions(tmp_path: Path) -> None:
             assert transaction_table.check(execute) == []
     with klamm.open(tmp_path / "store") as store:
         assert store.transactions() == [], "those of processes that are gone, and of another boot"
+
+
+def test_a_store_of_format_4_keeps_its_batches_of_spark(tmp_path: Path) -> None:
+    klamm.open(tmp_path / "store").close()
+    path = f"{tmp_path}/store/klamm.db"
+    to_format_4(path)
+    rows = [
+        ("query 1 to topic orders", 4, 1, "offsets a", '{"in": {}}'),
+        ("app a to b to topics by column", 5, 2, "records 1/1", ""),
+        ("query 2", 6, 3, "", ""),
+    ]
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for row in rows:
+            checksum = crc(*row) if row[3] else crc(*row[:3])
+            connection.execute("INSERT INTO spark_batches VALUES (?, ?, ?, ?, ?, ?)", (*row[:3], checksum, *row[3:]))
+    with klamm.open(tmp_path / "store") as store:
+        assert store.check().ok
+        database = store._acquired().catalog.database
+        with database.reading() as execute:
+            found = once.find(execute, "query 1", "topic orders"), once.find(execute, "app a to b", "topics by column")
+        assert found[0] == ("query 1", "topic orders", 4, "offsets a", '{"in": {}}')
+        assert found[1] == ("app a to b", "topics by column", 5, "records 1/1", "")
+        assert spark_batches.is_committed(database, BatchId("query 2", "topic any", 6, "offsets z"))
 
 
 def test_a_damaged_transaction_of_an_older_format_is_not_dropped(tmp_path: Path) -> None:

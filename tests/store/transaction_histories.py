@@ -27,8 +27,9 @@ from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.errors import KlammError
 from klamm.kafka.transaction_desk import TransactionDesk
-from klamm.store import spark_batches, transaction_resolver
-from klamm.store.spark_batches import BatchId
+from klamm.spark import batches as spark_batches
+from klamm.spark.batches import BatchId
+from klamm.store import transaction_resolver
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
 from tests.crash.cases import memory_directory

@@ -227,6 +227,10 @@ class Transaction:
         """Let the group's progress be part of the transaction."""
         self._sync.commit_offsets(read._sync if isinstance(read, Consumer) else read)
 
+    async def once(self, writer: str, number: int, *, fingerprint: str = "", target: str = "") -> bool:
+        """Commit this transaction at most once; see the other one's."""
+        return await asyncio.to_thread(self._sync.once, writer, number, fingerprint=fingerprint, target=target)
+
     async def commit(self) -> None:
         """All of it becomes visible. It is on disk when this returns."""
         await asyncio.to_thread(self._sync.commit)
@@ -237,7 +241,7 @@ class Transaction:
 
     @property
     def state(self) -> str:
-        """ "open", "committed" or "aborted"."""
+        """ "open", "committed", "aborted" or "skipped"."""
         return self._sync.state
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,8 @@ Promises
       say), it is committed nonetheless: `commit` says so in the log and returns, and others write the marker.
   X3  An aborted transaction leaves its consumers where their group stands: the next poll gives the same records again.
       Its consumers are those whose batches it was given, and those that this thread has polled.
+  X4  One that has a number (`once`) is committed at most once with it, in whatever process: a second one is skipped,
+      which changes nothing in the store, and its state says so. The number is stored with the decision (store/once.py).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from klamm.errors import (
     ReadOnly,
     TransactionError,
 )
+from klamm.store import once
 from klamm.store.groups import put_offsets
+from klamm.store.once import AlreadyCommitted, Once
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity, fenced
 from klamm.types import Batch
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["Pool", "Transaction"]
 
 _MAX_IDLE = 16  # producer ids kept for the next transactions
+_MAX_ONCE = 4096  # characters of a writer's name, a target, a fingerprint
 _OPEN_BYTES = 32 << 20  # in open batches; more is appended
 _log = logging.getLogger("klamm")
 
@@ -229,7 +234,11 @@ class Transaction(RecordSending):
         self._ends: dict[Partition, int] = {}
         self._full: deque[tuple[Partition, Lane, Builder, BatchDelivery]] = deque()  # taken, and not yet appended
         self._appended: list[tuple[BatchDelivery, int, int]] = []  # where, and the time the log has stamped on it
+        self._dropped: list[BatchDelivery] = []  # not appended: it will be skipped
         self._claims: dict[Consumer, Claim] = {}
+        self._once: Once | None = None
+        self._is_repeated = False  # its number is committed
+        self._is_skipped = False
         self._polled_by = threading.get_ident()
         self._mutex = threading.RLock()
         self._defers = False  # full batches wait until somebody calls _append_full
@@ -265,7 +274,7 @@ class Transaction(RecordSending):
 
     @property
     def state(self) -> str:
-        """ "open", "committed" or "aborted"."""
+        """ "open", "committed", "aborted", or "skipped": it was committed before, and has changed nothing (`once`)."""
         return self._state
 
     # ---- records
@@ -324,6 +333,10 @@ class Transaction(RecordSending):
             known = self._identity.partitions if self._identity is not None else {}
             for opened, lane in self._topics.values():
                 for number, builder, delivery in lane.take_full():
+                    if self._is_repeated:
+                        self._dropped.append(delivery)
+                        lane.recycle(builder)
+                        continue
                     partition = opened.partition(number)
                     self._full.append((partition, lane, builder, delivery))
                     if (opened.topic.id, number) not in known:
@@ -389,12 +402,44 @@ class Transaction(RecordSending):
             claim = self._claims[consumer] = consumer._commits.claim()
         claim.add(read if isinstance(read, Batch) else None)
 
+    # ---- once
+
+    def once(self, writer: str, number: int, *, fingerprint: str = "", target: str = "") -> bool:
+        """Commit this transaction at most once: the numbers of a writer, for each target, only go up.
+
+        Return False if the number is committed, with the same fingerprint: there is nothing to do. What is sent all the
+        same is dropped, `commit` and the end of the block change nothing, and `state` is "skipped" then. The same if
+        another process commits the number first. Raise OnceMismatch, here or at the commit, if it is committed with
+        another fingerprint, or a later number is: nothing of the transaction will be visible.
+        """
+        self._check_open()
+        for name, value in (("writer", writer), ("fingerprint", fingerprint), ("target", target)):
+            if not isinstance(value, str):
+                raise TypeError(f"{name} is a str, not {type(value).__name__}")
+            if len(value) > _MAX_ONCE:
+                raise InvalidSetting(
+                    f"{name}: {len(value)} characters", hint=f"want at most {_MAX_ONCE}: a digest, say"
+                )
+        if type(number) is not int:  # nor bool
+            raise TypeError(f"number is an int, not {type(number).__name__}")
+        if not writer or not 0 <= number < 1 << 63:
+            raise InvalidSetting(f"writer {writer!r}, number {number}", hint="want a name, and a number from 0 on")
+        if self._once is not None:
+            raise TransactionError(f"the transaction has a number already: {self._once}", hint="begin another")
+        self._once = Once(writer, target, number, fingerprint)
+        with self._core.catalog.database.reading() as execute:
+            self._is_repeated = once.is_committed(execute, self._once)
+        return not self._is_repeated
+
     def _members_held(self) -> AbstractContextManager[None]:
         """Their watchdogs give nothing up meanwhile. In one order, whoever does this."""
         members = {id(claim.member): claim.member for claim in self._claims.values()}
         return _os.Mutexes(member.mutex for _, member in sorted(members.items()))
 
-    def _put_offsets(self, execute: Execute) -> None:
+    def _put_also(self, execute: Execute) -> None:
+        """What is committed with the records: offsets of groups, and the number."""
+        if self._once is not None:
+            once.put(execute, self._once)
         for claim in self._claims.values():
             claim.refuse_others()
             put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
@@ -406,7 +451,7 @@ class Transaction(RecordSending):
     # ---- the end
 
     def commit(self) -> None:
-        """All of it becomes visible. It is on disk when this returns."""
+        """All of it becomes visible. It is on disk when this returns. One that is to be skipped (`once`) ends."""
         with self._mutex:
             self._check_open()
             self._commit()
@@ -415,6 +460,8 @@ class Transaction(RecordSending):
         try:
             if self._failed is not None:
                 raise self._refused()
+            if self._is_repeated:
+                raise AlreadyCommitted(f"{self._once}: is committed")
             self._drain()
             self._append_taken()
             for partition, end in self._ends.items():
@@ -423,9 +470,14 @@ class Transaction(RecordSending):
                 self._core.transactions.decide(
                     self._identity or Identity(-1, None),
                     commit=True,
-                    also=self._put_offsets if self._claims else None,
+                    also=self._put_also if self._claims or self._once else None,
                 )
                 self._settle_claims()
+        except AlreadyCommitted as repeated:
+            _log.info("%r: skipped: %s", self, repeated)
+            self._is_skipped = True
+            self._abort(None)
+            return
         except BaseException as error:
             self._fail(error)
             try:
@@ -459,7 +511,7 @@ class Transaction(RecordSending):
             if self._state == "open":
                 self._end(False, Aborted("nobody knows how it ended"))
             if rewind:
-                self._rewind(moved=isinstance(error, CommitGap))
+                self._rewind(moved=self._is_skipped or isinstance(error, CommitGap))
 
     def _mark(self, failed: BaseException | None, *, commit: bool) -> None:
         try:
@@ -477,13 +529,13 @@ class Transaction(RecordSending):
 
     def _end(self, committed: bool, error: BaseException | None) -> None:
         identity, self._identity = self._identity, None
-        self._state = "committed" if committed else "aborted"
+        self._state = "committed" if committed else "skipped" if self._is_skipped else "aborted"
         if identity is not None:
             self._pool.give_back(self, identity, error)
         self._lanes = {}
         self._drain()
         left = [delivery for _, lane in self._topics.values() for _, _, delivery in lane.take_full()]
-        left += [full[-1] for full in self._full]
+        left += [*self._dropped, *(full[-1] for full in self._full)]
         self._topics = {}
         self._full.clear()
         appended, self._appended = self._appended, []
@@ -494,7 +546,7 @@ class Transaction(RecordSending):
                 else:
                     left.append(delivery)
             for delivery in left:
-                delivery.fail(Aborted("the transaction that the record was sent in was aborted"))
+                delivery.fail(Aborted(f"the transaction that the record was sent in was {self._state}"))
         except Exception:  # noqa: BLE001  # a user's callback; what is done is done
             _log.exception("a callback of a delivery raised")
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from klamm.disk import files
 from klamm.errors import NotAStore
+from klamm.spark.batches import MAX_ENDS
 from klamm.spark.offsets import OURS
-from klamm.store.spark_batches import MAX_ENDS
 
 __all__ = ["BatchPlan", "check_id", "is_here", "local_path", "read_plan", "sync_plan"]
 

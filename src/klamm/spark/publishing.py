@@ -1,6 +1,6 @@
 """On the driver: what tasks have staged becomes records of the log, in one transaction, with the id of its batch.
 
-  1  look      the batch is in the log (store/spark_batches.py): nothing to do
+  1  look      the batch is in the log (batches.py): nothing to do
   2  register  every partition that something was staged for (store/transactions.py)
   3  append    the files in the order of the tasks, batch by batch: no more than one is in memory
   4  sync      (acks=1: not)
@@ -22,20 +22,21 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from klamm.api import Store
 from klamm.batch import patch
 from klamm.errors import Fenced, KlammError, NotAStore, UnknownTopic
+from klamm.spark import batches
+from klamm.spark.batches import BatchId
 from klamm.spark.staging import Staged, frames
-from klamm.store import spark_batches
-from klamm.store.spark_batches import BatchId
+from klamm.store.once import AlreadyCommitted
 from klamm.store.transaction_state import MAX_EPOCH, PartitionKey
 from klamm.store.transactions import Identity
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
-    from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
 
 __all__ = ["core_of", "is_published", "publish"]
@@ -57,8 +58,10 @@ def publish(core: Core, staged: Sequence[Staged], directory: str, batch: BatchId
     error: BaseException | None = None
     try:
         _fill(core, identity, staged, directory, durable=durable)
-        core.transactions.decide(identity, commit=True, also=None if batch is None else _Recording(batch))
-    except spark_batches.AlreadyCommitted as already:
+        core.transactions.decide(
+            identity, commit=True, also=None if batch is None else partial(batches.put, batch=batch)
+        )
+    except AlreadyCommitted as already:
         error = already
     except BaseException as failed:
         error = failed
@@ -73,18 +76,10 @@ def publish(core: Core, staged: Sequence[Staged], directory: str, batch: BatchId
 
 def is_published(core: Core, batch: BatchId) -> bool:
     """Return whether the batch is in the log, and log it if so. Raise BatchConflict as `publish` does."""
-    if not spark_batches.is_committed(core.catalog.database, batch):
+    if not batches.is_committed(core.catalog.database, batch):
         return False
     _log.warning("Skipping %s: it is in the log already, and was sent again after a failure or a restart", batch)
     return True
-
-
-class _Recording:
-    def __init__(self, batch: BatchId) -> None:
-        self._batch = batch
-
-    def __call__(self, execute: Execute) -> None:
-        spark_batches.put(execute, self._batch)
 
 
 def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: str, *, durable: bool) -> None:

@@ -30,15 +30,15 @@ from klamm.arrow.schema import no_column, pyarrow
 from klamm.batch import crc32c, digest_rows
 from klamm.disk import files
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
-from klamm.spark import checkpoint
+from klamm.spark import checkpoint, staged_files
+from klamm.spark.batches import BatchId, target_of
 from klamm.spark.publishing import core_of, publish
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.source import clearly
+from klamm.spark.staged_files import StagedName
 from klamm.spark.staging import MicroBatch, Staged, StagedTopic, StagingFile
-from klamm.store import staging
+from klamm.store import scratch
 from klamm.store.names import nearest
-from klamm.store.spark_batches import BatchId, target_of
-from klamm.store.staging import StagedName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,13 +118,13 @@ class Plan:
     """What a task has to know."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, has_digest: bool = False) -> None:
-        """`has_digest`: tasks add up their records, for a batch that is known by them (store/spark_batches.py)."""
+        """`has_digest`: tasks add up their records, for a batch that is known by them (batches.py)."""
         self.options = options
         self.has_digest = has_digest
         self.columns = check_columns(schema, options)
         core = core_of(options.path)
         self.store_id = core.catalog.store_id
-        self.directory = staging.prepare(options.path, self.store_id)
+        self.directory = staged_files.prepare(options.path, self.store_id)
         topics = core.catalog.topics() if options.topic is None else [core.catalog.topic(options.topic)]
         self.topics = {
             topic.name: _Topic(
@@ -339,12 +339,12 @@ class BatchWriter(DataSourceArrowWriter):
             if app is not None and staged:
                 batch = _batch_id(self._plan, f"app {app[0]}", app[1], staged)
             _publish(self._plan, messages, batch)
-            staging.remove_job(self._plan.directory)
-            staging.sweep(core_of(self._plan.options.path))
+            staged_files.remove_job(self._plan.directory)
+            scratch.sweep(core_of(self._plan.options.path))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """It may have been committed all the same: nothing but staged files is touched."""
-        staging.remove_job(self._plan.directory)
+        staged_files.remove_job(self._plan.directory)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -375,10 +375,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             staged = _staged(messages)
             for query in {each.writer for each in staged}:
                 _publish(self._plan, messages, _batch_id(self._plan, f"query {query}", batchId, staged))
-                staging.remove_of(self._plan.directory, query, batchId)
+                staged_files.remove_of(self._plan.directory, query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """It may have been committed all the same: nothing but staged files is touched."""
         for each in messages:
             if isinstance(each, Staged) and each.file is not None:
-                staging.remove_file(f"{self._plan.directory}/{each.file}")
+                staged_files.remove_file(f"{self._plan.directory}/{each.file}")

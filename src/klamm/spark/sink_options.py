@@ -10,7 +10,7 @@
     txnAppId          a name for the job, and                         both: a write that is repeated is done once;
     txnVersion        the number of its write; numbers only grow      for batch writes, foreachBatch above all
     checkpointLocation  of the query, as Spark needs it; in foreachBatch klamm.spark.write finds it, others may give it:
-                      with it, a batch is known by what was planned, not by its records (store/spark_batches.py)
+                      with it, a batch is known by what was planned, not by its records (batches.py)
     onConflict        fail (default) or skip: a write under a number that is in the log, with other records
 
 Names are spelled as Spark's Kafka sink and Delta Lake spell them, and like all of Spark's in any case.

@@ -1,4 +1,4 @@
-"""A staged file: batches that a task has sealed, for the driver to append. Where it lies: store/staging.py.
+"""A staged file: batches that a task has sealed, for the driver to append. Where it lies: staged_files.py.
 
     frame    topic, partition, size of the batch, CRC-32C of these three      16 bytes, little-endian
              the batch, as batch/header.py has it, without producer and offset

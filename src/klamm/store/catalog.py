@@ -9,8 +9,8 @@
     partitions   topic_id, number, slot                 slot: the partition's place in `heads`, and its lock bytes;
                                                         those of a deleted topic go with its tombstone
 
-Other tables belong to the modules that have their schema: groups.py, transaction_table.py, wire_groups.py,
-spark_batches.py, free_slots.py.
+Other tables belong to the modules that have their schema: groups.py, transaction_table.py, wire_groups.py, once.py,
+free_slots.py.
 
 Promises
   C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
@@ -38,7 +38,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
-from klamm.store import features, free_slots, groups, spark_batches, transaction_table, wire_groups
+from klamm.store import features, free_slots, groups, once, transaction_table, wire_groups
 from klamm.store.database import FORMAT_VERSION, REBUILD, Database, Execute, Gate
 from klamm.store.features import Features
 from klamm.store.names import collision_key, directory_name, nearest, validate
@@ -125,7 +125,9 @@ class Catalog:
             ("next_producer_id", 0),
             ("boots", 0),
         ]
-        Database.create(path, gate, _statements(f"{_SCHEMA};{transaction_table.TABLE}", first) + _since_format(1))
+        Database.create(
+            path, gate, _statements(f"{_SCHEMA};{transaction_table.TABLE};{once.SCHEMA}", first) + _since_format(1)
+        )
         return cls(path, gate)
 
     def _refuse_unknown_features(self, text: str) -> None:
@@ -149,6 +151,7 @@ class Catalog:
                 for statement, values in _since_format(version):
                     execute(statement, values)
                 transaction_table.upgrade(execute, version)
+                once.upgrade(execute, version)
                 execute(f"PRAGMA user_version={FORMAT_VERSION}")
 
     @property
@@ -530,9 +533,9 @@ def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
     if version < 2:
         made += _statements(f"{groups.SCHEMA};{transaction_table.NAMES}", [("next_group", 0), ("settings", "{}")])
     if version < 3:
-        made += _statements(f"{transaction_table.PENDING};{wire_groups.SCHEMA}{spark_batches.SCHEMA}", [])
+        made += _statements(f"{transaction_table.PENDING};{wire_groups.SCHEMA}", [])
     if version < 4:
-        made += _statements(f"{spark_batches.SCHEMA_4};{_DELETED}", [("changes", 0)])
+        made += _statements(_DELETED, [("changes", 0)])
     if version < 5:
         made += _statements(free_slots.SCHEMA, [("features", str(features.KNOWN))])
     return made

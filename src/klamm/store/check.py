@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, ReadOnly
-from klamm.store import directory, spark_batches
+from klamm.store import directory, once
 from klamm.store.adoption import adopt
 from klamm.store.catalog import Topic
 from klamm.store.deletion import DELETED
@@ -98,8 +98,8 @@ class _Check:
             for each in core.groups.check()
         ]
         report.breaches += [
-            Breach(core.catalog.path, None, "M3: rows of Spark's batches are as they were written", each)
-            for each in spark_batches.check(core.catalog.database)
+            Breach(core.catalog.path, None, "ONC4: numbers of writers are as they were written", each)
+            for each in once.check(core.catalog.database)
         ]
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
         report.topics = len(topics)

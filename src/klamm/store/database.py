@@ -41,7 +41,7 @@ __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "REBUILD", "Database", "Execute",
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
 FORMAT_VERSION = 5
 """1 had no groups and no transactions; 2 none over the wire, and no batches of Spark; 3 neither fingerprints of batches
-nor tombstones of topics; 4 two tables for transactions."""
+nor tombstones of topics; 4 two tables for transactions, and numbers of Spark's batches only."""
 CHECKPOINT_PAGES = 4000  # 16 MiB
 WAL_LIMIT = 32 * 1024 * 1024
 _MEASURE_EVERY = 16  # writes of one process

@@ -8,7 +8,7 @@
     server                   who the Kafka server is, while there is one (kafka/server.py)
     tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/rocks.py); can be made anew
     pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/claim.py)
-    staging/<store id>/      what tasks of Spark wrote and nobody has committed yet (store/staging.py)
+    staging/<store id>/      what tasks of Spark wrote and nobody has committed yet (scratch.py)
 
 **Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
 inode) it says it is; a copied store is thus noticed. Otherwise the first opener, holding the presence byte alone, marks

@@ -19,7 +19,7 @@ from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.log import head
 from klamm.log.housekeeping import MEMORY_BYTES
 from klamm.log.partition import Partition
-from klamm.store import spark_batches, staging
+from klamm.store import once, scratch
 from klamm.store.deletion import sweep
 from klamm.store.directory import Core
 from klamm.types import CompactionReport
@@ -45,8 +45,8 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
 
     sweep(core, thorough=True)
     core.transactions.sweep_names()
-    spark_batches.sweep(core.catalog.database)
-    staging.sweep(core)
+    once.sweep(core.catalog.database)
+    scratch.sweep(core)
     partitions = partitions_of(core, None)
     core.transactions.resolve(partitions)
     failed: KlammError | None = None

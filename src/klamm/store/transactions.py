@@ -12,8 +12,8 @@ that, in this order, for a transaction of a process, of a client of the server a
   2  register   the row, `ongoing`, on disk, with every partition that is about to be appended to
   3  append     transactional batches with (producer id, epoch); readers of committed records wait in front of the first
   4  sync       every partition that was appended to
-  5  decide     one SQLite transaction, on disk: every row is still `ongoing`, offsets of groups, `prepared_commit`.
-                That is the commit point. To abort: `prepared_abort`
+  5  decide     one SQLite transaction, on disk: every row is still `ongoing`, offsets of groups, a number (once.py),
+                `prepared_commit`. That is the commit point. To abort: `prepared_abort`
   6  mark       a marker in every partition of the row, whether or not it has records of the transaction
   7  forget     once every marker is on disk, the row goes, or is complete: with a later registration, at the end, or by
                 a resolver

@@ -1,13 +1,13 @@
 """What tasks of Spark have written and nobody has committed yet.
 
-    staging/<store id>/<query>.<batch>.<task>.<attempt>-<random>.staged      of a stream; inside: spark/staging.py
+    staging/<store id>/<query>.<batch>.<task>.<attempt>-<random>.staged      of a stream; inside: staging.py
     staging/<store id>/<job>/<job>.0.<task>.<attempt>-<random>.staged        of a batch write
 
 The directory bears the store's id, so that a task which finds it knows that it sees the files of that store. A job's
 own directory is made before its tasks and goes with its end, so that a task which comes late can leave nothing.
 
 A file is of no use but to the driver that waits for it. It is removed when its batch is committed or given up; whatever
-is left by those who were killed goes with a later batch of the same query, or when it is a day old.
+is left by those who were killed goes with a later batch of the same query, or when it is a day old (store/scratch.py).
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
-from typing import TYPE_CHECKING
 
-from klamm.disk import _os, files
+from klamm.disk import files
 from klamm.errors import InvalidSetting
 
-if TYPE_CHECKING:
-    from klamm.store.directory import Core
-
 __all__ = [
-    "OLD_MS",
     "SUFFIX",
     "StagedName",
     "directory_of",
@@ -33,10 +27,8 @@ __all__ = [
     "remove_file",
     "remove_job",
     "remove_of",
-    "sweep",
 ]
 
-OLD_MS = 24 * 3_600_000
 SUFFIX = ".staged"
 _ATTEMPTS = 5
 _log = logging.getLogger("klamm.spark")
@@ -86,7 +78,7 @@ def prepare(path: str, store_id: str) -> str:
 def remove_job(directory: str) -> None:
     """Remove a job's directory. Several attempts: a late task may add a file while its directory is being emptied.
 
-    The job is committed or aborted by now, so what cannot be removed must not fail it: it is left to `sweep`.
+    The job is committed or aborted by now, so what cannot be removed must not fail it: it is left to maintenance.
     """
     for _ in range(_ATTEMPTS):
         shutil.rmtree(directory, ignore_errors=True)
@@ -97,46 +89,15 @@ def remove_job(directory: str) -> None:
 
 def remove_of(directory: str, writer: str, upto: int) -> None:
     """Remove what attempts of these batches have left, those that lost and those of killed drivers."""
-    for name in _names(directory):
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
         found = StagedName.parse(name)
         if found is not None and found.writer == writer and found.batch <= upto:
             remove_file(f"{directory}/{name}")
 
 
 def remove_file(path: str) -> None:
-    """Remove a staged file; one that cannot be removed is left to `sweep`, for its batch is committed or aborted."""
+    """Remove a staged file. One that cannot be removed is left to maintenance: its batch is committed or aborted."""
     try:
         files.remove(path)
     except OSError as error:
         _log.warning("%s; maintenance tries again when it is a day old", error)
-
-
-def sweep(core: Core, *, now_s: float | None = None) -> int:
-    """Remove what is a day old, and what a copied store has of the one it was copied from: how many."""
-    if core.read_only:
-        return 0
-    before_s = (time.time() if now_s is None else now_s) - OLD_MS / 1000
-    root = f"{core.path}/staging"
-    return sum(_sweep(f"{root}/{owner}", before_s) for owner in _names(root))
-
-
-def _sweep(directory: str, before_s: float) -> int:
-    removed = 0
-    for name in _names(directory):
-        path = f"{directory}/{name}"
-        if os.path.isdir(path):
-            removed += _sweep(path, before_s)
-        try:
-            if os.stat(path).st_mtime < before_s:
-                os.rmdir(path) if os.path.isdir(path) else _os.unlink(path)
-                removed += 1
-        except OSError:  # somebody else was faster, or there is something in it
-            continue
-    return removed
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

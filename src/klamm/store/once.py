@@ -1,0 +1,166 @@
+"""Numbers that writers have committed: so that what comes again is not committed again.
+
+    once    writer, target, number, committed_ms, fingerprint, note, crc
+
+A row is the last number of a writer for one target. It is written in the SQLite transaction that commits its records
+and offsets (transactions.py, step 5), so it is there if and only if they are. `fingerprint` says what the number stood
+for, `note` is for people; what is in them is the writer's affair. Spark's batches have a rule of their own for when two
+fingerprints are the same (spark/batches.py); that of everybody else is: when they are equal.
+
+A number alone says little: a writer that was put back from a copy gives another meaning to a number that it has used.
+To skip that one would lose its records.
+
+Promises
+  ONC1  A number that is not greater than the row's is never committed: `put` raises, under the write lock of klamm.db,
+        and with it the transaction is aborted. So two that write under one name by mistake commit each number once.
+  ONC2  It is skipped only if writer, target, number and fingerprint are those of the row; else OnceMismatch.
+  ONC3  The table is bounded. A row goes when its writer has been silent for SILENT_MS and KEPT others are younger: a
+        store with fewer writers than that never forgets one.
+  ONC4  A row that is not what was written is an error, as in the catalog.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.errors import NotAStore, OnceMismatch, TransactionError
+from klamm.store.database import REBUILD
+from klamm.store.rows import crc
+
+if TYPE_CHECKING:
+    from klamm.store.database import Database, Execute
+
+__all__ = [
+    "KEPT",
+    "SCHEMA",
+    "SILENT_MS",
+    "AlreadyCommitted",
+    "Once",
+    "check",
+    "find",
+    "is_committed",
+    "last",
+    "put",
+    "sweep",
+    "upgrade",
+    "write",
+]
+
+KEPT = 10_000
+SILENT_MS = 30 * 24 * 3_600_000
+
+SCHEMA = """
+CREATE TABLE once (
+    writer TEXT NOT NULL, target TEXT NOT NULL, number INTEGER NOT NULL, committed_ms INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL, note TEXT NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (writer, target)
+) WITHOUT ROWID
+"""
+_COLUMNS = "writer, target, number, committed_ms, fingerprint, note"
+
+
+class AlreadyCommitted(TransactionError):
+    """What comes again is committed. Nobody outside sees this: there is nothing to do."""
+
+
+class Once(NamedTuple):
+    """A number of a writer, and what it stands for."""
+
+    writer: str
+    target: str
+    number: int
+    fingerprint: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.writer}: number {self.number}" + (f" to {self.target}" if self.target else "")
+
+
+def find(execute: Execute, writer: str, target: str) -> Once | None:
+    """Return the last number of a writer for a target. Raise NotAStore if its row is damaged."""
+    query = f"SELECT {_COLUMNS}, crc FROM once WHERE writer = ? AND target = ?"
+    row = execute(query, (writer, target)).fetchone()
+    if row is None:
+        return None
+    *values, checksum = row
+    if checksum != crc(*values):
+        raise NotAStore(f"klamm.db: the last number of {writer!r} is damaged: the checksum does not fit", hint=REBUILD)
+    return Once(values[0], values[1], values[2], values[4], values[5])
+
+
+def last(database: Database, writer: str, target: str = "") -> int | None:
+    """Return the last number that a writer has committed; None if it has none."""
+    with database.reading() as execute:
+        found = find(execute, writer, target)
+    return None if found is None else found.number
+
+
+def is_committed(execute: Execute, once: Once) -> bool:
+    """Return whether the number is committed. Raise OnceMismatch if it, or a later one, is with another meaning."""
+    there = find(execute, once.writer, once.target)
+    if there is None or once.number > there.number:
+        return False
+    if once.number == there.number and once.fingerprint == there.fingerprint:
+        return True
+    if once.number == there.number:
+        message = f"{once}: is committed with another fingerprint ({there.fingerprint!r}, not {once.fingerprint!r})"
+    else:
+        message = f"{once}: comes after {there.number}, which is committed"
+    raise OnceMismatch(
+        f"{message}: nothing was written",
+        number=once.number,
+        last_number=there.number,
+        hint=f"numbers of a writer only go up: give what is new one above {there.number}, or another writer's name",
+    )
+
+
+def put(execute: Execute, once: Once) -> None:
+    """Record the number, inside the transaction that commits it. Raise AlreadyCommitted or OnceMismatch."""
+    if is_committed(execute, once):
+        raise AlreadyCommitted(f"{once}: is committed")
+    write(execute, once)
+
+
+def write(execute: Execute, once: Once, *, now_ms: int | None = None) -> None:
+    """Replace the row of a writer and target, unasked."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    values = (once.writer, once.target, once.number, now_ms, once.fingerprint, once.note)
+    execute(f"INSERT OR REPLACE INTO once ({_COLUMNS}, crc) VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
+
+
+def sweep(database: Database, *, now_ms: int | None = None) -> int:
+    """Forget writers that have been silent for long, but for the latest (ONC3). Return how many."""
+    before_ms = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) - SILENT_MS
+    query = (
+        "SELECT writer, target FROM once WHERE committed_ms < ?1 AND (writer, target) NOT IN"
+        " (SELECT writer, target FROM once ORDER BY committed_ms DESC LIMIT ?2)"
+    )
+    if not database.read(query, (before_ms, KEPT)):
+        return 0
+    with database.gate(), database.transaction() as execute:
+        return int(execute(f"DELETE FROM once WHERE (writer, target) IN ({query})", (before_ms, KEPT)).rowcount)
+
+
+def check(database: Database) -> list[str]:
+    """Return what is wrong with the rows."""
+    rows = database.read(f"SELECT {_COLUMNS}, crc FROM once")
+    return [f"once: the row of {row[0]!r}: the checksum does not fit" for row in rows if crc(*row[:-1]) != row[-1]]
+
+
+def upgrade(execute: Execute, version: int) -> None:
+    """Make the table from `spark_batches` of formats 3 (without plan and ends) and 4."""
+    old = []
+    if version >= 3:
+        plan = "plan, ends" if version >= 4 else "'', ''"
+        for *values, checksum in execute(
+            f"SELECT writer, batch, committed_ms, {plan}, crc FROM spark_batches"
+        ).fetchall():
+            if checksum != crc(*values[: 5 if any(values[3:]) else 3]):
+                raise NotAStore(f"klamm.db: the last batch of {values[0]!r} is damaged", hint=REBUILD)
+            old.append(values)
+        execute("DROP TABLE spark_batches")
+    execute(SCHEMA)
+    for key, number, committed_ms, fingerprint, note in old:
+        writer, is_split, target = key.rpartition(" to topic")  # before format 4 without
+        where = (writer, f"topic{target}") if is_split else (key, "")
+        write(execute, Once(*where, number, fingerprint, note), now_ms=committed_ms)
