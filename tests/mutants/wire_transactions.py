@@ -109,8 +109,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/transactions.py",
-                "                for identity in mine:\n                    self._check_ongoing(execute, identity)\n",
-                "                self._check_ongoing(execute, mine[0])\n",
+                "self._check_ongoing(execute, identity) for identity in mine}",
+                "table.find(execute, identity.key) for identity in mine}",
             ),
         ),
         (f"{TOGETHER_TESTS}::test_one_that_was_aborted_keeps_all_from_being_committed",),

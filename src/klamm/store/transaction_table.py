@@ -58,6 +58,7 @@ _COLUMNS = (
     "producer_id, epoch, owner, state, name, next_epoch, last_epoch, previous_id, timeout_ms, boot_id, "
     "started_boot_ms, started_ms, used_ms, partitions, groups"
 )
+_PUT = f"INSERT OR REPLACE INTO transactions ({_COLUMNS}, crc) VALUES ({', '.join('?' * 16)})"
 
 TABLE = """
 CREATE TABLE transactions (
@@ -127,7 +128,9 @@ def _parse(columns: tuple[Any, ...]) -> Row:
     *plain, partitions, groups = values
     if plain[2] not in OWNERS or plain[3] not in STATES:
         raise ValueError(f"there is no owner {plain[2]!r} or state {plain[3]!r}")
-    return Row._make((*plain, _partitions(partitions), frozenset(json.loads(groups))))
+    return Row._make(
+        (*plain, _partitions(partitions), frozenset(json.loads(groups)) if groups != "[]" else frozenset())
+    )
 
 
 def _partitions(text: str) -> frozenset[PartitionKey]:
@@ -149,9 +152,9 @@ def write(execute: Execute, before: Row | None, done: Step) -> None:
 
 
 def put(execute: Execute, row: Row) -> None:
-    values = (*row[:-2], _format(row.partitions), json.dumps(sorted(row.groups)))
-    marks = ", ".join("?" * (len(values) + 1))
-    execute(f"INSERT OR REPLACE INTO transactions ({_COLUMNS}, crc) VALUES ({marks})", (*values, crc(*values)))
+    groups = json.dumps(sorted(row.groups)) if row.groups else "[]"
+    values = (*row[:-2], _format(row.partitions), groups)
+    execute(_PUT, (*values, crc(*values)))
 
 
 def _format(partitions: Iterable[PartitionKey]) -> str:

@@ -199,12 +199,11 @@ class Transactions:
         database = self._core.catalog.database
         with database.gate(), database.transaction() as execute:
             if commit:
-                for identity in mine:
-                    self._check_ongoing(execute, identity)
+                rows = {identity: self._check_ongoing(execute, identity) for identity in mine}
                 if also is not None:
                     also(execute)
             for identity in registered:
-                row = table.find(execute, identity.key)
+                row = rows[identity] if commit else table.find(execute, identity.key)
                 done = step(row, End(identity.key, commit, bumps=True), self.resolver.now())
                 if done.outcome is Outcome.OK:
                     table.write(execute, row, done)
