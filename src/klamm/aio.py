@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from klamm import api
 from klamm.client.aio import Consumer, Opening, Producer, Transaction
 from klamm.client.tail import last_records
-from klamm.types import Appended, CompactionReport, GroupInfo, LockInfo, OffsetMove, TopicInfo, TransactionInfo
+from klamm.types import Appended, CompactionReport, GroupInfo, Lineage, LockInfo, OffsetMove, TopicInfo, TransactionInfo
 
 if TYPE_CHECKING:
+    from klamm.batch import Record
     from klamm.client.consumer_options import ConsumerOptions
     from klamm.client.producer_options import ProducerOptions, TransactionOptions
     from klamm.client.serde import Serde
@@ -124,6 +125,9 @@ class Store:
 
     async def who(self) -> list[LockInfo]:
         return await asyncio.to_thread(self._sync.who)
+
+    async def lineage(self, record: Record) -> Lineage | None:
+        return await asyncio.to_thread(self._sync.lineage, record)
 
     async def abort_transaction(self, producer_id: int) -> bool:
         return await asyncio.to_thread(self._sync.abort_transaction, producer_id)

@@ -19,8 +19,11 @@ __all__ = [
     "GroupInfo",
     "GroupMember",
     "GroupOffset",
+    "InputRange",
+    "Lineage",
     "LockInfo",
     "OffsetMove",
+    "OutputRange",
     "PartitionInfo",
     "Position",
     "RunReport",
@@ -142,6 +145,41 @@ class TransactionInfo:
     timeout_ms: int
     partitions: tuple[tuple[str, int], ...]
     """What it may have appended to."""
+
+
+class InputRange(NamedTuple):
+    """What a transaction moved a group past: offsets from `start` up to, but not including, `end`."""
+
+    group: str
+    topic: str | None
+    """None: the topic was deleted."""
+    partition: int
+    start: int
+    """0, if the group had committed nothing there, and came through the Kafka server."""
+    end: int
+
+
+class OutputRange(NamedTuple):
+    """Where records of a transaction are; there may be others in between."""
+
+    topic: str | None
+    """None: the topic was deleted."""
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A committed transaction: what it has read and written."""
+
+    producer_id: int
+    epoch: int
+    name: str | None
+    """Its transactional id, if it had one."""
+    ended_ms: int
+    inputs: tuple[InputRange, ...]
+    outputs: tuple[OutputRange, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
 RESOLVER = "src/klamm/store/transaction_resolver.py"
 TRANSACTION = "src/klamm/client/transaction.py"
+LINEAGE = "src/klamm/store/lineage.py"
+LINEAGE_TESTS = "tests/client/test_lineage.py"
 ONCE = "src/klamm/store/once.py"
 ONCE_TESTS = "tests/client/test_once.py"
 STORE_TESTS = "tests/store/test_transactions.py"
@@ -231,6 +233,30 @@ MUTANTS = [
             ),
         ),
         (f"{ONCE_TESTS}::test_a_skipped_transaction_leaves_nothing_behind",),
+    ),
+    Mutant(
+        "a record leads to a transaction of others",
+        "store/lineage.py LIN1",
+        ((LINEAGE, "WHERE producer_id = ? ORDER", "WHERE producer_id = ? OR producer_id >= 0 ORDER"),),
+        (f"{LINEAGE_TESTS}::test_records_of_others_in_between_belong_to_others",),
+    ),
+    Mutant(
+        "lineage grows without end",
+        "store/lineage.py LIN2",
+        ((LINEAGE, "(last - KEPT,)", "(-1,)"),),
+        (f"{LINEAGE_TESTS}::test_old_rows_go_and_there_are_never_too_many",),
+    ),
+    Mutant(
+        "lineage is kept of what is aborted",
+        "store/lineage.py LIN1",
+        (
+            (
+                STORE_TRANSACTIONS,
+                "        if commit and self.lineage.retention_ms:\n",
+                "        if self.lineage.retention_ms:\n",
+            ),
+        ),
+        (f"{LINEAGE_TESTS}::test_what_is_aborted_or_skipped_is_not_told",),
     ),
     Mutant(
         "a copy notes the ends of logs after it has let go of the gate",

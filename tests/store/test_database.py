@@ -176,6 +176,7 @@ def to_format_4(path: str) -> None:
             DROP TABLE free_slots;
             DELETE FROM meta WHERE key = 'features';
             DROP TABLE once;
+            DROP TABLE lineage;
             CREATE TABLE spark_batches (
                 writer TEXT PRIMARY KEY, batch INTEGER NOT NULL, committed_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
                 plan TEXT NOT NULL DEFAULT '', ends TEXT NOT NULL DEFAULT ''

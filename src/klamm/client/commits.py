@@ -314,6 +314,7 @@ class Claim:
         self.member = member
         self._ends: dict[Place, _Entry] = {}
         self._expected: dict[Place, int | None] = {}
+        self._begins: dict[Place, int] = {}
 
     def add(self, what: What = None) -> None:
         """A batch, or (None) everything that was handed out."""
@@ -330,6 +331,7 @@ class Claim:
                     begin=-1 if begin is None else begin,
                 )
             self._expected.setdefault(place, self._commits.stored.get(place))
+            self._begins.setdefault(place, self._commits.since.get(place, entry.position.offset))
             self._ends[place] = entry
 
     def refuse_others(self) -> None:
@@ -345,6 +347,14 @@ class Claim:
     def expect(self) -> dict[tuple[str, int], int | None]:
         """What has to be stored now, for `put_offsets`. Under the member's mutex."""
         return {(self.member.topic_id(*place), place[1]): offset for place, offset in self._expected.items()}
+
+    def ranges(self) -> list[tuple[str, str, int, int, int]]:
+        """Group, topic id, partition, and the offsets that it is moved past. Under the member's mutex."""
+        topic_id = self.member.topic_id
+        return [
+            (self.member.group, topic_id(*place), place[1], self._begins[place], entry.position.offset)
+            for place, entry in self._ends.items()
+        ]
 
     def done(self) -> None:
         """It is committed."""

@@ -16,9 +16,10 @@ from klamm.client.start import Start, Starting, checked_position
 from klamm.client.subscription import wanted_of
 from klamm.errors import CommitGap, GroupBusy, InvalidSetting, KlammError, UnknownGroup, UnknownTopic
 from klamm.store.groups import Group, OffsetRow, checked_metadata, checked_name, put_offsets
-from klamm.types import Committed, GroupInfo, GroupMember, GroupOffset, LockInfo, OffsetMove, Position
+from klamm.types import Committed, GroupInfo, GroupMember, GroupOffset, Lineage, LockInfo, OffsetMove, Position
 
 if TYPE_CHECKING:
+    from klamm.batch import Record
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
     from klamm.store.settings import Value
@@ -193,6 +194,14 @@ class GroupAdmin(ABC):
         """Change some of them, put those named in `reset` back to their defaults, leave the rest."""
         resets = [reset] if isinstance(reset, str) else reset
         return self._acquired().catalog.alter({} if settings is None else settings, resets).all()
+
+    # ---- transactions
+
+    def lineage(self, record: Record) -> Lineage | None:
+        """The committed transaction that a record came with: what it has read and written. None if that is not known:
+        the record came without one, or `lineage.retention.ms` was not set then, or is over.
+        """
+        return self._acquired().transactions.lineage.find(record)
 
     # ---- processes
 

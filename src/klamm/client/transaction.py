@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
+    from klamm.store.lineage import Input
     from klamm.store.transaction_state import PartitionKey
 
 __all__ = ["Pool", "Transaction"]
@@ -436,13 +437,14 @@ class Transaction(RecordSending):
         members = {id(claim.member): claim.member for claim in self._claims.values()}
         return _os.Mutexes(member.mutex for _, member in sorted(members.items()))
 
-    def _put_also(self, execute: Execute) -> None:
-        """What is committed with the records: offsets of groups, and the number."""
+    def _put_also(self, execute: Execute) -> list[Input]:
+        """Write what is committed with the records: offsets of groups, and the number. Return what was read."""
         if self._once is not None:
             once.put(execute, self._once)
         for claim in self._claims.values():
             claim.refuse_others()
             put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
+        return [read for claim in self._claims.values() for read in claim.ranges()]
 
     def _settle_claims(self) -> None:
         for claim in self._claims.values():

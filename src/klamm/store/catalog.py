@@ -10,7 +10,7 @@
                                                         those of a deleted topic go with its tombstone
 
 Other tables belong to the modules that have their schema: groups.py, transaction_table.py, wire_groups.py, once.py,
-free_slots.py.
+lineage.py, free_slots.py.
 
 Promises
   C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
@@ -38,7 +38,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
-from klamm.store import features, free_slots, groups, once, transaction_table, wire_groups
+from klamm.store import features, free_slots, groups, lineage, once, transaction_table, wire_groups
 from klamm.store.database import FORMAT_VERSION, REBUILD, Database, Execute, Gate
 from klamm.store.features import Features
 from klamm.store.names import collision_key, directory_name, nearest, validate
@@ -126,7 +126,10 @@ class Catalog:
             ("boots", 0),
         ]
         Database.create(
-            path, gate, _statements(f"{_SCHEMA};{transaction_table.TABLE};{once.SCHEMA}", first) + _since_format(1)
+            path,
+            gate,
+            _statements(f"{_SCHEMA};{transaction_table.TABLE};{once.SCHEMA};{lineage.SCHEMA}", first)
+            + _since_format(1),
         )
         return cls(path, gate)
 
@@ -152,6 +155,8 @@ class Catalog:
                     execute(statement, values)
                 transaction_table.upgrade(execute, version)
                 once.upgrade(execute, version)
+                for statement in lineage.SCHEMA.split(";"):
+                    execute(statement)
                 execute(f"PRAGMA user_version={FORMAT_VERSION}")
 
     @property

@@ -101,6 +101,10 @@ class _Check:
             Breach(core.catalog.path, None, "ONC4: numbers of writers are as they were written", each)
             for each in once.check(core.catalog.database)
         ]
+        report.breaches += [
+            Breach(core.catalog.path, None, "LIN1: lineage is as it was written", each)
+            for each in core.transactions.lineage.check()
+        ]
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
         report.topics = len(topics)
         self._orphans(names, topics)

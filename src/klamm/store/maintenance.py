@@ -46,6 +46,7 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
     sweep(core, thorough=True)
     core.transactions.sweep_names()
     once.sweep(core.catalog.database)
+    core.transactions.lineage.sweep()
     scratch.sweep(core)
     partitions = partitions_of(core, None)
     core.transactions.resolve(partitions)

@@ -11,6 +11,14 @@ __all__ = ["STORE_SETTINGS", "StoreSettings"]
 
 _ROWS = [
     Setting("group.max.size", "int", 1000, "How many members a group may have at a time.", 1, MAX_PLACES),
+    Setting(
+        "lineage.retention.ms",
+        "long",
+        0,
+        "How long a committed transaction's input and output ranges are kept (`store.lineage`); 0: not at all.",
+        0,
+        (1 << 63) - 1,
+    ),
 ]
 STORE_SETTINGS: dict[str, Setting] = {row.name: row for row in _ROWS}
 
@@ -24,6 +32,10 @@ class StoreSettings:
 
     def __init__(self, overridden: Mapping[str, Value] | None = None) -> None:
         self._overridden: dict[str, Value] = dict(overridden or {})
+
+    @property
+    def lineage_retention_ms(self) -> int:
+        return int(self["lineage.retention.ms"])
 
     @property
     def group_max_size(self) -> int:

@@ -45,6 +45,7 @@ __all__ = [
     "forget",
     "forget_name",
     "holder",
+    "pending_ranges",
     "put",
     "put_name",
     "put_pending",
@@ -201,6 +202,15 @@ def put_pending(execute: Execute, producer_id: int, group_number: int, offsets: 
     for row in offsets:
         values = (producer_id, group_number, *row._replace(committed_ms=row.committed_ms or now_ms))
         execute("INSERT OR REPLACE INTO pending_offsets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
+
+
+def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, str, int, int, int]]:
+    """Return what its pending offsets would move: group, topic id, partition, from where, to where."""
+    query = """SELECT g.name, p.topic_id, p.partition, coalesce(o.offset, 0), p.offset FROM pending_offsets p
+        JOIN groups g ON g.number = p.group_number LEFT JOIN offsets o
+        ON o.group_number = p.group_number AND o.topic_id = p.topic_id AND o.partition = p.partition
+        WHERE p.producer_id = ?"""
+    return execute(query, (producer_id,)).fetchall()
 
 
 def _settle_offsets(execute: Execute, row: Row) -> None:

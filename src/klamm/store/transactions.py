@@ -55,7 +55,8 @@ pass while the machine sleeps, and a jump of the wall clock ends nothing. After 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.disk import locks
@@ -63,6 +64,7 @@ from klamm.disk._os import HeldBytes
 from klamm.errors import Aborted, Fenced, NotAStore, TransactionError, UnknownTopic
 from klamm.store import transaction_table as table
 from klamm.store.groups import OffsetRow, checked_name
+from klamm.store.lineage import Input, LineageTable
 from klamm.store.markers import is_deleted, sync_if_possible
 from klamm.store.transaction_resolver import Resolver
 from klamm.store.transaction_state import (
@@ -88,6 +90,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Identity", "PendingKey", "ServerRows", "Transactions", "fenced"]
 
+Also = Callable[["Execute"], "list[Input] | None"]
 PendingKey = tuple[str, str, int]
 """Group name, topic id, partition."""
 
@@ -140,6 +143,7 @@ class Transactions:
         self._finished: list[_Finished] = []
         self.resolver = Resolver(core, boot_id.hex())
         self.resolve = self.resolver.resolve
+        self.lineage = LineageTable(core)
 
     # ---- a process's own, in the order of the steps above
 
@@ -186,27 +190,36 @@ class Transactions:
         mine.partitions = {**mine.partitions, **partitions}
         self._was_forgotten(done)
 
-    def decide(self, *mine: Identity, commit: bool, also: Callable[[Execute], None] | None = None) -> bool | None:
+    def decide(self, *mine: Identity, commit: bool, also: Also | None = None) -> bool | None:
         """Step 5, for one transaction or several that have the same end. Return whether they are committed; None if
         others ended them, and more cannot be known.
 
-        `also` writes what is to be committed with it, or raises. Aborting what was committed changes nothing.
+        `also` writes what is to be committed with it, or raises; it returns what was read for it (lineage.py), if that
+        is known. Aborting what was committed changes nothing.
         """
         registered = [identity for identity in mine if identity.partitions]
         if not registered and also is None:
             return commit
         ends = []
+        inputs: list[Input] | None = None
+        outputs = {}
+        if commit and self.lineage.retention_ms:
+            outputs = {
+                identity: self.lineage.outputs(identity.producer_id, identity.partitions.items()) for identity in mine
+            }
         database = self._core.catalog.database
         with database.gate(), database.transaction() as execute:
             if commit:
                 rows = {identity: self._check_ongoing(execute, identity) for identity in mine}
                 if also is not None:
-                    also(execute)
+                    inputs = also(execute)
             for identity in registered:
                 row = rows[identity] if commit else table.find(execute, identity.key)
                 done = step(row, End(identity.key, commit, bumps=True), self.resolver.now())
                 if done.outcome is Outcome.OK:
                     table.write(execute, row, done)
+                    if row is not None and identity in outputs:
+                        self.lineage.write(execute, row, inputs or (), outputs[identity])
                 if done.row is not None:
                     ends.append(done.row.is_committed)
         return commit if not registered else any(ends) if ends else None
@@ -335,6 +348,9 @@ class Transactions:
         self, name: str, event: Event, *, durable: bool = True, offsets: tuple[str, list[OffsetRow]] | None = None
     ) -> Step:
         """Let an event of a client happen to the row that has its name; `offsets`, of a group, wait for the end."""
+        outputs = None
+        if isinstance(event, End) and event.commit and event.synced is not None and self.lineage.retention_ms:
+            outputs = self.lineage.outputs(event.client[0], self._open(event.synced))
         database = self._core.catalog.database
         with database.gate(), database.transaction(durable=durable) as execute:
             producer_id = table.holder(execute, name)
@@ -350,6 +366,8 @@ class Transactions:
             if producer_id != done.row.producer_id:
                 table.put_name(execute, name, done.row.producer_id)
             if done.row != row:
+                if outputs is not None and row is not None and row.is_ongoing:
+                    self.lineage.write(execute, row, table.pending_ranges(execute, row.producer_id), outputs)
                 table.write(execute, row, done)
             if offsets is not None and done.outcome is Outcome.OK:
                 group = self._core.groups.claim(execute, checked_name(offsets[0]), "kafka")
@@ -358,15 +376,17 @@ class Transactions:
             self.resolve(of=taken)
         return done
 
+    def _open(self, keys: Iterable[PartitionKey]) -> Iterator[tuple[PartitionKey, Partition]]:
+        for key in sorted(keys):
+            with suppress(UnknownTopic):
+                yield key, self.resolver.partition(key)
+
     def sync(self, partitions: Iterable[PartitionKey]) -> bool:
         """Step 4, before a client's transaction is committed: return whether all in these partitions is on disk."""
-        for key in sorted(partitions):
-            try:
-                partition = self.resolver.partition(key)
+        for _, partition in self._open(partitions):
+            with suppress(UnknownTopic):
                 if not sync_if_possible(self._core, partition, partition.snapshot().next_offset):
                     return False
-            except UnknownTopic:
-                continue
         return True
 
     def expire(self, unused_ms: int) -> None:
