@@ -104,6 +104,21 @@ def test_one_that_was_aborted_keeps_all_from_being_committed(store: klamm.Store,
     assert store.transactions() == [] and seen(store, 0, 1) == [[], []]
 
 
+def test_one_that_has_a_name_keeps_it_until_it_is_decided(store: klamm.Store) -> None:
+    transactions = core_of(store).transactions
+    key = transactions.hand_over(begin(store, 0, name="worker"))
+    transactions.sweep_names()
+    (other,) = adopted(store, key)
+    assert transactions.decide(other, commit=True) is True
+    transactions.finish(other, commit=True)
+    key = transactions.hand_over(begin(store, 1, name="worker"))
+    (late,) = adopted(store, key)
+    transactions.identity("worker")
+    with pytest.raises(klamm.Fenced):
+        transactions.decide(late, commit=True)
+    assert seen(store, 0, 1) == [[b"0-0"], []]
+
+
 def test_whoever_handed_it_over_cannot_end_it_any_more_but_be_fenced(store: klamm.Store) -> None:
     transactions = core_of(store).transactions
     mine = begin(store, 0)

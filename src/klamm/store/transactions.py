@@ -434,11 +434,11 @@ class Transactions:
         return found
 
     def sweep_names(self) -> None:
-        """Forget names whose processes are gone: they protect from nobody. Those of clients are the server's."""
+        """Forget names whose processes are gone: they protect from nobody. Others are the server's, or handed over."""
         held = self._core.catalog.database.read(
             "SELECT name, producer_id FROM transaction_names"
-            " WHERE producer_id NOT IN (SELECT producer_id FROM transactions WHERE owner = ?)",
-            (SERVER,),
+            " WHERE producer_id NOT IN (SELECT producer_id FROM transactions WHERE owner != ?)",
+            (PROCESS,),
         )
         gone = [
             (name, producer_id) for name, producer_id in held if not self.resolver.is_held(Row(producer_id, 0, PROCESS))
