@@ -40,7 +40,7 @@ def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t
             words[i], known[i] = &log.w.slot.seq, seqs[i]
         if load64(&log.w.slot.seq) != <uint64_t>seqs[i]:
             return True
-    if not (<Log>logs[0]).writable:     # a read-only mapping has no bell to listen to
+    if not (<Log>logs[0]).heads.writable:     # a read-only mapping has no bell to listen to
         return poll_any(logs, seqs, until)
     if count <= 64:                     # more than that, and looking at each costs more than sleeping
         with nogil:

@@ -72,7 +72,7 @@ class LineageTable:
         found = []
         for key, partition in partitions:
             try:
-                opened = partition.open_transactions() if can_append(self._core, partition) else []
+                opened = partition.open_transactions() if can_append(partition) else []
                 end = partition.snapshot().next_offset
             except KlammError:  # deleted, or damaged: its readers say so
                 continue
