@@ -162,6 +162,24 @@ MUTANTS = [
         (f"{SLOT_TESTS}::test_heads_from_a_backup_knows_no_partition_that_came_after_it",),
     ),
     Mutant(
+        "owner words of an older format are not cleared",
+        "log/owner.h LCK6",
+        (("src/klamm/store/upgrade.py", "        heads.forget_lives()\n", ""),),
+        (f"{UPGRADE_TESTS}::test_no_owner_of_an_older_format_is_left_with_klamm_db_or_without_it",),
+    ),
+    Mutant(
+        "heads keeps its old format where klamm.db is made anew",
+        "internals/format.md: upgrade",
+        (
+            (
+                "src/klamm/store/directory.py",
+                "        files.sync_directory(self.path)\n        upgrade.finish(self.heads)\n",
+                "        files.sync_directory(self.path)\n",
+            ),
+        ),
+        (f"{UPGRADE_TESTS}::test_no_owner_of_an_older_format_is_left_with_klamm_db_or_without_it",),
+    ),
+    Mutant(
         "an upgrade does not have to be alone",
         "internals/format.md: upgrade",
         (

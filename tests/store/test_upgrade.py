@@ -153,3 +153,19 @@ def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path,
 def test_formats_of_a_new_store_are_todays(tmp_path: Path) -> None:
     klamm.open(tmp_path / "store").close()
     assert formats_of(str(tmp_path / "store")) == TODAY == Formats(TODAY.database, head.FORMAT)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_no_owner_of_an_older_format_is_left_with_klamm_db_or_without_it(name: str, tmp_path: Path) -> None:
+    for is_lost in (False, True):
+        store, _ = unpacked(name, tmp_path / str(is_lost))
+        trusted(store)
+        assert head.Heads(str(store / "heads"), writable=False).owners()
+        if is_lost:
+            for path in store.glob("klamm.db*"):
+                path.unlink()
+            klamm.check(store, repair=True)
+        else:
+            klamm.open(store).close()
+        assert formats_of(str(store)) == TODAY
+        assert head.Heads(str(store / "heads"), writable=False).owners() == []

@@ -200,6 +200,7 @@ class Core:
         files.sync_ancestors(self.path)  # whoever made them may have been killed before syncing them
         self.catalog = Catalog.create(database, gate, self.heads.store_id or uuid.uuid4().hex)
         files.sync_directory(self.path)
+        upgrade.finish(self.heads)
 
     def _be_alone(self, why: str) -> None:
         assert self.presence is not None
