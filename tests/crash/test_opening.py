@@ -17,6 +17,7 @@ from klamm.disk import _os
 from klamm.errors import Forked, KlammError, ReadOnly, StoreError, TopicExists, UnknownTopic
 from klamm.log.partition import Partition
 from klamm.store import directory
+from klamm.store.catalog import Topic
 from tests.crash.stores import open_on_another_boot, values
 from tests.descriptors import descriptors, opened_since
 from tests.procs import Child, Flag, asleep, children
@@ -56,6 +57,31 @@ def test_a_read_only_open_beside_a_writable_one_in_the_same_process_follows_it(s
             with pytest.raises(ReadOnly):
                 use()
     assert store.append("orders", b"5") == 5
+
+
+def test_a_thread_that_read_the_topics_earlier_puts_no_older_settings_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("orders", 2)
+        store.create_topic("gone")
+        core = store._acquired()
+        read = core.catalog.topics
+
+        def read_and_be_slow() -> list[Topic]:
+            found = read()
+            monkeypatch.undo()
+            store.alter_topic("orders", {"segment.bytes": 12345})
+            store.add_partitions("orders", 4)
+            store.delete_topic("gone")
+            store.create_topic("gone", 3)
+            core.all_topics()
+            return found
+
+        monkeypatch.setattr(core.catalog, "topics", read_and_be_slow)
+        core.all_topics()
+        orders, gone = core._topics["orders"], core._topics["gone"]
+        assert (orders.count, orders.topic.settings.segment_bytes, gone.count) == (4, 12345, 3)
 
 
 def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: Path) -> None:

@@ -194,4 +194,16 @@ MUTANTS = [
         (("src/klamm/store/features.py", "        if unknown:\n", "        if False:\n"),),
         (f"{UPGRADE_TESTS}::test_a_feature_that_is_not_known_is_refused_as_its_kind_says",),
     ),
+    Mutant(
+        "a thread that read the topics earlier puts older settings back",
+        "store/directory.py: what is known of a topic never gets older",
+        (
+            (
+                "src/klamm/store/directory.py",
+                "        if known is not None and version < known.version:\n            return known\n",
+                "",
+            ),
+        ),
+        ("tests/crash/test_opening.py::test_a_thread_that_read_the_topics_earlier_puts_no_older_settings_back",),
+    ),
 ]

@@ -67,6 +67,7 @@ class OpenTopic:
     def __init__(self, core: Core, topic: Topic) -> None:
         self._core = core
         self.topic = topic
+        self.version = 0  # of the catalog, when `topic` was read
         self.name = topic.name
         self.directory = f"{core.path}/topics/{topic.directory}"
         self._partitions: dict[int, Partition] = {}
@@ -321,11 +322,17 @@ class Core:
             return version, [self._opened(topic, version) for topic in topics]
 
     def _opened(self, topic: Topic, version: int) -> OpenTopic:
-        """What we have open of it, brought up to date. Under the mutex."""
+        """What we have open of it, brought up to date. Under the mutex.
+
+        `topic` was read when the catalog had this version, or later. Another thread may have read it after that, and
+        have been here first.
+        """
         known = self._topics.get(topic.name)
+        if known is not None and version < known.version:
+            return known
         if known is None or known.topic.id != topic.id:
             known = self._topics[topic.name] = OpenTopic(self, topic)
-        known.topic = topic
+        known.topic, known.version = topic, version
         for partition in known.opened():
             partition.configure(topic.settings, version)
         return known
