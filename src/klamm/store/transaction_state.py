@@ -296,17 +296,19 @@ def _add(row: Row, event: Add | CommitOffsets, now: Now) -> Step:
         partitions, groups = frozenset(), frozenset({event.group})
         if not event.adds_group and not (row.is_ongoing and event.group in row.groups):
             return Step(Outcome.INVALID, row)
-    if not row.is_ongoing:
-        row = row._replace(
-            state=ONGOING,
-            boot_id=now.boot_id,
-            started_boot_ms=now.boot_ms,
-            started_ms=now.wall_ms,
-            partitions=frozenset(),
-            groups=frozenset(),
-        )
-    more = row._replace(partitions=row.partitions | partitions, groups=row.groups | groups, used_ms=now.clock_ms)
-    return Step(Outcome.OK, more)
+    if row.is_ongoing:
+        more = row._replace(partitions=row.partitions | partitions, groups=row.groups | groups, used_ms=now.clock_ms)
+        return Step(Outcome.OK, more)
+    begun = row._replace(
+        state=ONGOING,
+        boot_id=now.boot_id,
+        started_boot_ms=now.boot_ms,
+        started_ms=now.wall_ms,
+        used_ms=now.clock_ms,
+        partitions=partitions,
+        groups=groups,
+    )
+    return Step(Outcome.OK, begun)
 
 
 def _end(row: Row, event: End, now: Now) -> Step:
