@@ -17,6 +17,7 @@ from klamm.batch import RECORDS, Builder, decode
 from klamm.disk import _os
 from klamm.disk.locks import LockFile
 from klamm.log import head, segment
+from klamm.log.index import Index
 from klamm.log.partition import Partition
 from tests.procs import children, how_ended
 
@@ -138,10 +139,15 @@ def scan_files(partition: Partition) -> Seen:
     return seen
 
 
+def index_of(partition: Partition, base: int) -> Index:
+    """The index of a segment, as a reader opens it."""
+    now = partition.snapshot()
+    return Index(partition.directory, base, upto=now.position if base == now.active_base else None)
+
+
 def index_is_true(partition: Partition) -> int:
     """Every entry of every index points at a batch and tells the truth. How many there are."""
     from klamm.batch import walk
-    from klamm.log.index import Index
 
     count = 0
     for base in partition.segments():
@@ -154,7 +160,7 @@ def index_is_true(partition: Partition) -> int:
             end = header.next_offset
         if positions:
             positions[at] = (end, youngest)
-        with Index(partition.directory, base) as index:
+        with index_of(partition, base) as index:
             for number in range(index.count):
                 entry = index.entry(number)
                 assert entry is not None, f"{index.path}: entry {number} is broken"
@@ -197,6 +203,7 @@ __all__ = [
     "batch",
     "dies",
     "index_is_true",
+    "index_of",
     "killed_at",
     "names",
     "read_all",

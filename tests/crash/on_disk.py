@@ -454,7 +454,7 @@ def prepare_damaged(path: Path) -> Damaged:
     last = segments[-1].read_bytes()
     flip(segments[-1], len(last) - [header.size for header in walk(last)][-1])  # at the end
     lying = sorted(path.glob("topics/indexed-*/0/*.index"))[1]
-    lying.write_bytes(lying.read_bytes()[:32] + _head.index_entry(11, 7, 0))
+    lying.write_bytes(lying.read_bytes()[:64] + _head.index_entry(11, 7, 0))
     orphan = path / "topics" / "stray" / "0"
     orphan.mkdir(parents=True)
     (orphan / "0").write_bytes(ORPHAN)

@@ -9,9 +9,6 @@ step `cut` makes a directory as it could be after a power cut:
   names    Creating, renaming and removing are certain when the directory was synced, whatever happened to the file
            itself. Until then each may have happened or not: either in order, as in a journal, or in any order, but
            those of one name in order. A rename is there as a whole or not at all.
-  inodes   The number of a file that has no name any more may be given to the next one that is made. An index names its
-           log's inode: where an old index survives beside a log that was made after the inode it names was free, the
-           log may have that very number.
 
 A trace is a run of records: kind, 3 unused bytes, length of two names and of data (uint32 each), inode, position
 (uint64, int64), little-endian; then the names and the data.
@@ -33,14 +30,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from klamm.log import _head
 from tests.shims import compiled
 
 SECTOR = 512
 LAST = -1.0
 """A luck for `cut`: of all that was not synced only the last change of a name survives, with what it builds on."""
 _HEADER = struct.Struct("<B3xIIIQq")
-_INDEX_HEADER = struct.Struct("<8sQqII")
 
 
 class Step(NamedTuple):
@@ -107,7 +102,6 @@ class File:
     synced: bytes = b""
     sizes: list[int] = field(default_factory=list)  # since the last sync
     sectors: dict[int, list[bytes]] = field(default_factory=dict)  # contents since the last sync
-    others: frozenset[int] | None = None  # inodes in use when it was made, which it cannot have; None: made before
 
     def write(self, position: int, data: bytes) -> None:
         old = len(self.now)
@@ -170,7 +164,6 @@ class Disk:
         self.root = Directory()
         self.changes: list[Change] = []  # to names, not yet certain, in order
         self._by_inode: dict[int, Node] = {}
-        self._used: set[int] = set()  # inodes of files that have a name
 
     @classmethod
     def of(cls, root: Path) -> Disk:
@@ -189,15 +182,13 @@ class Disk:
             else:
                 data = Path(entry.path).read_bytes()
                 node = self._by_inode[entry.inode()] = File(entry.inode(), bytearray(data), data)
-                self._used.add(entry.inode())
             directory.now[entry.name] = directory.synced[entry.name] = node
         return directory
 
     def take(self, step: Step) -> None:
         match step.kind:
             case "C" | "M":
-                file = File(step.inode, others=frozenset(self._used))
-                node: File | Directory = file if step.kind == "C" else Directory(step.inode)
+                node: File | Directory = File(step.inode) if step.kind == "C" else Directory(step.inode)
                 self._by_inode[step.inode] = node
                 self._change((*self._at(step.names[0]), node))
             case "U":
@@ -232,8 +223,6 @@ class Disk:
 
     def _change(self, *change: tuple[Directory, str, Node | None]) -> None:
         self.changes.append(list(change))
-        self._used -= {old.inode for where, name, _ in change if isinstance(old := where.now.get(name), File)}
-        self._used |= {node.inode for _, _, node in change if isinstance(node, File)}
         _apply(change, synced=False)
 
     def _sync_names(self, directory: Directory) -> None:
@@ -261,24 +250,16 @@ class Disk:
         for change in self._survivors(dice, luck):
             for where, name, node in change:
                 _put(names.setdefault(id(where), {}), name, node)
-        inodes: dict[int, int] = {}
-        indexes: list[tuple[str, Node | None]] = []  # each with its log
         todo = [(self.root, str(target))]
         while todo:
             directory, path = todo.pop()
             os.mkdir(path)
-            here = names.get(id(directory), {})
-            for name, node in here.items():
+            for name, node in names.get(id(directory), {}).items():
                 if isinstance(node, Directory):
                     todo.append((node, f"{path}/{name}"))
                     continue
                 with open(f"{path}/{name}", "wb") as file:
                     file.write(node.survivor(dice, luck))
-                    inodes[node.inode] = os.fstat(file.fileno()).st_ino
-                if name.endswith(".index"):
-                    indexes.append((f"{path}/{name}", here.get(name.replace(".index", ".log"))))
-        for path, log in indexes:
-            _move_index(path, log, inodes)
 
     def _survivors(self, dice: random.Random, luck: float | None) -> list[Change]:
         if luck == 0 or luck == 1:
@@ -308,19 +289,3 @@ def _put(names: dict[str, Node], name: str, node: Node | None) -> None:
         names.pop(name, None)
     else:
         names[name] = node
-
-
-def _move_index(path: str, log: Node | None, inodes: dict[int, int]) -> None:
-    """Let an index name the inode that our copy of its log has, if a real one might name that of the real log."""
-    with open(path, "r+b") as file:
-        header = file.read(_INDEX_HEADER.size)
-        if len(header) < _INDEX_HEADER.size:
-            return
-        _, inode, base, _, _ = _INDEX_HEADER.unpack(header)
-        if header != _head.index_header(inode, base):
-            return
-        if inode not in inodes and isinstance(log, File) and log.others is not None and inode not in log.others:
-            inode = log.inode  # that number was free when the log was made
-        if inode in inodes:
-            file.seek(0)
-            file.write(_head.index_header(inodes[inode], base))

@@ -9,7 +9,6 @@ synced may be cut off, and that is logged. Whatever bytes the damage had left mu
 from __future__ import annotations
 
 import logging
-import os
 import random
 import shutil
 import time
@@ -23,7 +22,7 @@ import pytest
 import klamm
 from klamm.batch import RECORDS, Builder, decode
 from klamm.errors import KlammError
-from klamm.log import _head, head, point
+from klamm.log import head, point
 from klamm.log.partition import Partition
 from klamm.store import directory
 from tests.crash.cases import memory_directory, run_cases, seed_of
@@ -119,19 +118,13 @@ def snapshot_of(root: Path) -> Files:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def lay(root: Path, files: Files, case: Case, inodes: dict[str, int]) -> None:
-    """Make the directory anew, struck by the damage. An index names its log's inode, and so must the copy's."""
+def lay(root: Path, files: Files, case: Case) -> None:
+    """Make the directory anew, struck by the damage."""
     shutil.rmtree(root, ignore_errors=True)
-    moved = dict(files)
-    for name in sorted(files, key=lambda name: name.endswith(".index")):
+    for name in files:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith(".index"):
-            log = name.removesuffix(".index") + ".log"
-            base = int(Path(log).stem)
-            assert files[name].startswith(_head.index_header(inodes[log], base))
-            moved[name] = _head.index_header(os.stat(root / log).st_ino, base) + files[name][32:]
-        path.write_bytes(moved[name])
+        path.write_bytes(files[name])
     if "klamm.db" in files and case.boot == "same":
         head.Heads(str(root / "heads")).trust(directory.boot_id())
     struck = case.strike((root / case.file).read_bytes())
@@ -223,11 +216,10 @@ class OneLog:
         log = rig.partition(1, SIZES)
         self.written = fill(log, producer=True, synced=synced)
         self.files = snapshot_of(root / "whole")
-        self.inodes = {name: os.stat(root / "whole" / name).st_ino for name in self.files}
 
     def run(self, case: Case, worker: int) -> None:
         root = self.root / f"case{worker}"
-        lay(root, self.files, case, self.inodes)
+        lay(root, self.files, case)
         rig = Rig(root, slots=2)
         if case.boot == "other":
             rig.heads.mark_all(head.NEEDS_RECOVERY)
@@ -255,13 +247,12 @@ class OneStore:
             self.files = {
                 name: data for name, data in snapshot_of(root / "whole").items() if not name.endswith(("-shm", "-wal"))
             }
-            self.inodes = {name: os.stat(root / "whole" / name).st_ino for name in self.files}
         # The catalog as it is after closing, the rest as it was before: nobody has left a recovery point.
         self.files["klamm.db"] = (root / "whole/klamm.db").read_bytes()
 
     def run(self, case: Case, worker: int) -> None:
         root = self.root / f"case{worker}"
-        lay(root, self.files, case, self.inodes)
+        lay(root, self.files, case)
         for read_only in (True, False):
             try:
                 with what_is_logged() as told, klamm.open(root, read_only=read_only) as store:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from klamm.batch import RECORDS, Builder, decode, walk
 from klamm.batch.header import TRANSACTIONAL
 from klamm.log import segment
-from klamm.log.index import Index
 from klamm.log.partition import Partition
 from tests.log.logs import records
+from tests.rig import index_of
 
 DAY = 24 * 3600 * 1000
 
@@ -86,7 +86,7 @@ def indexes_are_true(partition: Partition) -> int:
             at += header.size
             youngest = max(youngest, header.max_timestamp)
         positions[at] = (following, youngest)
-        with Index(partition.directory, base) as index:
+        with index_of(partition, base) as index:
             for number in range(index.count):
                 entry = index.entry(number)
                 assert entry is not None

@@ -6,6 +6,9 @@ from tests.mutants.mutant import Mutant
 
 SYNC = "src/klamm/log/_sync.pxi"
 PRODUCER_RECOVERY = "src/klamm/log/producer_recovery.py"
+INDEX = "src/klamm/log/index.py"
+BINDING = "tests/log/test_index_binding.py"
+COPIED_INDEXES = "tests/store/test_copied_indexes.py::test_indexes_that_were_removed_are_made_again_in_the_background"
 MISSING_TESTS = "tests/crash/test_missing_files.py"
 RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
@@ -244,6 +247,54 @@ MUTANTS = [
         "promise 5",
         ((DIRECTORY, "        if not self.heads.is_trusted(boot):", "        if False:"),),
         (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
+    ),
+    Mutant(
+        "an index is valid beside a segment of another size",
+        "promise 9",
+        ((INDEX, "os.fstat(log_fd).st_size == size > last_position >= 0", "size > last_position >= 0"),),
+        (f"{BINDING}::test_an_index_is_valid_beside_its_own_segment_only",),
+    ),
+    Mutant(
+        "an index is valid beside a segment that went on differently",
+        "promise 9",
+        ((INDEX, " and _header_crc(log_fd, last_position) == last\n", "\n"),),
+        (f"{BINDING}::test_an_index_is_valid_beside_its_own_segment_only",),
+    ),
+    Mutant(
+        "an index is valid beside a segment with another first batch",
+        "promise 9",
+        ((INDEX, "        if first != _header_crc(log_fd, 0):\n", "        if False:\n"),),
+        (f"{BINDING}::test_the_index_of_an_active_segment_is_not_valid_beside_another_log",),
+    ),
+    Mutant(
+        "an index of which nobody said what its segment is is valid beside a closed one",
+        "promise 9",
+        ((INDEX, "        return upto is not None or (\n", "        return upto is not None or size == 0 or (\n"),),
+        (f"{BINDING}::test_an_index_is_valid_beside_its_own_segment_only",),
+    ),
+    Mutant(
+        "index entries beyond the commit are used",
+        "promise 9",
+        ((INDEX, " and entry.position <= self._end and ", " and "),),
+        (f"{BINDING}::test_entries_of_the_active_segment_beyond_the_commit_are_not_used",),
+    ),
+    Mutant(
+        "an index that was made again is written beside a segment that was replaced meanwhile",
+        "promise 9",
+        (
+            (
+                "src/klamm/log/index_rebuild.py",
+                "            if _identity(path) != identity:\n",
+                "            if False:\n",
+            ),
+        ),
+        (f"{BINDING}::test_a_segment_that_is_compacted_while_its_index_is_made_again_keeps_the_new_one",),
+    ),
+    Mutant(
+        "a reader that misses an index tells nobody",
+        "log/index.py I3",
+        (("src/klamm/log/reader.py", "        if upto is None and not index.is_valid:\n", "        if False:\n"),),
+        (f"{BINDING}::test_a_reader_that_misses_an_index_says_so_and_one_that_does_not_is_silent", COPIED_INDEXES),
     ),
     Mutant(
         "the CRC of index entries is not checked",

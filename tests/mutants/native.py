@@ -341,6 +341,12 @@ MUTANTS = [
         WRITING,
     ),
     Mutant(
+        "a roll does not say in the index what the segment is",
+        "log/index.py I3",
+        ((APPEND, "    os_pwrite(w.index_fd, &header, sizeof(header), 0)\n", "    pass\n"),),
+        ("tests/log/test_index_binding.py::test_an_index_is_valid_beside_its_own_segment_only",),
+    ),
+    Mutant(
         "an index entry is written before its batch is committed",
         "promise 9",
         (

@@ -18,10 +18,6 @@ LETTERS_SENT = (
 ARCHIVING = "src/klamm/spark/pipelines/archiving.py"
 PRODUCE = "tests/kafka/test_produce.py"
 SERVE = "tests/crash/test_serve_power_cut.py::test_no_power_cut_of_a_server_loses_what_it_acknowledged"
-INODE = (
-    "tests/crash/test_killed_compaction.py::"
-    "test_an_index_of_an_older_file_never_comes_back_beside_one_with_the_same_inode"
-)
 NOT_DURABLE = "database.transaction(durable=False) as execute:"
 
 
@@ -299,13 +295,6 @@ MUTANTS = [
         "        with database.gate(), database.transaction(durable=durable) as execute:\n",
         SERVE,
         instead=f"        with database.gate(), {NOT_DURABLE}\n",
-    ),
-    _without(
-        "a compaction removes the index of a segment and does not sync that before it replaces the segment",
-        "promise 9",
-        "log/compaction.py",
-        "        files.sync_directory(directory)  # no older index may come back: inodes are given out again\n",
-        INODE,
     ),
     Mutant(
         "the name of an .aborted file may be lost when a snapshot relies on it",

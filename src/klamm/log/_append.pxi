@@ -121,7 +121,7 @@ cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t si
 
 cdef int roll(Writer *w, Commit *now) noexcept nogil:
     """A commit of its own: the new segment is published empty; its first writer creates the file."""
-    write_index(w, now, now.next_offset, now.max_timestamp)     # a last entry tells the whole segment's max timestamp
+    close_index(w, now)
     now.active_base = now.next_offset
     now.position = 0
     now.max_timestamp = -1
@@ -139,6 +139,7 @@ cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timest
     cdef IndexHeader header
     cdef IndexEntry entry
     cdef stat_t status
+    cdef uint32_t first
     cdef int64_t count = w.slot.index_count
     if w.slot.index_base != now.active_base or count < 0:
         count = 0
@@ -152,11 +153,9 @@ cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timest
         if status.st_size < <int64_t>(sizeof(header) + count * sizeof(entry)):
             count = 0                                   # somebody removed or cut it: it begins again
     if count == 0:
-        if fstat(w.log_fd, &status):
+        if read_header_crc(w, 0, &first):
             return
-        memcpy(header.magic, <const char *>b"KLAMMIDX", 8)
-        header.inode, header.base, header.version = status.st_ino, now.active_base, 1
-        header.crc = header_crc(&header)
+        fill_index_header(&header, now.active_base, first)
         if os_ftruncate(w.index_fd, 0) or os_pwrite(w.index_fd, &header, sizeof(header), 0) != sizeof(header):
             return
         store_i64(&w.slot.index_count, 0)               # before the base: the count that is there is another index's
@@ -168,6 +167,56 @@ cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timest
         return
     store_i64(&w.slot.index_count, count + 1)
     store_i64(&w.slot.index_position, now.position)
+
+
+cdef int read_header_crc(Writer *w, int64_t position, uint32_t *crc) noexcept nogil:
+    """The CRC-32C of the header of the batch at a byte of the active segment."""
+    cdef unsigned char header[HEADER_SIZE]
+    if os_pread(w.log_fd, header, HEADER_SIZE, position) != HEADER_SIZE:
+        return -1
+    crc[0] = klamm_crc32c(0, header, HEADER_SIZE)
+    return 0
+
+
+cdef void fill_index_header(IndexHeader *header, int64_t base, uint32_t first) noexcept nogil:
+    """As it is while the segment is open."""
+    memset(header, 0, sizeof(header[0]))
+    memcpy(header.magic, <const char *>b"KLAMMIDX", 8)
+    header.base, header.first, header.version = base, first, KNOWN_INDEX
+    header.crc = header_crc(header)
+
+
+cdef void close_index(Writer *w, Commit *now) noexcept nogil:
+    """Before a roll: a last entry, which tells the segment's max timestamp, and a header that says what the segment is.
+
+    Killed after this and before the commit, the segment goes on with such a header, and gets another at the next try.
+    Failing leaves an index that is not valid for a closed segment: it is made again in the background.
+    """
+    cdef IndexHeader header
+    cdef uint32_t first
+    cdef unsigned char start[12]
+    cdef int64_t position = 0, following = 0
+    cdef int steps
+    if w.slot.index_base == now.active_base and 0 <= w.slot.index_position < now.position:
+        following = w.slot.index_position
+    write_index(w, now, now.next_offset, now.max_timestamp)
+    if w.index_fd < 0 or w.slot.index_base != now.active_base or w.slot.index_position != now.position:
+        return
+    for steps in range(MOST_HEADERS):                   # the last batch lies about index.interval.bytes before the end
+        position = following
+        if os_pread(w.log_fd, start, sizeof(start), position) != sizeof(start):
+            return
+        following = position + 12 + <int64_t>be32(start + LENGTH_AT)
+        if following >= now.position:
+            break
+    if following != now.position or read_header_crc(w, 0, &first):
+        return
+    fill_index_header(&header, now.active_base, first)
+    header.size, header.last_position = now.position, position
+    if read_header_crc(w, position, &header.last):
+        return
+    header.crc = header_crc(&header)
+    os_pwrite(w.index_fd, &header, sizeof(header), 0)
 
 
 cdef void maybe_index(Writer *w, Commit *before, int64_t offset) noexcept nogil:

@@ -27,6 +27,7 @@ klamm_share_trap(_os.trap_address())
 DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY = FLAG_DELETED, FLAG_READ_ONLY, FLAG_SYNC_FAILED, FLAG_NEEDS_RECOVERY
 NEW_HEAD = FLAG_NEW_HEAD
 OPENED, ROLLED, RECOVERY_POINT = EVENT_OPENED, EVENT_ROLLED, EVENT_RECOVERY_POINT
+MISSING_INDEX = EVENT_MISSING_INDEX
 RESULTS = {
     R_DELETED: "deleted", R_READ_ONLY: "read_only", R_SYNC_FAILED: "sync_failed", R_NEEDS_RECOVERY: "needs_recovery",
     R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
@@ -38,7 +39,7 @@ Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offse
 Evidence = namedtuple("Evidence", "exists flushed_offset next_offset log_start leader_epoch had_point")
 MAGIC = b"KLAMMHDS"
 INDEX_MAGIC = b"KLAMMIDX"
-INDEX_VERSION = 1
+INDEX_VERSION = KNOWN_INDEX
 FORMAT = 2
 LIFE = LIFE_AT
 SLOT_BYTES = SLOT_SIZE

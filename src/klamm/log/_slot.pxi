@@ -70,9 +70,8 @@ cdef extern from "slot.h" nogil:
         KlammLockNote notes[4]
     ctypedef struct IndexHeader:
         char magic[8]
-        uint64_t inode
-        int64_t base
-        uint32_t version, crc
+        int64_t base, size, last_position
+        uint32_t first, last, version, crc
     ctypedef struct IndexEntry:
         int64_t offset, position, max_timestamp
         uint32_t unused, crc
@@ -103,6 +102,7 @@ cdef extern from "slot.h" nogil:
     int64_t store_ahead_ms(const StoreSlot *)
     int64_t store_shift_ms(const StoreSlot *)
     uint32_t commit_crc(const Commit *)
+    uint32_t klamm_crc32c(uint32_t, const void *, size_t)
     uint32_t slot_identity_crc "identity_crc"(const Slot *)
     uint32_t store_format_crc "format_crc"(const StoreSlot *)
     uint32_t header_crc "entry_crc"(IndexHeader *)
@@ -189,6 +189,7 @@ cdef enum:
     HEADER_SIZE = 61
     MARKER_TYPE_AT = 68             # of a control batch, low byte: 0 abort, 1 commit (see batch/markers.py)
     MARKER_SIZE = 78
+    KNOWN_INDEX = 2                 # version of the indexes that are written and read
     PATH_ROOM = 4096
     ONE_ROOM = 4096                 # the largest batch append_one makes
     DRIFT_MS = 60 * 1000            # the wall clock and the store's clock may differ by so much
@@ -197,7 +198,9 @@ cdef enum:
     EVENT_OPENED = 1
     EVENT_ROLLED = 2
     EVENT_RECOVERY_POINT = 4
+    EVENT_MISSING_INDEX = 8         # not of an append: a reader met a closed segment without a valid index
     SLEEP_NS = 20000000             # at most so long a process waits for a lock in one piece
+    MOST_HEADERS = 65536            # that a roll reads to find the last batch of the segment
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
 
 cdef struct Writer

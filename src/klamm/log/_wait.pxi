@@ -68,11 +68,11 @@ def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t
         PyErr_CheckSignals()
 
 
-def index_header(uint64_t inode, int64_t base):
-    """The first bytes of an index, for one that is made anew."""
+def index_header(int64_t base, uint32_t first, int64_t size=0, int64_t last_position=0, uint32_t last=0):
+    """The first bytes of an index, for one that is made again: of an open segment, or of one that is closed."""
     cdef IndexHeader header
-    memcpy(header.magic, <char *>INDEX_MAGIC, 8)
-    header.inode, header.base, header.version = inode, base, INDEX_VERSION
+    fill_index_header(&header, base, first)
+    header.size, header.last_position, header.last = size, last_position, last
     header.crc = header_crc(&header)
     return bytes((<char *>&header)[:sizeof(header)])
 

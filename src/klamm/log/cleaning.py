@@ -12,6 +12,7 @@ segment is as old as the next one.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from klamm.disk import files
 from klamm.log import aborted, head, index, point, producers, recovery, segment
@@ -25,7 +26,14 @@ _DAMAGED = (1 << 63) - 1
 _SLACK_MS = 60_000  # not in the future yet: records are appended after the clock was read, and clocks differ
 
 
-def max_timestamp_of(directory: str, base: int, following: int, *, contiguous: bool = True) -> int:
+def max_timestamp_of(
+    directory: str,
+    base: int,
+    following: int,
+    *,
+    contiguous: bool = True,
+    on_missing_index: Callable[[], object] = lambda: None,
+) -> int:
     """The youngest timestamp in a closed segment, from its index or else by reading it. -1: none has one.
 
     A damaged segment is as young as can be: retention must not take it away, and who looks for a time must meet it.
@@ -34,6 +42,8 @@ def max_timestamp_of(directory: str, base: int, following: int, *, contiguous: b
         entry = found.closing(os.stat(segment.path_of(directory, base)).st_size)
     if entry is not None and entry.offset == following:
         return entry.max_timestamp
+    if not found.is_valid:
+        on_missing_index()
     scanned = scan_segment(directory, base, contiguous=contiguous)
     whole = scanned.offset == following if contiguous else scanned.offset <= following
     return scanned.max_timestamp if scanned.fault is None and whole else _DAMAGED

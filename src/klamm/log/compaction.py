@@ -393,12 +393,12 @@ class Pass:
         if scanned.fault is not None or scanned.position != size or scanned.offset > following:
             raise _damaged(aside, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
         files.remove(segment.path_of(directory, base, ".index"))
-        files.sync_directory(directory)  # no older index may come back: inodes are given out again
+        files.sync_directory(directory)  # not that one comes back which only happens to fit
         log.bump_segments_version()
         self._rename(aside, segment.path_of(directory, base))
         files.sync_directory(directory)  # index.write does it, too: redundant, so that X2 does not depend on that
         log.bump_segments_version()
-        index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)])
+        index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)], size=size)
 
     def _rename(self, aside: str, path: str) -> None:
         """The pass ends (X2) where Windows, or whoever scans for viruses there, does not let go of a file in use."""

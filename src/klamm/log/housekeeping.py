@@ -18,6 +18,7 @@ from klamm.log import cleaned, cleaning, head, producer_recovery, producers
 
 if TYPE_CHECKING:
     from klamm.log import compaction
+    from klamm.log.index_rebuild import IndexRebuild
 
 __all__ = ["MEMORY_BYTES", "Housekeeping", "LogSettings"]
 
@@ -95,6 +96,7 @@ class Housekeeping:
     _lock: LockFile | None
 
     if TYPE_CHECKING:  # what partition.py adds
+        _indexes: IndexRebuild
 
         @property
         def is_compacted(self) -> bool: ...
@@ -180,6 +182,13 @@ class Housekeeping:
             now = self.log.snapshot()
             if now.position and is_due(now):
                 self.log.roll()
+
+    def rebuild_indexes(self, is_over: Callable[[], bool] = lambda: False, *, is_missing: bool = False) -> list[int]:
+        """Make missing indexes of closed segments again and return their bases. See IndexRebuild.run."""
+        lock = self._lock
+        if lock is None or self.log.flags & (head.DELETED | head.NEEDS_RECOVERY):
+            return []
+        return self._indexes.run(lambda: self._cleaning(lock, 0), is_over, is_missing=is_missing)
 
     # ---- compaction
 

@@ -1,15 +1,31 @@
 """The index of a segment: sparse, by offset and by time.
 
-    header    magic, inode of the .log, base offset, version, CRC-32C                    32 bytes, little-endian
+    header    magic, base offset, size, position of the last batch, CRC-32C of the first batch's header and of the last
+              one's, 0, version, CRC-32C of the 60 bytes before                          64 bytes, little-endian
     entry     offset, position, max_timestamp, unused, CRC-32C of the 28 bytes before    32 bytes
 
 An entry says: a batch with base offset `offset` starts at byte `position`, and no record before it in this segment is
 younger than `max_timestamp`. The entry written at a roll has the segment's end as its position. Entries are written
 after the commit they speak of, about every `index.interval.bytes`.
 
+The header says which segment the entries speak of, by what is in it. So an index stays with its segment through a copy
+of any kind, and is not valid beside another one. What proves what:
+
+    base, first     the log that it is: another topic's, another store's, one that was made again
+    size            that nothing was cut off, added or compacted away since
+    last            that two copies of a store did not go on differently
+    its own CRC     that the header is as it was written; each entry has one, too
+
+While a segment is active, size, position and last are 0, or what they were at a roll that was not committed. Its index
+is valid for the committed bytes: a segment only grows while it is active, and is compacted only after that. A closed
+segment whose index has no size, because the process that rolled it was killed, has no valid index. An empty segment, as
+compaction leaves it where nothing is left, needs none.
+
 Promises
-  I1  An index may miss entries, or be missing; it never lies. A wrong CRC, or another inode, is a missing one.
-  I2  Whoever jumps to an entry's position still checks that the batch there is whole and has that offset.
+  I1  An index may miss entries, or be missing; it never lies. One that is not valid is a missing one.
+  I2  A reader that jumps to an entry's position still checks that the batch there is whole and has that offset.
+  I3  A closed segment without a valid index gets one in the background, once a process looks something up in it, or
+      maintains the store (index_rebuild.py).
 """
 
 from __future__ import annotations
@@ -21,14 +37,16 @@ from contextlib import suppress
 from typing import NamedTuple, Self
 
 from klamm.batch import crc32c
+from klamm.batch.header import HEADER_SIZE as BATCH_HEADER_SIZE
 from klamm.disk import _os, files
 from klamm.log import _head, segment
 
-__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "Entry", "Index", "sync", "write"]
+__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "Entry", "Index", "pack_header", "sync", "write"]
 
-_HEADER = struct.Struct("<8sQqII")
+_HEADER = struct.Struct("<8sqqqII16xII")
 _ENTRY = struct.Struct("<qqqII")
-HEADER_SIZE = ENTRY_SIZE = 32
+_BATCH_START = struct.Struct(">qi")
+HEADER_SIZE, ENTRY_SIZE = 64, 32
 assert _HEADER.size == HEADER_SIZE
 assert _ENTRY.size == ENTRY_SIZE
 
@@ -44,25 +62,56 @@ def _parse(data: bytes) -> Entry | None:
     return Entry(offset, position, max_timestamp) if crc == crc32c(data[:-4]) else None
 
 
-class Index:
-    """The index of one segment, opened for a look-up. Empty when it cannot be believed."""
+def _header_crc(fd: int, position: int) -> int | None:
+    """Return the CRC-32C of the header of the batch at a byte of a segment."""
+    data = _os.pread(fd, BATCH_HEADER_SIZE, position)
+    return crc32c(data) if len(data) == BATCH_HEADER_SIZE else None
 
-    def __init__(self, directory: str, base: int) -> None:
+
+class Index:
+    """The index of one segment, opened for a look-up. Without entries when it is not valid."""
+
+    def __init__(self, directory: str, base: int, *, upto: int | None = None, log_fd: int = -1) -> None:
+        """`upto`: so many bytes of the segment are committed, and it is active; None: it is closed.
+
+        `log_fd`: the segment, if it is open already.
+        """
         self.base = base
         self.path = segment.path_of(directory, base, ".index")
         self._fd = -1
+        self._end = 0
         self.count = 0
+        self.is_valid = False
+        own_fd = -1
         try:
-            inode = os.stat(segment.path_of(directory, base)).st_ino
+            if log_fd < 0:
+                log_fd = own_fd = _os.open_file(segment.path_of(directory, base), os.O_RDONLY)
+            if os.fstat(log_fd).st_size == 0:
+                self.is_valid = True
+                return
             self._fd = _os.open_file(self.path, os.O_RDONLY)
+            self.is_valid = self._is_of(log_fd, upto)
         except FileNotFoundError:
             return
-        header = _os.pread(self._fd, HEADER_SIZE, 0)
-        if len(header) == HEADER_SIZE:
-            magic, log_inode, log_base, version, crc = _HEADER.unpack(header)
-            good = crc == crc32c(header[:-4]) and magic == _head.INDEX_MAGIC and version == _head.INDEX_VERSION
-            if good and log_inode == inode and log_base == base:
-                self.count = (os.fstat(self._fd).st_size - HEADER_SIZE) // ENTRY_SIZE
+        finally:
+            if own_fd >= 0:
+                os.close(own_fd)
+        if self.is_valid:
+            self.count = (os.fstat(self._fd).st_size - HEADER_SIZE) // ENTRY_SIZE
+
+    def _is_of(self, log_fd: int, upto: int | None) -> bool:
+        data = _os.pread(self._fd, HEADER_SIZE, 0)
+        if len(data) < HEADER_SIZE or data[-4:] != crc32c(data[:-4]).to_bytes(4, "little"):
+            return False
+        magic, base, size, last_position, first, last, version, _ = _HEADER.unpack(data)
+        if magic != _head.INDEX_MAGIC or version != _head.INDEX_VERSION or base != self.base:
+            return False
+        if first != _header_crc(log_fd, 0):
+            return False
+        self._end = size if upto is None else upto
+        return upto is not None or (
+            os.fstat(log_fd).st_size == size > last_position >= 0 and _header_crc(log_fd, last_position) == last
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -73,40 +122,41 @@ class Index:
             self._fd = -1
 
     def entry(self, number: int) -> Entry | None:
-        """The entry, or None if its checksum is wrong."""
+        """Return the entry, or None if its checksum is wrong."""
         data = _os.pread(self._fd, ENTRY_SIZE, HEADER_SIZE + number * ENTRY_SIZE)
         return _parse(data) if len(data) == ENTRY_SIZE else None
 
     def _last(self, holds: Callable[[Entry], bool]) -> tuple[Entry, int]:
         """The last entry for which `holds`, and how many there are up to it; where none does, the segment's start.
 
-        `holds` is true up to some entry and false from there on. A broken entry ends the part that is looked at.
+        `holds` is true up to some entry and false from there on. A broken entry ends the part that is looked at, and so
+        does one that speaks of bytes that are not there.
         """
         best = Entry(self.base, 0, -1)
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
             entry = self.entry(middle)
-            if entry is not None and holds(entry):
+            if entry is not None and entry.position <= self._end and holds(entry):
                 best, low = entry, middle + 1
             else:
                 high = middle
         return best, low
 
     def before_offset(self, offset: int) -> Entry:
-        """Where to start looking for `offset`."""
+        """Return the last entry at or before `offset`."""
         return self._last(lambda entry: entry.offset <= offset)[0]
 
     def before_position(self, position: int) -> tuple[Entry, int]:
-        """The last entry at or before a byte of the segment, and how many there are up to it."""
+        """Return the last entry at or before a byte of the segment, and how many there are up to it."""
         return self._last(lambda entry: entry.position <= position)
 
     def before_time(self, timestamp: int) -> Entry:
-        """Where to start looking for the first record that is at least as young: all before is older."""
+        """Return where to start looking for the first record at or after a time: all before is older."""
         return self._last(lambda entry: entry.max_timestamp < timestamp)[0]
 
     def closing(self, size: int) -> Entry | None:
-        """The entry made when the segment was closed, which tells the max timestamp of all of it."""
+        """Return the entry made when the segment was closed, which has the max timestamp of all of it."""
         entry = self.entry(self.count - 1) if self.count else None
         return entry if entry is not None and entry.position == size else None
 
@@ -119,20 +169,57 @@ def sync(directory: str, first: int, last: int) -> None:
                 files.sync_file(segment.path_of(directory, base, ".index"))
 
 
-def write(directory: str, base: int, entries: list[Entry], *, keep: int = 0) -> None:
-    """Let the index have its first `keep` entries and then these, durably."""
+def pack_header(directory: str, base: int, *, size: int | None = None, near: int = 0) -> bytes | None:
+    """Return the header of the index of a segment: closed with `size` bytes, or active. None: it has no batch.
+
+    `near`: where a batch starts, at or before the last one.
+    """
+    fd = _os.open_file(segment.path_of(directory, base), os.O_RDONLY)
+    try:
+        first = _header_crc(fd, 0)
+        if first is None or size is None:
+            return None if first is None else _head.index_header(base, first)
+        position = following = near
+        while following < size:
+            position = following
+            data = _os.pread(fd, _BATCH_START.size, position)
+            if len(data) < _BATCH_START.size:
+                return None
+            following = position + _BATCH_START.size + max(_BATCH_START.unpack(data)[1], 0)
+        last = _header_crc(fd, position)
+        return None if last is None or following != size else _head.index_header(base, first, size, position, last)
+    finally:
+        os.close(fd)
+
+
+def write(directory: str, base: int, entries: list[Entry], *, keep: int = 0, size: int | None = None) -> None:
+    """Let the index have its first `keep` entries and then these, durably. `size`: of a segment that is closed.
+
+    Remove it if the segment has no batch.
+    """
     path = segment.path_of(directory, base, ".index")
     data = b"".join(_head.index_entry(*entry) for entry in entries)
+    before = [entry.position for entry in entries if size is not None and entry.position < size]
     if not keep:
-        inode = os.stat(segment.path_of(directory, base)).st_ino
-        files.replace(path, _head.index_header(inode, base) + data)
+        header = pack_header(directory, base, size=size, near=before[-1] if before else 0)
+        if header is None:
+            files.remove(path)
+        else:
+            files.replace(path, header + data)
         return
     fd = _os.open_file(path, os.O_RDWR)
     try:
-        size = HEADER_SIZE + keep * ENTRY_SIZE
-        if os.fstat(fd).st_size != size or data:
-            _os.truncate(fd, size)
-            _os.pwrite(fd, data, size)
+        for number in range(keep - 1, -1, -1) if size is not None and not before else ():
+            known = _parse(_os.pread(fd, ENTRY_SIZE, HEADER_SIZE + number * ENTRY_SIZE))
+            if known is not None and known.position < (size or 0):
+                before = [known.position]
+                break
+        header = pack_header(directory, base, size=size, near=before[-1] if before else 0) or bytes(HEADER_SIZE)
+        end = HEADER_SIZE + keep * ENTRY_SIZE
+        if os.fstat(fd).st_size != end or data or _os.pread(fd, HEADER_SIZE, 0) != header:
+            _os.truncate(fd, end)
+            _os.pwrite(fd, data, end)
+            _os.pwrite(fd, header, 0)
             _os.fsync(fd)
     finally:
         os.close(fd)

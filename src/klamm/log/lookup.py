@@ -79,10 +79,14 @@ def _segments(partition: Partition, now: Snapshot) -> Iterator[tuple[int, int]]:
             continue
         partition.look_for_gaps()
         try:
-            yield (
+            stamp = cleaning.max_timestamp_of(
+                partition.directory,
                 base,
-                cleaning.max_timestamp_of(partition.directory, base, following, contiguous=partition.contiguous),
+                following,
+                contiguous=partition.contiguous,
+                on_missing_index=partition.miss_index,
             )
+            yield base, stamp
         except FileNotFoundError:
             continue  # expired just now
 
@@ -102,8 +106,11 @@ def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, commi
     for base, stamp in _segments(partition, now):
         if stamp < timestamp_ms:
             continue
-        with Index(partition.directory, base) as entries:
+        upto = now.position if base == now.active_base else None
+        with Index(partition.directory, base, upto=upto) as entries:
             start = entries.before_time(timestamp_ms).offset
+        if upto is None and not entries.is_valid:
+            partition.miss_index()
         with Reader(partition, max(start, now.log_start), committed=committed) as reader:
             while data := reader.read():
                 for batch in walk(data):

@@ -42,6 +42,7 @@ from klamm.log import (
     timestamps,
 )
 from klamm.log.housekeeping import Housekeeping, LogSettings
+from klamm.log.index_rebuild import IndexRebuild
 from klamm.log.reader import Reader
 from klamm.log.sealed import Lack
 
@@ -101,6 +102,7 @@ class Partition(Housekeeping):
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
+        self._indexes = IndexRebuild(self)
         self._listed: tuple[tuple[int, int], point.Point | Lack] = (-1, -1), Lack.MISSING  # and its recovery point
         self.contiguous = not cleaned.exists(directory)
         self.settings = settings
@@ -529,6 +531,11 @@ class Partition(Housekeeping):
         )
 
     # ---- reading
+
+    def miss_index(self) -> None:
+        """Have missing indexes of closed segments made again, in the background."""
+        if self._lock is not None:
+            self._on_event(self, head.MISSING_INDEX)
 
     def reader(self, offset: int, *, committed: bool = True) -> Reader:
         """Reads from `offset` on: what is committed, or what open and aborted transactions wrote, too."""

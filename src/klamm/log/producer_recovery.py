@@ -137,13 +137,14 @@ def _since(
     first = segment.holding(found, offset)
     for base in found:
         if first is None or base >= first:
-            yield base, _batches_since(directory, base, offset, end)
+            yield base, _batches_since(directory, base, offset, end, is_last=base == found[-1])
 
 
 def _batches_since(
-    directory: str, base: int, offset: int, end: int
+    directory: str, base: int, offset: int, end: int, *, is_last: bool
 ) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
-    with index.Index(directory, base) as known:
+    upto = os.stat(segment.path_of(directory, base)).st_size if is_last else None
+    with index.Index(directory, base, upto=upto) as known:
         position = known.before_offset(offset).position
     with open(segment.path_of(directory, base), "rb") as file:
         file.seek(position)

@@ -173,7 +173,8 @@ class Ranges:
         if limit < now.next_offset:
             end, following = self._end_before(limit, place, now, end, following)
         if end - place.position > max_bytes:
-            end, following = self._cut(file, place, end, max_bytes, at_least_one)
+            upto = now.position if active else None
+            end, following = self._cut(file, place, end, max_bytes, at_least_one, upto)
         if end <= place.position:
             return None
         if following >= 0:
@@ -224,11 +225,13 @@ class Ranges:
             return found.position, limit
         return end, following
 
-    def _cut(self, file: SegmentFile, place: _Place, end: int, max_bytes: int, at_least_one: bool) -> tuple[int, int]:
-        """A boundary of batches within `max_bytes`, and the offset there."""
+    def _cut(
+        self, file: SegmentFile, place: _Place, end: int, max_bytes: int, at_least_one: bool, active_end: int | None
+    ) -> tuple[int, int]:
+        """Return a boundary of batches within `max_bytes`, and the offset there. `active_end`: see Index, `upto`."""
         upto = place.position + max_bytes
         position, following = place.position, -1
-        with Index(self._partition.directory, place.base) as index:
+        with Index(self._partition.directory, place.base, upto=active_end, log_fd=file.fd) as index:
             entry, _ = index.before_position(upto)
         if position < entry.position <= upto and self._begins_at(file, entry.position, entry.offset):
             position, following = entry.position, entry.offset

@@ -219,8 +219,11 @@ class Reader:
         self._base, self._position, self._expected = base, 0, base
         if base == self.offset:
             return True
-        with Index(partition.directory, base) as index:
+        upto = now.position if base == now.active_base else None
+        with Index(partition.directory, base, upto=upto, log_fd=self._fd) as index:
             entry = index.before_offset(self.offset)
+        if upto is None and not index.is_valid:
+            partition.miss_index()
         if entry.position and self._starts_at(entry.position, entry.offset):
             self._position, self._expected = entry.position, entry.offset
         self._skip(now)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from klamm.batch import header as batch_header
@@ -64,10 +65,11 @@ def scan_segment(
     contiguous: bool = True,
     suffix: str = segment.LOG,
     highest_epoch: int = -1,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> Scanned:
     """Check every batch of a segment from an index entry on, making index entries on the way.
 
-    Without `highest_epoch`, leader epochs are not checked.
+    Without `highest_epoch`, leader epochs are not checked. `on_progress` is called now and then, and may raise.
     """
     offset, position, max_timestamp = start or Entry(base, 0, -1)
     entries: list[Entry] = []
@@ -80,6 +82,7 @@ def scan_segment(
         size = os.fstat(fd).st_size
         room = _CHUNK
         while position < size:
+            on_progress()
             data = _os.pread(fd, min(room, size - position), position)
             try:
                 done, following = verify(data, offset, contiguous, highest_epoch)
@@ -330,8 +333,8 @@ def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
     for number, base in enumerate(later):
         if base != known.base and not good.offset <= base <= max(good.offset, gaps_below):
             return good, later[number:]
-        with index.Index(directory, base) as old:
-            limit = known.position if base == known.base else 0
+        limit = known.position if base == known.base else 0
+        with index.Index(directory, base, upto=limit) as old:  # below the point all is as it was
             start, keep = old.before_position(limit)
         scanned = scan_segment(
             directory,
@@ -363,13 +366,14 @@ def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
             good.has_producers or scanned.has_producers,
             scanned.fault,
         )
-        if number < len(later) - 1 and scanned.fault is None:
+        closed = number < len(later) - 1 and scanned.fault is None
+        if closed:
             end = scanned.offset if scanned.offset >= gaps_below else later[number + 1]
             entries.append(Entry(end, scanned.position, scanned.max_timestamp))
         if scanned.fault is not None and scanned.offset < flushed:
             break  # damage: nothing is written
         if not dry:  # before anything is cut: an index that tells of more than there is would lie
-            index.write(directory, base, entries, keep=keep)
+            index.write(directory, base, entries, keep=keep, size=scanned.position if closed else None)
         if scanned.fault is not None:
             return good, later[number + 1 :]
     return good, []
@@ -436,8 +440,8 @@ def _rewrite(log: head.Log, contiguous: bool) -> None:
     try:
         for base in found:
             if base >= first and flushed < ends[base]:
-                tail = _Tail(directory, base, flushed, ends[base], contiguous)
-                tail.rewrite(now.position if base == now.active_base else None)
+                upto = now.position if base == now.active_base else None
+                _Tail(directory, base, flushed, ends[base], contiguous, upto).rewrite()
         if found:
             segment.sync_names(directory)
     except OSError as error:
@@ -452,9 +456,12 @@ def _rewrite(log: head.Log, contiguous: bool) -> None:
 
 
 class _Tail:
-    """What a segment holds of the offsets [flushed, end)."""
+    """What a segment holds of the offsets [flushed, end). `upto`: where it ends, if it is the active one."""
 
-    def __init__(self, directory: str, base: int, flushed: int, end: int, contiguous: bool) -> None:
+    def __init__(
+        self, directory: str, base: int, flushed: int, end: int, contiguous: bool, upto: int | None = None
+    ) -> None:
+        self.upto = upto
         self.path = segment.path_of(directory, base)
         self.aside = self.path + _HEALING
         self.first = max(base, flushed)
@@ -464,7 +471,7 @@ class _Tail:
 
     def _find(self, directory: str, base: int, offset: int) -> int:
         """Where the batch with that base offset starts; all before it is on disk."""
-        with index.Index(directory, base) as known:
+        with index.Index(directory, base, upto=self.upto) as known:
             start = known.before_offset(offset)
         following, position = start.offset, start.position
         fd = _os.open_file(self.path, os.O_RDONLY)
@@ -478,11 +485,11 @@ class _Tail:
             os.close(fd)
         return position
 
-    def rewrite(self, size: int | None) -> None:
-        """Set it aside, cut it off, write it again; `size` is where the segment ends, if it is the active one."""
+    def rewrite(self) -> None:
+        """Set it aside, cut it off, write it again."""
         fd = _os.open_file(self.path, os.O_RDWR)
         try:
-            size = os.fstat(fd).st_size if size is None else size
+            size = os.fstat(fd).st_size if self.upto is None else self.upto
             try:
                 self._copy(fd, self.position, size, None)
             except CorruptBatch:

@@ -63,7 +63,13 @@ typedef struct {                        /* slot 0 belongs to the store */
     uint64_t reserved[29];
 } StoreSlot;
 
-typedef struct { char magic[8]; uint64_t inode; int64_t base; uint32_t version, crc; } IndexHeader;
+typedef struct {                        /* of an index: which segment it is about (index.py) */
+    char magic[8];
+    int64_t base, size, last_position;
+    uint32_t first, last;               /* CRC-32C of the headers of its first and of its last batch */
+    uint64_t unused[2];
+    uint32_t version, crc;
+} IndexHeader;
 typedef struct { int64_t offset, position, max_timestamp; uint32_t unused, crc; } IndexEntry;
 typedef struct { int64_t producer_id, first_offset, last_offset; uint32_t unused, crc; } AbortedEntry;
 
@@ -73,7 +79,7 @@ _Static_assert(offsetof(Slot, intent) == 64 && offsetof(Slot, ring) == 128, "cac
 _Static_assert(offsetof(StoreSlot, bell) == 64 && offsetof(StoreSlot, anchor_wall_ms) == 128, "cache lines");
 _Static_assert(offsetof(Slot, holder) == NOTES_AT && offsetof(StoreSlot, notes) == NOTES_AT, "cache lines");
 _Static_assert(offsetof(Slot, notes) == NOTES_AT + sizeof(KlammLockNote), "a note for each lock byte");
-_Static_assert(sizeof(IndexHeader) == 32 && sizeof(IndexEntry) == 32 && sizeof(AbortedEntry) == 32, "a file format");
+_Static_assert(sizeof(IndexHeader) == 64 && sizeof(IndexEntry) == 32 && sizeof(AbortedEntry) == 32, "a file format");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "mapped files are little-endian"
 #endif

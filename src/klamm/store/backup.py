@@ -236,7 +236,7 @@ def _finish_segment(partition: Partition, target: str, base: int, size: int, end
         )
     entries = scanned.entries if active else [*scanned.entries, Entry(end, size, scanned.max_timestamp)]
     if entries:
-        index.write(target, base, entries)
+        index.write(target, base, entries, size=None if active else size)
 
 
 def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:

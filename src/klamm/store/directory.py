@@ -35,7 +35,7 @@ from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, LockFile
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError, NotAStore, ReadOnly, StoreBusy, StoreError, UnknownTopic
-from klamm.log import head
+from klamm.log import head, index_rebuild
 from klamm.log.partition import Partition
 from klamm.store import layout, retention_check, slots, upgrade
 from klamm.store.catalog import Catalog, Topic, WantedSlots
@@ -435,7 +435,7 @@ class Core:
     def _on_event(self, partition: Partition, events: int) -> None:
         if events & head.OPENED:
             self._bound_files(partition)
-        if events & (head.ROLLED | head.RECOVERY_POINT):
+        if events & (head.ROLLED | head.RECOVERY_POINT | head.MISSING_INDEX):
             with self._wake:
                 self._chores[partition] = self._chores.get(partition, 0) | events
                 self._wake.notify_all()
@@ -474,9 +474,14 @@ class Core:
                 if partition is None:
                     retention_check.run(self, lambda: self.closed)
                     continue
-                partition.checkpoint()
+                if events & (head.ROLLED | head.RECOVERY_POINT):
+                    partition.checkpoint()
                 if events & head.ROLLED:
                     partition.expire(wait=False)
+                if events & head.MISSING_INDEX:
+                    partition.rebuild_indexes(lambda: self.closed, is_missing=True)
+            except index_rebuild.Stopped:
+                continue
             except Exception as error:  # noqa: BLE001  # a chore can wait; the next append asks again
                 if not self.closed:
                     _log.warning("%s: %s", partition.directory if partition else self.path, error)

@@ -455,10 +455,10 @@ class Examination:
                     scanned.offset if scanned.offset >= self.gaps_below else min(each for each in found if each > base)
                 )
                 closing = Entry(end, scanned.position, scanned.max_timestamp)
-                index.write(self.directory, base, [*scanned.entries, closing])
+                index.write(self.directory, base, [*scanned.entries, closing], size=scanned.position)
                 return "made anew"
-            inode = os.stat(segment.path_of(self.directory, base)).st_ino
-            data = _head.index_header(inode, base) + b"".join(_head.index_entry(*entry) for entry in scanned.entries)
+            header = index.pack_header(self.directory, base) or b""
+            data = header + b"".join(_head.index_entry(*entry) for entry in scanned.entries)
             fd = _os.open_file(segment.path_of(self.directory, base, ".index"), os.O_RDWR | os.O_CREAT)
             try:
                 _os.truncate(fd, 0)
@@ -498,7 +498,8 @@ class _Entries:
         if len(header) < index.HEADER_SIZE or header[-4:] != crc32c(header[:-4]).to_bytes(4, "little"):
             self._lies(0, "the checksum of its header is wrong")
             return
-        with Index(directory, base) as found:
+        upto = None if counted is None else os.stat(segment.path_of(directory, base)).st_size
+        with Index(directory, base, upto=upto) as found:
             for number in range(found.count if counted is None else min(found.count, counted)):
                 entry = found.entry(number)
                 at = index.HEADER_SIZE + number * index.ENTRY_SIZE

@@ -18,6 +18,7 @@ from klamm.disk.threads import DaemonThread, StopFlag
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.log import head
 from klamm.log.housekeeping import MEMORY_BYTES
+from klamm.log.index_rebuild import Stopped as IndexRebuildStopped
 from klamm.log.partition import Partition
 from klamm.store import once, scratch
 from klamm.store.deletion import sweep
@@ -56,10 +57,13 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
             return
         try:
             partition.checkpoint()
+            partition.rebuild_indexes(is_over)
             partition.expire()
             _compact(partition, progress, force=False, wait=False, memory_bytes=MEMORY_BYTES)
         except UnknownTopic:
             continue  # deleted meanwhile
+        except IndexRebuildStopped:
+            return
         except KlammError as error:  # the others are looked after, too; then it is raised
             failed = failed or error
     reserve.refill(core.path)

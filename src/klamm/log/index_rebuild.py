@@ -1,0 +1,112 @@
+"""Make the missing indexes of a partition's closed segments again (index.py, I3).
+
+A segment is read without a lock, in the maintenance thread. The index is written under the clean lock, and only if the
+segment is still the file that was read: a compaction may have replaced it, retention may have removed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from klamm.errors import KlammError, StoreBusy
+from klamm.log import cleaned, index, recovery, segment
+from klamm.log.index import Entry, Index
+
+if TYPE_CHECKING:
+    from klamm.log.partition import Partition
+
+__all__ = ["IndexRebuild", "Stopped"]
+
+_log = logging.getLogger("klamm")
+
+
+class Stopped(Exception):
+    """Raised in the middle of a rebuild because its store is being closed."""
+
+
+class IndexRebuild:
+    """What a process knows of the indexes of one partition. Two threads may run it: then one of them works in vain."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._checked = -1  # segments_version as of which every closed segment was looked at
+        self._unreadable: set[tuple[int, int]] = set()  # base and inode of segments that cannot be indexed
+
+    def run(
+        self, hold: Callable[[], AbstractContextManager[None]], is_over: Callable[[], bool], *, is_missing: bool
+    ) -> list[int]:
+        """Make missing indexes again and return the base offsets of their segments.
+
+        `hold` gives the clean lock. With `is_missing`, a reader missed one; else nothing is looked at again before a
+        segment has come, gone or been replaced. Raise Stopped when `is_over`.
+        """
+        partition = self._partition
+        version = partition.log.segments_version
+        if version == self._checked and not is_missing:
+            return []
+        active_base = partition.snapshot().active_base
+        found = [base for base in segment.bases(partition.directory) if base < active_base]
+        rebuilt = []
+        is_complete = True
+        for base, next_base in zip(found, [*found[1:], active_base], strict=False):
+            try:
+                if self._rebuild(base, next_base, hold, is_over):
+                    rebuilt.append(base)
+            except FileNotFoundError:
+                continue  # expired just now
+            except StoreBusy:
+                is_complete = False  # being cleaned: the next one who misses it, or the next maintenance
+        if is_complete:
+            self._checked = version
+        return rebuilt
+
+    def _rebuild(
+        self, base: int, next_base: int, hold: Callable[[], AbstractContextManager[None]], is_over: Callable[[], bool]
+    ) -> bool:
+        directory = self._partition.directory
+        path = segment.path_of(directory, base)
+        with Index(directory, base) as known:
+            if known.is_valid:
+                return False
+        identity = _identity(path)
+        if (base, identity[0]) in self._unreadable:
+            return False
+
+        def stop() -> None:
+            if is_over():
+                raise Stopped
+
+        stop()
+        gaps_below = cleaned.load(directory).gaps_below if cleaned.exists(directory) else 0
+        scanned = recovery.scan_segment(
+            directory,
+            base,
+            interval=self._partition.settings.index_interval_bytes,
+            contiguous=base >= gaps_below,
+            on_progress=stop,
+        )
+        end = scanned.offset if scanned.offset >= gaps_below else next_base
+        if scanned.fault is not None or scanned.position != identity[1] or end != next_base:
+            self._unreadable.add((base, identity[0]))  # who reads there meets the damage, and says so
+            return False
+        with hold():
+            if _identity(path) != identity:
+                return False
+            entries = [*scanned.entries, Entry(end, scanned.position, scanned.max_timestamp)]
+            try:
+                index.write(directory, base, entries, size=scanned.position)
+            except (OSError, KlammError) as error:
+                self._unreadable.add((base, identity[0]))
+                _log.warning("%s: cannot be written: %s", known.path, error)
+                return False
+        _log.info("%s: was missing or not of its segment: made again", known.path)
+        return True
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_size
