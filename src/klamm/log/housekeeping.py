@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from klamm.disk import reserve
 from klamm.disk.locks import LockFile
@@ -19,6 +19,7 @@ from klamm.log import cleaned, cleaning, head, producer_recovery, producers
 if TYPE_CHECKING:
     from klamm.log import compaction
     from klamm.log.index_rebuild import IndexRebuild
+    from klamm.log.partition import Partition
 
 __all__ = ["MEMORY_BYTES", "Housekeeping", "LogSettings"]
 
@@ -188,7 +189,8 @@ class Housekeeping:
         lock = self._lock
         if lock is None or self.log.flags & (head.DELETED | head.NEEDS_RECOVERY):
             return []
-        return self._indexes.run(lambda: self._cleaning(lock, 0), is_over, is_missing=is_missing)
+        partition = cast("Partition", self)
+        return self._indexes.run(partition, lambda: self._cleaning(lock, 0), is_over, is_missing=is_missing)
 
     # ---- compaction
 

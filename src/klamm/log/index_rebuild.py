@@ -31,20 +31,23 @@ class Stopped(Exception):
 class IndexRebuild:
     """What a process knows of the indexes of one partition. Two threads may run it: then one of them works in vain."""
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
+    def __init__(self) -> None:
         self._checked = -1  # segments_version as of which every closed segment was looked at
         self._unreadable: set[tuple[int, int]] = set()  # base and inode of segments that cannot be indexed
 
     def run(
-        self, hold: Callable[[], AbstractContextManager[None]], is_over: Callable[[], bool], *, is_missing: bool
+        self,
+        partition: Partition,
+        hold: Callable[[], AbstractContextManager[None]],
+        is_over: Callable[[], bool],
+        *,
+        is_missing: bool,
     ) -> list[int]:
         """Make missing indexes again and return the base offsets of their segments.
 
         `hold` gives the clean lock. With `is_missing`, a reader missed one; else nothing is looked at again before a
         segment has come, gone or been replaced. Raise Stopped when `is_over`.
         """
-        partition = self._partition
         version = partition.log.segments_version
         if version == self._checked and not is_missing:
             return []
@@ -54,7 +57,7 @@ class IndexRebuild:
         is_complete = True
         for base, next_base in zip(found, [*found[1:], active_base], strict=False):
             try:
-                if self._rebuild(base, next_base, hold, is_over):
+                if self._rebuild(partition, base, next_base, hold, is_over):
                     rebuilt.append(base)
             except FileNotFoundError:
                 continue  # expired just now
@@ -65,9 +68,14 @@ class IndexRebuild:
         return rebuilt
 
     def _rebuild(
-        self, base: int, next_base: int, hold: Callable[[], AbstractContextManager[None]], is_over: Callable[[], bool]
+        self,
+        partition: Partition,
+        base: int,
+        next_base: int,
+        hold: Callable[[], AbstractContextManager[None]],
+        is_over: Callable[[], bool],
     ) -> bool:
-        directory = self._partition.directory
+        directory = partition.directory
         path = segment.path_of(directory, base)
         with Index(directory, base) as known:
             if known.is_valid:
@@ -85,7 +93,7 @@ class IndexRebuild:
         scanned = recovery.scan_segment(
             directory,
             base,
-            interval=self._partition.settings.index_interval_bytes,
+            interval=partition.settings.index_interval_bytes,
             contiguous=base >= gaps_below,
             on_progress=stop,
         )

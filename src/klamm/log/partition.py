@@ -102,7 +102,7 @@ class Partition(Housekeeping):
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
-        self._indexes = IndexRebuild(self)
+        self._indexes = IndexRebuild()
         self._listed: tuple[tuple[int, int], point.Point | Lack] = (-1, -1), Lack.MISSING  # and its recovery point
         self.contiguous = not cleaned.exists(directory)
         self.settings = settings
