@@ -14,6 +14,18 @@ MISSING = "tests/crash/test_missing_files.py::test_each_file_that_is_removed_or_
 
 MUTANTS = [
     Mutant(
+        "check looks at no link of the table of producers",
+        "docs/internals/promises.md",
+        (
+            (
+                "src/klamm/log/producers.py",
+                "_wrong_links(links, used, buckets, key, ends) if is_at_rest else None",
+                "None",
+            ),
+        ),
+        ("tests/store/test_check.py::test_a_table_of_producers_whose_links_are_wrong_is_found_and_made_again",),
+    ),
+    Mutant(
         "a store without klamm.db is a new store",
         "store/directory.py: a catalog is not made where topics are",
         (

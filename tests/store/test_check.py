@@ -406,6 +406,26 @@ def test_a_damaged_head_is_made_anew_from_the_log(store: Path) -> None:
     assert read(store) == WHOLE
 
 
+@pytest.mark.parametrize("at", [40, 44, 2048 + 36, "bucket"])
+def test_a_table_of_producers_whose_links_are_wrong_is_found_and_made_again(store: Path, at: int | str) -> None:
+    """A list without its only producer, a producer without its list, a bucket without its producer."""
+    path = files_of(store) / "producers"
+    data = bytearray(path.read_bytes())
+    if isinstance(at, str):
+        at = next(n for n in range(2048 + 44, len(data), 192) if data[n])
+    data[at] ^= 1
+    with opened(store) as core:  # in place, and unmapped: nobody has used it yet
+        with path.open("r+b") as file:
+            file.write(data)
+        (breach,) = check(core).breaches
+        assert breach.path == str(path)
+        assert check(core, repair=True).ok
+        assert check(core).breaches == []
+        partition = core.topic("orders").partition(0)
+        assert partition.append(batch([b"19-0", b"19-1", b"19-2"], 1019, producer=(7, 0, 0))) == 57
+        assert partition.log.was_duplicate
+
+
 # Indexes
 
 

@@ -27,7 +27,7 @@ from klamm.batch import Header, crc32c, markers, scan_records
 from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
 from klamm.errors import CorruptBatch, StoreBusy
-from klamm.log import _head, aborted, cleaned, head, index, point, producers, recovery, segment
+from klamm.log import _head, aborted, cleaned, head, index, point, producer_recovery, producers, recovery, segment
 from klamm.log.aborted import Aborted
 from klamm.log.index import Entry, Index
 from klamm.log.sealed import Lack
@@ -364,7 +364,7 @@ class Examination:
             if wrong is None:
                 return
         assert wrong is not None
-        walk.add(path, wrong[0], "the table of producers knows only what is in the log", wrong[1])
+        walk.add(path, wrong[0], "the table of producers knows what is in the log", wrong[1], "producers")
 
     # ---- putting right
 
@@ -380,6 +380,8 @@ class Examination:
         for remedy in remedies:
             if remedy.startswith("index"):  # mending makes all of them anew
                 told[remedy] = told.get("mend") or self._reindex(int(remedy.split()[1]))
+            if remedy == "producers":
+                told[remedy] = told.get("mend") or self._restore_producers()
             if remedy == "cleaned":
                 told[remedy] = self._forget_cleaned()
             if remedy.startswith("aborted"):
@@ -415,6 +417,11 @@ class Examination:
         finally:
             presence.join()
         return "; ".join(done)
+
+    def _restore_producers(self) -> str:
+        with self.log.append_lock():
+            producer_recovery.restore(self.log, self.log.snapshot().next_offset, point.load(self.directory))
+        return "made again"
 
     def _rewrite_aborted(self, base: int) -> str:
         """With what is good, and what the log tells."""
