@@ -277,12 +277,10 @@ class Core:
 
     def _drop_deleted(self) -> None:
         """An older klamm.db has topics that were deleted since: `heads` knows."""
-        for topic in self.catalog.topics():
-            known = [(number, slot) for number, slot in enumerate(topic.partitions) if slot < self.heads.size()]
-            if known and all(slots.is_deleted(self.heads, topic.id, number, slot) for number, slot in known):
-                self.catalog.delete_topic(topic.name)
-                self.catalog.forget_slots(topic.id)  # they may be another topic's, which klamm.db does not know yet
-                self.rebuilt.append(f"topic {topic.name} had been deleted since: forgotten again")
+        for topic in slots.deleted(self.heads, self.catalog.topics()):
+            self.catalog.delete_topic(topic.name)
+            self.catalog.forget_slots(topic.id)  # they may be another topic's, which klamm.db does not know yet
+            self.rebuilt.append(f"topic {topic.name} had been deleted since: forgotten again")
 
     def _open_read_only(self) -> None:
         try:
@@ -322,14 +320,10 @@ class Core:
             return version, [self._opened(topic, version) for topic in topics]
 
     def _opened(self, topic: Topic, version: int) -> OpenTopic:
-        """What we have open of it, brought up to date. Under the mutex.
-
-        `topic` was read when the catalog had this version, or later. Another thread may have read it after that, and
-        have been here first.
-        """
+        """What we have open of it, brought up to date: `topic` was read at this version or later. Under the mutex."""
         known = self._topics.get(topic.name)
         if known is not None and version < known.version:
-            return known
+            return known  # another thread has read it after that, and was here first
         if known is None or known.topic.id != topic.id:
             known = self._topics[topic.name] = OpenTopic(self, topic)
         known.topic, known.version = topic, version

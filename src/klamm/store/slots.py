@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from klamm.log import head
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from klamm.disk.locks import LockFile
     from klamm.store.catalog import Topic, WantedSlots
 
-__all__ = ["is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
+__all__ = ["deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
 
 
 def lay_out(
@@ -86,3 +86,11 @@ def is_deleted(heads: head.Heads, topic_id: str, number: int, slot: int) -> bool
     """Whether a partition was deleted, by what its slot says: DELETED, or that it is another one's."""
     replaced = heads.identity_of(slot) not in (None, (topic_id, number))
     return replaced or bool(heads.flags_of(slot) & head.DELETED)
+
+
+def deleted(heads: head.Heads, topics: Iterable[Topic]) -> Iterator[Topic]:
+    """Yield those that were deleted, as far as their slots say."""
+    for topic in topics:
+        known = [(number, slot) for number, slot in enumerate(topic.partitions) if slot < heads.size()]
+        if known and all(is_deleted(heads, topic.id, number, slot) for number, slot in known):
+            yield topic

@@ -3,9 +3,10 @@
 By a process that is alone, in this order, so that one that is killed leaves what the next one finishes:
 
   1  klamm.db, in one SQLite transaction, its format last: from now on an older Klamm refuses the store
-  2  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use;
+  2  indexes of an older version go: they are made again in the background (log/index_rebuild.py)
+  3  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use;
      no owner in any of them
-  3  the format of `heads`, in one store
+  4  the format of `heads`, in one store
 
 What has changed between formats is in docs/internals/format.md. A newer format, or a feature that this Klamm does not
 know (features.py), is NewerFormat, never damage.
@@ -13,9 +14,14 @@ know (features.py), is NewerFormat, never damage.
 
 from __future__ import annotations
 
+import glob
+import os
+import struct
 from contextlib import closing, nullcontext, suppress
 from typing import NamedTuple
 
+from klamm.batch import crc32c
+from klamm.disk import files
 from klamm.errors import NewerFormat, StoreError
 from klamm.log import head
 from klamm.store import database, features
@@ -23,6 +29,7 @@ from klamm.store.features import Features
 
 __all__ = ["WHY", "Formats", "finish", "formats_of", "refuse_newer", "refuse_older"]
 
+_OLD_INDEX = struct.Struct("<8sQqII")  # magic, inode, base, version, CRC
 WHY = "it has an older format and has to be upgraded"
 
 
@@ -69,9 +76,25 @@ def refuse_older(heads: head.Heads) -> None:
 
 
 def finish(heads: head.Heads) -> None:
-    """Steps 2 and 3, if they are to be done."""
+    """Steps 2 to 4, if they are to be done."""
     if heads.format < head.FORMAT:
+        _remove_old_indexes(os.path.dirname(heads.path))
         heads.mark_all(head.NEEDS_RECOVERY)
         heads.forget_lives()
         heads.sync()
         heads.set_format(head.FORMAT, features.KNOWN)
+
+
+def _remove_old_indexes(path: str) -> None:
+    """Those of `heads` format 1 named the inode of their segment."""
+    changed = set()
+    for index in glob.iglob(f"{glob.escape(path)}/topics/*/*/*.index"):
+        with open(index, "rb") as file:
+            header = file.read(_OLD_INDEX.size)
+        if len(header) == _OLD_INDEX.size:
+            *_, version, crc = _OLD_INDEX.unpack(header)
+            if version == 1 and crc == crc32c(header[:-4]):
+                files.remove(index)
+                changed.add(os.path.dirname(index))
+    for directory in changed:
+        files.sync_directory(directory)
