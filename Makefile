@@ -9,9 +9,9 @@ PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/klamm/*/*.h)
 
-# Debian packages whose programs tests call: mkfs.ext4, mkfs.xfs, mkfs.btrfs; mount and losetup; a PostgreSQL server of their own; a client of
+# Debian packages whose programs tests call: mkfs.ext4, mkfs.xfs, mkfs.btrfs; mount and losetup; rsync; a PostgreSQL server of their own; a client of
 # Kafka in C; a terminal to drive; Java (17 or newer), and Maven to fetch an Apache Kafka with.
-DEBIAN := e2fsprogs xfsprogs btrfs-progs mount postgresql kcat tmux default-jre-headless maven
+DEBIAN := e2fsprogs xfsprogs btrfs-progs mount rsync postgresql kcat tmux default-jre-headless maven
 
 # The jars of that Apache Kafka, and of Spark's Kafka connector, and the files that say which.
 KAFKA_JARS := .tools/kafka

@@ -249,7 +249,9 @@ def test_a_group_shares_and_commits(path: Path) -> None:
         await store.delete_group("g")
         await store.import_group(data, "h")
         assert await store.groups() == ["h"]
-        assert await store.alter({"group.max.size": 3}) == await store.settings() == {"group.max.size": "3"}
+        altered = await store.alter({"group.max.size": 3})
+        assert altered == await store.settings()
+        assert altered["group.max.size"] == "3"
 
     run(path, test)
 

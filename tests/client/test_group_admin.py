@@ -216,7 +216,7 @@ def test_epochs_of_another_store_mean_nothing_here(billing: klamm.Store, tmp_pat
 def test_settings_of_a_store_are_kept_and_checked(store: klamm.Store, path: Path) -> None:
     store.alter({"group.max.size": "5"})
     with klamm.open(path, read_only=True) as reading:
-        assert reading.settings() == {"group.max.size": "5"}
+        assert reading.settings()["group.max.size"] == "5"
         with pytest.raises(klamm.ReadOnly):
             reading.alter({"group.max.size": 6})
     for wrong in ({"group.max.size": 0}, {"group.max.size": "many"}, {"group.max": 5}):
@@ -224,4 +224,4 @@ def test_settings_of_a_store_are_kept_and_checked(store: klamm.Store, path: Path
             store.alter(wrong)
     with pytest.raises(TypeError):
         store.alter([("group.max.size", 5)])  # type: ignore[arg-type]
-    assert store.alter(reset=["group.max.size"]) == {"group.max.size": "1000"}
+    assert store.alter(reset=["group.max.size"])["group.max.size"] == "1000"

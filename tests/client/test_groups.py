@@ -257,7 +257,7 @@ def test_a_name_belongs_to_one_member_that_lives(users: klamm.Store) -> None:
 
 def test_a_group_has_no_more_members_than_the_store_allows(users: klamm.Store) -> None:
     assert users.settings()["group.max.size"] == "1000"
-    assert users.alter({"group.max.size": 2}) == {"group.max.size": "2"}
+    assert users.alter({"group.max.size": 2})["group.max.size"] == "2"
     with users.consumer("users", group="g"), users.consumer("users", group="g"):
         with pytest.raises(klamm.GroupBusy, match=r"group\.max\.size"):
             users.consumer("users", group="g")

@@ -12,6 +12,7 @@ import pytest
 import klamm
 from klamm.log.partition import Partition
 from klamm.store import directory, retention_check
+from tests.crash.stores import without_maintenance
 from tests.procs import until
 
 DAY = 24 * 3600 * 1000
@@ -87,12 +88,15 @@ def test_nothing_is_checked_before_it_is_due_and_then_once_for_all_processes(sto
     assert retention_check.wait_s(core) > 30
 
 
-def test_a_check_that_was_stopped_is_left_to_another_process(store: klamm.Store) -> None:
-    core = store._acquired()
-    core.heads.retention_checked_ms = 1
-    retention_check.run(core, lambda: True)
-    assert core.heads.retention_checked_ms == 1
-    assert ends(store, "idle") == (0, 5)
+def test_a_check_that_was_stopped_is_left_to_another_process(store: klamm.Store, path: Path) -> None:
+    store.close()
+    with klamm.open(path) as store:
+        core = store._acquired()
+        without_maintenance(core)
+        core.heads.retention_checked_ms = 1
+        retention_check.run(core, lambda: True)
+        assert core.heads.retention_checked_ms == 1
+        assert ends(store, "idle") == (0, 5)
 
 
 def test_retention_by_size_is_checked_too(store: klamm.Store) -> None:

@@ -18,7 +18,7 @@ def upgrade(
     store: StoreOption = None,
     check: Annotated[bool, typer.Option("--check", help="Only tell: exit code 1 if it is not up to date.")] = False,
 ) -> None:
-    """Bring a store up to the format of this Klamm: every process has to close it first. Older ones refuse it then."""
+    """Bring a store up to the format of this Klamm. Every process has to close it first; older ones refuse it then."""
     from klamm.store.upgrade import TODAY, formats_of
 
     where = found_path(one_of(path, store))
