@@ -255,7 +255,8 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
         for step in sorted({1, *chosen, steps}):
             path = fresh(f"killed-{step}")
             child = start(partial(once, path, step))
-            assert os.WIFSIGNALED(child.ended()), step
+            if not os.WIFSIGNALED(child.ended()):  # ids are random, and with them how many words a table stores
+                assert child.answer() < step
             with klamm.open(path) as store:
                 there = contents(store)
                 assert there in ({}, wanted), f"killed at step {step}: a part of it is visible"
