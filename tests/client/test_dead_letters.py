@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.client import dead_letters
 from klamm.client.dead_letters import Origin
 from klamm.disk import _os
+from klamm.store import once
 from tests.crash.cases import seed_of
 from tests.procs import children
 
@@ -223,11 +225,7 @@ def test_redrives_at_the_same_time_put_each_letter_back_once(orders: klamm.Store
     def redrive() -> None:
         with klamm.open(path) as store:
             gate.wait()
-            for _ in range(5):
-                try:
-                    counts.append(store.redrive("orders.dlq", limit=1))
-                except klamm.TransactionError:  # another one has taken over
-                    counts.append(0)
+            counts.extend(store.redrive("orders.dlq", limit=1) for _ in range(5))
 
     threads = [threading.Thread(target=redrive) for _ in range(4)]
     for thread in threads:
@@ -240,8 +238,34 @@ def test_redrives_at_the_same_time_put_each_letter_back_once(orders: klamm.Store
     assert sum(counts) + left == 10
 
 
+def test_a_redrive_that_was_overtaken_puts_back_nothing_that_the_other_did(
+    orders: klamm.Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one commits after the notes were read and before the commit: the number is taken."""
+    kill_letters(orders, 3)
+    by_the_other: list[int] = []
+    put_back = dead_letters._put_back
+
+    def overtaken(*arguments: Any) -> None:
+        if not by_the_other:
+            by_the_other.append(-1)
+            with klamm.open(path) as other:
+                by_the_other.append(other.redrive("orders.dlq", limit=2))
+        put_back(*arguments)
+
+    monkeypatch.setattr(dead_letters, "_put_back", overtaken)
+    assert orders.redrive("orders.dlq") == 1
+    assert by_the_other == [-1, 2]
+    assert sorted(record.value for record in read(orders, start=10)) == [b"0", b"1", b"2"]
+    assert orders.dead_letters("orders.dlq") == []
+    assert once.last(orders._acquired().catalog.database, "klamm.redrive", "orders.dlq") == 1, "two of them"
+
+
 def test_a_transaction_that_is_open_among_the_letters_is_told_and_nothing_is_redriven(orders: klamm.Store) -> None:
     kill_letters(orders)
+    lock = orders._acquired().lock
+    assert lock is not None
+    lock.timeout_ms = 200
     with orders.transaction(batch_bytes=1) as transaction:
         for _ in range(2):
             transaction.send("orders.dlq", b"x" * 1000)

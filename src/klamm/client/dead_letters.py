@@ -7,24 +7,28 @@ A dead letter has the key, value and headers of the record it was, and these hea
     klamm.dlq.error, klamm.dlq.reason                    the type of the last error, and what it said
     klamm.dlq.group                                      whose handler it was, if it had a group
 
-Redriven, it loses those and bears `klamm.attempts`, so that its next death counts on. That it was redriven is noted in
-the dead-letter topic itself: a record without key and value, whose header `klamm.dlq.redriven` names the letter as
-"partition:offset". The note and the record that is put back are one transaction, and it has a name: whoever begins
-another for the same topic fences the one before, and looks at the notes only then. So each letter goes back once,
-though redrives are killed at any moment or run at the same time; and any of them may go, in any order.
+Redriven, it loses those and has `klamm.attempts`, so that its next death counts on. That it was redriven is recorded in
+the dead-letter topic itself: a note, which is a record without key and value whose header `klamm.dlq.redriven` names
+the letter as "partition:offset". The note and the record that is put back are one transaction, and that has a number
+(store/once.py): the next one after the last redrive of the topic whose notes were read. If another redrive commits in
+between, the number is taken, nothing is put back, and the notes are read again. So each letter goes back once, though
+redrives are killed at any moment or run at the same time; and any of them may go, in any order.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from klamm.batch import Record, encode_one
 from klamm.client.consumer import Consumer
 from klamm.client.target import Target
 from klamm.client.transaction import Pool, Transaction
-from klamm.errors import InvalidSetting, TopicExists, TransactionError, UnknownTopic
+from klamm.errors import InvalidSetting, OnceMismatch, TopicExists, TransactionError, UnknownTopic
+from klamm.store import once
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core, OpenTopic
@@ -47,6 +51,7 @@ _REDRIVEN = PREFIX + "redriven"
 _REASON_CHARACTERS = 1000
 _ROOM = 64 << 10  # bytes that a letter may have above its record
 _CHUNK = 500  # letters that go back in one transaction
+_WRITER = "klamm.redrive"  # of their numbers
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -202,19 +207,12 @@ def redrive(
     found = [each for each in dead_letters(core, topic) if where is None or where(each)]
     letters = iter(found)
     total = len(found) if limit is None else min(limit, len(found))
-    known: set[tuple[int, int]] = set()
     count = 0
     pool = Pool(core, ())
     try:
-        with Consumer(core, topic, wait_ms=0) as notes:
+        with _Notes(core, topic) as notes:
             while chunk := _some(letters, _CHUNK if limit is None else min(_CHUNK, limit - count)):
-                with pool.begin(f"klamm.redrive.{topic}") as transaction:
-                    _refuse_open(core, topic)
-                    known.update(note for record in notes if (note := _redriven_by(record)) is not None)
-                    fresh = [each for each in chunk if (each.record.partition, each.record.offset) not in known]
-                    for letter in fresh:
-                        _put_back(core, transaction, letter, to)
-                count += len(fresh)
+                count += _put_back_once(pool, notes, chunk, to)
                 if progress is not None:
                     progress(count, total)
     finally:
@@ -222,18 +220,68 @@ def redrive(
     return count
 
 
-def _refuse_open(core: Core, topic: str) -> None:
-    """A transaction of others that is open in the topic hides the notes behind its first record."""
-    hidden = core.topic(topic).partitions()
-    for _ in range(2):
-        hidden = [each for each in hidden if (ends := each.ends()).stable < ends.end]
-        if hidden:
-            core.transactions.resolve(hidden)
-    if hidden:
-        raise TransactionError(
-            f"{topic}/{hidden[0].number}: a transaction is open there, which hides what was redriven",
-            hint="try again when it is over: see store.transactions()",
-        )
+class _Notes:
+    """Which letters of a topic were redriven, as of the last redrive that is known of."""
+
+    def __init__(self, core: Core, topic: str) -> None:
+        self._core = core
+        self.topic = topic
+        self._reader = Consumer(core, topic, wait_ms=0)
+        self._known: set[tuple[int, int]] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reader.close()
+
+    def read(self) -> int:
+        """Read the notes of all redrives that are committed. Return the number of the next one."""
+        last = once.last(self._core.catalog.database, _WRITER, self.topic)
+        _await_stable(self._core, self.topic)  # now, so that what was committed by then can be read
+        self._known.update(note for record in self._reader if (note := _redriven_by(record)) is not None)
+        return 0 if last is None else last + 1
+
+    def without(self, letters: list[DeadLetter]) -> list[DeadLetter]:
+        """Return those of the letters that were not redriven."""
+        return [each for each in letters if (each.record.partition, each.record.offset) not in self._known]
+
+
+def _put_back_once(pool: Pool, notes: _Notes, letters: list[DeadLetter], to: str | None) -> int:
+    """Put letters back in one transaction, but for those that others put back. Return how many."""
+    while True:
+        number = notes.read()
+        fresh = notes.without(letters)
+        if not fresh:
+            return 0
+        try:
+            with pool.begin(None) as transaction:
+                transaction.once(_WRITER, number, target=notes.topic, fingerprint=os.urandom(16).hex())
+                for letter in fresh:
+                    _put_back(pool.core, transaction, letter, to)
+        except OnceMismatch:  # another redrive was faster: read its notes
+            continue
+        return len(fresh)
+
+
+def _await_stable(core: Core, topic: str) -> None:
+    """Wait until no transaction is open that was when this was called: notes behind its first record are hidden.
+
+    Raise TransactionError after the store's busy_timeout_ms.
+    """
+    wanted = [(each, each.ends().end) for each in core.topic(topic).partitions()]
+    timeout_ms = core.lock.timeout_ms if core.lock is not None else 0
+    begun, pause_s = time.monotonic(), 0.005
+    core.transactions.resolve()  # a killed redrive may have left markers to be written, elsewhere too
+    while hidden := [each for each, end in wanted if each.ends().stable < end]:
+        core.transactions.resolve(hidden)
+        if 0 <= timeout_ms < (time.monotonic() - begun) * 1000:
+            raise TransactionError(
+                f"{topic}/{hidden[0].number}: a transaction is open there, which hides what was redriven",
+                hint="try again when it is over: see store.transactions()",
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.25)
 
 
 def _put_back(core: Core, transaction: Transaction, letter: DeadLetter, to: str | None) -> None:
