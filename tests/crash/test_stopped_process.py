@@ -6,6 +6,7 @@ is continued changes nothing. For every other lock the wait is bounded and ends 
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -239,6 +240,48 @@ def test_several_processes_in_a_row_are_stopped_while_they_sync(path: str) -> No
         first.go_on()
         first.answer()
     assert sorted(values(path)[1:]) == [b"1", b"2", b"3"]
+
+
+def filled(rig: Rig) -> Partition:
+    """Several segments, and a producer."""
+    partition = rig.partition(rig.fresh_slot())
+    for number in range(10):
+        partition.append(batch(0, number, producer=7, sequence=number))
+    return partition
+
+
+def test_a_process_stopped_while_it_writes_a_recovery_point_holds_up_others_in_one_sync_only(tmp_path: Path) -> None:
+    held_up = []
+    rig = Rig(tmp_path, slots=100)
+    rig.lock.stopped_after_ms, rig.lock.timeout_ms = 1 << 40, 1000
+    for step in itertools.count(1):
+        partition = filled(rig)
+
+        def write_point(slot: int = partition.slot, step: int = step) -> None:
+            mine = rig.child().partition(slot)
+            _os.trap(step, kinds=_os.SYNC, signal=signal.SIGSTOP)
+            mine.checkpoint()
+
+        with children() as start:
+            child = start(write_point)
+            if not child.stopped():
+                child.answer()
+                break
+            if partition.log.flushing:
+                held_up.append(step)
+            else:
+                partition.append(batch(0, 10))
+                partition.sync(11)  # StoreBusy, if the stopped process held the flush lock
+            child.go_on()
+            child.answer()
+        assert partition.log.recovery_point[0] >= 0
+    partition = filled(rig)
+    _os.trap(1 << 40, kinds=_os.SYNC)
+    partition.sync(10)
+    one_sync = _os.steps_taken()
+    _os.trap(0)
+    assert held_up == list(range(1, one_sync + 1))
+    assert step - 1 > one_sync + 3, "snapshot, indexes and the file `recovery` come after it"
 
 
 def directory_lock(store: klamm.Store) -> locks.LockFile:

@@ -381,4 +381,23 @@ MUTANTS = [
         ),
         (f"{KILLED_WRITER_TESTS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
     ),
+    Mutant(
+        "the recovery point is written under the flush lock",
+        "log/head.py: nothing but a sync and a rewrite is done under the flush lock",
+        (
+            (
+                PARTITION,
+                (
+                    "        with log.point_lock():\n            now = log.snapshot()\n"
+                    "            head.sync(log, now.next_offset)\n"
+                ),
+                (
+                    "        from contextlib import ExitStack\n"
+                    "        with log.point_lock(), ExitStack() as stack:\n            now = log.snapshot()\n"
+                    "            head.sync(log, now.next_offset)\n            stack.enter_context(log.flush_lock())\n"
+                ),
+            ),
+        ),
+        (f"{STOPPED_TESTS}::test_a_process_stopped_while_it_writes_a_recovery_point_holds_up_others_in_one_sync_only",),
+    ),
 ]

@@ -241,6 +241,42 @@ MUTANTS = [
         (f"{LINEAGE_TESTS}::test_records_of_others_in_between_belong_to_others",),
     ),
     Mutant(
+        "a number is committed before the transactions that it goes with",
+        "store/transactions.py T1",
+        (
+            (
+                STORE_TRANSACTIONS,
+                "        with database.gate(), database.transaction() as execute:\n            if commit:\n",
+                (
+                    "        if commit and also is not None:\n"
+                    "            with database.gate(), database.transaction() as execute:\n"
+                    "                inputs = also(execute)\n"
+                    "            also = None\n"
+                    "        with database.gate(), database.transaction() as execute:\n            if commit:\n"
+                ),
+            ),
+        ),
+        ("tests/store/test_decided_together.py",),
+    ),
+    Mutant(
+        "a redrive commits though another one was faster",
+        "client/dead_letters.py: each letter goes back once",
+        (
+            (
+                "src/klamm/client/dead_letters.py",
+                "transaction.once(_WRITER, number, target=notes.topic, fingerprint=os.urandom(16).hex())",
+                "pass",
+            ),
+        ),
+        ("tests/client/test_dead_letters.py",),
+    ),
+    Mutant(
+        "a redrive counts on notes that an open transaction hides",
+        "client/dead_letters.py: each letter goes back once",
+        (("src/klamm/client/dead_letters.py", "        _await_stable(self._core, self.topic)", "        pass"),),
+        ("tests/client/test_dead_letters.py",),
+    ),
+    Mutant(
         "lineage grows without end",
         "store/lineage.py LIN2",
         ((LINEAGE, "(last - KEPT,)", "(-1,)"),),

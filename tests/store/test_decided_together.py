@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.errors import Aborted
+from klamm.errors import Aborted, OnceMismatch
+from klamm.store import once
+from klamm.store.once import AlreadyCommitted, Once
 from klamm.store.transactions import Identity
 from tests.procs import children
 from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
@@ -61,6 +63,36 @@ def test_transactions_of_several_processes_have_one_end(store: klamm.Store, path
     core_of(store).transactions.tidy()
     expected = [[b"%d-%d" % key] if commit else [] for key in keys]
     assert seen(store, 0, 1, 2) == expected and store.transactions() == [] and store.check().ok
+
+
+def decide_once(store: klamm.Store, keys: list[tuple[int, int]], number: int, fingerprint: str = "") -> bool | None:
+    """Decide several transactions together with a number of a writer."""
+    put = Once("loader", "", number, fingerprint)
+    return core_of(store).transactions.decide(
+        *adopted(store, *keys), commit=True, also=lambda execute: once.put(execute, put)
+    )
+
+
+def test_a_number_and_transactions_of_several_processes_are_one_decision(store: klamm.Store, path: str) -> None:
+    database = store._acquired().catalog.database
+    first, again, other = ([handed_over(path, number) for number in (0, 1)] for _ in range(3))
+    before = database.version()[0]
+    assert decide_once(store, first, 17, "a") is True
+    assert database.version()[0] == before + 1, "one SQLite transaction"
+    with pytest.raises(AlreadyCommitted):
+        decide_once(store, again, 17, "a")
+    with pytest.raises(OnceMismatch):
+        decide_once(store, other, 17, "b")
+    states = {(info.producer_id, info.epoch): info.state for info in store.transactions()}
+    assert [states[key] for key in again + other] == ["ongoing"] * 4, "a refused number commits none of them"
+    assert store.abort_transaction(other[0][0])
+    with pytest.raises(Aborted):
+        decide_once(store, other, 18)
+    assert once.last(database, "loader") == 17, "nor does one that was aborted take the number"
+    for key in again + other:
+        store.abort_transaction(key[0])
+    core_of(store).transactions.resolve()
+    assert seen(store, 0, 1) == [[b"%d-%d" % key] for key in first] and store.check().ok
 
 
 def test_a_coordinator_killed_after_its_decision_has_made_it_for_all(store: klamm.Store, path: str) -> None:
