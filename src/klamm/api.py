@@ -490,7 +490,7 @@ class Store(GroupAdmin):
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         """Forget the records before an offset, by partition; where each partition starts now."""
         opened = self._acquired().topic(topic)
-        partitions = {number: opened.partition(number) for number in before}
+        partitions = {number: opened.partition(number).housekeeping for number in before}
         return {number: partition.delete_before(before[number]) for number, partition in partitions.items()}
 
     def cuts(self, topic: str) -> list[Cut]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType
 
 __all__ = [
     "UNITS_MS",
@@ -25,12 +25,22 @@ __all__ = [
     "OffsetMove",
     "OutputRange",
     "PartitionInfo",
+    "PartitionKey",
     "Position",
     "RunReport",
+    "TopicId",
     "TopicInfo",
+    "TopicPartition",
     "TransactionInfo",
     "html_table",
 ]
+
+TopicId = NewType("TopicId", str)
+"""The id of a topic, which no other topic ever has. A name may be used again when its topic was deleted."""
+PartitionKey = tuple[TopicId, int]
+"""A partition by its topic's id: what the store remembers."""
+TopicPartition = tuple[str, int]
+"""A partition by its topic's name: what programs and clients say."""
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 """Units in which people write lengths of time, as in "90s" and "7d"."""
@@ -108,7 +118,7 @@ class TopicInfo:
     """A topic as it was when asked."""
 
     name: str
-    id: str
+    id: TopicId
     partitions: tuple[PartitionInfo, ...]
     settings: Mapping[str, str]
     """What was set on purpose, by Kafka's names; everything else has its default."""

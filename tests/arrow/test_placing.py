@@ -96,7 +96,7 @@ def test_a_log_with_gaps_is_a_log(store: klamm.Store, tmp_path: Path) -> None:
         placer.skip_to(7)
         placer.take(rows(*offsets))
         placer.skip_to(4000 + FAR)
-        assert log.delete_before(7) == 7
+        assert log.housekeeping.delete_before(7) == 7
         log.sync(4000 + FAR)
     store.append("t", b"goes on", key=b"k")
     want = wanted(*offsets)

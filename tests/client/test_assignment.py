@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.client.assignment import Place, assigned, pools, quota, share
+from klamm.client.assignment import assigned, pools, quota, share
 from klamm.errors import GroupError
+from klamm.types import TopicPartition
 
 PARTITIONS = [("orders", number) for number in range(100)]
 
@@ -44,7 +45,7 @@ def test_members_that_start_together_want_different_partitions_first(count: int,
 @given(st.data(), st.integers(1, 30))
 def test_members_come_and_go_and_settle_with_as_few_moves_as_there_can_be(data: st.DataObject, count: int) -> None:
     partitions = PARTITIONS[:count]
-    owned: dict[int, list[Place]] = {}
+    owned: dict[int, list[TopicPartition]] = {}
     for _ in range(data.draw(st.integers(1, 8))):
         changed = data.draw(st.sets(st.integers(0, 9), min_size=1))
         before = owned
@@ -79,7 +80,7 @@ def test_partitions_are_pooled_by_who_wants_them() -> None:
 
 
 def test_an_assignor_decides_and_what_it_invents_is_refused() -> None:
-    def all_to_last(members: list[str], partitions: list[Place]) -> dict[str, list[Place]]:
+    def all_to_last(members: list[str], partitions: list[TopicPartition]) -> dict[str, list[TopicPartition]]:
         return {members[-1]: partitions}
 
     pool = PARTITIONS[:3]

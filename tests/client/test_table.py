@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import klamm
 from klamm.client import materialised, rocks
-from klamm.client.applying import Applying, Place
+from klamm.client.applying import Applying, PartitionProgress
 from klamm.client.rocks import Rocks
 from klamm.client.table import Table
 from klamm.log import cleaned
@@ -151,7 +151,7 @@ def test_threads_that_wait_for_another_wait_while_it_gets_further(
     table = store.table("users", wait_ms=500)
     apply = Applying.apply
 
-    def slow(self: Applying, place: Place, rocks: Rocks) -> None:
+    def slow(self: Applying, place: PartitionProgress, rocks: Rocks) -> None:
         apply(self, place, rocks)
         time.sleep(0.05)
 

@@ -167,7 +167,7 @@ def use(log: Partition, written: Written, told: list[str], dice: random.Random) 
         log.sync(base + 2)
     if ends.end < len(written.records):
         assert log.ends().leader_epoch > 0, "what took the place of the tail belongs to another epoch"
-    log.expire()
+    log.housekeeping.expire()
     for offset in (0, dice.randrange(len(known)), base):
         read_some(log, known, offset)
 

@@ -253,7 +253,7 @@ def test_whichever_sync_fails_it_is_told_and_healed(scratch: Path, how_long: str
             log.append(sealed(["produced"], epoch=0, sequence=0))
             values.append("produced")
             log.checkpoint()
-            log.delete_before(4)
+            log.housekeeping.delete_before(4)
         except KlammError:
             told += 1
         finally:

@@ -183,7 +183,7 @@ def test_a_cleaner_killed_at_any_step_leaves_a_log_without_holes(rig: Rig) -> No
     for partition, alive in victims(
         rig,
         lambda partition: fill(partition, 12),
-        lambda mine, slot: partial(mine.partition(slot).delete_before, 7),
+        lambda mine, slot: partial(mine.partition(slot).housekeeping.delete_before, 7),
         steps=10,
     ):
         start = partition.ends().start
@@ -195,7 +195,7 @@ def test_a_cleaner_killed_at_any_step_leaves_a_log_without_holes(rig: Rig) -> No
         start = other.ends().start
         assert start in (0, 7)
         assert read_all(other, start) == numbers(12)[start:]
-        other.delete_before(7)
+        other.housekeeping.delete_before(7)
         assert other.segments()[0] == 4
 
 

@@ -15,6 +15,7 @@ import pytest
 import klamm
 from klamm.disk import _os
 from klamm.errors import Forked, KlammError, ReadOnly, StoreError, TopicExists, UnknownTopic
+from klamm.log.head import HeadResult
 from klamm.log.partition import Partition
 from klamm.store import directory
 from klamm.store.catalog import Topic
@@ -292,7 +293,7 @@ def test_a_handle_of_a_deleted_topic_uses_no_descriptor_after_the_store_was_clos
     store.close()
     with pytest.raises((Forked, UnknownTopic)):
         old.append_one(None, b"x")
-    with pytest.raises(RuntimeError, match="abandoned"):
+    with pytest.raises(HeadResult, match="ABANDONED"):
         old.log.lock()
 
 

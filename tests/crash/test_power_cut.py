@@ -145,7 +145,7 @@ def test_a_log_whose_every_record_was_deleted_goes_on_at_its_next_offset(scratch
     for number in range(3):
         log.append(sealed([f"{number}"]))
     log.checkpoint()
-    assert log.delete_before(3) == 3
+    assert log.housekeeping.delete_before(3) == 3
     log.log.lock()
     log.log.roll()
     log.log.unlock()

@@ -16,7 +16,7 @@ from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, Identified, Transac
 from klamm.store import transaction_table
 from klamm.store.directory import Core
 from klamm.store.groups import OffsetRow
-from klamm.store.transaction_state import PartitionKey as Place
+from klamm.types import PartitionKey
 from tests.store.open_transactions import core_of, log_of
 
 __all__ = ["Client", "Settings", "hasten", "hold_server", "offset_of", "offset_row", "place_of", "serving", "set_epoch"]
@@ -28,7 +28,7 @@ class Settings:
     transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000
 
 
-def place_of(store: klamm.Store, number: int = 0, topic: str = "t") -> Place:
+def place_of(store: klamm.Store, number: int = 0, topic: str = "t") -> PartitionKey:
     return core_of(store).topic(topic).topic.id, number
 
 
@@ -64,7 +64,7 @@ class Client:
     def __init__(self, store: klamm.Store, desk: TransactionDesk, name: str = "billing", *, bumps: bool) -> None:
         self.store, self.desk, self.name, self.bumps = store, desk, name, bumps
         self.producer_id = self.epoch = -1
-        self.sequences: dict[Place, int] = {}
+        self.sequences: dict[PartitionKey, int] = {}
 
     def init(self, timeout_ms: int = 60_000, *, again: bool = False) -> ErrorCode:
         """`again`: it says who it was."""

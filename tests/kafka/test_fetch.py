@@ -399,7 +399,7 @@ def test_a_fetch_below_the_log_start_offset_is_out_of_range(server: Served, raw:
         produce(raw, topic, sealed(1, padding=300))
     before = follow(raw, topic)
     partition = log_of(server, topic)
-    partition.delete_before(20)
+    partition.housekeeping.delete_before(20)
     found = fetch(raw, topic, 19)
     assert (found.error_code, found.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 20)
     assert follow(raw, topic, 20) == before[20:]
@@ -418,7 +418,7 @@ def test_compaction_while_it_is_read(server: Served, raw: Raw) -> None:
     def compact() -> None:
         while not over.is_set():
             partition.checkpoint()
-            partition.compact()
+            partition.housekeeping.compact()
 
     def read() -> None:
         chance = random.Random(1)
@@ -448,7 +448,7 @@ def test_compaction_while_it_is_read(server: Served, raw: Raw) -> None:
             thread.join()
     assert wrong == []
     partition.checkpoint()
-    partition.compact()
+    partition.housekeeping.compact()
     left = follow(raw, topic, partition_max_bytes=700)
     assert left == batches_of(log_bytes(partition))
     assert len(left) < 200

@@ -62,7 +62,7 @@ def test_a_false_max_timestamp_neither_deletes_acknowledged_records_nor_hides_th
     for claimed in (5, (1 << 63) - 1):
         batch = altered(sealed([(None, b"v", None, NOW)]), MAX_TIMESTAMP, ">q", claimed)
         assert produce(raw, "hour", batch, acks=-1).error_code == 0
-    assert partition.expire() == []
+    assert partition.housekeeping.expire() == []
     assert partition.ends()[:2] == (0, 2), "no acknowledged record is gone"
     assert offset_at(raw, "hour", NOW - 1000) == 0
     assert partition.snapshot().max_timestamp == NOW, "and none keeps its segment forever"

@@ -91,7 +91,7 @@ class Compacting(RuleBasedStateMachine):
 
     @rule(force=st.booleans(), memory_bytes=st.sampled_from([1, 1 << 20]))
     def compact(self, force: bool, memory_bytes: int) -> None:
-        self.log.compact(force=force, memory_bytes=memory_bytes)
+        self.log.housekeeping.compact(force=force, memory_bytes=memory_bytes)
 
     @rule(ms=st.sampled_from([10, RETENTION_MS + 1]))
     def pass_time(self, ms: int) -> None:
@@ -100,7 +100,7 @@ class Compacting(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1))
     def delete_before(self, part: float) -> None:
         ends = self.log.ends()
-        self.log.delete_before(ends.start + int(part * (ends.stable - ends.start)))
+        self.log.housekeeping.delete_before(ends.start + int(part * (ends.stable - ends.start)))
 
     @rule()
     def reopen(self) -> None:
@@ -140,7 +140,7 @@ class Compacting(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
-            self.log.compact(force=True)
+            self.log.housekeeping.compact(force=True)
             self.it_is_what_it_should_be()
             indexes_are_true(self.log)
             keys = [record.key for record in seen(self.log)]

@@ -153,7 +153,7 @@ def test_a_copied_head_can_be_made_anew_from_an_empty_commit(rig: Rig) -> None:
     now = partition.snapshot()
     poke(rig, 1, RING_AT + now.seq % RING * COMMIT_SIZE, lambda _: bytes(COMMIT_SIZE), COMMIT_SIZE)
     partition.log.lock()
-    with pytest.raises(RuntimeError, match="damaged"):
+    with pytest.raises(head.HeadResult, match="DAMAGED_HEAD"):
         partition.log.publish(next_offset=1)
     partition.log.publish(
         reset=True, next_offset=1, position=now.position, stable_offset=1, max_timestamp=now.max_timestamp
@@ -180,7 +180,7 @@ class Stopper:
                 found: tuple[int | str, ...]
                 try:
                     found = tuple(log.snapshot())
-                except RuntimeError as error:
+                except head.HeadResult as error:
                     found = (str(error),)
                 _os.trap(0)
                 os.write(self._answers, repr(found).encode())

@@ -28,7 +28,7 @@ def test_the_first_since_a_time_and_the_youngest_are_what_looking_at_every_recor
     for timestamps in log:
         partition.append(batch_of(timestamps))
     flat = list(enumerate(stamp for timestamps in log for stamp in timestamps))
-    partition.delete_before(start % (len(flat) + 1))
+    partition.housekeeping.delete_before(start % (len(flat) + 1))
     left = flat[start % (len(flat) + 1) :]
     for time in range(32):
         want = next((Found(offset, stamp, 0) for offset, stamp in left if stamp >= time), None)
@@ -50,7 +50,7 @@ def test_open_and_aborted_records_and_markers_are_found_in_the_log_as_it_lies(ri
     assert lookup.youngest(partition) == marker
     assert lookup.first_since(partition, marker.timestamp + 1) is None
     assert partition.offset_at(0) == 0 and partition.offset_at(1) is None
-    partition.delete_before(3)
+    partition.housekeeping.delete_before(3)
     assert lookup.first_since(partition, 0) == lookup.youngest(partition) == Found(3, 0, 0)
     assert partition.offset_at(0) is None  # it is open
 

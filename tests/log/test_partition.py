@@ -12,8 +12,8 @@ import pytest
 
 from klamm.batch import RECORDS, Builder, Record, decode, walk
 from klamm.disk import _os
-from klamm.errors import CorruptBatch, DiskFull, LogError, OffsetOutOfRange, ReadOnly, RecordTooLarge
-from klamm.log import head
+from klamm.errors import CorruptBatch, DiskFull, KlammError, LogError, OffsetOutOfRange, ReadOnly, RecordTooLarge
+from klamm.log import head, results
 from klamm.log.partition import Partition
 from tests.log.logs import batch_of, flip, log_file, move_clock, records
 from tests.rig import Rig, batch, index_is_true, names, read_all, scan_files
@@ -308,8 +308,8 @@ def test_an_empty_partition_has_no_files_and_can_be_read_synced_and_closed(rig: 
     assert partition.offset_at(0) is None
     partition.sync(0)
     partition.checkpoint()
-    assert partition.expire() == []
-    assert partition.delete_before(0) == 0
+    assert partition.housekeeping.expire() == []
+    assert partition.housekeeping.delete_before(0) == 0
     partition.close()
     assert not os.path.exists(partition.directory)
 
@@ -323,8 +323,12 @@ def test_without_a_lock_file_a_partition_can_only_be_read(rig: Rig) -> None:
     assert names(partition.reader(0).read()) == [(0, 0)]
     assert partition.ends() == (0, 1, 1, 0, 0)
     assert partition.offset_at(0) == 0
-    assert partition.expire() == []
-    for use in (lambda: partition.append(batch(0, 1)), lambda: partition.delete_before(1), lambda: partition.sync(1)):
+    assert partition.housekeeping.expire() == []
+    for use in (
+        lambda: partition.append(batch(0, 1)),
+        lambda: partition.housekeeping.delete_before(1),
+        lambda: partition.sync(1),
+    ):
         with pytest.raises(ReadOnly):
             use()
     partition.checkpoint()
@@ -338,7 +342,7 @@ def test_an_offset_beyond_the_end_or_before_the_start_is_an_error_that_tells_the
     partition = rig.partition(1)
     for number in range(10):
         partition.append(batch(0, number))
-    partition.delete_before(4)
+    partition.housekeeping.delete_before(4)
     for offset in (-1, 0, 3, 11, 1 << 62):
         with pytest.raises(OffsetOutOfRange) as caught:
             partition.reader(offset).read()
@@ -369,3 +373,23 @@ def test_headers_on_disk_are_what_kafka_would_have_written(rig: Rig) -> None:
     (record,) = decode(raw, form=RECORDS)
     assert (record.offset, record.timestamp, record.key, record.value) == (1, 1234, b"k", b"v")
     assert record.headers == (("h", b"1"), ("none", None))
+
+
+# ---- results of native calls
+
+
+def test_every_result_of_a_native_call_has_an_error_in_words(rig: Rig) -> None:
+    partition = rig.partition(1)
+    partition.append(batch(0, 0))
+    for result in head.Result:
+        error = results.error_of(partition, result)
+        assert isinstance(error, KlammError) and "Unknown error" not in str(error), result
+    assert isinstance(results.error_of(partition, -errno.ENOSPC), DiskFull)
+    assert "Input/output error" in str(results.error_of(partition, -errno.EIO))
+
+
+def test_an_error_of_others_is_not_taken_for_one_of_the_head(rig: Rig) -> None:
+    partition = rig.partition(1)
+    for name in ("mine", "damaged_head"):
+        with pytest.raises(RuntimeError, match=f"^{name}$"), partition.translate_errors():
+            raise RuntimeError(name)

@@ -147,7 +147,7 @@ def test_after_retention_has_moved_the_start(rig: Rig) -> None:
     ranges = ranges_of(partition, most=64)
     assert follow(ranges, partition) == stored
     middle = parse(stored[25]).base_offset
-    partition.delete_before(middle)
+    partition.housekeeping.delete_before(middle)
     assert follow(ranges, partition, middle) == stored[25:]
     with pytest.raises(OffsetOutOfRange):
         find(ranges, partition, 0, 100)
@@ -199,7 +199,7 @@ def compacted(rig: Rig) -> Partition:
 def test_in_a_compacted_log_every_offset_gives_what_follows_it(rig: Rig) -> None:
     partition = compacted(rig)
     partition.checkpoint()
-    done = partition.compact()
+    done = partition.housekeeping.compact()
     assert done is not None
     assert done.records_removed > 100
     stored = [each for base in partition.segments() for each in _batches(partition, base)]
@@ -228,7 +228,7 @@ def test_a_range_from_before_a_compaction_is_still_what_it_was(rig: Rig) -> None
     assert found is not None
     before = found.read()
     partition.checkpoint()
-    partition.compact()
+    partition.housekeeping.compact()
     assert found.read() == before
     again = find(ranges, partition, 0, 300)
     assert again is not None
@@ -245,7 +245,7 @@ def test_while_a_compaction_stands_still_at_any_step(rig: Rig) -> None:
     def compact() -> None:
         mine = rig.child().partition(1, cleanup_policy="compact", segment_bytes=400, index_interval_bytes=100)
         _os.trap(1, kinds=_os.RENAME | _os.SYNC, signal=signal.SIGSTOP, repeat=True)
-        mine.compact()
+        mine.housekeeping.compact()
 
     stops = 0
     with children() as start:
@@ -342,6 +342,6 @@ def test_few_files_stay_open_and_none_that_is_gone(rig: Rig) -> None:
     assert len(files) == 3
     assert len(opened_since(before)) <= 3
     assert held.read().startswith(stored[0])
-    partition.delete_before(partition.ends().end)
+    partition.housekeeping.delete_before(partition.ends().end)
     files.forget_unlinked()
     assert len(files) <= 1

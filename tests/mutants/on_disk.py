@@ -210,10 +210,10 @@ MUTANTS = [
         "store/catalog.py",
         "store/catalog.py",
         "        with self.database.gate(), self.database.transaction() as execute:\n"
-        '            first = int(self._meta(execute, "next_producer_id"))\n',
+        '            first = int(self.meta(execute, "next_producer_id"))\n',
         CALL,
         instead=f"        with self.database.gate(), self.{NOT_DURABLE}\n"
-        '            first = int(self._meta(execute, "next_producer_id"))\n',
+        '            first = int(self.meta(execute, "next_producer_id"))\n',
     ),
     _without(
         "an imported group is not synced",

@@ -17,11 +17,12 @@ import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, NotAStore, OffsetOutOfRange, UnknownTopic
-from klamm.spark.offsets import OURS, Bound, Place, StreamOffsets, parse_offset_map
+from klamm.spark.offsets import OURS, Bound, StreamOffsets, TopicIdPartition, parse_offset_map
 from klamm.spark.options import ReadOptions
 from klamm.spark.planning import Planner, Range, shares, split
 from klamm.spark.pushdown import EVERYTHING, push
 from klamm.store import directory
+from klamm.types import TopicId
 
 T0 = 1_700_000_000_000
 
@@ -63,7 +64,10 @@ def fill(store: klamm.Store, count: int, partition: int = 0, topic: str = "order
 
 
 def test_a_checkpoint_comes_back_as_it_was_and_always_in_the_same_order() -> None:
-    places = [Place("b", "id-b", 0), *(Place("a", "id-a", number) for number in range(12))]
+    places = [
+        TopicIdPartition("b", TopicId("id-b"), 0),
+        *(TopicIdPartition("a", TopicId("id-a"), number) for number in range(12)),
+    ]
     shuffled = random.Random(7).sample(places, len(places))
     offsets = StreamOffsets("s", dict.fromkeys(shuffled, 5))
     text = json.dumps(offsets.to_json())
@@ -74,7 +78,7 @@ def test_a_checkpoint_comes_back_as_it_was_and_always_in_the_same_order() -> Non
 
 
 def test_a_checkpoint_can_be_pasted_as_starting_offsets() -> None:
-    offsets = StreamOffsets("s", {Place("a", "x", 0): 5, Place("a", "x", 1): 0})
+    offsets = StreamOffsets("s", {TopicIdPartition("a", TopicId("x"), 0): 5, TopicIdPartition("a", TopicId("x"), 1): 0})
     assert parse_offset_map(json.dumps(offsets.to_json(behind=3)), "startingOffsets") == {("a", 0): 5, ("a", 1): 0}
 
 
@@ -101,7 +105,10 @@ def test_offsets_one_by_one_are_for_every_partition_and_no_other() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_use_the_limit_up_and_starve_nobody(seed: int) -> None:
     rng = random.Random(seed)
-    sizes = {Place("t", "x", number): rng.choice([0, 1, 5, 10_000]) for number in range(rng.randint(1, 9))}
+    sizes = {
+        TopicIdPartition("t", TopicId("x"), number): rng.choice([0, 1, 5, 10_000])
+        for number in range(rng.randint(1, 9))
+    }
     limit = rng.randint(1, 12_000)
     found = shares(sizes, limit)
     assert sum(found.values()) == min(limit, sum(sizes.values()))
@@ -116,7 +123,7 @@ def test_splits_are_contiguous_and_whole_and_at_boundaries(seed: int) -> None:
     ranges = []
     for number in range(rng.randint(1, 4)):
         start = rng.randint(0, 50)
-        ranges.append(Range(Place("t", "x", number), start, start + rng.randint(1, 1000)))
+        ranges.append(Range(TopicIdPartition("t", TopicId("x"), number), start, start + rng.randint(1, 1000)))
     at_least = rng.randint(1, 20)
     found = split(ranges, at_least, lambda _, offset: offset // 7 * 7)
     for whole in ranges:

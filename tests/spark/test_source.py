@@ -16,7 +16,7 @@ import klamm
 from klamm.arrow.scan import Scan
 from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, UnknownTopic
 from klamm.spark import reading, source
-from klamm.spark.offsets import Place
+from klamm.spark.offsets import TopicIdPartition
 from klamm.spark.options import ReadOptions
 from klamm.spark.planning import Planner, Range
 from klamm.spark.reading import Task
@@ -251,7 +251,7 @@ def test_a_topic_made_anew_between_plan_and_task(store: klamm.Store) -> None:
 
 def test_a_task_that_sees_another_store_or_less_of_it(store: klamm.Store, tmp_path: Path) -> None:
     fill(store, 100)
-    place = Place("orders", store.topic("orders").id, 0)
+    place = TopicIdPartition("orders", store.topic("orders").id, 0)
     task = Task(store.path, store.store_id, Range(place, 0, 100), "read_committed", True)
     schema = arrow_schema(KlammSource({"path": store.path, "subscribe": "orders"}).schema())
     assert sum(batch.num_rows for batch in reading.read(task, schema)) == 100

@@ -139,8 +139,8 @@ def test_a_log_that_was_deleted_from_starts_there_in_the_copy(tmp_path: Path) ->
         first, second = core.topic("orders").partitions()
         fill(first, 20)
         fill(second, 20)
-        first.delete_before(32)
-        second.delete_before(60)
+        first.housekeeping.delete_before(32)
+        second.housekeeping.delete_before(60)
         backup(core, str(tmp_path / "copy"))
         wanted = contents(first)
     with opened(tmp_path / "copy") as core:
@@ -165,7 +165,7 @@ def test_retention_in_the_middle_of_a_copy_leaves_no_hole(
 
         def copying(source: str, target: str, end: int, *more: Any) -> int:
             if calls[0] == after:
-                partition.delete_before(60)
+                partition.housekeeping.delete_before(60)
             calls[0] += 1
             return copy_file(source, target, end, *more)
 

@@ -116,7 +116,7 @@ def test_a_store_in_use_has_no_breach(tmp_path: Path) -> None:
             end = time.monotonic() + 1.5
             while time.monotonic() < end or not partitions[0].ends().start:
                 assert check(core).breaches == []
-                partitions[0].expire()
+                partitions[0].housekeeping.expire()
                 assert check(tmp_path / "store").breaches == []
         finally:
             stop.set()
@@ -167,7 +167,7 @@ def test_segments_that_come_and_go_under_our_eyes_are_no_breach(
                 if meanwhile == "rolled":
                     fill(partition, 20, 20)
                 else:
-                    partition.delete_before(40)
+                    partition.housekeeping.delete_before(40)
             return bases(directory, suffix)
 
         monkeypatch.setattr(segment, "bases", listing)

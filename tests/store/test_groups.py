@@ -14,6 +14,7 @@ from klamm.store import directory
 from klamm.store.check import check
 from klamm.store.directory import Core
 from klamm.store.groups import OffsetRow, Seat
+from klamm.types import TopicId
 from tests.procs import Flag, children
 
 EVERYTHING = {"topics": {"orders": None}}
@@ -45,7 +46,7 @@ def leave(core: Core, seat: Seat, *, keep_row: bool) -> None:
     core.groups.left(seat, keep_row=keep_row)
 
 
-def topic_id(core: Core) -> str:
+def topic_id(core: Core) -> TopicId:
     return core.topic("orders").topic.id
 
 
@@ -169,7 +170,7 @@ def test_offsets_are_kept_by_topic_and_partition_and_compared_when_asked(core: C
         assert gap.value.expected == 6
     assert {row.offset for row in core.groups.offsets(group.number).values()} == {6, 7}
     with pytest.raises(UnknownTopic):
-        core.groups.commit(group.number, [OffsetRow("nothing", 0, 5)])
+        core.groups.commit(group.number, [OffsetRow(TopicId("nothing"), 0, 5)])
 
 
 def test_an_offset_commit_is_not_synced_and_other_writes_are(core: Core) -> None:

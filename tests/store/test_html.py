@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import klamm
-from klamm.types import Committed, GroupInfo, GroupOffset, PartitionInfo, TopicInfo
+from klamm.types import Committed, GroupInfo, GroupOffset, PartitionInfo, TopicId, TopicInfo
 
 
 def read(html: str) -> tuple[str, list[list[str]]]:
@@ -33,7 +33,7 @@ def test_a_store_shows_its_topics(tmp_path: Path) -> None:
 
 def test_a_topic_shows_its_partitions() -> None:
     partitions = (PartitionInfo(0, 0, 5, 0, 400), PartitionInfo(1, 1000, 2500, 0, 1_000_000))
-    info = TopicInfo("orders", "id", partitions, {"cleanup.policy": "<script>"}, 0)
+    info = TopicInfo("orders", TopicId("id"), partitions, {"cleanup.policy": "<script>"}, 0)
     title, rows = read(info._repr_html_())
     assert title == "topic orders, cleanup.policy=<script>" and "<script>" not in info._repr_html_()
     assert rows == [

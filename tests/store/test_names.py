@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from klamm.errors import InvalidTopic
 from klamm.store import names
+from klamm.types import TopicId
 
 LEGAL = "ABCXYZabcxyz0189._-"
 
@@ -59,7 +60,7 @@ def test_a_name_that_is_not_text_is_a_type_error() -> None:
 
 @given(st.text(LEGAL, min_size=1, max_size=249))
 def test_the_directory_of_any_topic_has_a_name_that_file_systems_take(name: str) -> None:
-    topic_id = "0123456789abcdef" * 2
+    topic_id = TopicId("0123456789abcdef" * 2)
     directory = names.directory_name(name, topic_id)
     assert len(directory) <= 255
     assert directory.endswith("-" + topic_id)

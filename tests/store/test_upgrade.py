@@ -140,7 +140,7 @@ def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path,
         else:
             catalog = opened._acquired().catalog
             with catalog.database.gate(), catalog.database.transaction() as execute:
-                catalog._set_meta(execute, "features", str(features))
+                catalog.set_meta(execute, "features", str(features))
     for read_only in (False, True):
         if kind == "compatible" or (kind == "read_compatible" and read_only):
             with klamm.open(store, read_only=read_only) as opened:

@@ -27,6 +27,7 @@ from klamm.store.transaction_state import (
     Step,
     step,
 )
+from klamm.types import TopicId
 from tests.store.transaction_histories import NAMES, TIMEOUT_MS
 
 __all__ = ["Model"]
@@ -271,7 +272,7 @@ class Model:
 
     def _register(self, mine: _Identity, number: int) -> None:
         self._check_name(mine)
-        done = self._apply(self._row_of(mine), Add((mine.producer_id, mine.epoch), frozenset({("t", number)})))
+        done = self._apply(self._row_of(mine), Add((mine.producer_id, mine.epoch), frozenset({(TopicId("t"), number)})))
         if done.outcome is not Outcome.OK:
             raise _Raised("Aborted")
         mine.partitions.add(number)
@@ -361,7 +362,7 @@ class Model:
         elif what == "send":
             code = self._send(client, int(argument))
         elif what == "add":
-            code = self._change(client.name, Add(me, frozenset({("t", int(argument))}))).outcome
+            code = self._change(client.name, Add(me, frozenset({(TopicId("t"), int(argument))}))).outcome
         elif what == "check":
             return self._check(client, int(argument))
         elif what == "offsets":
@@ -464,11 +465,11 @@ class Model:
         if row.next_epoch != client.epoch:
             return "INVALID_PRODUCER_EPOCH"
         if row.is_ongoing:
-            return "NONE" if ("t", number) in row.partitions else "NEEDED"
+            return "NONE" if (TopicId("t"), number) in row.partitions else "NEEDED"
         return "CONCURRENT_TRANSACTIONS" if row.is_prepared else "NEEDED"
 
     def _send(self, client: _Client, number: int) -> Outcome | str:
-        add = Add((client.producer_id, client.epoch), frozenset({("t", number)}))
+        add = Add((client.producer_id, client.epoch), frozenset({(TopicId("t"), number)}))
         if not client.bumps and (added := self._change(client.name, add).outcome) is not Outcome.OK:
             return added
         code: Outcome | str = self._check(client, number)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.log.reader import Reader
 
-__all__ = ["Applying", "Lost", "Place"]
+__all__ = ["Applying", "Lost", "PartitionProgress"]
 
 _CHUNK_BYTES = 1 << 20
 _MAX_OPEN = 64  # files of the log
@@ -35,7 +35,7 @@ class Lost(Exception):
     """The table cannot go on from where it is: it has to be made anew."""
 
 
-class Place:
+class PartitionProgress:
     """One partition, and how far it was applied."""
 
     __slots__ = ("epoch", "partition", "position", "reader")
@@ -60,7 +60,7 @@ class Applying:
     """The partitions of a topic on their way into a table."""
 
     def __init__(self, heads: Heads) -> None:
-        self.places: list[Place] = []
+        self.places: list[PartitionProgress] = []
         self.count = 0  # records that were read
         self._heads = heads
         self._kept_ms = self._written_ms = heads.clock_ms()
@@ -73,7 +73,7 @@ class Applying:
         sound = [self.load_place(place, rocks) for place in self.places]
         return all(sound)
 
-    def load_place(self, place: Place, rocks: Rocks) -> bool:
+    def load_place(self, place: PartitionProgress, rocks: Rocks) -> bool:
         ends = place.partition.ends()
         found = rocks.position(place.partition.number)
         place.close()
@@ -81,7 +81,7 @@ class Applying:
         place.position = place.beginning() if found is None else found
         return found is None or self._is_sound(place)
 
-    def _is_sound(self, place: Place) -> bool:
+    def _is_sound(self, place: PartitionProgress) -> bool:
         position, ends = place.position, place.partition.ends()
         if resume_at(place.partition, position) != position or not ends.start <= position.offset <= ends.end:
             return False
@@ -91,7 +91,7 @@ class Applying:
         limit = settings.delete_retention_ms
         return self._heads.clock_ms() - self._kept_ms < limit
 
-    def apply(self, place: Place, rocks: Rocks) -> None:
+    def apply(self, place: PartitionProgress, rocks: Rocks) -> None:
         """The next part of a partition. Lost if it does not go on where the table ends."""
         partition, begin = place.partition, place.position.offset
         has_some = place.position.leader_epoch >= 0

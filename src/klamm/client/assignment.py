@@ -14,19 +14,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from klamm.errors import GroupError
+from klamm.types import TopicPartition
 
-__all__ = ["Assignor", "Place", "Share", "assigned", "pools", "quota", "share"]
+__all__ = ["Assignor", "Share", "assigned", "pools", "quota", "share"]
 
-Place: TypeAlias = tuple[str, int]
-Assignor: TypeAlias = Callable[[list[str], list[Place]], Mapping[str, Iterable[Place]]]
+Assignor: TypeAlias = Callable[[list[str], list[TopicPartition]], Mapping[str, Iterable[TopicPartition]]]
 """(members, partitions) -> whose each partition is. Every member calls it: the same arguments, the same answer."""
 
 
 class Share(NamedTuple):
     """Of one member in one pool: give those back, then have `quota` of these, the first that are free."""
 
-    give: list[Place]
-    order: list[Place]
+    give: list[TopicPartition]
+    order: list[TopicPartition]
     quota: int
 
 
@@ -37,13 +37,13 @@ def quota(partitions: int, members: int, index: int) -> int:
 
 def pools(
     subscriptions: Mapping[int, Mapping[str, Collection[int] | None]], topics: Mapping[str, int]
-) -> dict[tuple[int, ...], list[Place]]:
+) -> dict[tuple[int, ...], list[TopicPartition]]:
     """By subscribers: the partitions that exactly they want, sorted.
 
     `subscriptions`: by member, the topics with the partitions it wants of each, None for all. `topics`: how many
     partitions each has.
     """
-    found: dict[tuple[int, ...], list[Place]] = {}
+    found: dict[tuple[int, ...], list[TopicPartition]] = {}
     for topic in sorted(topics):
         wanting = {member: wanted[topic] for member, wanted in subscriptions.items() if topic in wanted}
         everything = [member for member, numbers in wanting.items() if numbers is None]
@@ -55,7 +55,9 @@ def pools(
     return found
 
 
-def share(partitions: Sequence[Place], members: Sequence[int], me: int, owned: Sequence[Place]) -> Share:
+def share(
+    partitions: Sequence[TopicPartition], members: Sequence[int], me: int, owned: Sequence[TopicPartition]
+) -> Share:
     """What member `me` of `members` (sorted) does. `owned`: what it has of the pool, in the order it took them."""
     index = members.index(me)
     mine = quota(len(partitions), len(members), index)
@@ -64,7 +66,11 @@ def share(partitions: Sequence[Place], members: Sequence[int], me: int, owned: S
 
 
 def assigned(
-    assignor: Assignor, partitions: Sequence[Place], ids: Sequence[str], me: str, owned: Sequence[Place]
+    assignor: Assignor,
+    partitions: Sequence[TopicPartition],
+    ids: Sequence[str],
+    me: str,
+    owned: Sequence[TopicPartition],
 ) -> Share:
     """The same, as the user's function says it."""
     answer = assignor(list(ids), list(partitions))

@@ -26,19 +26,19 @@ from klamm.client.offsets import Offsets, Progress
 from klamm.client.start import checked_position
 from klamm.errors import CommitGap, GroupError, InvalidSetting, NotOwner
 from klamm.store.groups import OffsetRow, checked_metadata
-from klamm.types import Batch, Committed, Position
+from klamm.types import Batch, Committed, PartitionKey, Position, TopicPartition
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from klamm.client.assignment import Place
     from klamm.client.cursor import Cursor
     from klamm.client.membership import Member
     from klamm.store.directory import Core
+    from klamm.store.lineage import Input
 
 __all__ = ["Claim", "Commits", "What"]
 
-What: TypeAlias = Batch | Record | Mapping[tuple[str, int], int | Position] | None
+What: TypeAlias = Batch | Record | Mapping[TopicPartition, int | Position] | None
 
 
 class _Entry(NamedTuple):
@@ -55,7 +55,7 @@ class Commits:
         core: Core,
         member: Member | None,
         offsets: Offsets | None,
-        cursors: Mapping[Place, Cursor],
+        cursors: Mapping[TopicPartition, Cursor],
         *,
         auto_interval_ms: float | None,
     ) -> None:
@@ -67,10 +67,10 @@ class Commits:
         self._cursors = cursors
         self._auto_s = None if auto_interval_ms is None else auto_interval_ms / 1000
         self._committed_at = time.monotonic()
-        self.stored: dict[Place, int | None] = {}
-        self.since: dict[Place, int] = {}
+        self.stored: dict[TopicPartition, int | None] = {}
+        self.since: dict[TopicPartition, int] = {}
         self.stale = False  # what `offsets` keeps is not what we thought: load it before reading on
-        self._done: dict[Place, Position] = {}  # handed out before the last poll, so done; for auto-commit
+        self._done: dict[TopicPartition, Position] = {}  # handed out before the last poll, so done; for auto-commit
         self._pending: list[Future[None]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._thread = 0
@@ -87,10 +87,10 @@ class Commits:
 
     # ---- reading
 
-    def load(self, places: Iterable[Place]) -> dict[Place, Position]:
+    def load(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
         """Where to go on in partitions that we own now; those without a position are left out."""
         wanted = list(places)
-        found: dict[Place, Position] = {}
+        found: dict[TopicPartition, Position] = {}
         if self._offsets is not None:
             loaded = self._offsets.load(wanted)
             found = {place: checked_position(loaded[place]) for place in wanted if loaded.get(place) is not None}
@@ -105,7 +105,7 @@ class Commits:
             self.since.pop(place, None)
         return found
 
-    def begins(self, starts: Mapping[Place, Position]) -> None:
+    def begins(self, starts: Mapping[TopicPartition, Position]) -> None:
         """Where reading starts in partitions that `load` had nothing for."""
         if starts and self._offsets is not None and hasattr(self._offsets, "begin"):
             self._offsets.begin(starts)
@@ -122,7 +122,7 @@ class Commits:
         row = self._core.groups.offsets(self._member.group_number).get((topic_id, partition))
         return None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)
 
-    def forget(self, places: Iterable[Place]) -> None:
+    def forget(self, places: Iterable[TopicPartition]) -> None:
         """They are not ours any more."""
         for place in places:
             self.stored.pop(place, None)
@@ -131,10 +131,10 @@ class Commits:
 
     # ---- what is handed out
 
-    def hand_out(self, place: Place, begin: int) -> None:
+    def hand_out(self, place: TopicPartition, begin: int) -> None:
         self.since.setdefault(place, begin)
 
-    def moved(self, places: Iterable[Place]) -> None:
+    def moved(self, places: Iterable[TopicPartition]) -> None:
         """The user has put the consumer elsewhere: what was handed out and not committed is given up."""
         for place in places:
             self.since.pop(place, None)
@@ -147,7 +147,7 @@ class Commits:
             if time.monotonic() - self._committed_at >= self._auto_s:
                 self.auto_commit()
 
-    def auto_commit(self, places: Iterable[Place] | None = None) -> None:
+    def auto_commit(self, places: Iterable[TopicPartition] | None = None) -> None:
         """Commit what is done, in those partitions; nothing without auto-commit."""
         if self._auto_s is None:
             return
@@ -160,7 +160,7 @@ class Commits:
         self._done = {place: position for place, position in self._done.items() if place not in entries}
         self._in_turn(entries, "")
 
-    def _positions(self) -> dict[Place, Position]:
+    def _positions(self) -> dict[TopicPartition, Position]:
         """Of the partitions where something was handed out and not committed."""
         found = {place: self._cursors[place].position for place in list(self.since) if place in self._cursors}
         return {place: position for place, position in found.items() if position.offset != self.since.get(place)}
@@ -183,18 +183,18 @@ class Commits:
             self._executor = ThreadPoolExecutor(1, "klamm-commit")
         return self._submit(entries, text)
 
-    def _submit(self, entries: dict[Place, _Entry], metadata: str) -> Future[None]:
+    def _submit(self, entries: dict[TopicPartition, _Entry], metadata: str) -> Future[None]:
         assert self._executor is not None
         self._pending = [each for each in self._pending if not each.done()]
         future = self._executor.submit(self._in_thread, entries, metadata)
         self._pending.append(future)
         return future
 
-    def _in_thread(self, entries: dict[Place, _Entry], metadata: str) -> None:
+    def _in_thread(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
         self._thread = threading.get_ident()
         self._write(entries, metadata)
 
-    def _in_turn(self, entries: dict[Place, _Entry], metadata: str) -> None:
+    def _in_turn(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
         """Now, or after what commit_async still has to do."""
         if not entries:
             return
@@ -217,7 +217,7 @@ class Commits:
         if self._executor is not None:
             self._executor.shutdown(wait=threading.get_ident() != self._thread)
 
-    def _entries(self, what: What) -> dict[Place, _Entry]:
+    def _entries(self, what: What) -> dict[TopicPartition, _Entry]:
         if what is None:
             found = self._positions()
             return {place: self._entry(place, position, self.since.get(place)) for place, position in found.items()}
@@ -235,11 +235,11 @@ class Commits:
             return {place: self._entry(place, at, None) for place, at in places.items()}
         raise TypeError(f"commit takes a batch, a record or a mapping, not {type(what).__name__}")
 
-    def _entry(self, place: Place, position: Position, begin: int | None) -> _Entry:
+    def _entry(self, place: TopicPartition, position: Position, begin: int | None) -> _Entry:
         cursor = self._cursors.get(place)
         return _Entry(position, begin, None if cursor is None else cursor.tenure)
 
-    def _refuse_former(self, entries: dict[Place, _Entry]) -> None:
+    def _refuse_former(self, entries: dict[TopicPartition, _Entry]) -> None:
         """What is from before a partition was lost and came back. Under the mutex: it stays ours until it is let go."""
         for place, entry in entries.items():
             cursor = self._cursors.get(place)
@@ -250,7 +250,7 @@ class Commits:
                     hint="read on: what was not committed is handed out again",
                 )
 
-    def _write(self, entries: dict[Place, _Entry], metadata: str) -> None:
+    def _write(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
         member = self._member
         if member is None:
             self._write_elsewhere(entries)
@@ -268,7 +268,7 @@ class Commits:
                     self._core.groups.commit(member.group_number, rows)
         self.settle({place: entry.position.offset for place, entry in entries.items()})
 
-    def _write_elsewhere(self, entries: dict[Place, _Entry]) -> None:
+    def _write_elsewhere(self, entries: dict[TopicPartition, _Entry]) -> None:
         assert self._offsets is not None
         found = []
         for place, (position, begin, _) in entries.items():
@@ -282,7 +282,7 @@ class Commits:
             self.stale = True
             raise
 
-    def settle(self, ends: Mapping[Place, int]) -> None:
+    def settle(self, ends: Mapping[TopicPartition, int]) -> None:
         """Those offsets are stored."""
         for place, end in ends.items():
             self.stored[place] = end
@@ -312,9 +312,9 @@ class Claim:
     def __init__(self, commits: Commits, member: Member) -> None:
         self._commits = commits
         self.member = member
-        self._ends: dict[Place, _Entry] = {}
-        self._expected: dict[Place, int | None] = {}
-        self._begins: dict[Place, int] = {}
+        self._ends: dict[TopicPartition, _Entry] = {}
+        self._expected: dict[TopicPartition, int | None] = {}
+        self._begins: dict[TopicPartition, int] = {}
 
     def add(self, what: What = None) -> None:
         """A batch, or (None) everything that was handed out."""
@@ -344,11 +344,11 @@ class Claim:
         topic_id = self.member.topic_id
         return [OffsetRow(topic_id(*place), place[1], *entry.position) for place, entry in self._ends.items()]
 
-    def expect(self) -> dict[tuple[str, int], int | None]:
+    def expect(self) -> dict[PartitionKey, int | None]:
         """What has to be stored now, for `put_offsets`. Under the member's mutex."""
         return {(self.member.topic_id(*place), place[1]): offset for place, offset in self._expected.items()}
 
-    def ranges(self) -> list[tuple[str, str, int, int, int]]:
+    def ranges(self) -> list[Input]:
         """Group, topic id, partition, and the offsets that it is moved past. Under the member's mutex."""
         topic_id = self.member.topic_id
         return [
@@ -361,7 +361,7 @@ class Claim:
         self._commits.settle({place: entry.position.offset for place, entry in self._ends.items()})
 
 
-def refuse_others(member: Member, places: Iterable[Place]) -> None:
+def refuse_others(member: Member, places: Iterable[TopicPartition]) -> None:
     for topic, number in places:
         if not member.owns(topic, number):
             raise NotOwner(

@@ -34,7 +34,7 @@ from klamm.disk import fork
 from klamm.errors import Forked, GroupError, InvalidSetting, StoreError, UnknownTopic
 from klamm.log.head import wait_any
 from klamm.log.reader import reads_committed
-from klamm.types import Batch, Committed, Position, RunReport
+from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -96,7 +96,7 @@ class Consumer:
         )
         self._spin_us = spin_us
         self._committed = reads_committed(isolation)
-        self._cursors: dict[tuple[str, int], Cursor] = {}
+        self._cursors: dict[TopicPartition, Cursor] = {}
         self._with_files: dict[Cursor, None] = {}
         self._hot: deque[Cursor] = deque()  # may have something to read; the first one is being read
         self._awake: list[Cursor] = []  # all that are not paused, in the order of the two lists below
@@ -346,7 +346,7 @@ class Consumer:
             self._cursors[partition.topic, partition.number] = Cursor(partition, position, committed=self._committed)
         self._arrange()
 
-    def _remove(self, places: Iterable[tuple[str, int]]) -> None:
+    def _remove(self, places: Iterable[TopicPartition]) -> None:
         """Read these no more."""
         for place in places:
             cursor = self._cursors.pop(place, None)
@@ -354,7 +354,7 @@ class Consumer:
                 self._forget(cursor)
         self._arrange()
 
-    def _is_new(self, place: tuple[str, int]) -> bool:
+    def _is_new(self, place: TopicPartition) -> bool:
         """Whether the partition was not there when the consumer was made."""
         return place not in self._there
 
@@ -389,7 +389,7 @@ class Consumer:
             )
         return cursor
 
-    def assignment(self) -> list[tuple[str, int]]:
+    def assignment(self) -> list[TopicPartition]:
         """The (topic, partition)s it reads, paused ones included."""
         return sorted(self._cursors)
 
@@ -399,7 +399,7 @@ class Consumer:
         """The next offset that is handed out, with the leader epoch of what was handed out last."""
         return self._cursor(topic, partition).position
 
-    def positions(self) -> dict[tuple[str, int], Position]:
+    def positions(self) -> dict[TopicPartition, Position]:
         """All of them; `start=` takes such a mapping."""
         return {place: cursor.position for place, cursor in sorted(self._cursors.items())}
 
@@ -429,7 +429,7 @@ class Consumer:
             self._sharing.commits.moved((cursor.topic, cursor.number) for cursor in to)
         self._arrange()
 
-    def _put_back(self, to: Mapping[tuple[str, int], Position]) -> None:
+    def _put_back(self, to: Mapping[TopicPartition, Position]) -> None:
         found = {self._cursors[place]: position for place, position in to.items() if place in self._cursors}
         self._move({cursor: resume_at(cursor.partition, position) for cursor, position in found.items()})
 

@@ -16,7 +16,19 @@ from klamm.client.start import Start, Starting, checked_position
 from klamm.client.subscription import wanted_of
 from klamm.errors import CommitGap, GroupBusy, InvalidSetting, KlammError, UnknownGroup, UnknownTopic
 from klamm.store.groups import Group, OffsetRow, checked_metadata, checked_name, put_offsets
-from klamm.types import Committed, GroupInfo, GroupMember, GroupOffset, Lineage, LockInfo, OffsetMove, Position
+from klamm.types import (
+    Committed,
+    GroupInfo,
+    GroupMember,
+    GroupOffset,
+    Lineage,
+    LockInfo,
+    OffsetMove,
+    PartitionKey,
+    Position,
+    TopicId,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from klamm.batch import Record
@@ -53,7 +65,7 @@ class GroupAdmin(ABC):
         topics = {topic.name: topic for topic in core.catalog.topics()}
         names = {topic.id: topic.name for topic in topics.values()}
         members: list[GroupMember] = []
-        wanted: set[tuple[str, int]] = set()
+        wanted: set[TopicPartition] = set()
         for row in core.groups.rows(group.number):
             if row.place in live:
                 chosen = wanted_of(row.topics, topics)
@@ -100,7 +112,7 @@ class GroupAdmin(ABC):
         return moves
 
     def _after(
-        self, core: Core, to: Any, place: tuple[str, int], partition: Partition, now: OffsetRow | None
+        self, core: Core, to: Any, place: TopicPartition, partition: Partition, now: OffsetRow | None
     ) -> Position | None:
         """Where one partition would stand; None: it is left alone."""
         if isinstance(to, tuple) and len(to) == 2 and to[0] == "by":
@@ -123,7 +135,7 @@ class GroupAdmin(ABC):
             if not isinstance(move, OffsetMove):
                 raise TypeError(f"a plan consists of OffsetMoves, not {type(move).__name__}")
         rows: dict[str, list[OffsetRow]] = {}
-        expect: dict[str, dict[tuple[str, int], int | None]] = {}
+        expect: dict[str, dict[PartitionKey, int | None]] = {}
         for move in moves:
             row = OffsetRow(core.topic(move.topic).topic.id, move.partition, move.after, move.leader_epoch)
             rows.setdefault(move.group, []).append(row)
@@ -212,19 +224,19 @@ class GroupAdmin(ABC):
         return who(self._acquired())
 
 
-def _by_place(core: Core, group: Group) -> dict[tuple[str, int], OffsetRow]:
+def _by_place(core: Core, group: Group) -> dict[TopicPartition, OffsetRow]:
     names = {topic.id: topic.name for topic in core.catalog.topics()}
     rows = core.groups.offsets(group.number).values()
     return {(names[row.topic_id], row.partition): row for row in rows if row.topic_id in names}
 
 
-def _topic_id(core: Core, topic: str, number: int) -> str:
+def _topic_id(core: Core, topic: str, number: int) -> TopicId:
     opened = core.topic(topic)
     opened.partition(number)  # UnknownTopic if it has not so many
     return opened.topic.id
 
 
-def _places(core: Core, topics: Any) -> list[tuple[str, int]]:
+def _places(core: Core, topics: Any) -> list[TopicPartition]:
     """A name, several, or {name: partitions}."""
     if isinstance(topics, str):
         topics = [topics]
@@ -251,7 +263,7 @@ def _clamped(partition: Partition, position: Position) -> Position:
     return position if offset == position.offset else Position(offset)
 
 
-def _standing(core: Core, place: tuple[str, int], row: OffsetRow | None) -> GroupOffset:
+def _standing(core: Core, place: TopicPartition, row: OffsetRow | None) -> GroupOffset:
     partition = core.topic(place[0]).partition(place[1])
     ends = partition.ends()
     committed = None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)

@@ -32,13 +32,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.client import ending
 from klamm.client import rocks as rocksdb
-from klamm.client.applying import Applying, Lost, Place
+from klamm.client.applying import Applying, Lost, PartitionProgress
 from klamm.disk import fork
 from klamm.disk._os import HeldBytes
 from klamm.disk.locks import TABLE
 from klamm.disk.threads import DaemonThread, StopFlag
 from klamm.errors import Forked, StoreBusy, StoreError, UnknownTopic
 from klamm.log.head import Watch, wait_any
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.client.rocks import Rocks, Tree
@@ -119,7 +120,7 @@ class Materialised:
     def _arrange(self, partitions: list[Partition]) -> None:
         places = self.applying.places
         for partition in partitions[len(places) :]:
-            places.append(Place(partition))
+            places.append(PartitionProgress(partition))
             if self.maintains and self._rocks is not None:
                 self.applying.load_place(places[-1], self._rocks)  # a new one: nothing of it can be lost
         self.logs = [place.partition.log for place in places]
@@ -485,7 +486,7 @@ def _closed() -> StoreError:
 
 # ---- one for each topic of a core
 
-_open: dict[tuple[int, str], Materialised] = {}
+_open: dict[tuple[int, TopicId], Materialised] = {}
 _open_mutex = threading.RLock()  # a dropped table may be collected, and released, by whoever holds it
 _over = False  # the process ends
 

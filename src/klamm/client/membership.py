@@ -34,12 +34,13 @@ from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from klamm.client.assignment import Assignor, Place, Share, assigned, pools, share
+from klamm.client.assignment import Assignor, Share, assigned, pools, share
 from klamm.client.subscription import wanted_of
 from klamm.disk._os import HeldBytes
 from klamm.disk.locks import OWNED, group_region
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
+from klamm.types import TopicId, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.subscription import Subscription
@@ -55,7 +56,7 @@ _log = logging.getLogger("klamm")
 
 
 class _Owned(NamedTuple):
-    topic_id: str
+    topic_id: TopicId
     slot: int
 
 
@@ -85,12 +86,12 @@ class Member:
         self._assignor = assignor
         self._interval_s = max_poll_interval_ms / 1000
         self._seats: HeldBytes[str, Seat] = HeldBytes(core.members)  # one, or none
-        self._owned: HeldBytes[Place, _Owned] = HeldBytes(core.members)  # in the order they were taken
-        self._lost: list[Place] = []  # by the watchdog, and not told yet
+        self._owned: HeldBytes[TopicPartition, _Owned] = HeldBytes(core.members)  # in the order they were taken
+        self._lost: list[TopicPartition] = []  # by the watchdog, and not told yet
         self._closed = False
         self._version = -1  # of groups, at the last look
         self._catalog_version = -1
-        self._topics: dict[str, tuple[str, tuple[int, ...]]] = {}  # by name: id and slots
+        self._topics: dict[str, tuple[TopicId, tuple[int, ...]]] = {}  # by name: id and slots
         self._live: set[int] = set()
         self._rows: list[MemberRow] = []
         self._gone: dict[tuple[int, int], int] = {}  # named members: (place, joined_ms), when they were first missed
@@ -112,10 +113,10 @@ class Member:
         """Whether it does now; under `mutex`, whether it still will when the mutex is let go."""
         return (topic, partition) in self._owned
 
-    def owned(self) -> list[Place]:
+    def owned(self) -> list[TopicPartition]:
         return list(self._owned)
 
-    def topic_id(self, topic: str, partition: int) -> str:
+    def topic_id(self, topic: str, partition: int) -> TopicId:
         """Of a partition it owns. Under `mutex`."""
         return self._owned[topic, partition].topic_id
 
@@ -215,7 +216,7 @@ class Member:
         """Of the groups, as it was at the last look."""
         return max(self._version, 0)
 
-    def take_lost(self) -> list[Place]:
+    def take_lost(self) -> list[TopicPartition]:
         """What was lost since the last time; joins anew if the place was lost, too."""
         with self.mutex:
             self._polled = time.monotonic()
@@ -224,7 +225,7 @@ class Member:
             lost, self._lost = self._lost, []
         return lost
 
-    def look(self) -> tuple[list[Place], list[Place]]:
+    def look(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """See who lives and what is there: owned partitions that are deleted, and those to give back."""
         self._looked = time.monotonic()
         changed = self._look_at_topics()
@@ -299,11 +300,11 @@ class Member:
                     shares.append(assigned(self._assignor, partitions, names, self.id, owned))
         return [*shares, Share(list(stray), [], 0)]
 
-    def _owned_of(self, partitions: Iterable[Place]) -> list[Place]:
+    def _owned_of(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         known = set(partitions)
         return [place for place in list(self._owned) if place in known]
 
-    def give_back(self, places: Iterable[Place]) -> None:
+    def give_back(self, places: Iterable[TopicPartition]) -> None:
         """Let others have them."""
         with self.mutex:
             given = [place for place in places if place in self._owned]
@@ -319,13 +320,13 @@ class Member:
             if self._seat is not None:
                 self._groups.note_owned(self._seat, self._owned)
 
-    def take(self) -> list[Place]:
+    def take(self) -> list[TopicPartition]:
         """What is free, up to our share."""
         if not self._hungry:
             return []
         busy = self._groups.owned_slots(self.group_number)
         region = group_region(self.group_number) + OWNED
-        taken: list[Place] = []
+        taken: list[TopicPartition] = []
         hungry = False
         with self.mutex:
             if self._seat is None or self._closed:

@@ -17,14 +17,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
-from klamm.client.assignment import Assignor, Place
+from klamm.client.assignment import Assignor
 from klamm.client.commits import Commits
 from klamm.client.membership import Member
 from klamm.client.offsets import Offsets
 from klamm.client.start import Starting, resume_at
 from klamm.errors import GroupError, InvalidSetting
 from klamm.store.groups import checked_name
-from klamm.types import Position
+from klamm.types import Position, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.consumer import Consumer
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Runner", "Sharing", "SharingOptions"]
 
-Callback: TypeAlias = Callable[[list[tuple[str, int]]], object]
+Callback: TypeAlias = Callable[[list[TopicPartition]], object]
 _RESETS = ("earliest", "latest", "error")
 
 
@@ -57,8 +57,8 @@ class SharingOptions(TypedDict, total=False):
 class Runner(Protocol):
     """Whoever hands a consumer's records to others (workers.py): told before the user is."""
 
-    def revoked(self, places: Iterable[Place]) -> None: ...
-    def lost(self, places: Iterable[Place]) -> None: ...
+    def revoked(self, places: Iterable[TopicPartition]) -> None: ...
+    def lost(self, places: Iterable[TopicPartition]) -> None: ...
 
 
 class Sharing:
@@ -68,7 +68,7 @@ class Sharing:
         self,
         core: Core,
         subscription: Subscription,
-        cursors: Mapping[Place, Cursor],
+        cursors: Mapping[TopicPartition, Cursor],
         *,
         group: str | None,
         offsets: Offsets | None,
@@ -174,7 +174,7 @@ class Sharing:
         if deleted or surplus or taken:
             member.note_owned()
 
-    def _revoke(self, places: list[Place]) -> None:
+    def _revoke(self, places: list[TopicPartition]) -> None:
         """Before they are given up: the last chance to commit."""
         if self.runner is not None:
             self.runner.revoked(places)
@@ -182,18 +182,18 @@ class Sharing:
         self.commits.auto_commit(places)
         self.commits.finish()
 
-    def _lose(self, consumer: Consumer, lost: list[Place]) -> None:
+    def _lose(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
         if lost:
             if self.runner is not None:
                 self.runner.lost(lost)
             self._drop(consumer, lost)
             _call(self.on_lost, lost)
 
-    def _drop(self, consumer: Consumer, places: list[Place]) -> None:
+    def _drop(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self.commits.forget(places)
         consumer._remove(places)
 
-    def _adopt(self, consumer: Consumer, places: list[Place]) -> None:
+    def _adopt(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         partitions = {place: self._core.topic(place[0]).partition(place[1]) for place in places}
         stored = self.commits.load(places)
         assert self.member is not None
@@ -209,7 +209,7 @@ class Sharing:
         self.commits.begins(fresh)
         consumer._add({partitions[place]: position for place, position in found.items()})
 
-    def _first(self, consumer: Consumer, place: Place, partition: Partition) -> Position:
+    def _first(self, consumer: Consumer, place: TopicPartition, partition: Partition) -> Position:
         """Where to start in a partition that the group has no offset for."""
         if self._reset == "error":
             assert self.member is not None
@@ -241,7 +241,7 @@ class Sharing:
                 member.leave()
 
 
-def _call(callback: Callback | None, places: list[Place]) -> None:
+def _call(callback: Callback | None, places: list[TopicPartition]) -> None:
     if callback is not None:
         callback(sorted(places))
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.store.names import RESERVED
+from klamm.types import TopicId, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -39,7 +40,7 @@ class Subscription:
             raise InvalidSetting("a consumer wants topics or a pattern, and not both")
         self._pattern = re.compile(pattern) if pattern is not None else None
         self._named: dict[str, list[int] | None] = {}
-        self._ids: dict[str, str] = {}  # of the topics that were named, so that one made anew is noticed
+        self._ids: dict[str, TopicId] = {}  # of the topics that were named, so that one made anew is noticed
         if isinstance(topics, str):
             self._named[topics] = None if partitions is None else _numbers(partitions)
         elif partitions is not None:
@@ -57,14 +58,14 @@ class Subscription:
             return {"pattern": self._pattern.pattern, "flags": self._pattern.flags}
         return {"topics": self._named}
 
-    def partitions(self, core: Core) -> dict[tuple[str, int], Partition]:
+    def partitions(self, core: Core) -> dict[TopicPartition, Partition]:
         """As the catalog has them now."""
         if self._pattern is not None:
             matching = self._pattern.fullmatch
             known = [each.name for each in core.catalog.topics()]
             names = [name for name in known if matching(name) and not name.startswith(RESERVED)]
             return _all_of([core.topic(name) for name in names])
-        found: dict[tuple[str, int], Partition] = {}
+        found: dict[TopicPartition, Partition] = {}
         for name, numbers in self._named.items():
             opened = core.topic(name)
             if self._ids.setdefault(name, opened.topic.id) != opened.topic.id:
@@ -85,7 +86,7 @@ def wanted_of(spelled: Any, topics: Iterable[str]) -> dict[str, list[int] | None
     return {name: named[name] for name in topics if name in named}
 
 
-def _all_of(topics: list[OpenTopic]) -> dict[tuple[str, int], Partition]:
+def _all_of(topics: list[OpenTopic]) -> dict[TopicPartition, Partition]:
     return {(each.name, number): each.partition(number) for each in topics for number in range(each.count)}
 
 

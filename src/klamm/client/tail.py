@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.client.consumer import Consumer
 from klamm.errors import InvalidSetting
+from klamm.types import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.serde import Serde
@@ -36,7 +37,7 @@ def _tail(
 
 
 def last_records(
-    core: Core, ends: Mapping[tuple[str, int], Position], n: Any, serde: Serde | None, key_serde: Serde | None
+    core: Core, ends: Mapping[TopicPartition, Position], n: Any, serde: Serde | None, key_serde: Serde | None
 ) -> list[Any]:
     """The last `n` records before those ends, by time."""
     _check(n)

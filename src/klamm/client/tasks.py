@@ -22,13 +22,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from klamm.types import TopicPartition
+
 if TYPE_CHECKING:
     from klamm.batch import Record
 
-__all__ = ["Place", "Task", "Tasks"]
-
-Place = tuple[str, int]
-"""(topic, partition)"""
+__all__ = ["Task", "Tasks"]
 
 
 class Task:
@@ -36,7 +35,7 @@ class Task:
 
     __slots__ = ("attempts", "chain", "done", "next_offset", "place", "record")
 
-    def __init__(self, record: Record, place: Place, chain: Any, next_offset: int) -> None:
+    def __init__(self, record: Record, place: TopicPartition, chain: Any, next_offset: int) -> None:
         self.record = record
         self.place = place
         self.chain = chain
@@ -56,7 +55,7 @@ class Tasks:
         self._ready: deque[Task] = deque()
         self._later: list[tuple[float, int, Task]] = []  # a heap
         self._behind: dict[Any, deque[Task]] = {}  # by chain; an entry, if empty, says that the chain is taken
-        self._running: Counter[Place] = Counter()
+        self._running: Counter[TopicPartition] = Counter()
         self._turn = itertools.count()
         self._ended = False
         self.count = 0
@@ -135,12 +134,12 @@ class Tasks:
         with self._mutex:
             return self._for_reader.wait_for(over, seconds)
 
-    def running(self, places: Iterable[Place] | None = None) -> int:
+    def running(self, places: Iterable[TopicPartition] | None = None) -> int:
         """Tasks that workers have at hand. To be asked inside of `wait`."""
         counts = self._running
         return sum(counts.values()) if places is None else sum(counts[place] for place in places)
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[TopicPartition]) -> None:
         """Forget what waits of those partitions. What runs, runs on."""
         gone = set(places)
         with self._mutex:

@@ -49,7 +49,7 @@ from klamm.store.groups import put_offsets
 from klamm.store.once import AlreadyCommitted, Once
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity, fenced
-from klamm.types import Batch
+from klamm.types import Batch, PartitionKey
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
     from klamm.store.lineage import Input
-    from klamm.store.transaction_state import PartitionKey
 
 __all__ = ["Pool", "Transaction"]
 

@@ -39,10 +39,10 @@ from klamm.batch import RECORDS
 from klamm.client.cursor import Reading, converted
 from klamm.client.dead_letters import DeadLetterBox, attempts_before
 from klamm.client.interrupt import Loop
-from klamm.client.tasks import Place, Task, Tasks
+from klamm.client.tasks import Task, Tasks
 from klamm.client.worker_process import CannotStart, WorkerProcess, pickled
 from klamm.errors import InvalidSetting, NotOwner, ReadOnly, StoreError
-from klamm.types import Batch, Position, RunReport
+from klamm.types import Batch, Position, RunReport, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.batch import Record
@@ -158,7 +158,7 @@ class _Run:
         self._by_key = by_key
         self._commit_every_s = commit_every_s
         self._tasks = Tasks()
-        self._progress: dict[Place, _Progress] = {}
+        self._progress: dict[TopicPartition, _Progress] = {}
         self._mutex = threading.Lock()
         self._killing = False
         self._counts = _Counts()
@@ -344,7 +344,7 @@ class _Run:
             progress.tasks.extend(tasks)
         self._tasks.put(tasks)
 
-    def _chain(self, place: Place, record: Record) -> Any:
+    def _chain(self, place: TopicPartition, record: Record) -> Any:
         if not self._by_key:
             return place
         return None if record.key is None else (place, record.key)
@@ -367,11 +367,11 @@ class _Run:
         if time.monotonic() >= self._committed_at + self._commit_every_s:
             self._commit()
 
-    def _commit(self, places: Iterable[Place] | None = None) -> None:
+    def _commit(self, places: Iterable[TopicPartition] | None = None) -> None:
         """What is done, in all partitions or in those."""
         if places is None:
             self._committed_at = time.monotonic()
-        done: dict[Place, Position] = {}
+        done: dict[TopicPartition, Position] = {}
         with self._mutex:
             for place in list(self._progress) if places is None else places:
                 progress = self._progress.get(place)
@@ -388,7 +388,7 @@ class _Run:
             except NotOwner:  # its new owner does it again
                 done = {place: position for place, position in done.items() if member.owns(*place)}
 
-    def revoked(self, places: Iterable[Place]) -> None:
+    def revoked(self, places: Iterable[TopicPartition]) -> None:
         """They go to somebody else when this returns."""
         places = list(places)
         tasks = self._tasks
@@ -399,7 +399,7 @@ class _Run:
         self._commit(places)
         self.lost(places)
 
-    def lost(self, places: Iterable[Place]) -> None:
+    def lost(self, places: Iterable[TopicPartition]) -> None:
         """They are somebody else's already."""
         places = list(places)
         self._tasks.drop(places)

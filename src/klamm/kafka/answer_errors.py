@@ -23,14 +23,14 @@ _DEPTHS = {PRODUCE.key: 0, FETCH.key: 0, METADATA.key: 1, DESCRIBE_TOPIC_PARTITI
 _ALL = 8
 
 
-class _Place(NamedTuple):
+class _ErrorCodeField(NamedTuple):
     """A struct that may bear a code, and the lists in it whose structs may."""
 
     has_code: bool
-    below: tuple[tuple[str, _Place], ...]
+    below: tuple[tuple[str, _ErrorCodeField], ...]
 
 
-_places: dict[int, _Place] = {}
+_places: dict[int, _ErrorCodeField] = {}
 
 
 def errors_in(api: Api, response: Struct) -> list[int]:
@@ -43,17 +43,17 @@ def errors_in(api: Api, response: Struct) -> list[int]:
     return found
 
 
-def _place(shape: Shape, depth: int) -> _Place:
+def _place(shape: Shape, depth: int) -> _ErrorCodeField:
     below = []
     for field in shape.fields if depth else ():
         if field.is_array and field.shape is not None:
             place = _place(field.shape, depth - 1)
             if place.has_code or place.below:
                 below.append((field.name, place))
-    return _Place(any(field.name == _CODE for field in shape.fields), tuple(below))
+    return _ErrorCodeField(any(field.name == _CODE for field in shape.fields), tuple(below))
 
 
-def _collect(place: _Place, part: Struct, found: list[int]) -> None:
+def _collect(place: _ErrorCodeField, part: Struct, found: list[int]) -> None:
     if place.has_code and part.error_code:
         found.append(int(part.error_code))
     for name, below in place.below:

@@ -29,6 +29,7 @@ from klamm.errors import KlammError
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.metrics import BOUNDS, Metrics
 from klamm.log import head
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -179,7 +180,7 @@ class ServerCollector(Collector):
         not_given.add_metric(["group_offsets"], hidden)
         yield not_given
 
-    def _offsets(self, topics: dict[str, Topic]) -> tuple[GaugeMetricFamily, GaugeMetricFamily, int]:
+    def _offsets(self, topics: dict[TopicId, Topic]) -> tuple[GaugeMetricFamily, GaugeMetricFamily, int]:
         offsets, lags = _family("klamm_group_offset"), _family("klamm_group_lag")
         given = left_out = 0
         for name in self._core.groups.names():

@@ -36,6 +36,7 @@ from klamm.errors import GroupBusy, InvalidSetting, KlammError
 from klamm.kafka.group_image import GroupImage, decoded, encoded
 from klamm.store.groups import Group, checked_name
 from klamm.store.wire_groups import Offsets, WireCommit, WireGroups
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -136,7 +137,7 @@ class GroupStore:
             self._batch = batch
         return (await asyncio.shield(batch.written))[place]
 
-    async def offsets(self, wanted: Iterable[tuple[str, Iterable[str] | None]]) -> list[Offsets | KlammError]:
+    async def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> list[Offsets | KlammError]:
         """What is committed: see WireGroups.offsets."""
         behind = self._last is not None and not self._last.done()
         run = self._broker.write if behind else self._broker.read

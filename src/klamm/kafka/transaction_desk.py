@@ -48,10 +48,10 @@ from klamm.store.transaction_state import (
     End,
     Init,
     Outcome,
-    PartitionKey,
     Row,
     Step,
 )
+from klamm.types import PartitionKey, TopicId
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -157,12 +157,12 @@ class TransactionDesk:
         error = await broker.write(self.add_partitions, transactional_id, producer_id, epoch, list(keys))
         return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
 
-    def has_pending(self, group: str, topic_id: str, partition: int) -> bool:
+    def has_pending(self, group: str, topic_id: TopicId, partition: int) -> bool:
         """Whether a transaction that is not over may move the group there."""
         key = (group, topic_id, partition)
         return any(key in keys for keys in list(self._pending.values()))
 
-    def pending_offsets(self, group: str) -> set[tuple[str, int]]:
+    def pending_offsets(self, group: str) -> set[PartitionKey]:
         """Topic id and partition of all those."""
         return {key[1:] for keys in list(self._pending.values()) for key in keys if key[0] == group}
 

@@ -8,6 +8,7 @@ a result >= 0, -errno, or one of the codes below; `Log` passes them on, and part
 import os
 import struct
 from collections import namedtuple
+from enum import IntEnum
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -28,13 +29,6 @@ DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY = FLAG_DELETED, FLAG_READ_ONLY, 
 NEW_HEAD = FLAG_NEW_HEAD
 OPENED, ROLLED, RECOVERY_POINT = EVENT_OPENED, EVENT_ROLLED, EVENT_RECOVERY_POINT
 MISSING_INDEX = EVENT_MISSING_INDEX
-RESULTS = {
-    R_DELETED: "deleted", R_READ_ONLY: "read_only", R_SYNC_FAILED: "sync_failed", R_NEEDS_RECOVERY: "needs_recovery",
-    R_SETTINGS_CHANGED: "settings_changed", R_DAMAGED_HEAD: "damaged_head", R_SHORT_SEGMENT: "short_segment",
-    R_ABANDONED: "abandoned", R_NEEDS_PRODUCERS: "needs_producers", R_FENCED: "fenced", R_OUT_OF_ORDER: "out_of_order",
-    R_NOT_PLAIN: "not_plain", R_ENDED: "ended", R_ELSEWHERE: "elsewhere", R_OLDER_HEAD: "older_head",
-    R_TOO_FAR_AHEAD: "too_far_ahead", R_TOO_MANY_PRODUCERS: "too_many_producers",
-}
 Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
 Evidence = namedtuple("Evidence", "exists flushed_offset next_offset log_start leader_epoch had_point")
 MAGIC = b"KLAMMHDS"
@@ -65,7 +59,7 @@ cdef class Log:
                   identity=None):
         """`lock_file`: a LockFile, which bounds waits and names holders. Without it and `life` it can only be read.
 
-        `identity`: topic id and number of the partition. RuntimeError("deleted") if the slot is another one's by now.
+        `identity`: topic id and number of the partition. HeadResult (DELETED) if the slot is another one's by now.
         """
         cdef bytes path = os.fsencode(directory) + b"/"
         if len(path) >= PATH_ROOM:
@@ -116,7 +110,7 @@ cdef class Log:
                int64_t at=-1):
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
 
-        Its base offset, or a negative result: -errno, or a key of RESULTS. `same_epoch`: see Partition.append_marker.
+        Its base offset, or a negative result: -errno, or a Result. `same_epoch`: see Partition.append_marker.
         `at`: the offset it has to get; -1: whichever it is. StoreBusy if the lock is not free in time.
         """
         cdef int64_t result
@@ -377,7 +371,7 @@ cdef class Log:
         return self.lock_file.hold(self.w.first_byte + POINT, what=f"{self.directory}: lock of the recovery point")
 
     def sync(self, int64_t end_offset):
-        """Return when everything below `end_offset` is on disk. RuntimeError("sync_failed") or OSError if it is not.
+        """Return when everything below `end_offset` is on disk. HeadResult (SYNC_FAILED) or OSError if it is not.
 
         StoreBusy if another process syncs and does not come to an end.
         """

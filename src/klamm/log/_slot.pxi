@@ -235,7 +235,36 @@ cdef object as_snapshot(const Commit *c):
     return Snapshot(c.next_offset, c.active_base, c.position, c.stable_offset, c.max_timestamp, c.log_start, c.seq, c.leader_epoch)
 
 
+class Result(IntEnum):
+    """What a native call returns instead of an offset, besides -errno."""
+    DELETED = R_DELETED
+    READ_ONLY = R_READ_ONLY
+    SYNC_FAILED = R_SYNC_FAILED
+    NEEDS_RECOVERY = R_NEEDS_RECOVERY
+    SETTINGS_CHANGED = R_SETTINGS_CHANGED
+    DAMAGED_HEAD = R_DAMAGED_HEAD
+    SHORT_SEGMENT = R_SHORT_SEGMENT
+    ABANDONED = R_ABANDONED
+    NEEDS_PRODUCERS = R_NEEDS_PRODUCERS
+    FENCED = R_FENCED
+    OUT_OF_ORDER = R_OUT_OF_ORDER
+    NOT_PLAIN = R_NOT_PLAIN
+    ENDED = R_ENDED
+    ELSEWHERE = R_ELSEWHERE
+    TOO_FAR_AHEAD = R_TOO_FAR_AHEAD
+    OLDER_HEAD = R_OLDER_HEAD
+    TOO_MANY_PRODUCERS = R_TOO_MANY_PRODUCERS
+
+
+class HeadResult(Exception):
+    """A native call that returns no number has a Result. Partition raises one of our errors in its place."""
+
+    def __init__(self, result, directory):
+        super().__init__(f"{directory}: {result.name}")
+        self.result = result
+
+
 cdef object result_error(int64_t result, directory):
-    if result in RESULTS:
-        return RuntimeError(RESULTS[result])
+    if result <= R_DELETED:
+        return HeadResult(Result(result), directory)
     return OSError(-result, os.strerror(-result), directory)

@@ -87,15 +87,16 @@ from klamm.log._head import (
     OPENED,
     READ_ONLY,
     RECOVERY_POINT,
-    RESULTS,
     ROLLED,
     SLOT_BYTES,
     SYNC_FAILED,
     Chime,
     Evidence,
+    HeadResult,
     Heads,
     Life,
     Log,
+    Result,
     Snapshot,
     Watch,
     blank_slots,
@@ -116,15 +117,16 @@ __all__ = [
     "OPENED",
     "READ_ONLY",
     "RECOVERY_POINT",
-    "RESULTS",
     "ROLLED",
     "SLOT_BYTES",
     "SYNC_FAILED",
     "Chime",
     "Evidence",
+    "HeadResult",
     "Heads",
     "Life",
     "Log",
+    "Result",
     "Snapshot",
     "Watch",
     "blank_slots",
@@ -143,16 +145,16 @@ def sync(log: Log, end_offset: int) -> None:
     """Return when everything below `end_offset` is on disk: synced here, or by another process meanwhile."""
     try:
         log.sync(end_offset)
-    except (OSError, RuntimeError) as error:
+    except (OSError, HeadResult) as error:
         raise _sync_failed(log, error) from error
 
 
-def _sync_failed(log: Log, error: OSError | RuntimeError) -> Exception:
+def _sync_failed(log: Log, error: OSError | HeadResult) -> Exception:
     if isinstance(error, OSError):
         return SyncFailed(
             f"{log.directory}: cannot sync: {error.strerror}",
             hint="nothing acknowledged is lost; appends go on when the disk does",
         )
-    if str(error) == "sync_failed":
+    if error.result is Result.SYNC_FAILED:
         return SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died or was stopped")
     return error

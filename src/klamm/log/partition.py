@@ -1,4 +1,4 @@
-"""One partition of a topic: append, sync, read, look up, clean. Everything above this room uses it through here.
+"""One partition of a topic: append, sync, read, look up. The packages above `log` use it through here.
 
 The native `append` gives a result or says what is in its way; here that is seen to (a directory made, settings loaded
 again, a log recovered) and the append tried again, or it becomes an exception.
@@ -41,18 +41,18 @@ from klamm.log import (
     segment,
     timestamps,
 )
-from klamm.log.housekeeping import Housekeeping, LogSettings
+from klamm.log.housekeeping import Housekeeping
 from klamm.log.index_rebuild import IndexRebuild
+from klamm.log.log_settings import LogSettings
 from klamm.log.reader import Reader
 from klamm.log.sealed import Lack
+from klamm.types import TopicId
 
-__all__ = ["Ends", "LogSettings", "Partition"]
+__all__ = ["Ends", "Partition"]
 
 _log = logging.getLogger("klamm")
 _PATIENCE = 20  # so often an obstacle is removed that is there again
-_NOT_PLAIN, _OLDER_HEAD = (
-    next(code for code, name in head.RESULTS.items() if name == wanted) for wanted in ("not_plain", "older_head")
-)
+_NOT_PLAIN = int(head.Result.NOT_PLAIN)
 
 
 class Ends(NamedTuple):
@@ -65,7 +65,7 @@ class Ends(NamedTuple):
     leader_epoch: int
 
 
-class Partition(Housekeeping):
+class Partition:
     """Opened once a process and shared by its threads; closed by its store."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Partition(Housekeeping):
         reload: Callable[[Partition], None],
         on_event: Callable[[Partition, int], None],
         boots: int = 0,
-        topic_id: str | None = None,
+        topic_id: TopicId | None = None,
         life: head.Life | None = None,
     ) -> None:
         """Without `lock` and `life` it can only be read. `reload` is called when the catalog has changed."""
@@ -91,8 +91,8 @@ class Partition(Housekeeping):
         self.number = number
         self.slot = slot
         self.directory = directory
-        self._heads = heads
-        self._lock = lock
+        self.heads = heads
+        self.lock = lock
         self._reload, self._on_event = reload, on_event
         self._boots = boots
         self._epochs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
@@ -102,7 +102,7 @@ class Partition(Housekeeping):
         self._appended = False
         self.recovered: list[aborted.Aborted] | None = None
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
-        self._indexes = IndexRebuild()
+        self.index_rebuild = IndexRebuild()
         self._listed: tuple[tuple[int, int], point.Point | Lack] = (-1, -1), Lack.MISSING  # and its recovery point
         self.contiguous = not cleaned.exists(directory)
         self.settings = settings
@@ -116,11 +116,11 @@ class Partition(Housekeeping):
         """Recover if `heads` is older than the log."""
         try:
             older = recovery.is_older(self.log)
-        except (RuntimeError, OSError):
+        except (head.HeadResult, OSError):
             return  # a damaged head, or a segment that expired just now: use will tell
         if older and not self.log.flags & head.DELETED:
-            if self._lock is None:
-                raise results.error_of(self, _OLDER_HEAD)
+            if self.lock is None:
+                raise results.error_of(self, head.Result.OLDER_HEAD)
             self._recover_older()
 
     def _recover_older(self) -> None:
@@ -141,7 +141,7 @@ class Partition(Housekeeping):
         self._read_first = self._keyed or settings.timestamp_limits_ms[0] < timestamps.NO_LIMIT
         self._checked = self._stamps or self._read_first
         self._plain = settings.max_message_bytes >= head.ONE_BYTES and not self._checked
-        if self._lock is not None:
+        if self.lock is not None:
             self.log.configure(
                 segment_bytes=settings.segment_bytes,
                 segment_ms=settings.segment_ms,
@@ -154,7 +154,15 @@ class Partition(Housekeeping):
 
     @property
     def is_read_only(self) -> bool:
-        return self._lock is None
+        return self.lock is None
+
+    def read_only_error(self) -> ReadOnly:
+        return ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
+
+    @property
+    def housekeeping(self) -> Housekeeping:
+        """What removes records and compacts. The partition does not hold it: a cycle would outlive the store."""
+        return Housekeeping(self)
 
     @property
     def is_compacted(self) -> bool:
@@ -204,7 +212,7 @@ class Partition(Housekeeping):
 
     def now_ms(self) -> int:
         """What the store's clock shows: the time of a record that is given none."""
-        return self._heads.wall_ms()
+        return self.heads.wall_ms()
 
     def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
         """The same, but None if somebody else holds the append lock just now."""
@@ -248,7 +256,7 @@ class Partition(Housekeeping):
         `same_epoch`: the transaction's epoch is `epoch` itself, and the next one's may be, too. It is ended where it is
         open; elsewhere nothing is written (None). Only who knows that no next one has begun may do this.
         """
-        batch = marker(producer_id, epoch, commit=commit, timestamp=self._heads.wall_ms())
+        batch = marker(producer_id, epoch, commit=commit, timestamp=self.heads.wall_ms())
         try:
             result = self.log.append(batch, len(batch), True, same_epoch)
             return self._settle(result, batch, len(batch), same_epoch=same_epoch)
@@ -258,13 +266,13 @@ class Partition(Housekeeping):
     def open_transactions(self) -> list[tuple[int, int, int]]:
         """Producer id, epoch and first offset of each transaction that has no marker here."""
         now = self.snapshot()
-        if self._lock is None or now.stable_offset == now.next_offset:
+        if self.lock is None or now.stable_offset == now.next_offset:
             return []
         states = self._list_producers(only_open=True)
         return [(producer_id, batches[-1][3], first) for producer_id, first, _, batches in states if first >= 0]
 
     def _list_producers(self, *, only_open: bool) -> list[producers.ProducerState]:
-        if self._lock is None or not self._has_producers():
+        if self.lock is None or not self.has_producers():
             return []
         with self.log.append_lock():
             producer_recovery.use_table(self)
@@ -285,7 +293,7 @@ class Partition(Housekeeping):
         if self._read_first:
             self._check_records(batch, size)
         if self._stamps:
-            patch.stamp(batch, size, self._heads.wall_ms())
+            patch.stamp(batch, size, self.heads.wall_ms())
 
     def _check_records(self, batch: bytearray | memoryview | bytes, size: int) -> None:
         """Check keys and timestamps: of batches from elsewhere, and of our own in case the settings have changed."""
@@ -301,7 +309,7 @@ class Partition(Housekeeping):
 
     def timestamp_bounds(self) -> tuple[int, int]:
         """Return the earliest and the latest timestamp that the topic accepts now."""
-        return timestamps.bounds(self._heads, self.settings.timestamp_limits_ms)
+        return timestamps.bounds(self.heads, self.settings.timestamp_limits_ms)
 
     def _bad_timestamp(self, batch: bytearray | memoryview | bytes, size: int) -> KlammError:
         where = f"{self.topic}/{self.number}"
@@ -320,14 +328,13 @@ class Partition(Housekeeping):
         tries = 0
         while result < 0:
             tries += 1
-            what = head.RESULTS.get(result)
-            if what == "too_far_ahead":
+            if result == head.Result.TOO_FAR_AHEAD:
                 raise self._bad_timestamp(batch, size)
             try:
                 self._see_to(result, tries)
             except OSError as error:
                 raise results.error_of(self, -(error.errno or errno.EIO)) from error
-            if self._read_first and what == "settings_changed":
+            if self._read_first and result == head.Result.SETTINGS_CHANGED:
                 self._check_records(batch, size)
             result = self.log.append(batch, size, True, same_epoch, at)
         events = self.log.take_events()
@@ -338,22 +345,21 @@ class Partition(Housekeeping):
 
     def _see_to(self, result: int, tries: int) -> None:
         """Remove an obstacle, or raise it."""
-        what = head.RESULTS.get(result)
         if tries > _PATIENCE:
-            raise LogError(f"{self.directory}: cannot append: {what or os.strerror(-result)}, again and again")
-        if what == "settings_changed":
+            raise LogError(f"{self.directory}: cannot append: {results.text_of(result)}, again and again")
+        if result == head.Result.SETTINGS_CHANGED:
             self._reload(self)
-        elif what == "needs_recovery":
+        elif result == head.Result.NEEDS_RECOVERY:
             self._recover()
-        elif what == "older_head":
+        elif result == head.Result.OLDER_HEAD:
             self._recover_older()
-        elif what == "sync_failed":
+        elif result == head.Result.SYNC_FAILED:
             self.heal()
-        elif what == "needs_producers":
+        elif result == head.Result.NEEDS_PRODUCERS:
             with self.log.append_lock():
                 producer_recovery.use_table(self, grow=True)
         elif result == -errno.ENOENT:
-            with self._told():  # their names are synced by the first sync
+            with self.translate_errors():  # their names are synced by the first sync
                 files.make_directory(os.path.dirname(self.directory))
                 files.make_directory(self.directory)
         elif result in (-errno.EMFILE, -errno.ENFILE) and tries == 1:
@@ -365,21 +371,21 @@ class Partition(Housekeeping):
 
     def sync(self, upto: int) -> None:
         """Return when everything below `upto` is on disk."""
-        if self._lock is None:
-            raise ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
+        if self.lock is None:
+            raise self.read_only_error()
         try:
             head.sync(self.log, upto)
         except SyncFailed:
             self.heal()
-            self._healed(lambda: head.sync(self.log, upto))
-        except RuntimeError as error:
-            raise self._from_runtime(error) from None
+            self.repeat_sync(lambda: head.sync(self.log, upto))
+        except head.HeadResult as error:
+            raise results.error_of(self, error.result) from None
 
     def heal(self) -> bool:
         """After a failed sync: write again what it may have dropped. False if this process may not write."""
-        if self._lock is None:
+        if self.lock is None:
             return False
-        with self._told():
+        with self.translate_errors():
             recovery.heal(self.log)  # what is not synced was never compacted: there are no gaps
         return True
 
@@ -389,16 +395,16 @@ class Partition(Housekeeping):
         If nothing came since the last one, only when it is wanted `anew`: recovery notes how far without a snapshot.
         """
         log = self.log
-        if self._lock is None or log.flags & (head.DELETED | head.NEEDS_RECOVERY):
+        if self.lock is None or log.flags & (head.DELETED | head.NEEDS_RECOVERY):
             return
         now = log.snapshot()
         if log.recovery_point == (now.active_base, now.position) and not anew:
             return
-        with self._told():
-            self._healed(self._write_point)
+        with self.translate_errors():
+            self.repeat_sync(self._write_point)
 
-    def _healed(self, action: Callable[[], None]) -> None:
-        """Do what syncs; again if that failed, or whoever synced last was killed, which may happen more than once."""
+    def repeat_sync(self, action: Callable[[], None]) -> None:
+        """Do what syncs, and again after a failed sync was rewritten: processes that sync may be killed one by one."""
         for _ in range(_PATIENCE):
             try:
                 action()
@@ -412,7 +418,7 @@ class Partition(Housekeeping):
         log = self.log
         states: bytes | None = None
         snapshot_offset = -1
-        if self._has_producers():
+        if self.has_producers():
             with log.append_lock():
                 producer_recovery.use_table(self)
                 states, snapshot_offset = log.pack_producers(), log.snapshot().next_offset
@@ -434,31 +440,31 @@ class Partition(Housekeeping):
             point.store(self.directory, point.Point(*places, known.epochs, snapshot, compacted))
             log.set_recovery_point(now.active_base, now.position)
 
-    def _has_producers(self) -> bool:
+    def has_producers(self) -> bool:
         """Return whether a producer with an id ever wrote to this log."""
         return os.path.exists(f"{self.directory}/producers") or self.log.producers_seq > 0
 
     def _recover(self) -> None:
-        if self._lock is not None:
-            reserve.lend(os.path.dirname(self._heads.path))
-        with self._told():
+        if self.lock is not None:
+            reserve.lend(os.path.dirname(self.heads.path))
+        with self.translate_errors():
             self.look_for_gaps()
             self.recovered = recovery.recover(
                 self.log,
-                clock_ms=self._heads.clock_ms(),
+                clock_ms=self.heads.clock_ms(),
                 interval=self.settings.index_interval_bytes,
                 contiguous=self.contiguous,
-                dry=self._lock is None,
+                dry=self.lock is None,
                 boots=self._boots,
             )
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What the system or the head says, as one of our errors."""
+    def translate_errors(self) -> Iterator[None]:
+        """Raise what the system or the head reports in the `with` block as one of our errors."""
         try:
             yield
-        except RuntimeError as error:
-            raise self._from_runtime(error) from None
+        except head.HeadResult as error:
+            raise results.error_of(self, error.result) from None
         except OSError as error:
             told = files.disk_full(error, self.directory)
             if isinstance(told, OSError):
@@ -474,12 +480,8 @@ class Partition(Housekeeping):
         """The latest commit."""
         try:
             return self.log.snapshot()
-        except RuntimeError as error:
-            raise self._from_runtime(error) from None
-
-    def _from_runtime(self, error: RuntimeError) -> KlammError:
-        code = next(code for code, name in head.RESULTS.items() if name == str(error))
-        return results.error_of(self, code)
+        except head.HeadResult as error:
+            raise results.error_of(self, error.result) from None
 
     def refuse_deleted(self) -> None:
         if self.log.flags & head.DELETED:
@@ -534,7 +536,7 @@ class Partition(Housekeeping):
 
     def miss_index(self) -> None:
         """Have missing indexes of closed segments made again, in the background."""
-        if self._lock is not None:
+        if self.lock is not None:
             self._on_event(self, head.MISSING_INDEX)
 
     def reader(self, offset: int, *, committed: bool = True) -> Reader:
@@ -571,7 +573,11 @@ class Partition(Housekeeping):
 
     def mark_deleted(self) -> None:
         """From now on nobody appends or reads. Under the append lock, so that no append is on its way."""
-        with suppress(UnknownTopic), self._told(), self.log.append_lock():  # suppressed: another process was faster
+        with (
+            suppress(UnknownTopic),
+            self.translate_errors(),
+            self.log.append_lock(),
+        ):  # suppressed: another process was faster
             self.log.set_flags(head.DELETED)
         self.log.ring()
 

@@ -191,7 +191,7 @@ def restore_lost_aborted(partition: Partition, base: int) -> None:
             position=0,
             hint="open the store for writing once: the file is made again from the log",
         )
-    with partition._told(), log.append_lock():
+    with partition.translate_errors(), log.append_lock():
         restore(log, log.snapshot().next_offset, point.load(log.directory), whole=True)
         log.bump_segments_version()
     partition.checkpoint(anew=True)

@@ -113,7 +113,7 @@ class Range:
         return _os.pread(self.file.fd, self.size, self.position)
 
 
-class _Place(NamedTuple):
+class _FilePosition(NamedTuple):
     base: int
     position: int
     inode: int
@@ -126,7 +126,7 @@ class Ranges:
         self._partition = partition
         self._files = files
         self._version = -1
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _FilePosition] = {}
         self._aborted = AbortedSpans(partition)
 
     def find(self, offset: int, max_bytes: int, limit: int, now: Snapshot, *, at_least_one: bool) -> Range | None:
@@ -178,7 +178,7 @@ class Ranges:
         if end <= place.position:
             return None
         if following >= 0:
-            self._remember(following, _Place(place.base, end, place.inode))
+            self._remember(following, _FilePosition(place.base, end, place.inode))
         return Range(file, place.position, end - place.position, place.base, following)
 
     def is_followed(self, found: Range, limit: int, now: Snapshot) -> bool:
@@ -206,19 +206,19 @@ class Ranges:
             raise self._partition.out_of_range(offset, now)
         return now
 
-    def _remember(self, offset: int, place: _Place) -> None:
+    def _remember(self, offset: int, place: _FilePosition) -> None:
         self._places.pop(offset, None)
         self._places[offset] = place
         if len(self._places) > _MOST_PLACES:
             del self._places[next(iter(self._places))]
 
-    def _look_up(self, offset: int, now: Snapshot) -> _Place:
+    def _look_up(self, offset: int, now: Snapshot) -> _FilePosition:
         with Reader(self._partition, offset, committed=False) as reader:
-            place = _Place(*reader.place(now))
+            place = _FilePosition(*reader.place(now))
         self._remember(offset, place)
         return place
 
-    def _end_before(self, limit: int, place: _Place, now: Snapshot, end: int, following: int) -> tuple[int, int]:
+    def _end_before(self, limit: int, place: _FilePosition, now: Snapshot, end: int, following: int) -> tuple[int, int]:
         """Where the batch of offset `limit` begins, if that is in the same segment."""
         found = self._places.get(limit) or self._look_up(limit, now)
         if found.base == place.base and found.inode == place.inode:
@@ -226,7 +226,13 @@ class Ranges:
         return end, following
 
     def _cut(
-        self, file: SegmentFile, place: _Place, end: int, max_bytes: int, at_least_one: bool, active_end: int | None
+        self,
+        file: SegmentFile,
+        place: _FilePosition,
+        end: int,
+        max_bytes: int,
+        at_least_one: bool,
+        active_end: int | None,
     ) -> tuple[int, int]:
         """Return a boundary of batches within `max_bytes`, and the offset there. `active_end`: see Index, `upto`."""
         upto = place.position + max_bytes

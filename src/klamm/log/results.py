@@ -17,12 +17,12 @@ from klamm.errors import (
     ReadOnly,
     UnknownTopic,
 )
-from klamm.log import head
+from klamm.log.head import SLOT_BYTES, Result
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
 
-__all__ = ["Ended", "error_of"]
+__all__ = ["Ended", "error_of", "text_of"]
 
 
 class Ended(LogError):
@@ -31,50 +31,54 @@ class Ended(LogError):
 
 def error_of(partition: Partition, result: int) -> KlammError:
     """Return the error for a negative result of a native call."""
-    what = head.RESULTS.get(result)
     where = f"{partition.topic}/{partition.number}"
-    if what == "deleted":
+    if result == Result.DELETED:
         return UnknownTopic(f"{partition.topic}: the topic was deleted")
-    if what == "read_only" or result == -errno.EROFS or (result == -errno.EBADF and partition.is_read_only):
+    if result == Result.READ_ONLY or result == -errno.EROFS or (result == -errno.EBADF and partition.is_read_only):
         return ReadOnly(f"{where}: opened for reading only")
-    if what == "older_head":
+    if result == Result.OLDER_HEAD:
         return CorruptBatch(
-            f"{partition._heads.path}: is older than the log of {where}: was it put back from a backup?",
-            path=partition._heads.path,
-            position=partition.slot * head.SLOT_BYTES,
+            f"{partition.heads.path}: is older than the log of {where}: was it put back from a backup?",
+            path=partition.heads.path,
+            position=partition.slot * SLOT_BYTES,
             hint="open the store for writing once: the head is made again from the log",
         )
-    if what == "damaged_head":
-        position = partition.slot * head.SLOT_BYTES
+    if result == Result.DAMAGED_HEAD:
+        position = partition.slot * SLOT_BYTES
         return CorruptBatch(
-            f"{partition._heads.path}: byte {position}: the head of {where} is damaged",
-            path=partition._heads.path,
+            f"{partition.heads.path}: byte {position}: the head of {where} is damaged",
+            path=partition.heads.path,
             position=position,
             hint="run `check(repair=True)` on the store: it rebuilds the head from the log",
         )
-    if what == "short_segment":
+    if result == Result.SHORT_SEGMENT:
         return CorruptBatch(
             f"{partition.directory}: the active segment is shorter than what was committed",
             path=partition.directory,
             hint="somebody cut or removed a file; run `check(repair=True)` on the store",
         )
-    if what == "abandoned":
+    if result == Result.ABANDONED:
         return Forked(f"{where}: used after its store was closed, or in a forked child", hint="open the store anew")
-    if what == "fenced":
+    if result == Result.FENCED:
         return Fenced(f"{where}: a producer with a newer epoch has taken over this producer id")
-    if what == "ended":
+    if result == Result.ENDED:
         return Ended(f"{where}: the transaction is over")
-    if what == "elsewhere":
+    if result == Result.ELSEWHERE:
         return LogError(
             f"{where}: goes on at offset {partition.snapshot().next_offset}: somebody else has appended to it"
         )
-    if what == "out_of_order":
+    if result == Result.OUT_OF_ORDER:
         return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
-    if what == "too_many_producers":
+    if result == Result.TOO_MANY_PRODUCERS:
         return LogError(
             f"{where}: the table of producers is full, and each of them has an open transaction",
             hint="commit or abort transactions, or wait until they time out",
         )
     if result in (-errno.ENOSPC, -errno.EDQUOT):
         return DiskFull(f"{where}: no space left on the device", hint="nothing was appended; free some space")
-    return LogError(f"{where}: cannot append: {os.strerror(-result)}")
+    return LogError(f"{where}: cannot append: {text_of(result)}")
+
+
+def text_of(result: int) -> str:
+    """Return a negative result of a native call in words."""
+    return Result(result).name.lower().replace("_", " ") if result <= Result.DELETED else os.strerror(-result)

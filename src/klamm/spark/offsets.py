@@ -26,8 +26,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from klamm.errors import InvalidSetting
+from klamm.types import TopicId
 
-__all__ = ["EARLIEST", "LATEST", "OURS", "Bound", "Place", "StreamOffsets", "parse_bound", "parse_offset_map"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "OURS",
+    "Bound",
+    "StreamOffsets",
+    "TopicIdPartition",
+    "parse_bound",
+    "parse_offset_map",
+]
 
 EARLIEST = -2
 LATEST = -1
@@ -36,11 +46,11 @@ OURS = "@klamm"
 _EXAMPLE = 'want "earliest", "latest" or JSON such as {"orders": {"0": 23, "1": -2}}'
 
 
-class Place(NamedTuple):
+class TopicIdPartition(NamedTuple):
     """A partition of a topic; the topic's id is the one it had."""
 
     topic: str
-    topic_id: str
+    topic_id: TopicId
     partition: int
 
     def __str__(self) -> str:
@@ -74,7 +84,7 @@ class Bound:
                 hint="name every partition; -2 is its earliest offset, -1 its latest",
             )
 
-    def at(self, place: Place) -> int:
+    def at(self, place: TopicIdPartition) -> int:
         """The offset, EARLIEST or LATEST; only if it is no time."""
         if self.everywhere is not None:
             return self.everywhere
@@ -128,15 +138,15 @@ class StreamOffsets:
     """How far a stream has come: what Spark keeps in its checkpoint and hands back to us."""
 
     store_id: str
-    offsets: Mapping[Place, int]
-    epochs: Mapping[Place, int] = field(default_factory=dict)
-    origin: Mapping[Place, int] | None = None
+    offsets: Mapping[TopicIdPartition, int]
+    epochs: Mapping[TopicIdPartition, int] = field(default_factory=dict)
+    origin: Mapping[TopicIdPartition, int] | None = None
     """Where the micro-batch that ends here begins, if it is the query's first."""
 
-    def get(self, place: Place) -> int | None:
+    def get(self, place: TopicIdPartition) -> int | None:
         return self.offsets.get(place)
 
-    def epoch(self, place: Place) -> int:
+    def epoch(self, place: TopicIdPartition) -> int:
         """Return the leader epoch of the record before the offset; -1 if it is not known."""
         return self.epochs.get(place, -1)
 
@@ -146,11 +156,11 @@ class StreamOffsets:
             other.epoch(place) in (-1, self.epoch(place)) for place in self.offsets
         )
 
-    def topics(self) -> dict[str, str]:
+    def topics(self) -> dict[str, TopicId]:
         """The id that each topic had."""
         return {place.topic: place.topic_id for place in sorted(self.offsets)}
 
-    def __iter__(self) -> Iterator[tuple[Place, int]]:
+    def __iter__(self) -> Iterator[tuple[TopicIdPartition, int]]:
         for place in sorted(self.offsets):
             yield place, self.offsets[place]
 
@@ -185,16 +195,16 @@ class StreamOffsets:
             ) from None
 
 
-def _by_topic(numbers: Mapping[Place, int]) -> dict[str, Any]:
+def _by_topic(numbers: Mapping[TopicIdPartition, int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place in sorted(numbers):
         found.setdefault(place.topic, {})[str(place.partition)] = numbers[place]
     return found
 
 
-def _by_place(topics: Mapping[str, Mapping[str, Any]], ids: Mapping[str, str]) -> dict[Place, int]:
+def _by_place(topics: Mapping[str, Mapping[str, Any]], ids: Mapping[str, TopicId]) -> dict[TopicIdPartition, int]:
     return {
-        Place(topic, ids[topic], int(partition)): int(number)
+        TopicIdPartition(topic, ids[topic], int(partition)): int(number)
         for topic, numbers in topics.items()
         for partition, number in numbers.items()
     }

@@ -28,7 +28,7 @@ from klamm.batch import walk
 from klamm.client.start import resume_at
 from klamm.errors import InvalidSetting, KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
 from klamm.log import lookup
-from klamm.spark.offsets import EARLIEST, LATEST, Bound, Place, StreamOffsets
+from klamm.spark.offsets import EARLIEST, LATEST, Bound, StreamOffsets, TopicIdPartition
 from klamm.spark.pushdown import EVERYTHING, Wanted
 from klamm.store.directory import Core, acquire, release
 from klamm.types import Position
@@ -45,7 +45,7 @@ _log = logging.getLogger("klamm.spark")
 class Range(NamedTuple):
     """Offsets [start, end) of a partition."""
 
-    place: Place
+    place: TopicIdPartition
     start: int
     end: int
 
@@ -70,7 +70,7 @@ class Planner:
 
     # ---- what there is
 
-    def places(self, *, strict: bool) -> dict[Place, Partition]:
+    def places(self, *, strict: bool) -> dict[TopicIdPartition, Partition]:
         """The partitions that are subscribed to. `strict`: those that were named have to be there."""
         subscription = self._options.subscription
         if subscription.pattern is not None:
@@ -84,11 +84,11 @@ class Planner:
                 except UnknownTopic:
                     if strict:
                         raise
-        found: dict[Place, Partition] = {}
+        found: dict[TopicIdPartition, Partition] = {}
         for each in opened:
             for number in subscription.partitions(each.name, each.count):
                 if strict or number < each.count:
-                    found[Place(each.name, each.topic.id, number)] = each.partition(number)
+                    found[TopicIdPartition(each.name, each.topic.id, number)] = each.partition(number)
         return found
 
     def _readable(self, ends: Ends) -> int:
@@ -108,7 +108,7 @@ class Planner:
         found = lookup.first_since(partition, timestamp_ms)
         return None if found is None else found.offset
 
-    def _resolve(self, bound: Bound, place: Place, partition: Partition, ends: Ends) -> int:
+    def _resolve(self, bound: Bound, place: TopicIdPartition, partition: Partition, ends: Ends) -> int:
         readable = self._readable(ends)
         if bound.timestamp_ms is not None:
             found = self._since(partition, bound.timestamp_ms)
@@ -126,14 +126,14 @@ class Planner:
             self._told.add(error.message)
             _log.warning("%s; going on, as failOnDataLoss is false", error.message)
 
-    def _first_left(self, place: Place, start: int, ends: Ends) -> int:
+    def _first_left(self, place: TopicIdPartition, start: int, ends: Ends) -> int:
         """`start`, or where the log starts by now."""
         if start < ends.start:
             self.lose(gone(place, start, ends))
             return ends.start
         return start
 
-    def _resumed(self, place: Place, partition: Partition, offsets: StreamOffsets) -> int:
+    def _resumed(self, place: TopicIdPartition, partition: Partition, offsets: StreamOffsets) -> int:
         """Return the offset of `place`, or where its leader epoch ended before it (P5)."""
         offset = offsets.get(place) or 0
         end = resume_at(partition, Position(offset, offsets.epoch(place))).offset
@@ -166,7 +166,7 @@ class Planner:
                     ranges.append(Range(place, start, self._secured(partition, end)))
         return self._split(ranges, here)
 
-    def _out_of_range(self, place: Place, start: int, end: int, ends: Ends) -> OffsetOutOfRange:
+    def _out_of_range(self, place: TopicIdPartition, start: int, end: int, ends: Ends) -> OffsetOutOfRange:
         readable = self._readable(ends)
         why = f", for a transaction is open from there on to {ends.end}" if readable < min(ends.end, end) else ""
         return OffsetOutOfRange(
@@ -192,7 +192,7 @@ class Planner:
             offsets[place] = self._secured(partition, self._first_left(place, start, ends))
         return StreamOffsets(self.store_id, offsets)
 
-    def newest(self) -> dict[Place, int]:
+    def newest(self) -> dict[TopicIdPartition, int]:
         """Up to where records can be read now."""
         found = {}
         for place, partition in self.places(strict=False).items():
@@ -203,14 +203,14 @@ class Planner:
         return found
 
     def latest(
-        self, start: StreamOffsets, limit: int | None = None, target: Mapping[Place, int] | None = None
+        self, start: StreamOffsets, limit: int | None = None, target: Mapping[TopicIdPartition, int] | None = None
     ) -> StreamOffsets:
         """Where the next micro-batch ends: at most `limit` offsets further, and not beyond `target`."""
         self._refuse_other_source(start)
         here = self.places(strict=False)
         self._look_for_gone(start, here)
-        begins: dict[Place, int] = {}
-        sizes: dict[Place, int] = {}
+        begins: dict[TopicIdPartition, int] = {}
+        sizes: dict[TopicIdPartition, int] = {}
         for place, partition in here.items():
             known = start.get(place)
             if target is not None and place not in target and known is None:
@@ -267,7 +267,7 @@ class Planner:
                 ranges.append(Range(place, begin, upto))
         return self._split(ranges, here)
 
-    def _unsubscribed(self, place: Place) -> Partition:
+    def _unsubscribed(self, place: TopicIdPartition) -> Partition:
         """Return a partition that a micro-batch was planned with, though the query subscribes to others by now."""
         opened = self.core.topic(place.topic)
         if opened.topic.id != place.topic_id:
@@ -287,7 +287,7 @@ class Planner:
                 hint="give the query a new checkpointLocation",
             )
 
-    def _look_for_gone(self, start: StreamOffsets, here: Mapping[Place, Partition]) -> None:
+    def _look_for_gone(self, start: StreamOffsets, here: Mapping[TopicIdPartition, Partition]) -> None:
         """Topics that were read and are not there any more, or are others by now (P4)."""
         ids = {place.topic: place.topic_id for place in here}
         for topic, topic_id in start.topics().items():
@@ -303,7 +303,7 @@ class Planner:
 
     # ---- more tasks than partitions
 
-    def _split(self, ranges: list[Range], here: Mapping[Place, Partition]) -> list[Range]:
+    def _split(self, ranges: list[Range], here: Mapping[TopicIdPartition, Partition]) -> list[Range]:
         return split(ranges, self._options.min_partitions, lambda each, offset: _batch_at(here[each.place], offset))
 
 
@@ -319,7 +319,7 @@ def _opened(path: str) -> Core:
     return core
 
 
-def gone(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
+def gone(place: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
     """The error for records that are not in the log any more."""
     return OffsetOutOfRange(
         f"data loss: {place}: offsets {offset} to {ends.start - 1} are gone; the log starts at {ends.start}",
@@ -330,7 +330,7 @@ def gone(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
     )
 
 
-def beyond(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
+def beyond(place: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
     """The error for an offset that the log has not reached, though it once had."""
     return OffsetOutOfRange(
         f"data loss: {place}: the query has come to offset {offset}, but the log ends at {ends.end}",
@@ -341,7 +341,7 @@ def beyond(place: Place, offset: int, ends: Ends) -> OffsetOutOfRange:
     )
 
 
-def _diverged(place: Place, offset: int, end: int, ends: Ends) -> OffsetOutOfRange:
+def _diverged(place: TopicIdPartition, offset: int, end: int, ends: Ends) -> OffsetOutOfRange:
     """Return the error for an offset that the log has, though not of the records that the query has read."""
     return OffsetOutOfRange(
         f"data loss: {place}: the query has come to offset {offset}, but the log has other records from {end} on:"
@@ -396,7 +396,7 @@ def split(ranges: list[Range], at_least: int, boundary: Callable[[Range, int], i
     return found
 
 
-def shares(sizes: Mapping[Place, int], limit: int) -> dict[Place, int]:
+def shares(sizes: Mapping[TopicIdPartition, int], limit: int) -> dict[TopicIdPartition, int]:
     """How many offsets each partition gives to a micro-batch of at most `limit`: by how many it has; none starves."""
     total = sum(sizes.values())
     if total <= limit:
@@ -414,7 +414,12 @@ def shares(sizes: Mapping[Place, int], limit: int) -> dict[Place, int]:
     return found
 
 
-def _hand_out(found: dict[Place, int], sizes: Mapping[Place, int], places: Iterable[Place], limit: int) -> None:
+def _hand_out(
+    found: dict[TopicIdPartition, int],
+    sizes: Mapping[TopicIdPartition, int],
+    places: Iterable[TopicIdPartition],
+    limit: int,
+) -> None:
     """What rounding left over, one each: less than there are partitions."""
     left = limit - sum(found.values())
     for place in places:

@@ -32,8 +32,9 @@ from klamm.spark import batches
 from klamm.spark.batches import BatchId
 from klamm.spark.staging import Staged, frames
 from klamm.store.once import AlreadyCommitted
-from klamm.store.transaction_state import MAX_EPOCH, PartitionKey
+from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
+from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition

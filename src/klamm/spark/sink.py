@@ -39,6 +39,7 @@ from klamm.spark.staged_files import StagedName
 from klamm.spark.staging import MicroBatch, Staged, StagedTopic, StagingFile
 from klamm.store import scratch
 from klamm.store.names import nearest
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +111,7 @@ def _is_text(kind: str) -> bool:
 
 
 class _Topic(NamedTuple):
-    id: str
+    id: TopicId
     shape: Shape
 
 

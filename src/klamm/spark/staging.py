@@ -23,6 +23,7 @@ from klamm.batch import crc32c
 from klamm.batch.header import HEADER_SIZE, parse
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreError
+from klamm.types import TopicId
 
 __all__ = ["Frame", "MicroBatch", "Staged", "StagedTopic", "StagingFile", "frames"]
 
@@ -47,7 +48,7 @@ class StagedTopic:
     """A topic that a task has rows for, and in which partitions."""
 
     name: str
-    id: str
+    id: TopicId
     partitions: tuple[int, ...]
 
 

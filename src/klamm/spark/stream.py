@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from klamm.client.stuck import Stuck
 from klamm.errors import KlammError
-from klamm.spark.offsets import Place, StreamOffsets
+from klamm.spark.offsets import StreamOffsets, TopicIdPartition
 from klamm.spark.planning import Planner
 from klamm.spark.reading import read
 from klamm.spark.source import RangePartition, arrow_schema, check_schema, clearly, is_sparks, tasks_for
@@ -62,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: Planner | None = None
         self._stuck: Stuck | None = None
         self._progress: _Progress | None = None
-        self._target: dict[Place, int] | None = None
+        self._target: dict[TopicIdPartition, int] | None = None
         self._planned: StreamOffsets | None = None
         self._initial: StreamOffsets | None = None
 
@@ -198,7 +198,7 @@ class _Progress:
         else:
             self._noted = offsets
 
-    def _row(self, place: Place, offset: int) -> OffsetRow:
+    def _row(self, place: TopicIdPartition, offset: int) -> OffsetRow:
         epoch = -1
         try:
             opened = self._core.topic(place.topic)

@@ -14,6 +14,7 @@ from klamm.log import cleaned, head
 from klamm.store import slots
 from klamm.store.directory import Core
 from klamm.store.settings import Settings
+from klamm.types import TopicId
 
 __all__ = ["adopt"]
 
@@ -26,7 +27,7 @@ def adopt(core: Core, directory: str) -> str | None:
     path = f"{core.path}/topics/{directory}"
     if match is None or not os.path.isdir(path):
         return None
-    name, topic_id = match["name"], match["id"]
+    name, topic_id = match["name"], TopicId(match["id"])
     in_heads = _slots(core, topic_id)
     numbers = {int(each) for each in os.listdir(path) if each.isdigit()}
     count = max([*in_heads, *numbers, 0]) + 1
@@ -49,7 +50,7 @@ def adopt(core: Core, directory: str) -> str | None:
     return f"put back as topic {name} with {count} partitions; its settings are lost: {settings}"
 
 
-def _slots(core: Core, topic_id: str) -> dict[int, int]:
+def _slots(core: Core, topic_id: TopicId) -> dict[int, int]:
     """Return the slots that `heads` has for a topic, by partition, unless another topic has them."""
     taken = {slot for topic in core.catalog.topics() for slot in topic.partitions}
     found: dict[int, int] = {}

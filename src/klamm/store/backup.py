@@ -32,6 +32,7 @@ from klamm.log.partition import Partition
 from klamm.log.sealed import Lack
 from klamm.store.catalog import Catalog, Topic
 from klamm.store.directory import Core
+from klamm.types import PartitionKey, TopicId
 
 __all__ = ["Copied", "backup"]
 
@@ -109,7 +110,7 @@ def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
     if progress is not None:
         total = sum(each.partition.log_size() for each in noted)
         tick = lambda copied: progress(size + copied, total)  # noqa: E731  # of all before, and of this partition
-    gone: dict[str, Topic] = {}
+    gone: dict[TopicId, Topic] = {}
     for topic, partition, now in noted:
         if topic.id not in gone:
             target = f"{destination}/topics/{topic.directory}"
@@ -136,7 +137,7 @@ def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
 
 def _note(core: Core, database: str) -> list[_Noted]:
     """One moment of the store: its catalog, copied, and where each log ended."""
-    opened: dict[tuple[str, int], Partition] = {}
+    opened: dict[PartitionKey, Partition] = {}
     while True:
         # Opening may recover and takes append locks: not under the gate, which everybody needs.
         for topic in core.catalog.topics():
@@ -277,7 +278,7 @@ def _copy_producers(source: str, target: str, start: int, end: int) -> int:
     return -1
 
 
-def _drop(destination: str, gone: dict[str, Topic]) -> None:
+def _drop(destination: str, gone: dict[TopicId, Topic]) -> None:
     """Take topics that were deleted meanwhile out of the copy."""
     if not gone:
         return

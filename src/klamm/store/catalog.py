@@ -45,6 +45,7 @@ from klamm.store.names import collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
 from klamm.store.settings import Settings, Value
 from klamm.store.store_settings import StoreSettings
+from klamm.types import TopicId
 
 __all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "Topic", "WantedSlots"]
 
@@ -64,7 +65,7 @@ class WantedSlots(NamedTuple):
     """That are wanted."""
 
 
-Prepare = Callable[[WantedSlots, str, int], tuple[int, ...]]
+Prepare = Callable[[WantedSlots, TopicId, int], tuple[int, ...]]
 """Lays out slots for partitions of the topic with that id, from that number on; which ones, it returns."""
 
 _SCHEMA = """
@@ -86,7 +87,7 @@ class Topic(NamedTuple):
     """A topic as it is now. `partitions[n]` is the slot of partition n."""
 
     name: str
-    id: str
+    id: TopicId
     partitions: tuple[int, ...]
     settings: Settings
     created_ms: int
@@ -111,8 +112,8 @@ class Catalog:
         if self.format_version < FORMAT_VERSION:
             self._upgrade(before_upgrade)
         with self.database.reading() as execute:
-            self._refuse_unknown_features(str(self._meta(execute, "features")))
-            self.store_id = str(self._meta(execute, "store_id"))
+            self._refuse_unknown_features(str(self.meta(execute, "features")))
+            self.store_id = str(self.meta(execute, "store_id"))
 
     @classmethod
     def create(cls, path: str, gate: Gate, store_id: str) -> Catalog:
@@ -224,7 +225,7 @@ class Catalog:
     ) -> Topic:
         """A new topic. `prepare` gets the slots of its partitions, under the gate, and lays them out in `heads`."""
         settings = self.check_new(name, partitions, settings, internal=internal)
-        topic_id = os.urandom(16).hex()
+        topic_id = TopicId(os.urandom(16).hex())
         with self.database.gate():
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
@@ -238,7 +239,7 @@ class Catalog:
             self.on_change(changes)
         return topic
 
-    def adopt_topic(self, name: str, topic_id: str, slots: Sequence[int | None], settings: Settings) -> Topic:
+    def adopt_topic(self, name: str, topic_id: TopicId, slots: Sequence[int | None], settings: Settings) -> Topic:
         """Put back a topic whose directory is there. A slot that is None gets a number; the caller lays it out."""
         self.database.refuse_read_only()
         validate(name, internal=True)
@@ -250,12 +251,12 @@ class Catalog:
             topic = Topic(name, topic_id, numbers, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
                 changes = self._count_change(execute)
-                next_slot = int(self._meta(execute, "next_slot"))
+                next_slot = int(self.meta(execute, "next_slot"))
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 for number, slot in enumerate(numbers):
                     execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
                 free_slots.take(execute, numbers)
-                self._set_meta(execute, "next_slot", max(next_slot, *(slot + 1 for slot in numbers)))
+                self.set_meta(execute, "next_slot", max(next_slot, *(slot + 1 for slot in numbers)))
             self.on_change(changes)
         return topic
 
@@ -264,10 +265,10 @@ class Catalog:
         self.database.refuse_read_only()
         with self.database.gate(), self.database.transaction() as execute:
             changes = self._count_change(execute)
-            self._set_meta(execute, "next_slot", max(next_slot, int(self._meta(execute, "next_slot"))))
+            self.set_meta(execute, "next_slot", max(next_slot, int(self.meta(execute, "next_slot"))))
             free_slots.forget_all(execute)
-            ids = max(int(self._meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
-            self._set_meta(execute, "next_producer_id", ids)
+            ids = max(int(self.meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
+            self.set_meta(execute, "next_producer_id", ids)
         self.on_change(changes)
 
     def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
@@ -304,7 +305,7 @@ class Catalog:
             self.on_change(count)
         return topic
 
-    def delete_topic(self, name: str, topic_id: str | None = None) -> Topic:
+    def delete_topic(self, name: str, topic_id: TopicId | None = None) -> Topic:
         """Forget the topic and return what it was: the caller removes its heads and files, then its tombstone.
 
         With `topic_id`, one that was deleted and made anew meanwhile is left alone.
@@ -323,21 +324,21 @@ class Catalog:
             self.on_change(changes)
         return topic
 
-    def deleted(self) -> dict[str, str]:
+    def deleted(self) -> dict[str, TopicId]:
         """Return the directories of deleted topics that are still to be removed, and the topics' ids."""
         rows = self.database.read("SELECT id, directory, crc FROM deleted")
         return {directory: topic_id for topic_id, directory, crc in rows if crc == _crc(topic_id, directory)}
 
-    def slots_of(self, topic_id: str) -> dict[int, int]:
+    def slots_of(self, topic_id: TopicId) -> dict[int, int]:
         """Return the slots of a topic by number of partition; of a deleted one as long as it has a tombstone."""
         return dict(self.database.read("SELECT number, slot FROM partitions WHERE topic_id = ?", (topic_id,)))
 
-    def forget_slots(self, topic_id: str) -> None:
+    def forget_slots(self, topic_id: TopicId) -> None:
         """Let a deleted topic have no slots any more, without giving them to others."""
         with self.database.gate(), self.database.transaction() as execute:
             execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
 
-    def forget_deleted(self, topic_id: str) -> None:
+    def forget_deleted(self, topic_id: TopicId) -> None:
         """Remove a tombstone: the directory is gone, and DELETED stands in each slot, so the slots are free."""
         with self.database.gate(), self.database.transaction() as execute:
             slots = execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,)).fetchall()
@@ -353,11 +354,11 @@ class Catalog:
             for number in block:
                 return number
         with self.database.gate(), self.database.transaction() as execute:
-            first = int(self._meta(execute, "next_producer_id"))
+            first = int(self.meta(execute, "next_producer_id"))
             if not 0 <= first <= _MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
                 raise StoreError(f"{self.path}: all producer ids have been given out")
             changes = self._count_change(execute)
-            self._set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
+            self.set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
         self.on_change(changes)
         self._producer_ids = os.getpid(), iter(range(first + 1, first + PRODUCER_ID_BLOCK))
         return first
@@ -365,27 +366,27 @@ class Catalog:
     def boots(self) -> int:
         """How often `heads` could not be believed: after each boot of the machine, and in each copy of the store."""
         with self.database.reading() as execute:
-            return int(self._meta(execute, "boots"))
+            return int(self.meta(execute, "boots"))
 
     def count_boot(self) -> int:
         """Raise the number of boots, durably, and return it."""
         since = int(time.time()) - _EPOCHS_SINCE
         with self.database.gate(), self.database.transaction() as execute:
             changes = self._count_change(execute)
-            boots = int(self._meta(execute, "boots")) + 1
+            boots = int(self.meta(execute, "boots")) + 1
             boots = max(boots, since) if since < _MAX_EPOCH else boots
-            self._set_meta(execute, "boots", boots)
+            self.set_meta(execute, "boots", boots)
         self.on_change(changes)
         return boots
 
     def changes(self) -> int:
         """Return how often anything in the catalog changed."""
         with self.database.reading() as execute:
-            return int(self._meta(execute, "changes"))
+            return int(self.meta(execute, "changes"))
 
     def _count_change(self, execute: Execute) -> int:
-        changes = int(self._meta(execute, "changes")) + 1
-        self._set_meta(execute, "changes", changes)
+        changes = int(self.meta(execute, "changes")) + 1
+        self.set_meta(execute, "changes", changes)
         return changes
 
     def settings(self) -> StoreSettings:
@@ -394,7 +395,7 @@ class Catalog:
             return self._settings(execute)
 
     def _settings(self, execute: Execute) -> StoreSettings:
-        text = str(self._meta(execute, "settings"))
+        text = str(self.meta(execute, "settings"))
         try:
             return StoreSettings().changed(json.loads(text))
         except InvalidSetting as error:
@@ -406,7 +407,7 @@ class Catalog:
         with self.database.gate(), self.database.transaction() as execute:
             settings = self._settings(execute).changed(changes, resets)
             count = self._count_change(execute)
-            self._set_meta(execute, "settings", json.dumps(settings.to_dict()))
+            self.set_meta(execute, "settings", json.dumps(settings.to_dict()))
         self.on_change(count)
         return settings
 
@@ -420,9 +421,9 @@ class Catalog:
         try:
             topics = self.topics()
             with self.database.reading() as execute:
-                next_slot = int(self._meta(execute, "next_slot"))
-                next_producer_id = int(self._meta(execute, "next_producer_id"))
-                int(self._meta(execute, "next_group"))
+                next_slot = int(self.meta(execute, "next_slot"))
+                next_producer_id = int(self.meta(execute, "next_producer_id"))
+                int(self.meta(execute, "next_group"))
                 self._settings(execute)
                 orphans = execute(
                     "SELECT topic_id FROM partitions WHERE topic_id NOT IN "
@@ -471,7 +472,7 @@ class Catalog:
             raise NewerFormat(
                 f"{self.path}: topic {name!r}: {error.message}", hint="was it set by a newer Klamm?"
             ) from None
-        return Topic(name, topic_id, numbers, settings, created_ms)
+        return Topic(name, TopicId(topic_id), numbers, settings, created_ms)
 
     def _find(self, execute: Execute, name: str) -> Topic | None:
         row = execute("SELECT id, name, settings, created_ms, crc FROM topics WHERE name = ?", (name,)).fetchone()
@@ -494,7 +495,7 @@ class Catalog:
             )
 
     def _next_slots(self, execute: Execute, name: str, count: int) -> WantedSlots:
-        first = int(self._meta(execute, "next_slot"))
+        first = int(self.meta(execute, "next_slot"))
         highest = execute("SELECT max(slot) FROM partitions").fetchone()[0]
         if first < 1 or (highest is not None and highest >= first):
             raise NotAStore(f"{self.path}: is damaged: next_slot is {first}, but slot {highest} is in use")
@@ -510,21 +511,24 @@ class Catalog:
         for number, slot in enumerate(slots, first):
             execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
         free_slots.take(execute, slots)
-        self._set_meta(execute, "next_slot", max(int(self._meta(execute, "next_slot")), max(slots) + 1))
+        self.set_meta(execute, "next_slot", max(int(self.meta(execute, "next_slot")), max(slots) + 1))
 
     def _update(self, execute: Execute, topic: Topic) -> None:
         topic_id, _, settings, _, crc = _row(topic)
         execute("UPDATE topics SET settings = ?, crc = ? WHERE id = ?", (settings, crc, topic_id))
 
-    def _meta(self, execute: Execute, key: str) -> str | int:
+    def meta(self, execute: Execute, key: str, default: int | None = None) -> str | int:
+        """Return a value of the store. Raise NotAStore if it is damaged, or missing and has no `default`."""
         row = execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
+        if row is None and default is not None:
+            return default
         if row is None or row[1] != _crc(key, row[0]):
             raise NotAStore(f"{self.path}: is damaged: {key} is missing or wrong", hint=REBUILD)
         value: str | int = row[0]
         return value
 
-    def _set_meta(self, execute: Execute, key: str, value: str | int) -> None:
-        execute("UPDATE meta SET value = ?, crc = ? WHERE key = ?", (value, _crc(key, value), key))
+    def set_meta(self, execute: Execute, key: str, value: str | int) -> None:
+        execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, _crc(key, value)))
 
 
 def _statements(schema: str, meta: Iterable[tuple[str, str | int]]) -> list[tuple[str, tuple[object, ...]]]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from klamm.disk import files
 from klamm.errors import KlammError
 from klamm.log import head
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core
@@ -32,7 +33,7 @@ _log = logging.getLogger("klamm")
 DELETED = ".deleted"
 
 
-def delete_topic(core: Core, name: str, topic_id: str | None = None) -> None:
+def delete_topic(core: Core, name: str, topic_id: TopicId | None = None) -> None:
     """Away with the topic and everything in it; with `topic_id`, only if it is that one."""
     opened = core.topic(name)
     logs = []
@@ -52,7 +53,7 @@ def delete_topic(core: Core, name: str, topic_id: str | None = None) -> None:
         core.catalog.forget_deleted(topic.id)
 
 
-def _are_marked(core: Core, topic_id: str) -> bool:
+def _are_marked(core: Core, topic_id: TopicId) -> bool:
     """Whether DELETED stands in each head of a deleted topic: mark those that are not, unless a process appends there.
 
     The lock may be held by a process that is stopped. Then the tombstone stays, and the next sweep tries again.
@@ -100,7 +101,7 @@ def sweep(core: Core, *, thorough: bool) -> None:
                 _remove_table(core, name)
 
 
-def _remove(core: Core, directory: str, topic_id: str) -> None:
+def _remove(core: Core, directory: str, topic_id: TopicId) -> None:
     topics = f"{core.path}/topics"
     try:
         left = files.rename_directory(f"{topics}/{directory}", f"{topics}/{topic_id}{DELETED}")

@@ -44,6 +44,7 @@ from klamm.store.groups import Groups
 from klamm.store.presence import Presence
 from klamm.store.settings import Value
 from klamm.store.transactions import Transactions
+from klamm.types import TopicId
 
 __all__ = ["Core", "OpenTopic", "acquire", "boot_id", "release"]
 
@@ -70,7 +71,7 @@ class OpenTopic:
         self.version = 0  # of the catalog, when `topic` was read
         self.name = topic.name
         self.directory = f"{core.path}/topics/{topic.directory}"
-        self._partitions: dict[int, Partition] = {}
+        self.open_partitions: dict[int, Partition] = {}
 
     @property
     def count(self) -> int:
@@ -78,7 +79,7 @@ class OpenTopic:
         return len(self.topic.partitions)
 
     def partition(self, number: int) -> Partition:
-        found = self._partitions.get(number)
+        found = self.open_partitions.get(number)
         if found is None:
             found = self._core.open_partition(self, number)
         return found
@@ -88,11 +89,11 @@ class OpenTopic:
 
     def opened_one(self, number: int) -> Partition | None:
         """It, if it was asked for before."""
-        return self._partitions.get(number)
+        return self.open_partitions.get(number)
 
     def opened(self) -> list[Partition]:
         """Those that were asked for so far."""
-        return list(self._partitions.values())
+        return list(self.open_partitions.values())
 
 
 class Core:
@@ -344,13 +345,13 @@ class Core:
             )
         with self._mutex:
             self.check_open()
-            found = opened._partitions.get(number)
+            found = opened.open_partitions.get(number)
             if found is not None:
                 return found
             slot = opened.topic.partitions[number]
             turn = self._opening.setdefault(slot, threading.Lock())
         with turn:  # not under the mutex: it may be recovered, and wait for whoever appends there, stopped as he may be
-            found = opened._partitions.get(number)
+            found = opened.open_partitions.get(number)
             if found is None:
                 version = self.heads.catalog_version
                 made = self._made(opened, number, slot, version)
@@ -359,7 +360,7 @@ class Core:
                         made.log.abandon()
                     self.check_open()
                     made.configure(opened.topic.settings, version)
-                    found = opened._partitions[number] = made
+                    found = opened.open_partitions[number] = made
                     self._handles.add(made)
                     self._opening.pop(slot, None)
         return found
@@ -387,8 +388,8 @@ class Core:
                 on_event=self._on_event,
                 life=self.life,
             )
-        except RuntimeError as error:
-            if str(error) == "deleted":
+        except head.HeadResult as error:
+            if error.result is head.Result.DELETED:
                 raise UnknownTopic(f"{opened.name}: the topic was deleted") from None
             raise
 
@@ -398,7 +399,7 @@ class Core:
         if self._topics[opened.name] is not opened:
             raise UnknownTopic(f"{opened.name}: the topic was deleted and made anew")
 
-    def lay_out(self, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+    def lay_out(self, wanted: WantedSlots, topic_id: TopicId, number: int) -> tuple[int, ...]:
         """Lay out slots for new partitions of a topic, from `number` on, before the catalog names them."""
         assert self.lock is not None
         assert self.life is not None
@@ -471,9 +472,9 @@ class Core:
                 if events & (head.ROLLED | head.RECOVERY_POINT):
                     partition.checkpoint()
                 if events & head.ROLLED:
-                    partition.expire(wait=False)
+                    partition.housekeeping.expire(wait=False)
                 if events & head.MISSING_INDEX:
-                    partition.rebuild_indexes(lambda: self.closed, is_missing=True)
+                    partition.housekeeping.rebuild_indexes(lambda: self.closed, is_missing=True)
             except index_rebuild.Stopped:
                 continue
             except Exception as error:  # noqa: BLE001  # a chore can wait; the next append asks again
@@ -541,7 +542,7 @@ class Core:
         self.heads.close_descriptor()
 
 
-def bell_bit(topic_id: str) -> int:
+def bell_bit(topic_id: TopicId) -> int:
     """Who waits for a topic listens to one of 32 bits."""
     return 1 << (zlib.crc32(topic_id.encode()) % 32)
 

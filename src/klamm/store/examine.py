@@ -188,7 +188,7 @@ class Examination:
                     message = "the log goes on after the commit, and no writer died: is `heads` older?"
                     walk.add(path, now.position, "S3: a segment ends at the commit", message)
                     now = None
-            except RuntimeError:
+            except head.HeadResult:
                 walk.add(self.heads.path, at, "H1: the commit is whole", f"the head of {self.directory} is damaged")
             else:
                 if now is not None:
@@ -210,7 +210,7 @@ class Examination:
     def _listed(self, walk: _Walk, known: point.Point) -> None:
         """Look for the files that the recovery point lists."""
         start = known.log_start
-        with suppress(RuntimeError):  # a damaged head, which is reported elsewhere
+        with suppress(head.HeadResult):  # a damaged head, which is reported elsewhere
             start = max(start, self.log.snapshot().log_start)
         for base in point.missing_segments(known, segment.bases(self.directory), start):
             if base < self.gaps_below:  # elsewhere the offsets tell

@@ -24,7 +24,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.disk._os import HeldBytes
@@ -42,6 +43,7 @@ from klamm.errors import (
 from klamm.store.database import REBUILD
 from klamm.store.names import nearest
 from klamm.store.rows import crc
+from klamm.types import PartitionKey, TopicId, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.store.database import Execute
@@ -109,7 +111,7 @@ class MemberRow(NamedTuple):
 class OffsetRow(NamedTuple):
     """One committed offset. Its key is (topic_id, partition)."""
 
-    topic_id: str
+    topic_id: TopicId
     partition: int
     offset: int
     leader_epoch: int = -1
@@ -117,7 +119,7 @@ class OffsetRow(NamedTuple):
     committed_ms: int = 0
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> PartitionKey:
         return self.topic_id, self.partition
 
 
@@ -143,7 +145,7 @@ def put_offsets(
     group_number: int,
     rows: Iterable[OffsetRow],
     *,
-    expect: Mapping[tuple[str, int], int | None] | None = None,
+    expect: Mapping[PartitionKey, int | None] | None = None,
 ) -> None:
     """Store offsets. `expect`, by (topic_id, partition): what has to be stored there now (None: nothing), else
     CommitGap, which undoes the transaction it is raised in. A key without a row to expect nothing of is not looked at.
@@ -190,7 +192,7 @@ def _shown(offset: int | None) -> str:
     return "(none)" if offset is None else str(offset)
 
 
-def forget_topic(execute: Execute, topic_id: str) -> None:
+def forget_topic(execute: Execute, topic_id: TopicId) -> None:
     """A topic is deleted: no group stands anywhere in it."""
     execute("DELETE FROM offsets WHERE topic_id = ?", (topic_id,))
 
@@ -251,15 +253,22 @@ class Groups:
 
     def find(self, name: str) -> Group | None:
         with self._database.reading() as execute:
-            return self._find(execute, name)
+            return self.look_up(execute, name)
 
     def get(self, name: str) -> Group:
-        found = self.find(checked_name(name))
-        if found is None:
-            raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self.names()) or _NONE_YET)
-        return found
+        with self._hinting(name), self._database.reading() as execute:
+            return self.existing(execute, checked_name(name))
 
-    def _find(self, execute: Execute, name: str) -> Group | None:
+    @contextmanager
+    def _hinting(self, name: str) -> Iterator[None]:
+        """Say which group may have been meant."""
+        try:
+            yield
+        except UnknownGroup as error:
+            raise UnknownGroup(error.message, hint=nearest(name, self.names()) or _NONE_YET) from None
+
+    def look_up(self, execute: Execute, name: str) -> Group | None:
+        """Return the group as a transaction sees it. Raise NotAStore if its row is damaged."""
         row = execute("SELECT name, number, door, created_ms, crc FROM groups WHERE name = ?", (name,)).fetchone()
         if row is None:
             return None
@@ -292,9 +301,9 @@ class Groups:
     def claim(self, execute: Execute, name: str, door: str = "klamm") -> Group:
         """The same inside of a transaction."""
         assert door in DOORS
-        group = self._find(execute, name)
+        group = self.look_up(execute, name)
         if group is None:
-            return self._create(execute, name, door)
+            return self.create(execute, name, door)
         if group.door == door:
             return group
         if door == "klamm" and self._sits_at_server(group):
@@ -319,12 +328,20 @@ class Groups:
         execute("UPDATE groups SET door = ?, crc = ? WHERE name = ?", (door, crc(*group), name))
         return group
 
-    def _create(self, execute: Execute, name: str, door: str) -> Group:
+    def existing(self, execute: Execute, name: str) -> Group:
+        """Like `look_up`, but raise UnknownGroup if there is none; without a hint, which takes long for many names."""
+        found = self.look_up(execute, name)
+        if found is None:
+            raise UnknownGroup(f"there is no group {name!r}")
+        return found
+
+    def create(self, execute: Execute, name: str, door: str) -> Group:
+        """Make a group that is not there."""
         catalog = self._core.catalog
-        number = int(catalog._meta(execute, "next_group"))
+        number = int(catalog.meta(execute, "next_group"))
         if not 0 <= number < MAX_GROUPS:
             raise GroupError(f"{catalog.path}: has had as many groups as a store can have")
-        catalog._set_meta(execute, "next_group", number + 1)
+        catalog.set_meta(execute, "next_group", number + 1)
         group = Group(name, number, door, time.time_ns() // 1_000_000)
         execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?)", (*group, crc(*group)))
         return group
@@ -332,15 +349,10 @@ class Groups:
     def delete(self, name: str) -> None:
         """Forget a group that has no members, and its offsets."""
         self._database.refuse_read_only()
-        with self._database.gate(), self._database.transaction() as execute:
-            group = self._find(execute, checked_name(name))
-            if group is None:
-                raise UnknownGroup(f"there is no group {name!r}", hint=nearest(name, self._names(execute)) or _NONE_YET)
+        with self._hinting(name), self._database.gate(), self._database.transaction() as execute:
+            group = self.existing(execute, checked_name(name))
             self.refuse_live(group)
             delete_group(execute, group)
-
-    def _names(self, execute: Execute) -> list[str]:
-        return [name for (name,) in execute("SELECT name FROM groups")]
 
     def refuse_live(self, group: Group) -> None:
         """Under the gate: GroupBusy if the group has members, at whatever door."""
@@ -445,7 +457,7 @@ class Groups:
         self.changed()
         return seat
 
-    def note_owned(self, seat: Seat, owned: Iterable[tuple[str, int]]) -> None:
+    def note_owned(self, seat: Seat, owned: Iterable[TopicPartition]) -> None:
         """Let others see which partitions a member has."""
         with self._database.gate(), self._database.transaction(durable=False) as execute:
             for row in self._rows(execute, seat.group.number):
@@ -478,14 +490,14 @@ class Groups:
 
     # ---- offsets
 
-    def offsets(self, number: int) -> dict[tuple[str, int], OffsetRow]:
+    def offsets(self, number: int) -> dict[PartitionKey, OffsetRow]:
         """What is committed, by (topic id, partition)."""
         with self._database.reading() as execute:
             return self.read_offsets(execute, number)
 
     def read_offsets(
-        self, execute: Execute, number: int, topic_id: str | None = None
-    ) -> dict[tuple[str, int], OffsetRow]:
+        self, execute: Execute, number: int, topic_id: TopicId | None = None
+    ) -> dict[PartitionKey, OffsetRow]:
         """Of one topic, or (None) of all."""
         found = execute(
             "SELECT * FROM offsets WHERE group_number = ?1" + ("" if topic_id is None else " AND topic_id = ?2"),
@@ -502,7 +514,7 @@ class Groups:
         number: int,
         rows: Iterable[OffsetRow],
         *,
-        expect: Mapping[tuple[str, int], int | None] | None = None,
+        expect: Mapping[PartitionKey, int | None] | None = None,
     ) -> None:
         """Store offsets, in a write of their own. The caller knows that the partitions are its own."""
         if expect is None:
@@ -520,7 +532,7 @@ class Groups:
         """Rows that are not as they were written, or belong to nothing."""
         problems: list[str] = []
         with self._database.reading() as execute:
-            next_group = int(self._core.catalog._meta(execute, "next_group"))
+            next_group = int(self._core.catalog.meta(execute, "next_group"))
             groups = execute("SELECT name, number, door, created_ms, crc FROM groups").fetchall()
             numbers = {row[1] for row in groups}
             topics = {row[0] for row in execute("SELECT id FROM topics")}

@@ -24,14 +24,14 @@ from klamm.errors import KlammError, NotAStore
 from klamm.store.database import REBUILD
 from klamm.store.markers import can_append
 from klamm.store.rows import crc
-from klamm.types import InputRange, Lineage, OutputRange
+from klamm.types import InputRange, Lineage, OutputRange, PartitionKey, TopicId
 
 if TYPE_CHECKING:
     from klamm.batch import Record
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core
-    from klamm.store.transaction_state import PartitionKey, Row
+    from klamm.store.transaction_state import Row
 
 __all__ = ["KEPT", "SCHEMA", "Input", "LineageTable", "Output"]
 
@@ -46,9 +46,9 @@ CREATE INDEX lineage_by_producer ON lineage (producer_id)
 """
 _COLUMNS = "producer_id, epoch, name, ended_ms, inputs, outputs"
 
-Input = tuple[str, str, int, int, int]
+Input = tuple[str, TopicId, int, int, int]
 """Group, topic id, partition, start and end of what it was moved past."""
-Output = tuple[str, int, int, int]
+Output = tuple[TopicId, int, int, int]
 """Topic id, partition, start and end."""
 
 
@@ -111,7 +111,7 @@ class LineageTable:
                     name,
                     ended_ms,
                     tuple(InputRange(group, names.get(topic), *rest) for group, topic, *rest in json.loads(inputs)),
-                    tuple(each._replace(topic=names.get(each.topic or "")) for each in ranges),
+                    tuple(each._replace(topic=names.get(TopicId(each.topic or ""))) for each in ranges),
                 )
         return None
 

@@ -57,8 +57,8 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
             return
         try:
             partition.checkpoint()
-            partition.rebuild_indexes(is_over)
-            partition.expire()
+            partition.housekeeping.rebuild_indexes(is_over)
+            partition.housekeeping.expire()
             _compact(partition, progress, force=False, wait=False, memory_bytes=MEMORY_BYTES)
         except UnknownTopic:
             continue  # deleted meanwhile
@@ -128,8 +128,8 @@ def partitions_of(core: Core, topic: str | None) -> list[Partition]:
 def _compact(partition: Partition, progress: Progress | None, **options: Any) -> Any:
     name, number = partition.topic, partition.number
     if progress is None:
-        return partition.compact(**options)
-    return partition.compact(tick=lambda done, total: progress(name, number, done, total), **options)
+        return partition.housekeeping.compact(**options)
+    return partition.housekeeping.compact(tick=lambda done, total: progress(name, number, done, total), **options)
 
 
 class Maintained(Protocol):
@@ -164,7 +164,7 @@ def _look_after(found: weakref.ref[Any], every_s: float, over: StopFlag) -> None
         if store is None:
             return
         try:
-            store._maintain(over.is_set)
+            store._maintain(over.is_set)  # noqa: SLF001  # Maintained says that it is there
         except Stopped:
             return
         except Exception as error:  # noqa: BLE001  # it can wait; the next round tries again

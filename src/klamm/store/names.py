@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from klamm.errors import InvalidTopic
+from klamm.types import TopicId
 
 __all__ = ["MAX_LENGTH", "RESERVED", "collision_key", "directory_name", "nearest", "validate"]
 
@@ -46,7 +47,7 @@ def collision_key(name: str) -> str:
     return name.replace(".", "_")
 
 
-def directory_name(name: str, topic_id: str) -> str:
+def directory_name(name: str, topic_id: TopicId) -> str:
     """The topic's directory below `topics/`. The id makes it unique; a long name is cut to what fits."""
     return f"{name[: _DIRECTORY_NAME_SIZE - 1 - len(topic_id)]}-{topic_id}"
 

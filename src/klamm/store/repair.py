@@ -49,7 +49,7 @@ def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots
         if not log.flags & head.NEEDS_RECOVERY:
             try:
                 now = log.snapshot() if not recovery.is_older(log) else None
-            except RuntimeError:
+            except head.HeadResult:
                 now = None  # the head itself is damaged
         log.set_flags(head.NEEDS_RECOVERY)
         log.forget_files()

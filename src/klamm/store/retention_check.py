@@ -71,10 +71,10 @@ def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
 def _check(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) -> None:
     try:
         if _has_expired(core, topic, number, slot, clock_ms):
-            topic.partition(number).expire(wait=False)
+            topic.partition(number).housekeeping.expire(wait=False)
     except (UnknownTopic, FileNotFoundError):
         pass  # deleted or expired since
-    except (KlammError, OSError, RuntimeError) as error:  # the others are checked, too
+    except (KlammError, OSError, head.HeadResult) as error:  # the others are checked, too
         _log.warning("%s/%d: retention: %s", topic.name, number, error)
 
 

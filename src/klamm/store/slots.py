@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from klamm.log import head
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.disk.locks import LockFile
@@ -15,7 +16,7 @@ __all__ = ["deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old",
 
 
 def lay_out(
-    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: str, number: int
+    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: TopicId, number: int
 ) -> tuple[int, ...]:
     """Lay out slots for new partitions of a topic, from `number` on: free ones first."""
     used = _use_again(heads, lock, life, wanted, topic_id, number)
@@ -26,7 +27,7 @@ def lay_out(
 
 
 def _use_again(
-    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: str, number: int
+    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: TopicId, number: int
 ) -> tuple[int, ...]:
     """Lay out as many free slots as are wanted and can be had.
 
@@ -52,7 +53,7 @@ def _use_again(
     return tuple(log.number for log in used)
 
 
-def lay_out_old(heads: head.Heads, topic_id: str, number: int, slots: range) -> None:
+def lay_out_old(heads: head.Heads, topic_id: TopicId, number: int, slots: range) -> None:
     """Lay out slots for logs that were there before, partitions from `number` on: they have to be recovered."""
     flags = head.NEEDS_RECOVERY | head.NEW_HEAD
     if slots.start > heads.size():  # those between belong to other topics, or to none
@@ -82,7 +83,7 @@ def lay_out_replaced(heads: head.Heads, topics: Iterable[Topic]) -> None:
                 lay_out_old(heads, topic.id, number, range(slot, slot + 1))
 
 
-def is_deleted(heads: head.Heads, topic_id: str, number: int, slot: int) -> bool:
+def is_deleted(heads: head.Heads, topic_id: TopicId, number: int, slot: int) -> bool:
     """Whether a partition was deleted, by what its slot says: DELETED, or that it is another one's."""
     replaced = heads.identity_of(slot) not in (None, (topic_id, number))
     return replaced or bool(heads.flags_of(slot) & head.DELETED)

@@ -29,11 +29,11 @@ from klamm.store.transaction_state import (
     Marked,
     Now,
     Outcome,
-    PartitionKey,
     Resolve,
     Row,
     step,
 )
+from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition

@@ -34,6 +34,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from klamm.types import PartitionKey
+
 __all__ = [
     "ABORT",
     "COMMIT",
@@ -57,7 +59,6 @@ __all__ = [
     "Marked",
     "Now",
     "Outcome",
-    "PartitionKey",
     "Resolve",
     "Row",
     "Step",
@@ -71,8 +72,6 @@ STATES = (EMPTY, ONGOING, COMMIT, ABORT, COMPLETE_COMMIT, COMPLETE_ABORT)
 PROCESS, SERVER, COORDINATOR = OWNERS = ("process", "server", "coordinator")
 _COMPLETE = {COMMIT: COMPLETE_COMMIT, ABORT: COMPLETE_ABORT}
 
-PartitionKey = tuple[str, int]
-"""A partition by its topic's id: a name may be used again."""
 Client = tuple[int, int]
 """Producer id and epoch, as a producer names itself."""
 

@@ -30,7 +30,8 @@ from klamm.errors import NotAStore
 from klamm.store.database import REBUILD
 from klamm.store.groups import OffsetRow, put_offsets
 from klamm.store.rows import crc
-from klamm.store.transaction_state import ONGOING, OWNERS, PROCESS, SERVER, STATES, PartitionKey, Row, Step
+from klamm.store.transaction_state import ONGOING, OWNERS, PROCESS, SERVER, STATES, Row, Step
+from klamm.types import PartitionKey, TopicId
 
 if TYPE_CHECKING:
     from klamm.store.database import Execute
@@ -159,7 +160,7 @@ def put(execute: Execute, row: Row) -> None:
 
 
 def _format(partitions: Iterable[PartitionKey]) -> str:
-    numbers: dict[str, list[int]] = {}
+    numbers: dict[TopicId, list[int]] = {}
     for topic_id, number in sorted(partitions):
         numbers.setdefault(topic_id, []).append(number)
     return json.dumps(numbers)
@@ -204,7 +205,7 @@ def put_pending(execute: Execute, producer_id: int, group_number: int, offsets: 
         execute("INSERT OR REPLACE INTO pending_offsets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
 
 
-def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, str, int, int, int]]:
+def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, TopicId, int, int, int]]:
     """Return what its pending offsets would move: group, topic id, partition, from where, to where."""
     query = """SELECT g.name, p.topic_id, p.partition, coalesce(o.offset, 0), p.offset FROM pending_offsets p
         JOIN groups g ON g.number = p.group_number LEFT JOIN offsets o
@@ -227,7 +228,7 @@ def _settle_offsets(execute: Execute, row: Row) -> None:
     execute("DELETE FROM pending_offsets WHERE producer_id = ?", (row.producer_id,))
 
 
-def _is_there(execute: Execute, group_number: int, topic_id: str) -> bool:
+def _is_there(execute: Execute, group_number: int, topic_id: TopicId) -> bool:
     """Return whether neither the group nor the topic was deleted."""
     query = (
         "SELECT 1 WHERE EXISTS (SELECT 1 FROM groups WHERE number = ?) AND EXISTS (SELECT 1 FROM topics WHERE id = ?)"

@@ -76,12 +76,11 @@ from klamm.store.transaction_state import (
     Event,
     HandOver,
     Outcome,
-    PartitionKey,
     Row,
     Step,
     step,
 )
-from klamm.types import TransactionInfo
+from klamm.types import PartitionKey, TopicId, TransactionInfo
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
 __all__ = ["Identity", "PendingKey", "ServerRows", "Transactions", "fenced"]
 
 Also = Callable[["Execute"], "list[Input] | None"]
-PendingKey = tuple[str, str, int]
+PendingKey = tuple[str, TopicId, int]
 """Group name, topic id, partition."""
 
 

@@ -22,9 +22,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from klamm.errors import KlammError, UnknownGroup
+from klamm.errors import KlammError
 from klamm.store.groups import Group, MemberRow, OffsetRow, delete_group, put_offset
 from klamm.store.rows import crc
+from klamm.types import PartitionKey, TopicId
 
 if TYPE_CHECKING:
     from klamm.store.database import Execute
@@ -47,7 +48,7 @@ _LAST_GENERATION = 1 << 30  # an int32 on the wire, and a server may count on fr
 
 _log = logging.getLogger("klamm.kafka")
 
-Offsets = Mapping[tuple[str, int], OffsetRow]
+Offsets = Mapping[PartitionKey, OffsetRow]
 """By (topic id, partition)."""
 
 
@@ -89,7 +90,7 @@ class WireGroups:
         """The names of all, and whether they have members that are processes with the store open."""
         with self._database.reading() as execute:
             names = execute("SELECT name FROM groups ORDER BY name").fetchall()
-            groups = [self._existing(execute, name) for (name,) in names]
+            groups = [self._groups.existing(execute, name) for (name,) in names]
         return [(each.name, bool(self._groups.live_places(each.number))) for each in groups]
 
     def delete(self, names: Iterable[str]) -> list[KlammError | None]:
@@ -98,7 +99,7 @@ class WireGroups:
         with self._database.gate(), self._database.transaction() as execute:
             for name in names:
                 try:
-                    group = self._existing(execute, name)
+                    group = self._groups.existing(execute, name)
                     self._groups.refuse_embedded(group)
                     delete_group(execute, group)
                     outcomes.append(None)
@@ -116,15 +117,9 @@ class WireGroups:
         with self._database.gate(), self._database.transaction(durable=False) as execute:
             blank = {name for (name,) in execute(_BLANK).fetchall()}
             for name in blank.intersection(names):
-                group = self._existing(execute, name)
+                group = self._groups.existing(execute, name)
                 if not self._groups.live_places(group.number):
                     delete_group(execute, group)
-
-    def _existing(self, execute: Execute, name: str) -> Group:
-        group = self._groups._find(execute, name)
-        if group is None:
-            raise UnknownGroup(f"there is no group {name!r}")
-        return group
 
     # ---- members that outlive the server
 
@@ -149,7 +144,7 @@ class WireGroups:
         with self._database.gate(), self._database.transaction(durable=False) as execute:
             names = dict(execute("SELECT number, name FROM groups").fetchall())
             for number, state, checksum in execute("SELECT * FROM wire_groups").fetchall():
-                group = self._existing(execute, names[number]) if number in names else None
+                group = self._groups.existing(execute, names[number]) if number in names else None
                 if group is not None and group.door == "kafka" and checksum == crc(number, state):
                     self._groups.hold_door(group)
                     found.append((group, state))
@@ -162,16 +157,15 @@ class WireGroups:
         """The first of `count` numbers that were not reserved before."""
         catalog, key = self._core.catalog, "next_generation"
         with self._database.gate(), self._database.transaction() as execute:
-            known = execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone()
-            first = int(catalog._meta(execute, key)) if known else 0
+            first = int(catalog.meta(execute, key, 0))
             if not 0 <= first < _LAST_GENERATION:
                 first = 0
-            execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, first + count, crc(key, first + count)))
+            catalog.set_meta(execute, key, first + count)
         return first
 
     # ---- offsets
 
-    def offsets(self, wanted: Iterable[tuple[str, Iterable[str] | None]]) -> list[Offsets | KlammError]:
+    def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> list[Offsets | KlammError]:
         """What is committed, by group: in these topics, or (None) in all. Nothing for a group that is not there."""
         outcomes: list[Offsets | KlammError] = []
         with self._database.reading() as execute:
@@ -182,9 +176,9 @@ class WireGroups:
                     outcomes.append(error)
         return outcomes
 
-    def _offsets(self, execute: Execute, name: str, topic_ids: Iterable[str] | None) -> Offsets:
-        group = self._groups._find(execute, name)
-        found: dict[tuple[str, int], OffsetRow] = {}
+    def _offsets(self, execute: Execute, name: str, topic_ids: Iterable[TopicId] | None) -> Offsets:
+        group = self._groups.look_up(execute, name)
+        found: dict[PartitionKey, OffsetRow] = {}
         if group is not None:
             for topic_id in [None] if topic_ids is None else topic_ids:
                 found.update(self._groups.read_offsets(execute, group.number, topic_id))
@@ -211,18 +205,18 @@ class WireGroups:
     def _committing(self, execute: Execute, name: str) -> Group | KlammError:
         """The group, made if need be; or what stands against it."""
         try:
-            group = self._groups._find(execute, name)
+            group = self._groups.look_up(execute, name)
             if group is None:
-                return self._groups._create(execute, name, "klamm")
+                return self._groups.create(execute, name, "klamm")
             self._groups.refuse_embedded(group)
         except KlammError as error:
             return error
         return group
 
-    def forget(self, name: str, keys: Iterable[tuple[str, int]]) -> None:
+    def forget(self, name: str, keys: Iterable[PartitionKey]) -> None:
         """Let nothing be committed there. GroupBusy if processes that have the store open are members."""
         with self._database.gate(), self._database.transaction() as execute:
-            group = self._existing(execute, name)
+            group = self._groups.existing(execute, name)
             self._groups.refuse_embedded(group)
             for key in keys:
                 execute(

@@ -284,7 +284,7 @@ def test_one_who_cleans_keeps_others_out_and_is_kept_out(
                 with another.hold(byte, timeout_ms=0):
                     busy.append(False)
             except StoreBusy:
-                busy.append(partition.compact(force=True, wait=False) is None)
+                busy.append(partition.housekeeping.compact(force=True, wait=False) is None)
 
         with another.hold(byte), pytest.raises(StoreBusy, match="users/0: is being cleaned by somebody else"):
             compact(spark, store.path, "users", force=True)

@@ -27,6 +27,7 @@ from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.store.groups import OffsetRow
 from klamm.store.wire_groups import Offsets, WireCommit
+from klamm.types import PartitionKey, TopicId
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -116,7 +117,7 @@ class _Topic(NamedTuple):
 
     name: str
     uuid: bytes
-    id: str | None  # in the store; None: there is no such topic
+    id: TopicId | None  # in the store; None: there is no such topic
     numbers: list[int]
 
 
@@ -125,11 +126,11 @@ class _Wanted(NamedTuple):
     topics: list[_Topic] | None  # None: all in which the group has offsets
 
     @property
-    def topic_ids(self) -> list[str] | None:
+    def topic_ids(self) -> list[TopicId] | None:
         return None if self.topics is None else [each.id for each in self.topics if each.id is not None]
 
     @property
-    def keys(self) -> list[tuple[str, int]]:
+    def keys(self) -> list[PartitionKey]:
         return [(each.id, number) for each in self.topics or () if each.id is not None for number in each.numbers]
 
 
@@ -144,7 +145,7 @@ class _Standing(NamedTuple):
 
 
 _Standings = list[tuple[_Topic, list[_Standing]]]
-_NOTHING: frozenset[tuple[str, int]] = frozenset()
+_NOTHING: frozenset[PartitionKey] = frozenset()
 
 
 async def offset_fetch(broker: Broker, call: Call) -> Struct:
@@ -182,7 +183,7 @@ def _topics(broker: Broker, call: Call, asked: list[Struct] | None) -> list[_Top
     return found
 
 
-async def _unstable(broker: Broker, wanted: list[_Wanted]) -> list[frozenset[tuple[str, int]]]:
+async def _unstable(broker: Broker, wanted: list[_Wanted]) -> list[frozenset[PartitionKey]]:
     """Where transactions are about to move the groups; if all topics are wanted, of where the groups stand."""
     keys = [each.keys for each in wanted]
     if any(each.topics is None for each in wanted):
@@ -210,7 +211,7 @@ async def _offsets(broker: Broker, wanted: list[_Wanted]) -> list[Offsets | Erro
 
 
 def _standings(
-    broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[tuple[str, int]]
+    broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[PartitionKey]
 ) -> _Standings:
     topics = _stored(broker, offsets) if wanted.topics is None else wanted.topics
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE
@@ -233,7 +234,7 @@ def _standings(
 
 def _stored(broker: Broker, offsets: Offsets) -> list[_Topic]:
     """The topics of those offsets, as far as they are still there."""
-    numbers: dict[str, list[int]] = {}
+    numbers: dict[TopicId, list[int]] = {}
     for topic_id, number in sorted(offsets):
         numbers.setdefault(topic_id, []).append(number)
     found = []
@@ -278,7 +279,7 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
     error, consumed = broker.coordinator.check_offset_delete(request.group_id, [each.name for each in request.topics])
     if error:
         return response(error_code=error)
-    keys: list[tuple[str, int]] = []
+    keys: list[PartitionKey] = []
     topics = []
     for topic in request.topics:
         opened = broker.topics.find(topic.name)

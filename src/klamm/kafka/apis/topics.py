@@ -279,7 +279,7 @@ async def _delete_records(broker: Broker, name: str, number: int, offset: int) -
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"{name}: its cleanup.policy does not let records be deleted")
     if offset == _END:
         offset = partition.ends().end
-    return await broker.delete(partition, partition.delete_before, offset)
+    return await broker.delete(partition, partition.housekeeping.delete_before, offset)
 
 
 HANDLERS: tuple[Honoured, ...] = (

@@ -30,12 +30,13 @@ from klamm.kafka.wire.messages import (
 from klamm.kafka.wire.structs import Struct
 from klamm.store.groups import OffsetRow
 from klamm.store.markers import can_append
+from klamm.types import PartitionKey, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
-    from klamm.store.transaction_state import PartitionKey, Row
+    from klamm.store.transaction_state import Row
 
 __all__ = ["HANDLERS"]
 
@@ -80,8 +81,8 @@ async def init_producer_id(broker: Broker, call: Call) -> Struct:
 class _Asked(NamedTuple):
     """Topics of one transaction: (name, number) in the order of the request, and where that is; None: nowhere."""
 
-    numbers: list[tuple[str, int]]
-    places: dict[tuple[str, int], PartitionKey | None]
+    numbers: list[TopicPartition]
+    places: dict[TopicPartition, PartitionKey | None]
 
 
 def _asked(broker: Broker, topics: Iterable[Any]) -> _Asked:
@@ -101,7 +102,7 @@ async def _add_partitions(
     """What is answered for each topic of one transaction."""
     asked = _asked(broker, topics)
     known = [place for place in asked.places.values() if place is not None]
-    codes: dict[tuple[str, int], ErrorCode]
+    codes: dict[TopicPartition, ErrorCode]
     if len(known) < len(asked.places):
         codes = {
             key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if place is None else ErrorCode.OPERATION_NOT_ATTEMPTED

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from klamm.batch import KeyMap
 from klamm.errors import InvalidRecord, StoreBusy
 from klamm.log import compaction, segment
-from klamm.spark.offsets import Place
+from klamm.spark.offsets import TopicIdPartition
 from klamm.spark.pipelines.claim import local
 from klamm.spark.pipelines.report import Report
 from klamm.spark.pipelines.running import collected
@@ -43,6 +43,7 @@ from klamm.spark.planning import Range
 from klamm.spark.reading import Task, read
 from klamm.store.directory import Core, acquire, release
 from klamm.store.maintenance import partitions_of
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,11 +120,11 @@ def _share(progress: Progress | None, work: list[int], number: int) -> Progress:
 
 
 def _compact(
-    spark: SparkSession, core: Core, topic_id: str, partition: Partition, force: bool, tick: Progress
+    spark: SparkSession, core: Core, topic_id: TopicId, partition: Partition, force: bool, tick: Progress
 ) -> compaction.Compacted | None:
-    place = Place(partition.topic, topic_id, partition.number)
+    place = TopicIdPartition(partition.topic, topic_id, partition.number)
     try:
-        return partition.compact(
+        return partition.housekeeping.compact(
             force=force,
             timeout_ms=_PATIENCE_MS,
             tick=tick,
@@ -136,13 +137,13 @@ def _compact(
         ) from error
 
 
-def _refuse_keyless(core: Core, topic_id: str, partitions: list[Partition]) -> None:
+def _refuse_keyless(core: Core, topic_id: TopicId, partitions: list[Partition]) -> None:
     """A topic that became compacted with records in it may have some without a key, which stay. All is too many."""
     count = 0
     where: list[str] = []
     for partition in partitions:
         ends = partition.ends()
-        place = Place(partition.topic, topic_id, partition.number)
+        place = TopicIdPartition(partition.topic, topic_id, partition.number)
         task = Task(core.path, core.catalog.store_id, Range(place, ends.start, ends.stable), "read_committed", False)
         rows = 0
         for batch in read(task, _schema()):
@@ -174,7 +175,7 @@ class _Plan(NamedTuple):
 
     path: str
     store_id: str
-    place: Place
+    place: TopicIdPartition
     directory: str
     log_start: int
     rules: compaction.Rules
@@ -248,7 +249,7 @@ def _sift(
 class _Job:
     """One pass over one partition."""
 
-    def __init__(self, spark: SparkSession, core: Core, place: Place, each: compaction.Pass) -> None:
+    def __init__(self, spark: SparkSession, core: Core, place: TopicIdPartition, each: compaction.Pass) -> None:
         self._spark = spark
         self._pass = each
         self._segments = each.found.segments

@@ -27,6 +27,7 @@ from klamm.spark.pipelines.journal import Journal, State
 from klamm.spark.pipelines.report import Report
 from klamm.spark.pipelines.running import sentence
 from klamm.store.directory import acquire, release
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -240,7 +241,7 @@ def _watched(spark: SparkSession, job: Callable[[], list[Any]], look: Callable[[
 
 
 def _place(
-    path: str, store_id: str, topic: str, topic_id: str, starts: tuple[int, ...], batches: Iterator[pa.RecordBatch]
+    path: str, store_id: str, topic: str, topic_id: TopicId, starts: tuple[int, ...], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """In a task: append rows, which are sorted by partition and offset."""
     import pyarrow as pa
@@ -303,4 +304,4 @@ def _finish(log: Partition, known: _Archived) -> None:
     placer.skip_to(known.ends[log.number])
     log.sync(placer.next_offset)
     if known.starts[log.number]:
-        log.delete_before(known.starts[log.number])
+        log.housekeeping.delete_before(known.starts[log.number])

@@ -23,6 +23,7 @@ from klamm.errors import InvalidSetting, KlammError
 from klamm.spark.offsets import OURS, StreamOffsets
 from klamm.spark.pipelines.claim import local
 from klamm.store.directory import acquire, release
+from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +60,7 @@ class Source:
 
     path: str
     store_id: str
-    topics: Mapping[str, str]
+    topics: Mapping[str, TopicId]
     """Their ids by name."""
     ends: Mapping[str, list[int]]
     """The offset after the last record of each partition."""
