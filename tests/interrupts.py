@@ -3,19 +3,27 @@
 A handler runs when a Python function is entered, when a call has returned, and when a loop jumps back: there the
 interpreter looks whether a signal, or an exception of another thread, is pending. `interrupt_at(n)` raises
 KeyboardInterrupt at the n-th of these points, so a test can go through all, where real signals hit some by luck.
+
+Native code runs no handler: what comes while it runs is raised when it returns. `struck_at(n, how)` lets a signal come
+at the n-th step that others can observe (disk/os.h), where tests of kills send SIGKILL.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dis
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "interrupt_at", "points_of"]
+from klamm.disk import _os
+
+__all__ = ["HOWS", "Injected", "Interrupted", "interrupt_at", "points_of", "steps_of", "struck_at"]
 
 _CALLS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD") if name in dis.opmap}
 
@@ -81,3 +89,48 @@ def points_of(action: Callable[[], object]) -> int:
     with interrupt_at(0) as tracer:
         action()
     return tracer.passed
+
+
+class Injected(Exception):
+    """Raised where no statement of the program raises it: by a signal handler, or by another thread."""
+
+
+def _raise(number: int, frame: object) -> None:
+    raise Injected("by a signal handler")
+
+
+def _raise_as_another_thread(number: int, frame: object) -> None:
+    """What another thread does to raise something in this one, as timeouts of some libraries do."""
+    ident, kind = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Injected)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind) == 1
+
+
+HOWS = {
+    "ctrl-c": (signal.SIGINT, signal.default_int_handler),
+    "signal handler": (signal.SIGUSR1, _raise),
+    "another thread": (signal.SIGUSR1, _raise_as_another_thread),
+}
+"""Ways in which an exception comes from outside."""
+
+
+@contextmanager
+def struck_at(step: int, how: str) -> Iterator[None]:
+    """Let an exception come from outside at the `step`-th step of the block. In the main thread."""
+    number, handler = HOWS[how]
+    before = signal.signal(number, handler)
+    try:
+        _os.trap(step, signal=number)
+        yield
+    finally:
+        _os.trap(0)
+        signal.signal(number, before)
+
+
+def steps_of(action: Callable[[], object], kinds: int = _os.ALL) -> int:
+    """How many steps `action` has."""
+    _os.trap(1 << 60, kinds=kinds)
+    try:
+        action()
+        return int(_os.steps_taken())
+    finally:
+        _os.trap(0)

@@ -1,29 +1,43 @@
 """An exception at any point leaves no lock held: Ctrl-C, a signal handler that raises, an exception of another thread.
 
-Each action is interrupted at every point at which CPython may run a signal handler (tests/interrupts.py): at some of
-them here, chosen at random, at all in `make soak`. Afterwards no process holds a byte that others wait for, and the
-same action works. A lock that leaked shows as a byte that is held, or as a process that hangs.
+Each action is interrupted at every point at which CPython may run a signal handler, and by signals at every step of its
+native code (tests/interrupts.py); or a step fails with an error of the disk. At some of them here, chosen at random, at
+all in `make soak`. Afterwards no process holds a byte that others wait for, no sync looks as if its process had died,
+the same action works, and what was acknowledged is there. A lock that leaked shows as a byte that is held, or as a
+process that hangs.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import klamm
 from klamm.disk import _os, locks
+from klamm.errors import KlammError
 from klamm.log import head
 from klamm.store.presence import IN_LOCK
 from tests.crash.cases import memory_directory, run_cases, seed_of
-from tests.interrupts import Interrupted, interrupt_at, points_of
+from tests.interrupts import HOWS, Injected, interrupt_at, points_of, steps_of, struck_at
 from tests.procs import until
 
 POINTS = 45  # of each action, in `make test`
+STEPS = 8  # of each action, for each way to strike
+FAILING = _os.ALL & ~(_os.STORE | _os.WAKE | _os.LOCK)  # steps that a disk can refuse
+
+Strike = Callable[[], AbstractContextManager[object]]
+
+pytestmark = pytest.mark.skipif(not _os.HAS_BYTE_LOCKS, reason="one process at a time")
 
 
 class Scene:
@@ -34,16 +48,20 @@ class Scene:
         self.store = klamm.open(self.path)
         self.store.create_topic("orders", partitions=2, exist_ok=True, settings={"segment.bytes": 4096})
         self.topics = 0
+        self.acknowledged = 0  # records in the topic "orders", at least
 
     def append(self) -> None:
         self.store.append("orders", b"x" * 100, partition=0)
+        self.acknowledged += 1
 
     def append_many(self) -> None:
         self.store.append_many("orders", [(b"a", b"x"), (b"b", b"y")], acks=1)
+        self.acknowledged += 2
 
     def produce(self) -> None:
         with self.store.producer() as producer:
             producer.send("orders", b"x", key=b"k")
+        self.acknowledged += 1
 
     def consume(self) -> None:
         with self.store.consumer("orders", group="g", wait_ms=0) as consumer:
@@ -54,6 +72,7 @@ class Scene:
     def transact(self) -> None:
         with self.store.transaction() as tx:
             tx.send("orders", b"x", key=b"k")
+        self.acknowledged += 1
 
     def move(self) -> None:
         """Records and the progress of two groups in one transaction."""
@@ -84,9 +103,26 @@ class Scene:
     def maintain(self) -> None:
         self.store.maintain()
 
-    def reopen(self) -> None:
-        with klamm.open(self.path) as store:
-            store.append("orders", b"x")
+    def work(self) -> None:
+        """Records handled by threads."""
+        self.append()
+        with self.store.consumer("orders", group="w", wait_ms=0) as consumer:
+            consumer.run(lambda record: None, workers=2)
+
+    def _has_acknowledged(self) -> bool:
+        gc.collect()
+        self.store.maintain()
+        with self.store.consumer("orders", wait_ms=0, form="values") as consumer:
+            return len(list(consumer)) >= self.acknowledged
+
+    def logs(self) -> list[head.Log]:
+        return [partition.log for partition in self.store._acquired().topic("orders").partitions()]
+
+    def close(self) -> None:
+        """After all of it: what was acknowledged is there, once transactions that were interrupted are resolved."""
+        until(self._has_acknowledged, "what was acknowledged can be read", 20)
+        assert self.store.check().ok
+        self.store.close()
 
 
 ACTIONS: list[Callable[[Scene], None]] = [
@@ -100,6 +136,7 @@ ACTIONS: list[Callable[[Scene], None]] = [
     Scene.keep,
     Scene.create,
     Scene.maintain,
+    Scene.work,
 ]
 
 
@@ -120,20 +157,31 @@ def _held(path: str, first: int) -> list[tuple[int, int]]:
         os.close(fd)
 
 
-def interrupted(scene: Scene, action: Callable[[Scene], None], point: int) -> bool:
-    """Whether the point was reached."""
+def interrupted(scene: Scene, action: Callable[[Scene], None], strike: AbstractContextManager[object]) -> bool:
+    """Whether the action was hit by what `strike` does to it; if so, it works the next time."""
     try:
-        with interrupt_at(point):
+        with strike:
             action(scene)
-    except Interrupted as error:
-        where = str(error)
+    except (KeyboardInterrupt, Injected, KlammError, OSError) as error:
+        where = "".join(traceback.format_exception(error))
     else:
         return False
+    finally:
+        _os.trap(0)
     # The store's own thread may hold one for a moment, for retention.
-    until(lambda: is_all_free(scene.path), f"interrupted in {where}: locks are released", 10)
+    until(lambda: is_all_free(scene.path), f"{where}\nlocks are released", 10)
+    until(lambda: not any(log.flushing for log in scene.logs()), f"{where}\nno sync looks abandoned", 10)
     action(scene)
-    until(lambda: is_all_free(scene.path), f"interrupted in {where}, then not: locks are released", 10)
+    until(lambda: is_all_free(scene.path), f"{where}\nthen not interrupted: locks are released", 10)
     return True
+
+
+@contextmanager
+def failing_at(step: int) -> Iterator[None]:
+    """Let the disk fail at a step."""
+    _os.trap(step, kinds=FAILING, error=errno.EIO)
+    yield
+    _os.trap(0)
 
 
 def is_all_free(path: str) -> bool:
@@ -145,39 +193,61 @@ def is_all_free(path: str) -> bool:
 
 
 def go_through(
-    action: Callable[[Scene], None], directory: Path, choose: Callable[[int], list[int]], limit_s: int = 120
+    action: Callable[[Scene], None],
+    directory: Path,
+    strikes: Callable[[Scene], list[Strike]],
+    limit_s: int = 60,
 ) -> None:
-    def run(points: list[int], worker: int) -> None:
+    """Strike the action in each of these ways, in two children that each have a store."""
+
+    def run(number: int, worker: int) -> None:
         scene = Scene(directory / f"store-{worker}")
         action(scene)
-        for point in points:
-            interrupted(scene, action, point)
-        scene.store.close()
+        hits = sum(interrupted(scene, action, strike()) for strike in strikes(scene)[number::2])
+        assert hits, "nothing was interrupted"
+        scene.close()
 
-    count = points_of_child(action, directory)
-    points = choose(count)
-    run_cases([points[::2], points[1::2]], run, limit_s=limit_s)
+    run_cases([0, 1], run, limit_s=limit_s)
 
 
-def points_of_child(action: Callable[[Scene], None], directory: Path) -> int:
-    scene = Scene(directory / "count")
-    action(scene)
-    count = points_of(lambda: action(scene))
-    scene.store.close()
-    assert count > 20
-    return count
+def sample(dice: random.Random, count: int, most: int | None) -> list[int]:
+    return list(range(1, count + 1)) if most is None else sorted(dice.sample(range(1, count + 1), min(count, most)))
 
 
-@pytest.mark.skipif(not _os.HAS_BYTE_LOCKS, reason="one process at a time")
+def at_points(action: Callable[[Scene], None], seed: int, most: int | None) -> Callable[[Scene], list[Strike]]:
+    def strikes(scene: Scene) -> list[Strike]:
+        count = points_of(lambda: action(scene))
+        assert count > 20
+        return [partial(interrupt_at, point) for point in sample(random.Random(seed), count, most)]
+
+    return strikes
+
+
+def at_steps(action: Callable[[Scene], None], seed: int, most: int | None) -> Callable[[Scene], list[Strike]]:
+    def strikes(scene: Scene) -> list[Strike]:
+        count, failing = (steps_of(lambda: action(scene), kinds) for kinds in (_os.ALL, FAILING))
+        dice = random.Random(seed)
+        found: list[Strike] = [partial(struck_at, step, how) for how in HOWS for step in sample(dice, count, most)]
+        return found + [partial(failing_at, step) for step in sample(dice, failing, most)]
+
+    return strikes
+
+
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
 def test_an_interrupt_at_any_point_leaves_no_lock_held(action: Callable[[Scene], None], tmp_path: Path) -> None:
-    dice = random.Random(seed_of())
     with memory_directory(tmp_path) as memory:
-        go_through(action, memory, lambda count: sorted(dice.sample(range(1, count + 1), min(count, POINTS))))
+        go_through(action, memory, at_points(action, seed_of(), POINTS))
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+def test_an_exception_at_any_step_leaves_no_lock_held(action: Callable[[Scene], None], tmp_path: Path) -> None:
+    with memory_directory(tmp_path) as memory:
+        go_through(action, memory, at_steps(action, seed_of(), STEPS))
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("at", [at_points, at_steps], ids=["points", "steps"])
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
-def test_every_interrupt_leaves_no_lock_held(action: Callable[[Scene], None], tmp_path: Path) -> None:
+def test_every_interrupt_leaves_no_lock_held(action: Callable[[Scene], None], at: Any, tmp_path: Path) -> None:
     with memory_directory(tmp_path) as memory:
-        go_through(action, memory, lambda count: list(range(1, count + 1)), limit_s=1200)
+        go_through(action, memory, at(action, 0, None), limit_s=1200)

@@ -29,16 +29,20 @@ MUTANTS = [
         "a store without klamm.db is a new store",
         "store/directory.py: a catalog is not made where topics are",
         (
-            ("src/klamm/store/directory.py", '        if os.listdir(f"{self.path}/topics"):\n', "        if False:\n"),
+            (
+                "src/klamm/store/directory.py",
+                '        if os.listdir(f"{self.path}/topics") and',
+                "        if False and",
+            ),
             ("src/klamm/store/directory.py", "    if not rebuild and not os.path", "    if False and not os.path"),
-            ("src/klamm/store/directory.py", "        if changes < known:\n", "        if False:\n"),
+            ("src/klamm/store/found_catalog.py", "    if changes < known and", "    if False and"),
         ),
         (MISSING,),
     ),
     Mutant(
         "klamm.db may be older than the logs",
         "store/catalog.py C8",
-        (("src/klamm/store/directory.py", "        if changes < known:\n", "        if False:\n"),),
+        (("src/klamm/store/found_catalog.py", "    if changes < known and", "    if False and"),),
         (MISSING,),
     ),
     Mutant(

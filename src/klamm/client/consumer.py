@@ -11,7 +11,6 @@ partition that is added to a topic, are read from the first one on. What a group
 from __future__ import annotations
 
 import re
-import threading
 import time
 import weakref
 from collections import deque
@@ -31,6 +30,7 @@ from klamm.client.start import Start, Starting, checked_position, resume_at
 from klamm.client.stuck import Stuck
 from klamm.client.subscription import Subscription, Topics
 from klamm.disk import fork
+from klamm.disk.threads import StopFlag
 from klamm.errors import Forked, GroupError, InvalidSetting, StoreError, UnknownTopic
 from klamm.log.head import wait_any
 from klamm.log.reader import reads_committed
@@ -108,7 +108,7 @@ class Consumer:
         self._loop: Loop | None = None
         self._stopped = False
         self._nudged = False
-        self._stop_event = threading.Event()
+        self._stop_flag = StopFlag()
         self._closing = self._closed = False
         self._forked = False
         self._version = -1
@@ -290,7 +290,7 @@ class Consumer:
             if loop.interrupted:
                 raise KeyboardInterrupt
         if self._core.read_only or not self._logs:
-            self._stop_event.wait(min(seconds, _READ_ONLY_NAP_S))
+            self._stop_flag.wait(min(seconds, _READ_ONLY_NAP_S))
         elif not self._stopped:
             groups = -1 if self._member is None else self._member.version
             wait_any(self._logs, self._seqs, int(seconds * 1e6), self._spin_us, groups)
@@ -301,7 +301,7 @@ class Consumer:
         """End the loop that reads, quietly, and every later one. May be called from any thread."""
         self._stopped = True
         self._halt()
-        self._stop_event.set()
+        self._stop_flag.set()
         self._interrupt_sleep()
 
     def _nudge(self) -> None:

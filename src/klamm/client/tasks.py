@@ -4,30 +4,34 @@ A chain is what has an order: a key in a partition, or a partition. At most one 
 waits to be tried again; those behind it wait. Tasks without a chain wait for nobody.
 
     put       the reader: tasks, in the order of the log
-    take      a worker: the next task whose chain is free
+    take      a worker: the next task whose chain is free; it is the worker's until one of the next three
     done      a worker: it is handled, the chain moves on
     again     a worker: try it once more after a while; its chain waits, the worker does not
-    fail      a worker: nobody takes anything any more, and the reader is told
+    fail      a worker, with or without a task: no worker takes another task, and the reader gets the error
 
-Only this module's mutex is held in here, and no code of users runs under it.
+Only this module's mutex is held in here, and no code of users runs under it. Mutex and conditions are native: an
+interrupt of the reader (Ctrl-C), or of a worker (a handler's timeout may raise in its thread), leaves no lock held, and
+what a worker has taken is known until it says what became of it, so the reader never waits for a worker that is gone.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from klamm.disk import _os
 from klamm.types import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.batch import Record
 
 __all__ = ["Task", "Tasks"]
+
+_ALL = 2  # more than one
 
 
 class Task:
@@ -49,22 +53,22 @@ class Tasks:
     """For one reader and many workers."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._for_workers = threading.Condition(self._mutex)
-        self._for_reader = threading.Condition(self._mutex)
+        self._monitor = _os.Monitor()
+        self._for_workers = _os.Condition(self._monitor)
+        self._for_reader = _os.Condition(self._monitor)
         self._ready: deque[Task] = deque()
         self._later: list[tuple[float, int, Task]] = []  # a heap
         self._behind: dict[Any, deque[Task]] = {}  # by chain; an entry, if empty, says that the chain is taken
-        self._running: Counter[TopicPartition] = Counter()
+        self._taken: dict[int, Task] = {}  # by worker
         self._turn = itertools.count()
         self._ended = False
         self.count = 0
         """Tasks that were put and are not done."""
         self.error: BaseException | None = None
-        """Why nobody goes on."""
+        """Why no worker goes on."""
 
     def put(self, tasks: Iterable[Task]) -> None:
-        with self._mutex:
+        with self._monitor:
             behind, ready = self._behind, 0
             for task in tasks:
                 self.count += 1
@@ -80,39 +84,38 @@ class Tasks:
 
     # ---- for workers
 
-    def take(self) -> Task | None:
-        """The next task; None at the end."""
-        with self._mutex:
+    def take(self, worker: int) -> Task | None:
+        """Return the next task; None at the end."""
+        with self._monitor:
             while not self._ended:
                 now = time.monotonic() if self._later else 0.0
                 while self._later and self._later[0][0] <= now:
                     self._ready.append(heapq.heappop(self._later)[2])
                 if self._ready:
-                    task = self._ready.popleft()
-                    self._running[task.place] += 1
+                    task = self._taken[worker] = self._ready.popleft()
                     return task
                 self._for_workers.wait(self._later[0][0] - now if self._later else None)
             return None
 
-    def done(self, task: Task) -> None:
-        with self._mutex:
+    def done(self, worker: int) -> None:
+        with self._monitor:
+            task = self._taken.pop(worker)
             task.done = True
-            self._running[task.place] -= 1
             self.count -= 1
             self._move_on(task.chain)
             self._for_reader.notify()
 
-    def again(self, task: Task, delay_s: float) -> None:
-        with self._mutex:
-            self._running[task.place] -= 1
+    def again(self, worker: int, delay_s: float) -> None:
+        with self._monitor:
+            task = self._taken.pop(worker)
             heapq.heappush(self._later, (time.monotonic() + delay_s, next(self._turn), task))
-            self._for_workers.notify()  # whoever waits for a later one waits too long
+            self._for_workers.notify()  # a worker that waits for a later one waits too long
             self._for_reader.notify()
 
-    def fail(self, task: Task | None, error: BaseException) -> None:
-        with self._mutex:
-            if task is not None:
-                self._running[task.place] -= 1
+    def fail(self, worker: int | None, error: BaseException) -> None:
+        with self._monitor:
+            if worker is not None:
+                self._taken.pop(worker, None)
             if self.error is None:
                 self.error = error
             self._end()
@@ -129,20 +132,26 @@ class Tasks:
 
     # ---- for the reader
 
-    def wait(self, over: Callable[[], bool], seconds: float) -> bool:
-        """Until something is over, looked at whenever a task has ended; False if it is not in time."""
-        with self._mutex:
-            return self._for_reader.wait_for(over, seconds)
+    def wait(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        """Return when `is_over()`, asked whenever a task has ended; False if it is not within `seconds`."""
+        deadline = time.monotonic() + seconds
+        with self._monitor:
+            while not is_over():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._for_reader.wait(left)
+            return True
 
     def running(self, places: Iterable[TopicPartition] | None = None) -> int:
-        """Tasks that workers have at hand. To be asked inside of `wait`."""
-        counts = self._running
-        return sum(counts.values()) if places is None else sum(counts[place] for place in places)
+        """Return how many tasks workers have at hand. To be asked inside of `wait`."""
+        taken = self._taken.values()
+        return len(taken) if places is None else sum(task.place in places for task in taken)
 
     def drop(self, places: Iterable[TopicPartition]) -> None:
         """Forget what waits of those partitions. What runs, runs on."""
         gone = set(places)
-        with self._mutex:
+        with self._monitor:
             kept = [task for task in self._ready if task.place not in gone]
             later = [each for each in self._later if each[2].place not in gone]
             dropped = [task for task in self._ready if task.place in gone]
@@ -160,11 +169,11 @@ class Tasks:
                     del self._behind[task.chain]
 
     def end(self) -> None:
-        """Nobody takes anything any more."""
-        with self._mutex:
+        """Let no worker take another task."""
+        with self._monitor:
             self._end()
 
     def _end(self) -> None:
         self._ended = True
-        self._for_workers.notify_all()
+        self._for_workers.notify(_ALL)
         self._for_reader.notify()

@@ -41,6 +41,7 @@ from klamm.client.dead_letters import DeadLetterBox, attempts_before
 from klamm.client.interrupt import Loop
 from klamm.client.tasks import Task, Tasks
 from klamm.client.worker_process import CannotStart, WorkerProcess, pickled
+from klamm.disk.threads import DaemonThread
 from klamm.errors import InvalidSetting, NotOwner, ReadOnly, StoreError
 from klamm.types import Batch, Position, RunReport, TopicPartition
 
@@ -183,52 +184,57 @@ class _Run:
     # ---- workers
 
     def _work(self, number: int) -> None:
+        try:
+            self._handle_tasks(number)
+        except BaseException as error:  # noqa: BLE001  # SystemExit, a handler's timeout that came late: `run` raises it
+            self._tasks.fail(number, error)
+        if self._tasks.error is not None:
+            self._consumer._nudge()
+
+    def _handle_tasks(self, number: int) -> None:
         tasks = self._tasks
         child = self._children[number] if self._children else None
-        while (task := tasks.take()) is not None:
+        while (task := tasks.take(number)) is not None:
             try:
                 if child is not None:
                     child.handle(task.record)
                 else:
                     self._handler(converted(task.record, self._how))
-            except CannotStart as error:
-                tasks.fail(task, error)
-            except ChildProcessError as error:
-                if self._killing:
-                    return
-                self._failed(task, error)
+            except CannotStart:
+                raise
             except Exception as error:  # noqa: BLE001  # the policy says what becomes of it
-                self._failed(task, error)
-            except BaseException as error:  # noqa: BLE001  # SystemExit and its like: the reader's to raise
-                tasks.fail(task, error)
+                if self._killing and isinstance(error, ChildProcessError):
+                    return
+                self._failed(number, task, error)
             else:
                 with self._mutex:
                     self._counts.done += 1
-                tasks.done(task)
-            if tasks.error is not None:
-                self._consumer._nudge()
+                tasks.done(number)
 
-    def _failed(self, task: Task, error: Exception) -> None:
+    def _failed(self, number: int, task: Task, error: Exception) -> None:
         record, tasks = task.record, self._tasks
         task.attempts += 1
         with self._mutex:
             self._counts.failed += 1
         retrying = self._on_error != "stop" and (self._retries is None or task.attempts <= self._retries)
         if retrying:
-            tasks.again(task, min(self._max_backoff_s, self._backoff_s * 2.0 ** min(task.attempts - 1, 64)))
+            tasks.again(number, min(self._max_backoff_s, self._backoff_s * 2.0 ** min(task.attempts - 1, 64)))
             return
         error.add_note(f"while handling {record.topic}/{record.partition} at offset {record.offset}")
         if self._on_error != "dead-letter":
-            tasks.fail(task, error)
-            return
+            raise error
+        self._box.put(record, task.attempts + attempts_before(record), error)  # raises if there is no place for it
+        with self._mutex:
+            self._counts.dead_lettered += 1
+        tasks.done(number)
+
+    def _start_workers(self) -> None:
+        """In a thread of its own: Thread.start waits in Python code, and an interrupt comes to the main thread."""
         try:
-            self._box.put(record, task.attempts + attempts_before(record), error)
-        except Exception as refused:  # noqa: BLE001  # without a place for dead letters, nobody goes on
-            tasks.fail(task, refused)
-        else:
-            with self._mutex:
-                self._counts.dead_lettered += 1
-            tasks.done(task)
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            self._tasks.fail(None, error)
 
     # ---- the reader
 
@@ -237,8 +243,7 @@ class _Run:
         self._begin()
         try:
             with Loop(self._consumer._halt) as loop:
-                for thread in self._threads:
-                    thread.start()
+                DaemonThread(self._start_workers, "klamm-workers").join()
                 try:
                     with self._unless_closed():
                         self._read(loop)
@@ -417,7 +422,8 @@ class _Run:
                 child.kill()
             return
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # else it could not be started
+                thread.join()
         for child in self._children:
             child.end()
 

@@ -289,6 +289,23 @@ cdef class Mutexes:
             self.locks[self.count].release()
 
 
+cdef bint sleep_on(Monitor monitor, uint32_t *word, timeout) except -1:
+    """Release the mutex until `word` changes, or for `timeout` seconds; take it again, also if a handler raises."""
+    cdef uint32_t value = word[0]
+    cdef int64_t until = klamm_monotonic_ns() + (WAIT_NS if timeout is None else <int64_t>(timeout * 1e9))
+    klamm_mutex_unlock(&monitor.mutex)
+    try:
+        while word[0] == value and klamm_monotonic_ns() < until:
+            with nogil:
+                os_futex_wait(word, value, ALL_BITS, until)
+            PyErr_CheckSignals()
+    finally:
+        with nogil:
+            while klamm_mutex_lock(&monitor.mutex, 1):
+                pass
+    return word[0] != value
+
+
 cdef class Monitor:
     """A mutex with a condition, for the threads of this process: `with monitor:`, and `monitor.wait()` inside of it.
 
@@ -320,21 +337,58 @@ cdef class Monitor:
 
     def wait(self, timeout=None):
         """Release the mutex until `notify_all`, or for `timeout` seconds; take it again. False if the time is up."""
-        cdef uint32_t word = self.word
-        cdef int64_t until = klamm_monotonic_ns() + (WAIT_NS if timeout is None else <int64_t>(timeout * 1e9))
-        klamm_mutex_unlock(&self.mutex)
-        try:
-            while self.word == word and klamm_monotonic_ns() < until:
-                with nogil:
-                    os_futex_wait(&self.word, word, ALL_BITS, until)
-                PyErr_CheckSignals()
-        finally:
-            with nogil:
-                while klamm_mutex_lock(&self.mutex, 1):
-                    pass
-        return self.word != word
+        return sleep_on(self, &self.word, timeout)
 
     def notify_all(self):
         """Wake all that wait. Under the mutex."""
         klamm_fetch_add(&self.word, 1)
         os_futex_wake(&self.word, ALL_BITS)
+
+
+cdef class Condition:
+    """A condition of a Monitor's threads: under one mutex there can be several, each with threads that wait for it."""
+    cdef Monitor monitor
+    cdef uint32_t word
+
+    def __cinit__(self, Monitor monitor not None):
+        self.monitor = monitor
+
+    def wait(self, timeout=None):
+        """Release the mutex until it is notified, or for `timeout` seconds; take it again. Look again afterwards."""
+        cdef uint32_t word = self.word
+        try:
+            sleep_on(self.monitor, &self.word, timeout)
+        except BaseException:
+            if self.word != word:       # it may be this thread that was woken: let another one look
+                os_futex_wake_one(&self.word)
+            raise
+
+    def notify(self, int count=1):
+        """Wake one thread that waits, or all if `count` is larger. Under the mutex."""
+        if count > 0:
+            klamm_fetch_add(&self.word, 1)
+            if count == 1:
+                os_futex_wake_one(&self.word)
+            else:
+                os_futex_wake(&self.word, ALL_BITS)
+
+
+cdef class StopFlag:
+    """Tells a thread to end, and wakes it. It has no lock: a signal handler may set it, wherever it interrupts."""
+    cdef uint32_t word
+
+    def is_set(self):
+        return self.word != 0
+
+    def set(self):
+        klamm_fetch_add(&self.word, 1)
+        os_futex_wake(&self.word, ALL_BITS)
+
+    def wait(self, timeout):
+        """Return whether it is set, as soon as it is, or after `timeout` seconds."""
+        cdef int64_t until = klamm_monotonic_ns() + <int64_t>(timeout * 1e9)
+        while self.word == 0 and klamm_monotonic_ns() < until:
+            with nogil:
+                os_futex_wait(&self.word, 0, ALL_BITS, until)
+            PyErr_CheckSignals()
+        return self.word != 0

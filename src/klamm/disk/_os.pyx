@@ -35,6 +35,7 @@ cdef extern from "os.h" nogil:
     void os_name_thread(const char *name)
     int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns)
     void os_futex_wake(uint32_t *word, uint32_t bits)
+    void os_futex_wake_one(uint32_t *word)
     uint32_t klamm_fetch_add(uint32_t *word, uint32_t value)
     ctypedef struct KlammLockNote:
         uint64_t holder
@@ -230,6 +231,23 @@ def lock_whole(int fd):
 
 
 include "_hold.pxi"
+
+
+def begin_thread(first, run, tuple arguments, ended):
+    """Run a new thread, and release the lock `ended` when it ends, however it does.
+
+    CPython 3.11 takes a thread that was not scheduled yet for the one that started it: an exception that a third thread
+    raises in that one (PyThreadState_SetAsyncExc) comes to this one, at its first bytecode. `first` is a Python function
+    that does nothing: the exception hits that, and is dropped.
+    """
+    try:
+        try:
+            first()
+        except BaseException:
+            pass
+        run(*arguments)
+    finally:
+        ended.release()
 
 
 def name_thread(str name not None):

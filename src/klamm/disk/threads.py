@@ -10,36 +10,12 @@ from __future__ import annotations
 import _thread
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 from klamm.disk import _os
+from klamm.disk._os import StopFlag
 
 __all__ = ["DaemonThread", "StopFlag"]
-
-
-class StopFlag:
-    """What tells a thread to end, and wakes it: a threading.Event that no interrupt leaves locked."""
-
-    def __init__(self) -> None:
-        self._monitor = _os.Monitor()
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        with self._monitor:
-            self._monitor.notify_all()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether it is set, as soon as it is, or after that time."""
-        deadline = time.monotonic() + timeout_s
-        with self._monitor:
-            while not self._is_set and (left := deadline - time.monotonic()) > 0:
-                self._monitor.wait(left)
-        return self._is_set
 
 
 class DaemonThread:
@@ -50,7 +26,8 @@ class DaemonThread:
         self.name = name
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
-        self.ident = _thread.start_new_thread(_run, (target, arguments, name, self._ended))
+        began = (_do_nothing, _run, (target, arguments, name), self._ended)
+        self.ident = _thread.start_new_thread(_os.begin_thread, began)
 
     @property
     def is_current(self) -> bool:
@@ -67,7 +44,10 @@ class DaemonThread:
         return True
 
 
-def _run(target: Callable[..., object], arguments: tuple[object, ...], name: str, ended: _thread.LockType) -> None:
+def _do_nothing() -> None: ...
+
+
+def _run(target: Callable[..., object], arguments: tuple[object, ...], name: str) -> None:
     try:
         _os.name_thread(name)
         target(*arguments)
@@ -75,5 +55,3 @@ def _run(target: Callable[..., object], arguments: tuple[object, ...], name: str
         pass
     except BaseException:  # noqa: BLE001  # as a Thread does
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-    finally:
-        ended.release()

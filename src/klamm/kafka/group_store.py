@@ -160,10 +160,12 @@ class GroupStore:
             del self._coming[name]
 
     def leave_doors(self) -> None:
-        """Groups that have lost their last member here may have members at the other door."""
+        """Groups that have lost their last member here, or never got one, may have members at the other door."""
         coordinator, groups = self._broker.coordinator, self._broker.core.groups
-        for name in [each for each in self._here if each not in self._coming and coordinator.is_deserted(each)]:
-            groups.leave_door(self._here.pop(name))
+        for group in groups.held_doors():
+            if group.name not in self._coming and coordinator.is_deserted(group.name):
+                self._here.pop(group.name, None)
+                groups.leave_door(group)
 
     def _look(self) -> Admission:
         return Admission(self._broker.core.catalog.settings().group_max_size)
@@ -238,7 +240,7 @@ class GroupStore:
         error = done.exception()
         if error is not None:
             _log.warning("group %r: its members cannot be written: %s", name, error)
-        elif (group := done.result()) is not None:
+        elif (group := done.result()) is not None and group in broker.core.groups.held_doors():  # not left since
             self._here[name] = group
         broker.coordinator.kept(name, number, ok=error is None, now_ms=broker.now_ms())
 

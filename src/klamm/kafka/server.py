@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from klamm.disk import files
+from klamm.disk._os import HeldBytes
 from klamm.disk.locks import SERVER
 from klamm.errors import KlammError, StoreBusy
 from klamm.kafka.apis import TABLE
@@ -59,6 +60,7 @@ class Server:
         self.listener: Listener
         self.host, self.port = self.settings.host, self.settings.kafka
         self._core: Core | None = None
+        self._held: HeldBytes[int, None] | None = None  # the byte SERVER; free when this object goes
         self._server: asyncio.Server | None = None
         self._chores: list[asyncio.Task[None]] = []
         self._over = False
@@ -113,9 +115,9 @@ class Server:
         return core
 
     async def _become(self, core: Core) -> None:
-        assert core.members is not None
+        held = self._held = HeldBytes(core.members)
         until = asyncio.get_running_loop().time() + _BYTE_PATIENCE_S
-        while not core.members.try_hold(SERVER):
+        while not held.take(SERVER, SERVER):
             first = self._first(core)
             if first or asyncio.get_running_loop().time() > until:
                 raise StoreBusy(
@@ -134,10 +136,10 @@ class Server:
             return ""
 
     def _resign(self, core: Core) -> None:
-        assert core.members is not None
+        assert self._held is not None
         with suppress(OSError):
             files.remove(f"{core.path}/server")
-        core.members.release(SERVER)
+        self._held.release_all()
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,9 @@ Promises
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from klamm.batch import crc32c
@@ -28,7 +30,10 @@ __all__ = [
     "ENTRY_SIZE",
     "SUFFIX",
     "Aborted",
+    "Listed",
     "Spans",
+    "count_below",
+    "find_lost",
     "holds",
     "is_whole",
     "load",
@@ -42,6 +47,9 @@ SUFFIX = ".aborted"
 _ENTRY = struct.Struct("<qqqII")
 ENTRY_SIZE = 32
 assert _ENTRY.size == ENTRY_SIZE
+
+Listed = tuple[int, int, int]
+"""Base offset of a segment, and how many entries its file has at least that end below an offset."""
 
 Spans = dict[int, list[tuple[int, int]]]
 """By producer id: first and last offsets."""
@@ -82,6 +90,21 @@ def is_whole(data: bytes) -> bool:
 def load_from(directory: str, base: int) -> dict[int, list[Aborted]]:
     """Return the entries of this segment and of those after it: a transaction may end in a later one than it began."""
     return {each: load(directory, each) for each in segment.bases(directory, SUFFIX) if each >= base}
+
+
+def count_below(entries: Iterable[Aborted], offset: int) -> int:
+    """Return how many of the transactions ended below `offset`."""
+    return sum(entry.last_offset < offset for entry in entries)
+
+
+def find_lost(directory: str, listed: Iterable[Listed], entries_of: Callable[[int], Iterable[Aborted]]) -> list[str]:
+    """Return the paths of files that are missing, or have fewer entries than is known, of segments that are there."""
+    return [
+        segment.path_of(directory, base, SUFFIX)
+        for base, count, below in listed
+        if count_below(entries_of(base), below) < count
+        and os.path.exists(segment.path_of(directory, base))  # else all of it expired
+    ]
 
 
 def holds(directory: str, base: int, entries: list[Aborted]) -> bool:

@@ -27,7 +27,7 @@ from klamm.disk import files
 from klamm.log import aborted, sealed, segment
 from klamm.log.sealed import Lack
 
-__all__ = ["Point", "end_of_epoch", "load", "missing_aborted", "missing_segments", "parse", "store", "with_epoch"]
+__all__ = ["Point", "end_of_epoch", "load", "missing_segments", "parse", "store", "with_epoch"]
 
 _MAGIC = b"KLAMMREC"
 _VERSION = 2
@@ -47,6 +47,11 @@ class Point(NamedTuple):
     compacted: bool = False
     segments: tuple[tuple[int, int], ...] = ()
     repaired: bool = False
+
+    @property
+    def listed_aborted(self) -> list[aborted.Listed]:
+        """The .aborted files that there must be, with the entries they have at least."""
+        return [(base, count, self.snapshot) for base, count in self.segments if count]
 
 
 def path_of(directory: str) -> str:
@@ -107,18 +112,8 @@ def missing_segments(known: Point, there: list[int], log_start: int) -> list[int
     ]
 
 
-def missing_aborted(directory: str, known: Point) -> list[str]:
-    """Return the paths of .aborted files that are missing, or have fewer entries than the point knows of."""
-    there = set(segment.bases(directory))
-    return [
-        segment.path_of(directory, base, aborted.SUFFIX)
-        for base, count in known.segments
-        if count and base in there and _entries_below(directory, base, known.snapshot) < count
-    ]
-
-
 def _entries_below(directory: str, base: int, offset: int) -> int:
-    return sum(entry.last_offset < offset for entry in aborted.load(directory, base))
+    return aborted.count_below(aborted.load(directory, base), offset)
 
 
 def with_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, start: int) -> tuple[tuple[int, int], ...]:

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from klamm.batch import header as batch_header
@@ -90,7 +91,8 @@ def _producers_before(
     directory: str, end: int, known: Point | Lack, *, whole: bool = False
 ) -> tuple[int, list[producers.ProducerState]]:
     """Return the producers as of an offset from which on the log tells the rest."""
-    lost = point.missing_aborted(directory, known) if isinstance(known, Point) else []
+    listed = known.listed_aborted if isinstance(known, Point) else []
+    lost = aborted.find_lost(directory, listed, partial(aborted.load, directory))
     for path in lost:
         _log.warning("%s: is missing, or entries in it are: read all of the log instead", path)
     if not lost and not whole:
@@ -166,16 +168,9 @@ def _lost_aborted(log: head.Log, known: Point | None, entries: Mapping[int, list
     """
     if known is None and log.recovery_point[0] >= 0 and log.producers_seq > 0:
         return point.path_of(log.directory)
-    latest, count = log.aborted_file
-    listed = [(latest, count, 1 << 63)]
-    if known is not None:
-        listed += [(base, wanted, known.snapshot) for base, wanted in known.segments if wanted]
-    for base, wanted, below in listed:
-        if base < first or sum(entry.last_offset < below for entry in entries.get(base, ())) >= wanted:
-            continue
-        if os.path.exists(segment.path_of(log.directory, base)):  # else all of it expired
-            return segment.path_of(log.directory, base, aborted.SUFFIX)
-    return None
+    listed = [(*log.aborted_file, 1 << 63), *(known.listed_aborted if known is not None else ())]
+    later = [each for each in listed if each[0] >= first]
+    return next(iter(aborted.find_lost(log.directory, later, lambda base: entries.get(base, ()))), None)
 
 
 def restore_lost_aborted(partition: Partition, base: int) -> None:

@@ -109,11 +109,15 @@ class Catalog:
         self.on_change: Callable[[int], None] = lambda changes: None  # told how many there are, after each
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
         self._producer_ids = os.getpid(), iter(range(0))
-        if self.format_version < FORMAT_VERSION:
-            self._upgrade(before_upgrade)
-        with self.database.reading() as execute:
-            self._refuse_unknown_features(str(self.meta(execute, "features")))
-            self.store_id = str(self.meta(execute, "store_id"))
+        try:
+            if self.format_version < FORMAT_VERSION:
+                self._upgrade(before_upgrade)
+            with self.database.reading() as execute:
+                self._refuse_unknown_features(str(self.meta(execute, "features")))
+                self.store_id = str(self.meta(execute, "store_id"))
+        except BaseException:
+            self.database.close()
+            raise
 
     @classmethod
     def create(cls, path: str, gate: Gate, store_id: str) -> Catalog:

@@ -21,6 +21,7 @@ from klamm.errors import KlammError, ReadOnly
 from klamm.store import directory, once
 from klamm.store.adoption import adopt
 from klamm.store.catalog import Topic
+from klamm.store.database import REBUILD
 from klamm.store.deletion import DELETED
 from klamm.store.directory import Core
 from klamm.store.examine import Breach, Examination, Report
@@ -40,9 +41,9 @@ def check(
         if repair and store.lock is None:
             raise ReadOnly(f"{store.path}: opened for reading only, so nothing can be repaired")
         report = _Check(store, repair, progress).run()
-        promise = "klamm.db is there, and as new as the logs"
+        promise = "klamm.db is there, whole, and as new as the logs"
         path = store.catalog.path
-        report.breaches[:0] = [Breach(path, None, promise, *each.split(": ", 1)) for each in store.rebuilt]
+        report.breaches[:0] = [Breach(path, None, promise, *each) for each in store.rebuilt]
         store.rebuilt = []
         report.progress = None  # it is over, and a report may be pickled
         return report
@@ -85,7 +86,8 @@ class _Check:
         names = sorted(os.listdir(f"{core.path}/topics")) if os.path.isdir(f"{core.path}/topics") else []
         problems = core.catalog.check()
         report.breaches += [
-            Breach(core.catalog.path, None, "C6: rows are as they were written", each) for each in problems
+            Breach(core.catalog.path, None, "C6: rows are as they were written", f"{each} ({REBUILD})")
+            for each in problems
         ]
         if problems:
             return report

@@ -48,8 +48,9 @@ _MEASURE_EVERY = 16  # writes of one process
 BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
 
 REBUILD = (
-    "restore a backup of the whole store elsewhere; or move klamm.db aside and run `klamm check --repair`, which makes "
-    "a new one from the directories in topics/: no record is lost, but settings and offsets of groups are"
+    "restore a backup of the whole store elsewhere; or close the store in every process and run `klamm check --repair`, "
+    "which sets klamm.db aside and makes a new one from topics/: no record is lost, but settings and offsets of groups "
+    "are"
 )
 
 Gate = Callable[[], AbstractContextManager[object]]

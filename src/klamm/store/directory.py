@@ -29,17 +29,16 @@ import uuid
 import weakref
 import zlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 
 from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, LockFile
 from klamm.disk.threads import DaemonThread
-from klamm.errors import KlammError, NotAStore, ReadOnly, StoreBusy, StoreError, UnknownTopic
+from klamm.errors import KlammError, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head, index_rebuild
 from klamm.log.partition import Partition
-from klamm.store import layout, retention_check, slots, upgrade
+from klamm.store import found_catalog, layout, retention_check, slots, upgrade
 from klamm.store.catalog import Catalog, Topic, WantedSlots
-from klamm.store.database import Unfinished
 from klamm.store.groups import Groups
 from klamm.store.presence import Presence
 from klamm.store.settings import Value
@@ -121,7 +120,7 @@ class Core:
         self.members: LockFile | None = None
         self.presence: Presence | None = None
         self.life: head.Life | None = None
-        self.rebuilt: list[str] = []  # what was made again, with `rebuild`
+        self.rebuilt: list[tuple[str, str]] = []  # with `rebuild`: what was wrong, and what was done
         self.unknown_directories: set[str] = set()  # that were logged already
         if read_only:
             self._open_read_only()
@@ -187,40 +186,21 @@ class Core:
             self.presence.be_alone(upgrade.WHY)
         self.lock.record_in(self.heads)
         files.make_directory(f"{self.path}/topics")
-        if os.path.exists(database) and os.path.getsize(database) > 0:
-            self._check_replaced(database)
-            with suppress(Unfinished):
-                self.catalog = Catalog(database, gate, before_upgrade=lambda: self._be_alone(upgrade.WHY))
-                upgrade.finish(self.heads)
-                return
-        if os.listdir(f"{self.path}/topics"):
+        found = found_catalog.open_found(self, database, gate, rebuild=rebuild)
+        if found is not None:
+            self.catalog = found
+            upgrade.finish(self.heads)
+            return
+        if os.listdir(f"{self.path}/topics") and not self.rebuilt:
             if not rebuild:
                 raise layout.no_catalog(self.path)
             self.presence.be_alone("klamm.db is missing")
-            self.rebuilt.append("klamm.db was missing: made a new one")
+            self.rebuilt.append(("klamm.db was missing", "made a new one"))
         files.sync_directory(self.path)
         files.sync_ancestors(self.path)  # whoever made them may have been killed before syncing them
         self.catalog = Catalog.create(database, gate, self.heads.store_id or uuid.uuid4().hex)
         files.sync_directory(self.path)
         upgrade.finish(self.heads)
-
-    def _be_alone(self, why: str) -> None:
-        assert self.presence is not None
-        self.presence.be_alone(why)
-
-    def _check_replaced(self, database: str) -> None:
-        """Notice that klamm.db is another file than before. Other processes, and its log, belong to the old one."""
-        assert self.presence is not None
-        known, inode = self.heads.database_inode, os.stat(database).st_ino
-        if known in (0, inode):
-            return
-        self.presence.be_alone("klamm.db was replaced")
-        log = f"{database}-wal"
-        if os.path.exists(log) and os.path.getsize(log):
-            raise StoreError(
-                f"{log}: belongs to another klamm.db than the one beside it, which was replaced",
-                hint="put both back, or move klamm.db-wal aside and run `klamm check --repair`",
-            )
 
     def _gate(self) -> AbstractContextManager[None]:
         assert self.lock is not None
@@ -230,7 +210,7 @@ class Core:
         """Become present; recover first if `heads` is not to be believed."""
         assert self.presence is not None
         boot = boot_id()
-        self._check_catalog(rebuild)
+        found_catalog.check_age(self, rebuild=rebuild)
         if not self.heads.is_trusted(boot):
             self.presence.be_alone("it needs recovery")
             problems = self.catalog.check()
@@ -248,40 +228,10 @@ class Core:
             self._boots = self.catalog.boots()
         self.presence.join()
 
-    def _check_catalog(self, rebuild: bool) -> None:
-        """Refuse a klamm.db that is older than `heads`; with `rebuild`, put right what follows from that."""
-        assert self.presence is not None
-        known = self.heads.changes  # first: other processes change both, klamm.db before `heads`
-        changes = self.catalog.changes()
-        if changes < known:
-            if not rebuild:
-                raise StoreError(
-                    f"{self.path}/klamm.db: is older than the logs beside it: was it put back from a backup?",
-                    hint="run `klamm check --repair`: it keeps every log, and puts back topics that klamm.db does not "
-                    "know; or restore the whole backup elsewhere",
-                )
-            self.presence.be_alone("klamm.db is older than the logs")
-            self.rebuilt.append("klamm.db is older than the logs beside it: accepted")
-        if self.rebuilt:
-            self.catalog.skip_numbers(self.heads.size())
-            self._drop_deleted()
-            self.heads.changes = self.catalog.changes()
-        else:
-            self._count_changes(changes)
-        self.heads.store_id = self.catalog.store_id
-        self.heads.database_inode = os.stat(self.catalog.path).st_ino
-        self.catalog.on_change = self._count_changes
-
-    def _count_changes(self, changes: int) -> None:
+    def count_changes(self, changes: int) -> None:
+        """Record in `heads` how many changes klamm.db has had."""
         if changes > self.heads.changes:
             self.heads.changes = changes
-
-    def _drop_deleted(self) -> None:
-        """An older klamm.db has topics that were deleted since: `heads` knows."""
-        for topic in slots.deleted(self.heads, self.catalog.topics()):
-            self.catalog.delete_topic(topic.name)
-            self.catalog.forget_slots(topic.id)  # they may be another topic's, which klamm.db does not know yet
-            self.rebuilt.append(f"topic {topic.name} had been deleted since: forgotten again")
 
     def _open_read_only(self) -> None:
         try:

@@ -231,6 +231,7 @@ class Groups:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._doors: HeldBytes[int, Group] = HeldBytes(core.members)  # bytes DOOR that the server holds
 
     @property
     def _database(self) -> Any:
@@ -292,11 +293,17 @@ class Groups:
 
     def hold_door(self, group: Group) -> None:
         """The server, under the gate: members of the group sit here."""
-        self._locks().try_hold(group_region(group.number) + DOOR)  # or holds it already
+        self._locks()
+        if group.number not in self._doors:
+            self._doors.take(group.number, group_region(group.number) + DOOR, group)
 
     def leave_door(self, group: Group) -> None:
         """The server: no member of the group sits here any more."""
-        self._locks().release(group_region(group.number) + DOOR)
+        self._doors.release(group.number)
+
+    def held_doors(self) -> list[Group]:
+        """Return the groups whose door the server holds: also those of a claim that failed when it was held."""
+        return [group for _, group in self._doors.items()]
 
     def claim(self, execute: Execute, name: str, door: str = "klamm") -> Group:
         """The same inside of a transaction."""

@@ -7,7 +7,10 @@ import os
 from klamm.disk import copy_on_write, files
 from klamm.errors import NotAStore, ReadOnly
 
-__all__ = ["check_before", "has_topics", "no_catalog"]
+__all__ = ["DAMAGED", "check_before", "has_topics", "no_catalog"]
+
+DAMAGED = "klamm.db.damaged-"
+"""What a damaged klamm.db is called when it is set aside, before the time."""
 
 _OURS = frozenset(
     {
@@ -64,7 +67,7 @@ def check_before(path: str, *, read_only: bool, create: bool, force_filesystem: 
         ) from error
     if "klamm.db" in names:
         return
-    strangers = sorted(name for name in names - _OURS if not name.endswith(".new"))
+    strangers = sorted(name for name in names - _OURS if not name.endswith(".new") and not name.startswith(DAMAGED))
     if strangers:
         raise NotAStore(
             f"{path}: is not a store: it has no klamm.db, but {strangers[0]}", hint="use a new or empty directory"

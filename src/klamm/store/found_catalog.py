@@ -1,0 +1,108 @@
+"""klamm.db as it is found when a store is opened: damaged, replaced, or older than the logs beside it.
+
+Each is an error that says what to do. With `rebuild`, which is `klamm check --repair`, the store is opened all the
+same: a damaged klamm.db is set aside, as klamm.db.damaged-<time>, and a new one is made as if it were missing; one that
+is older is accepted, and what follows from that is put right. Nothing in it is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from klamm.disk import _os, files
+from klamm.errors import NotAStore, StoreError
+from klamm.store import layout, slots, upgrade
+from klamm.store.catalog import Catalog
+from klamm.store.database import Gate, Unfinished
+
+if TYPE_CHECKING:
+    from klamm.store.directory import Core
+
+__all__ = ["check_age", "open_found"]
+
+
+def open_found(core: Core, database: str, gate: Gate, *, rebuild: bool) -> Catalog | None:
+    """Open klamm.db. Return None if there is none, it was never finished, or it is damaged and was set aside."""
+    assert core.presence is not None
+    presence = core.presence
+    if not os.path.exists(database) or not os.path.getsize(database):
+        return None
+    _refuse_replaced(core, database)
+    try:
+        catalog = Catalog(database, gate, before_upgrade=lambda: presence.be_alone(upgrade.WHY))
+    except Unfinished:
+        return None
+    except NotAStore as error:
+        if not rebuild:
+            raise
+        problem = error.message
+    else:
+        problems = catalog.check() if rebuild else []
+        if not problems:
+            return catalog
+        catalog.close()
+        problem = f"{database}: {problems[0]}"
+    _set_aside(core, database, problem)
+    return None
+
+
+def _refuse_replaced(core: Core, database: str) -> None:
+    """Notice that klamm.db is another file than before. Other processes, and its log, belong to the old one."""
+    assert core.presence is not None
+    known, inode = core.heads.database_inode, os.stat(database).st_ino
+    if known in (0, inode):
+        return
+    core.presence.be_alone("klamm.db was replaced")
+    log = f"{database}-wal"
+    if os.path.exists(log) and os.path.getsize(log):
+        raise StoreError(
+            f"{log}: belongs to another klamm.db than the one beside it, which was replaced",
+            hint="put both back, or move klamm.db-wal aside and run `klamm check --repair`",
+        )
+
+
+def _set_aside(core: Core, database: str, problem: str) -> None:
+    """Rename klamm.db and its log. No connection to it may be open: closing one removes a log by its name."""
+    assert core.presence is not None
+    core.presence.be_alone("klamm.db is damaged")
+    aside = f"{core.path}/{layout.DAMAGED}{time.time_ns() // 1_000_000}"
+    for suffix in ("-wal", "-shm", ""):  # the log first: SQLite removes one that is beside no database
+        if os.path.exists(f"{database}{suffix}"):
+            _os.rename(f"{database}{suffix}", f"{aside}{suffix}")
+    files.sync_directory(core.path)
+    core.rebuilt.append((problem, f"set it aside as {aside}, and made a new one"))
+
+
+def check_age(core: Core, *, rebuild: bool) -> None:
+    """Refuse a klamm.db that is older than `heads`; with `rebuild`, put right what follows from that."""
+    assert core.presence is not None
+    known = core.heads.changes  # first: other processes change both, klamm.db before `heads`
+    changes = core.catalog.changes()
+    if changes < known and not core.rebuilt:
+        if not rebuild:
+            raise StoreError(
+                f"{core.path}/klamm.db: is older than the logs beside it: was it put back from a backup?",
+                hint="run `klamm check --repair`: it keeps every log, and puts back topics that klamm.db does not "
+                "know; or restore the whole backup elsewhere",
+            )
+        core.presence.be_alone("klamm.db is older than the logs")
+        core.rebuilt.append(("klamm.db is older than the logs beside it", "accepted"))
+    if core.rebuilt:
+        core.catalog.skip_numbers(core.heads.size())
+        _drop_deleted(core)
+        core.heads.changes = core.catalog.changes()
+    else:
+        core.count_changes(changes)
+    core.heads.store_id = core.catalog.store_id
+    core.heads.database_inode = os.stat(core.catalog.path).st_ino
+    core.catalog.on_change = core.count_changes
+
+
+def _drop_deleted(core: Core) -> None:
+    """An older klamm.db has topics that were deleted since: `heads` knows."""
+    for topic in slots.deleted(core.heads, core.catalog.topics()):
+        core.catalog.delete_topic(topic.name)
+        core.catalog.forget_slots(topic.id)  # they may be another topic's, which klamm.db does not know yet
+        core.rebuilt.append((f"topic {topic.name} had been deleted since", "forgotten again"))
