@@ -165,6 +165,8 @@ def test_a_client_that_goes_while_the_door_is_claimed_is_no_member(server: Serve
     go_on.set()
     until(lambda: server.call(lambda: store_of._last is not None and store_of._last.done()), "the door is claimed")
     assert states(client) == {GROUP: "Empty"}
+    groups = server.broker.core.groups
+    until(lambda: not groups.held_doors(), "the group may have members at the other door")
 
 
 @pytest.mark.parametrize("name", ["", TOO_LONG, "a\nb"])

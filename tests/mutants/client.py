@@ -15,6 +15,18 @@ FLUSH = "sys.stdout.buffer.flush()"
 
 MUTANTS = [
     Mutant(
+        "a worker that an exception ends keeps its record",
+        "client/tasks.py: the reader never waits for a worker that is gone",
+        ((WORKERS, "            self._tasks.fail(number, error)\n", "            self._tasks.fail(None, error)\n"),),
+        (f"{WORKER_TESTS}::test_an_exception_from_outside_ends_a_worker_and_nobody_waits_for_it",),
+    ),
+    Mutant(
+        "a thread that was just started gets an exception that was meant for its parent",
+        "disk/threads.py",
+        (("src/klamm/disk/threads.py", "        began = (_do_nothing, ", "        began = (int, "),),
+        ("tests/disk/test_threads.py::test_a_thread_begins_though_an_exception_comes_to_the_one_that_starts_it",),
+    ),
+    Mutant(
         "klamm tail commits a batch before it is printed",
         "guide/command-line.md: what was printed, the group has read",
         ((TAIL, f"        {FLUSH}\n        commit(batch)\n", f"        commit(batch)\n        {FLUSH}\n"),),

@@ -15,6 +15,18 @@ ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
 MUTANTS = [
     Mutant(
+        "the door of a group that nobody has joined stays held",
+        "kafka/group_store.py: groups without members here may have members at the other door",
+        (
+            (
+                "src/klamm/kafka/group_store.py",
+                "        for group in groups.held_doors():\n",
+                "        for group in list(self._here.values()):\n",
+            ),
+        ),
+        ("tests/kafka/test_group_apis.py::test_a_client_that_goes_while_the_door_is_claimed_is_no_member",),
+    ),
+    Mutant(
         "the max_timestamp of a client's batch is believed",
         "a false header deletes nothing and keeps nothing",
         (("src/klamm/kafka/apis/produce.py", "    if max_timestamp != header.max_timestamp:", "    if False:"),),

@@ -40,6 +40,24 @@ MUTANTS = [
         (MISSING,),
     ),
     Mutant(
+        "repair leaves a damaged klamm.db where it is",
+        "store/found_catalog.py: a damaged klamm.db is set aside",
+        (("src/klamm/store/found_catalog.py", "catalog.check() if rebuild else []", "[]"),),
+        ("tests/store/test_deletion.py::test_a_damaged_klamm_db_is_set_aside_by_repair_and_made_again",),
+    ),
+    Mutant(
+        "repair sets klamm.db aside under a process that uses it",
+        "store/found_catalog.py",
+        (
+            (
+                "src/klamm/store/found_catalog.py",
+                '    core.presence.be_alone("klamm.db is damaged")\n',
+                "    pass\n",
+            ),
+        ),
+        ("tests/store/test_deletion.py::test_a_damaged_klamm_db_is_not_set_aside_under_a_process_that_uses_it",),
+    ),
+    Mutant(
         "klamm.db may be older than the logs",
         "store/catalog.py C8",
         (("src/klamm/store/found_catalog.py", "    if changes < known and", "    if False and"),),

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
+import sqlite3
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import klamm
 from klamm.cli.main import run
+from klamm.disk import _os
 from klamm.errors import CorruptBatch, NotAStore, StoreBusy, StoreError
 from klamm.store import directory
 from tests.procs import Flag, children
@@ -75,6 +80,79 @@ def test_without_klamm_db_nothing_is_deleted_and_repair_makes_it_again(path: Pat
         assert values(store, "invoices") == [b"invoice"]
         assert store.append("orders", b"next", partition=1) == 10
     assert klamm.check(path).ok
+
+
+def _overwrite(file: Path, position: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(position)
+        opened.write(data)
+
+
+def _change_a_row(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("UPDATE topics SET created_ms = created_ms + 1 WHERE name = 'orders'")
+        connection.commit()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no database": lambda file: _overwrite(file, 0, b"x" * 100),
+    "pages of rubbish": lambda file: _overwrite(file, 100, os.urandom(file.stat().st_size - 100)),
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2 + 7),
+    "a row that was changed": _change_a_row,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_klamm_db_is_set_aside_by_repair_and_made_again(path: Path, how: str) -> None:
+    file = path / "klamm.db"
+    DAMAGE[how](file)
+    damaged = file.read_bytes()
+    report = klamm.check(path)
+    assert not report.ok and "klamm check --repair" in str(report.breaches[0]), "it says what to do"
+    assert file.read_bytes() == damaged
+    report = klamm.check(path, repair=True)
+    assert report.ok, [str(each) for each in report.breaches]
+    (aside,) = (each for each in path.glob("klamm.db.damaged-*") if not each.name.endswith(("-wal", "-shm")))
+    assert aside.read_bytes() == damaged
+    assert f"set it aside as {aside}" in str(report.breaches[0].repaired)
+    lost = [str(each.repaired) for each in report.breaches if "its settings are lost" in str(each.repaired)]
+    assert len(lost) == 2
+    with klamm.open(path) as store:
+        assert store.topic("orders").settings["retention.ms"] == "-1", "what is not known expires nothing"
+        store.maintain()
+        assert values(store, "orders") == [b"%d" % number for number in range(10)]
+        assert values(store, "invoices") == [b"invoice"]
+        assert store.append("orders", b"next", partition=1) == 10
+    assert klamm.check(path).ok
+
+
+def test_a_damaged_klamm_db_is_not_set_aside_under_a_process_that_uses_it(path: Path) -> None:
+    def damage_and_repair() -> list[str]:
+        _change_a_row(path / "klamm.db")
+        return [str(each) for each in klamm.check(path, repair=True).breaches]
+
+    with klamm.open(path) as store, children() as start:
+        (told,) = start(damage_and_repair).answer()
+        assert "klamm.db is damaged, but another process has the store open" in told
+        assert (path / "klamm.db").exists() and not list(path.glob("klamm.db.damaged-*"))
+        assert "close the store in every process" in str(store.check(repair=True).breaches[0])
+
+
+def test_a_repair_that_was_killed_after_it_set_klamm_db_aside_is_finished_by_the_next(path: Path) -> None:
+    _overwrite(path / "klamm.db", 0, b"x" * 100)
+
+    def repair() -> None:
+        _os.trap(1, kinds=_os.SYNC, signal=signal.SIGKILL)
+        klamm.check(path, repair=True)
+
+    with children() as start:
+        start(repair).ended()
+    assert not (path / "klamm.db").exists() and list(path.glob("klamm.db.damaged-*"))
+    with pytest.raises(NotAStore, match="klamm check --repair"):
+        klamm.open(path)
+    assert klamm.check(path, repair=True).ok
+    with klamm.open(path) as store:
+        assert values(store, "orders") == [b"%d" % number for number in range(10)]
 
 
 def test_klamm_db_from_a_backup_is_refused_until_it_is_repaired(path: Path, tmp_path: Path) -> None:

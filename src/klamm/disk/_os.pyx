@@ -29,6 +29,7 @@ cdef extern from "os.h" nogil:
     int os_lock(int fd, int64_t byte, int type, int wait)
     int os_find_lock(int fd, int64_t *start, int64_t *length)
     int os_lock_whole(int fd)
+    uint64_t os_inode_of(const char *path)
     int F_RDLCK, F_WRLCK, F_UNLCK
     int64_t klamm_boot_ms()
     int64_t klamm_monotonic_ns()
@@ -228,6 +229,11 @@ def lock_whole(int fd):
             return False
         again(-1, None)
     return True
+
+
+def inode_of(bytes path not None):
+    """Return the inode of the file, 0 if there is none: os.stat, for a path that is looked at again and again."""
+    return os_inode_of(path)
 
 
 include "_hold.pxi"

@@ -211,6 +211,10 @@ static int os_lock_whole(int fd) { return klamm_step(STEP_LOCK) ? -1 : flock(fd,
 /* What is not the same on Windows: see win32.h. */
 #if !defined(_WIN32)
 typedef struct stat KlammStat;
+static uint64_t os_inode_of(const char *path) {     /* 0: there is no such file */
+    KlammStat found;
+    return stat(path, &found) ? 0 : (uint64_t)found.st_ino;
+}
 
 /* A mapped file: NULL, or `room` bytes of address space. What the file gets later is there, too; where a mapping ends
  * with its file, os_map_more is told. */

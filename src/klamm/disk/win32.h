@@ -95,6 +95,12 @@ static int win_fstat(int fd, KlammStat *out) { /* the C runtime's has no st_ino;
     out->st_size = (int64_t)((uint64_t)found.nFileSizeHigh << 32 | found.nFileSizeLow);
     return 0;
 }
+static uint64_t os_inode_of(const char *path) {     /* 0: there is no such file */
+    KlammStat found;
+    int fd = win_open(path, O_RDONLY), failed = fd < 0 || win_fstat(fd, &found);
+    if (fd >= 0) _close(fd);
+    return failed ? 0 : found.st_ino;
+}
 /* Written through, for there is no syncing of directories. A target that is open is replaced, too, where NTFS can do
  * that (Windows 10); elsewhere EACCES. */
 static int win_rename(const char *from, const char *to) {

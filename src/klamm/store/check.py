@@ -108,9 +108,9 @@ class _Check:
             for each in core.transactions.lineage.check()
         ]
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
-        report.topics = len(topics)
         self._orphans(names, topics)
         topics = core.catalog.topics()  # with those that were put back
+        report.topics = len(topics)
         if core.lock is None:
             self._topics(topics)
         else:

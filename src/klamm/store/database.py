@@ -48,9 +48,9 @@ _MEASURE_EVERY = 16  # writes of one process
 BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
 
 REBUILD = (
-    "restore a backup of the whole store elsewhere; or close the store in every process and run `klamm check --repair`, "
-    "which sets klamm.db aside and makes a new one from topics/: no record is lost, but settings and offsets of groups "
-    "are"
+    "restore a backup of the whole store elsewhere; or close the store in every process and run `klamm check "
+    "--repair`, which sets klamm.db aside and makes a new one from the directories in topics/: no record is lost, but "
+    "settings and offsets of groups are"
 )
 
 Gate = Callable[[], AbstractContextManager[object]]
@@ -86,7 +86,8 @@ class Database:
         )
         self._connections = 0  # that were opened so far: `PRAGMA data_version` begins anew with each
         self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
-        self._inode = os.stat(path).st_ino if os.path.exists(path) else 0
+        self._name = os.fsencode(path)
+        self._inode = _os.inode_of(self._name)
         fork.register(self)  # before there is a connection that a fork could surprise
         with self._mutex, _explained(self.path):
             self._connect()
@@ -191,15 +192,11 @@ class Database:
 
     def _refuse_replaced(self) -> None:
         """What is written to a file without a name is lost with the last process that has it open."""
-        try:
-            if os.stat(self.path).st_ino == self._inode:
-                return
-        except FileNotFoundError:
-            pass
-        raise NotAStore(
-            f"{self.path}: was removed or replaced while the store is open",
-            hint="close the store in every process, put the file back, and open it again",
-        )
+        if _os.inode_of(self._name) != self._inode:
+            raise NotAStore(
+                f"{self.path}: was removed or replaced while the store is open",
+                hint="close the store in every process, put the file back, and open it again",
+            )
 
     def check(self) -> list[str]:
         """What SQLite finds wrong with the file; nothing, if all is well."""
@@ -394,14 +391,16 @@ def _check_identity(path: str, connection: sqlite3.Connection) -> None:
             hint="open the store with create=True to finish it",
         )
     if application != APPLICATION_ID:
-        raise NotAStore(f"{path}: is a SQLite database of another program (application id {application:#x})")
+        raise NotAStore(
+            f"{path}: is a SQLite database of another program (application id {application:#x})", hint=REBUILD
+        )
     if version > FORMAT_VERSION:
         raise NewerFormat(
             f"{path}: has format {version}, this Klamm knows formats up to {FORMAT_VERSION}",
             hint="open it with a newer Klamm",
         )
     if version < 1:
-        raise NotAStore(f"{path}: has no format version: it is damaged")
+        raise NotAStore(f"{path}: has no format version: it is damaged", hint=REBUILD)
 
 
 def _translated(path: str, error: BaseException) -> BaseException:
@@ -442,5 +441,5 @@ def _explain(path: str, error: sqlite3.Error | UnicodeDecodeError) -> KlammError
         case sqlite3.SQLITE_CANTOPEN:
             return NotAStore(f"{path}: there is no such file")
         case sqlite3.SQLITE_NOTADB:
-            return NotAStore(where, hint="something else has that name, or the file is damaged")
+            return NotAStore(where, hint=f"something else has that name, or it is damaged: {REBUILD}")
     return NotAStore(f"{path}: is damaged: {error}", hint=REBUILD)
