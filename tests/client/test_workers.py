@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -613,8 +613,11 @@ def interrupted_worker(consumer: klamm.Consumer, batch: klamm.Batch, point: int)
 
     working = _Run(consumer, handle, 1, False, 10, "stop", 0, 0, 0, None, True, 1)
     working._hand_out(batch)
-    with interrupt_at(point) as tracer, suppress(Interrupted):  # raised: before the worker had taken anything
-        working._work(0)
+    try:
+        with interrupt_at(point) as tracer:
+            working._work(0)
+    except Interrupted:  # before the worker had taken anything
+        return working, handled, True
     return working, handled, tracer.passed >= point
 
 
