@@ -22,7 +22,6 @@ from klamm.client.workers import _Run
 from klamm.types import RunReport
 from tests.client.conftest import fill
 from tests.client.handlers import Holding, LoadsNot, Noting, refuse
-from tests.interrupts import Interrupted, interrupt_at
 from tests.procs import children, until
 
 KEYS = [b"k%d" % n for n in range(7)]
@@ -597,41 +596,3 @@ def test_settings_of_the_wrong_type_are_refused(orders: klamm.Store, options: di
             consumer.run(print, **options)
         with pytest.raises(TypeError, match="handler"):
             consumer.run(None)  # type: ignore[arg-type]
-
-
-# Interrupts
-
-
-def interrupted_worker(consumer: klamm.Consumer, batch: klamm.Batch, point: int) -> tuple[_Run, list[int], bool]:
-    """A run whose worker was interrupted at a point, the offsets it has handled, and whether it got that far."""
-    handled: list[int] = []
-
-    def handle(record: klamm.Record) -> None:
-        handled.append(record.offset)
-        if len(handled) == len(batch):
-            working._tasks.end()
-
-    working = _Run(consumer, handle, 1, False, 10, "stop", 0, 0, 0, None, True, 1)
-    working._hand_out(batch)
-    try:
-        with interrupt_at(point) as tracer:
-            working._work(0)
-    except Interrupted:  # before the worker had taken anything
-        return working, handled, True
-    return working, handled, tracer.passed >= point
-
-
-def test_an_exception_from_outside_ends_a_worker_and_nobody_waits_for_it(orders: klamm.Store) -> None:
-    """At every point where CPython may raise one: a handler's timeout may come when the handler has returned."""
-    orders.append_many("orders", [b"1", b"2", b"3"])
-    point, is_reached = 0, True
-    with orders.consumer("orders", wait_ms=0) as consumer:
-        batch = consumer.poll(max_records=3)
-        while is_reached:
-            point += 1
-            working, handled, is_reached = interrupted_worker(consumer, batch, point)
-            tasks = working._tasks
-            assert not tasks.running(), f"point {point}: the reader would wait for it"
-            done = [task.record.offset for task in working._progress["orders", 0].tasks if task.done]
-            assert set(done) <= set(handled)
-    assert point > 20 and len(done) == 3 and tasks.error is None

@@ -18,7 +18,9 @@ MUTANTS = [
         "a worker that an exception ends keeps its record",
         "client/tasks.py: the reader never waits for a worker that is gone",
         ((WORKERS, "            self._tasks.fail(number, error)\n", "            self._tasks.fail(None, error)\n"),),
-        (f"{WORKER_TESTS}::test_an_exception_from_outside_ends_a_worker_and_nobody_waits_for_it",),
+        (
+            "tests/client/test_worker_interrupts.py::test_an_exception_from_outside_ends_a_worker_and_nobody_waits_for_it",
+        ),
     ),
     Mutant(
         "a thread that was just started gets an exception that was meant for its parent",

@@ -96,7 +96,7 @@ def _change_a_row(file: Path) -> None:
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no database": lambda file: _overwrite(file, 0, b"x" * 100),
-    "pages of rubbish": lambda file: _overwrite(file, 100, os.urandom(file.stat().st_size - 100)),
+    "pages of rubbish": lambda file: _overwrite(file, 100, b"\xa5\x0f" * (file.stat().st_size // 2 - 50)),
     "cut": lambda file: os.truncate(file, file.stat().st_size // 2 + 7),
     "a row that was changed": _change_a_row,
 }
