@@ -77,12 +77,20 @@ def transact(store: klamm.Store, board: Board) -> None:
     board.appended()
 
 
+def work(store: klamm.Store, board: Board) -> None:
+    """Ctrl-C ends `run` quietly."""
+    with store.consumer("orders", group="workers") as consumer:
+        consumer.run(lambda record: None, workers=2)
+    board.survived()
+    append_one(store, board)
+
+
 def append_one(store: klamm.Store, board: Board) -> None:
     store.append("orders", b"z")
     board.appended()
 
 
-LOOPS: list[Loop] = [append, produce, consume, transact]
+LOOPS: list[Loop] = [append, produce, consume, transact, work]
 
 
 def survive(path: str, loop: Loop, board: Board) -> None:

@@ -202,7 +202,9 @@ def test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again(
     assert log_file(partition, 0).stat().st_size == size + 2 * len(batch(0, 3))
 
 
-def test_a_disk_that_keeps_failing_refuses_syncs_and_appends_until_it_works_again(rig: Rig) -> None:
+def test_a_disk_that_keeps_failing_refuses_syncs_and_appends_until_it_works_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     partition, other = rig.partition(1, **LARGE), rig.child().partition(1, **LARGE)
     partition.append(batch(0, 0))
     partition.sync(1)
@@ -217,8 +219,12 @@ def test_a_disk_that_keeps_failing_refuses_syncs_and_appends_until_it_works_agai
         assert partition.log.flags & head.SYNC_FAILED
         assert partition.ends().flushed == 1, "nothing is acknowledged meanwhile"
     assert read_all(partition) == [(0, 0), (0, 1)], "readers go on"
+    lost = "a sync failed, or its process died or was stopped: offsets 1 to 1 are not known to be on disk"
+    assert caplog.text.count(lost) == 1, "the failure is logged once, however often it is met"
+    assert "wrote all that was not synced again" not in caplog.text
     _os.trap(0)
     assert other.append(batch(0, 2)) == 2
+    assert caplog.text.count("wrote all that was not synced again") == 1
     assert partition.log.flags == 0
     assert partition.ends().flushed == 2, "healed up to what was committed then"
     partition.sync(3)

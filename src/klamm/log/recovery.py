@@ -425,9 +425,13 @@ def heal(log: head.Log, *, contiguous: bool = True) -> None:
     """
     with log.append_lock(), log.flush_lock():
         if log.flags & head.SYNC_FAILED or log.flushing:
+            if not log.flags & head.SYNC_FAILED:  # else it was logged before, by this process or another
+                what = "a sync failed, or its process died or was stopped"
+                told = "%s: %s: offsets %d to %d are not known to be on disk"
+                _log.error(told, log.directory, what, log.flushed_offset, log.snapshot().next_offset - 1)
             log.set_flags(head.SYNC_FAILED)
             _rewrite(log, contiguous)
-            _log.warning("%s: a sync failed or its process died: wrote all that was not synced again", log.directory)
+            _log.warning("%s: wrote all that was not synced again, and synced it", log.directory)
 
 
 def _rewrite(log: head.Log, contiguous: bool) -> None:
