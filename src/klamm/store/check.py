@@ -21,7 +21,7 @@ from klamm.errors import KlammError, ReadOnly
 from klamm.store import directory, once
 from klamm.store.adoption import adopt
 from klamm.store.catalog import Topic
-from klamm.store.database import REBUILD
+from klamm.store.database import REBUILD, REBUILD_BY_HAND
 from klamm.store.deletion import DELETED
 from klamm.store.directory import Core
 from klamm.store.examine import Breach, Examination, Report
@@ -91,22 +91,15 @@ class _Check:
         ]
         if problems:
             return report
-        report.breaches += [
-            Breach(core.catalog.path, None, "T1: a transaction's row decides", each)
-            for each in core.transactions.check()
-        ]
-        report.breaches += [
-            Breach(core.catalog.path, None, "G5: rows of groups are as they were written", each)
-            for each in core.groups.check()
-        ]
-        report.breaches += [
-            Breach(core.catalog.path, None, "ONC4: numbers of writers are as they were written", each)
-            for each in once.check(core.catalog.database)
-        ]
-        report.breaches += [
-            Breach(core.catalog.path, None, "LIN1: lineage is as it was written", each)
-            for each in core.transactions.lineage.check()
-        ]
+        for promise, found in (
+            ("T1: a transaction's row decides", core.transactions.check()),
+            ("G5: rows of groups are as they were written", core.groups.check()),
+            ("ONC4: numbers of writers are as they were written", once.check(core.catalog.database)),
+            ("LIN1: lineage is as it was written", core.transactions.lineage.check()),
+        ):
+            report.breaches += [
+                Breach(core.catalog.path, None, promise, f"{each} ({REBUILD_BY_HAND})") for each in found
+            ]
         topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
         self._orphans(names, topics)
         topics = core.catalog.topics()  # with those that were put back

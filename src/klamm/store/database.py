@@ -36,7 +36,16 @@ from klamm.disk import _os, files, fork
 from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
 from klamm.store._section import Section
 
-__all__ = ["APPLICATION_ID", "FORMAT_VERSION", "REBUILD", "Database", "Execute", "Gate", "Unfinished"]
+__all__ = [
+    "APPLICATION_ID",
+    "FORMAT_VERSION",
+    "REBUILD",
+    "REBUILD_BY_HAND",
+    "Database",
+    "Execute",
+    "Gate",
+    "Unfinished",
+]
 
 APPLICATION_ID = int.from_bytes(b"KLAM", "big")
 FORMAT_VERSION = 5
@@ -47,11 +56,12 @@ WAL_LIMIT = 32 * 1024 * 1024
 _MEASURE_EVERY = 16  # writes of one process
 BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
 
-REBUILD = (
-    "restore a backup of the whole store elsewhere; or close the store in every process and run `klamm check "
-    "--repair`, which sets klamm.db aside and makes a new one from the directories in topics/: no record is lost, but "
-    "settings and offsets of groups are"
-)
+_RESTORE = "restore a backup of the whole store elsewhere; or close the store in every process"
+_NEW_ONE = "makes a new one from the directories in topics/: no record is lost, but settings and offsets of groups are"
+REBUILD = f"{_RESTORE} and run `klamm check --repair`, which sets klamm.db aside and {_NEW_ONE}"
+"""What to do about a klamm.db that is damaged as a whole, or in its topics."""
+REBUILD_BY_HAND = f"{_RESTORE}, move klamm.db and klamm.db-wal aside, and run `klamm check --repair`, which {_NEW_ONE}"
+"""The same for other rows: repair does not give up a klamm.db for one of them."""
 
 Gate = Callable[[], AbstractContextManager[object]]
 Execute = Callable[..., sqlite3.Cursor]

@@ -40,7 +40,7 @@ from klamm.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from klamm.store.database import REBUILD
+from klamm.store.database import REBUILD_BY_HAND
 from klamm.store.names import nearest
 from klamm.store.rows import crc
 from klamm.types import PartitionKey, TopicId, TopicPartition
@@ -278,7 +278,7 @@ class Groups:
         return Group(*row[:4])
 
     def _damaged(self, what: str) -> NotAStore:
-        return NotAStore(f"{self._core.catalog.path}: {what} is damaged", hint=REBUILD)
+        return NotAStore(f"{self._core.catalog.path}: {what} is damaged", hint=REBUILD_BY_HAND)
 
     def claim_door(self, name: str, door: str) -> Group:
         """Have the group's members at `door` from now on, making the group if need be; GroupBusy if they sit at the

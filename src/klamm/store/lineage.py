@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from klamm.batch import walk
 from klamm.errors import KlammError, NotAStore
-from klamm.store.database import REBUILD
+from klamm.store.database import REBUILD_BY_HAND
 from klamm.store.markers import can_append
 from klamm.store.rows import crc
 from klamm.types import InputRange, Lineage, OutputRange, PartitionKey, TopicId
@@ -100,7 +100,7 @@ class LineageTable:
         names = {topic.id: topic.name for topic in self._core.catalog.topics()}
         for *values, checksum in rows:
             if checksum != crc(*values):
-                raise NotAStore(f"klamm.db: the lineage of producer id {producer_id} is damaged", hint=REBUILD)
+                raise NotAStore(f"klamm.db: the lineage of producer id {producer_id} is damaged", hint=REBUILD_BY_HAND)
             number, epoch, name, ended_ms, inputs, outputs = values
             ranges = [OutputRange(*each) for each in json.loads(outputs)]
             here = opened.topic.id, record.partition

@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import NotAStore, OnceMismatch, TransactionError
-from klamm.store.database import REBUILD
+from klamm.store.database import REBUILD_BY_HAND
 from klamm.store.rows import crc
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ def find(execute: Execute, writer: str, target: str) -> Once | None:
         return None
     *values, checksum = row
     if checksum != crc(*values):
-        raise NotAStore(f"klamm.db: the last number of {writer!r} is damaged: the checksum does not fit", hint=REBUILD)
+        raise NotAStore(
+            f"klamm.db: the last number of {writer!r} is damaged: the checksum does not fit", hint=REBUILD_BY_HAND
+        )
     return Once(values[0], values[1], values[2], values[4], values[5])
 
 
@@ -156,7 +158,7 @@ def upgrade(execute: Execute, version: int) -> None:
             f"SELECT writer, batch, committed_ms, {plan}, crc FROM spark_batches"
         ).fetchall():
             if checksum != crc(*values[: 5 if any(values[3:]) else 3]):
-                raise NotAStore(f"klamm.db: the last batch of {values[0]!r} is damaged", hint=REBUILD)
+                raise NotAStore(f"klamm.db: the last batch of {values[0]!r} is damaged", hint=REBUILD_BY_HAND)
             old.append(values)
         execute("DROP TABLE spark_batches")
     execute(SCHEMA)

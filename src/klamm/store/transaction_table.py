@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import NotAStore
-from klamm.store.database import REBUILD
+from klamm.store.database import REBUILD_BY_HAND
 from klamm.store.groups import OffsetRow, put_offsets
 from klamm.store.rows import crc
 from klamm.store.transaction_state import ONGOING, OWNERS, PROCESS, SERVER, STATES, Row, Step
@@ -119,7 +119,7 @@ def _find(execute: Execute, where: str, values: tuple[object, ...]) -> Row | Non
         return _parse(columns)
     except ValueError as error:
         raise NotAStore(
-            f"klamm.db: the transaction of producer id {columns[0]} is damaged: {error}", hint=REBUILD
+            f"klamm.db: the transaction of producer id {columns[0]} is damaged: {error}", hint=REBUILD_BY_HAND
         ) from None
 
 
@@ -180,7 +180,7 @@ def holder(execute: Execute, name: str) -> int | None:
     if row is None:
         return None
     if row[1] != crc(name, row[0]):
-        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint=REBUILD)
+        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint=REBUILD_BY_HAND)
     return int(row[0])
 
 
@@ -220,7 +220,7 @@ def _settle_offsets(execute: Execute, row: Row) -> None:
         by_group: dict[int, list[OffsetRow]] = {}
         for values in execute("SELECT * FROM pending_offsets WHERE producer_id = ?", (row.producer_id,)).fetchall():
             if values[-1] != crc(*values[:-1]):
-                raise NotAStore(f"klamm.db: an offset that {row.name!r} commits is damaged", hint=REBUILD)
+                raise NotAStore(f"klamm.db: an offset that {row.name!r} commits is damaged", hint=REBUILD_BY_HAND)
             if _is_there(execute, values[1], values[2]):
                 by_group.setdefault(values[1], []).append(OffsetRow(*values[2:8]))
         for number, offsets in by_group.items():
@@ -290,4 +290,4 @@ def upgrade(execute: Execute, version: int) -> None:
 
 def _check(columns: list[Any], checksum: int) -> None:
     if checksum != crc(*columns):
-        raise NotAStore(f"klamm.db: the transaction of producer id {columns[0]} is damaged", hint=REBUILD)
+        raise NotAStore(f"klamm.db: the transaction of producer id {columns[0]} is damaged", hint=REBUILD_BY_HAND)
