@@ -133,7 +133,7 @@ def test_every_native_module_has_a_stub() -> None:
     assert [path.name for path in SOURCE.glob("*/*.pyx") if not path.with_suffix(".pyi").exists()] == []
 
 
-MAX_MODULES = 186  # of which 92 are the standard library's
+MAX_MODULES = 190  # of which 92 are the standard library's
 MAX_SOURCE_BYTES = 2_500_000  # 160 modules and 2.3 MB on Python 3.11; how long that takes, bench/import_time.py says
 
 
