@@ -215,6 +215,7 @@ class _Screen(io.StringIO):
     ("command", "shown"),
     [
         (["check"], "checking"),
+        (["upgrade"], "upgrading"),
         (["backup", "copy"], "copying"),
         (["compact", "--force"], "compacting"),
         (["export", "users", "-o", "users.parquet"], "exporting"),

@@ -10,6 +10,7 @@ REPAIR = "src/klamm/store/repair.py"
 SLOTS = "src/klamm/store/slots.py"
 SLOT_TESTS = "tests/store/test_slots.py"
 UPGRADE_TESTS = "tests/store/test_upgrade.py"
+SMALLER_TESTS = "tests/store/test_smaller_heads.py"
 MISSING = "tests/crash/test_missing_files.py::test_each_file_that_is_removed_or_put_back_is_made_again_or_named"
 
 MUTANTS = [
@@ -194,6 +195,36 @@ MUTANTS = [
         "internals/format.md: a log is opened only if the slot has its identity",
         (("src/klamm/store/directory.py", "            slots.lay_out_replaced(", "            len  # ("),),
         (f"{SLOT_TESTS}::test_heads_from_a_backup_knows_no_partition_that_came_after_it",),
+    ),
+    Mutant(
+        "heads is cut under a reader that has it mapped",
+        "internals/format.md: heads gets smaller",
+        ((SLOTS, "        if is_sole:\n", "        if True:\n"),),
+        (f"{SMALLER_TESTS}::test_no_slot_goes_while_another_process_has_the_file_mapped",),
+    ),
+    Mutant(
+        "heads is cut though klamm.db may not know all of its slots",
+        "internals/format.md: heads gets smaller",
+        (
+            (
+                "src/klamm/store/catalog.py",
+                "return end if free_slots.count_from(execute, end) == next_slot - end else max(end, next_slot)",
+                "return end",
+            ),
+        ),
+        (f"{SMALLER_TESTS}::test_slots_that_klamm_db_does_not_know_any_more_stay",),
+    ),
+    Mutant(
+        "pages of heads are sparse after it was lost",
+        "store/slots.py: no page of heads is sparse",
+        ((SLOTS, "        _fill_up(heads, fresh.start)\n", ""),),
+        (f"{SMALLER_TESTS}::test_heads_is_never_sparse_though_free_slots_were_lost_with_it",),
+    ),
+    Mutant(
+        "an upgrade leaves the old name of what compaction did",
+        "internals/format.md: upgrade",
+        (("src/klamm/store/upgrade.py", '"cleaned": "cleaner-checkpoint", ', ""),),
+        (f"{UPGRADE_TESTS}::test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one",),
     ),
     Mutant(
         "owner words of an older format are not cleared",

@@ -174,6 +174,7 @@ def to_format_4(path: str) -> None:
         connection.executescript(
             """
             DROP TABLE free_slots;
+            ALTER TABLE members RENAME COLUMN member_index TO place;
             DELETE FROM meta WHERE key = 'features';
             DROP TABLE once;
             DROP TABLE lineage;
@@ -264,6 +265,18 @@ def test_a_store_of_format_4_keeps_its_batches_of_spark(tmp_path: Path) -> None:
         assert found[0] == ("query 1", "topic orders", 4, "offsets a", '{"in": {}}')
         assert found[1] == ("app a to b", "topics by column", 5, "records 1/1", "")
         assert spark_batches.is_committed(database, BatchId("query 2", "topic any", 6, "offsets z"))
+
+
+def test_a_store_of_format_4_keeps_its_named_members(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "store") as store:
+        store.create_topic("orders", 2)
+        with store.consumer("orders", group="g", wait_ms=0, member="named") as consumer:
+            consumer.poll()
+        before = store._acquired().groups.rows(0)
+        assert [row.name for row in before] == ["named"]
+    to_format_4(f"{tmp_path}/store/klamm.db")
+    with klamm.open(tmp_path / "store") as store:
+        assert store._acquired().groups.rows(0) == before
 
 
 def test_a_damaged_transaction_of_an_older_format_is_not_dropped(tmp_path: Path) -> None:

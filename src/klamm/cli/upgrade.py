@@ -25,10 +25,13 @@ def upgrade(
     before = formats_of(where)
     if not check:
         with opened(where) as events, progress("upgrading", "partitions") as tick:
-            names = events.topics()
-            for number, name in enumerate(names):
-                tick(number, len(names))
-                events.topic(name)  # opens every partition, which recovers it
+            _, topics = events._acquired().all_topics()
+            done, total = 0, sum(topic.count for topic in topics)
+            for topic in topics:
+                for number in range(topic.count):
+                    tick(done, total)
+                    topic.partition(number)  # which recovers it
+                    done += 1
     after = formats_of(where)
     fact(
         {

@@ -12,7 +12,8 @@
                owner of the partition in slot s holds byte OWNED + s of it; the Kafka server holds byte DOOR of it as
                long as members of the group sit there
                TRANSACTION + p: the transactional producer with id p
-    heads      a byte beyond its end: presence (store/presence.py); LIFE + x: the life number of a process (log/owner.h)
+    heads      bytes beyond its end: presence (store/presence.py); mapped (log/_heads.pxi);
+               LIFE + x: the life number of a process (log/owner.h)
 
 The bytes are never written; only their locks matter. A lock is an open-file-description lock: it belongs to the
 descriptor, not to the process, so a stray `close` elsewhere does not drop it, and the kernel frees it when the last

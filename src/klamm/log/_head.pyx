@@ -7,6 +7,7 @@ a result >= 0, -errno, or one of the codes below; `Log` passes them on, and part
 
 import os
 import struct
+import time
 from collections import namedtuple
 from enum import IntEnum
 
@@ -18,6 +19,7 @@ from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_
 from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
 from klamm.disk import _os
+from klamm.errors import StoreBusy
 
 include "_slot.pxi"
 include "_append.pxi"

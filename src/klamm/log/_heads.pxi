@@ -1,5 +1,9 @@
 # The mapped file `heads`, the clocks of the store, and its bell.
 
+cdef int64_t MAPPED = (<int64_t>1 << 40) + 1        # a byte beyond the end of `heads`: shared by each mapping of it
+cdef int64_t MAPPED_WAIT_NS = 10000000000
+
+
 cdef class Heads:
     """The mapped file `heads`: slot 0 is the store's, slot n is a partition's."""
     cdef unsigned char *map
@@ -14,6 +18,7 @@ cdef class Heads:
         self.map, self.fd, self.path, self.private, self.writable = NULL, -1, os.fspath(path), private, writable
         self.length = <size_t>MAX_SLOTS * SLOT_SIZE
         self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
+        self.hold_size()
         self.reach = self.length if KLAMM_MAPS_GROW else os.fstat(self.fd).st_size
         self.map = <unsigned char *>os_map(self.fd, self.length, writable, private)
         if self.map == NULL:
@@ -24,6 +29,24 @@ cdef class Heads:
             os_unmap(self.map, self.length)
         if self.fd >= 0:
             close(self.fd)
+
+    cdef int hold_size(self) except -1:
+        """Share the byte that a process has to hold alone to make the file smaller: a slot that was cut is a SIGBUS.
+
+        The mapping keeps the open file, and so the lock, until the last process that has it is gone: forked children
+        that have closed every descriptor, too. A file system without locks has none for `SoleMapping`, either.
+        """
+        cdef int64_t until = klamm_monotonic_ns() + MAPPED_WAIT_NS
+        while os_lock(self.fd, MAPPED, F_RDLCK, 0) and errno in (EAGAIN, EACCES):
+            if klamm_monotonic_ns() > until:
+                raise StoreBusy(f"{self.path}: another process makes the file smaller", hint="is it stopped? try again")
+            time.sleep(0.001)
+        return 0
+
+    def cut(self, int64_t end):
+        """Let the file end with slot `end` - 1. As the sole mapping: no process has a slot behind it."""
+        _os.truncate(self.fd, end * SLOT_SIZE)
+        _os.fsync(self.fd)
 
     cdef StoreSlot *store(self):
         return <StoreSlot *>self.map
@@ -44,7 +67,7 @@ cdef class Heads:
         With `topic_id`, they are that topic's partitions from `number` on.
         """
         if end > MAX_SLOTS:
-            raise OverflowError(f"{self.path}: a store holds at most {MAX_SLOTS - 1} partitions in its life")
+            raise OverflowError(f"{self.path}: a store holds at most {MAX_SLOTS - 1} partitions")
         cdef Slot slot
         memset(&slot, 0, sizeof(slot))
         slot.ring[0].max_timestamp = -1
@@ -340,3 +363,17 @@ cdef class Heads:
         """Wake every waiter."""
         cdef StoreSlot *store = self.store()
         klamm_ring(&store.bell, 0xffffffffu)
+
+
+cdef class SoleMapping:
+    """`heads` with no other mapping of the file, for the length of a `with` block, which is told whether it is so."""
+    cdef Heads heads
+
+    def __cinit__(self, Heads heads not None):
+        self.heads = heads
+
+    def __enter__(self):
+        return bool(KLAMM_BYTE_LOCKS) and os_lock(self.heads.fd, MAPPED, F_WRLCK, 0) == 0
+
+    def __exit__(self, *_):
+        os_lock(self.heads.fd, MAPPED, F_RDLCK, 0)

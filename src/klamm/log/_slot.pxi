@@ -14,7 +14,7 @@ cdef extern from "os.h" nogil:
     int os_map_more(void *, int, int64_t, int64_t)
     void os_unmap(void *, size_t)
     enum:
-        KLAMM_MAPS_GROW
+        KLAMM_MAPS_GROW, KLAMM_BYTE_LOCKS
     int close(int)
     int snprintf(char *, size_t, const char *, ...)
 

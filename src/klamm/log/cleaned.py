@@ -1,4 +1,4 @@
-"""How far compaction has got in a partition: the file `cleaned`.
+"""How far compaction has got in a partition: the file `cleaner-checkpoint`.
 
     unused, offset, gaps_below, last_horizon                      28 bytes; sealed as sealed.py tells
 
@@ -38,7 +38,7 @@ EVERYWHERE = (1 << 63) - 1
 
 
 def path_of(directory: str) -> str:
-    return f"{directory}/cleaned"
+    return f"{directory}/cleaner-checkpoint"
 
 
 def exists(directory: str) -> bool:

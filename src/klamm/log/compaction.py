@@ -5,12 +5,12 @@ A pass reads the dirty part of the log, from where the last pass came to, and no
 of the log and takes out what is not the latest of its key. If the table is full, the pass ends where it is full, and
 another one goes on from there.
 
-  1  `cleaned` is written: gaps may appear below the end of this pass.
+  1  `cleaner-checkpoint` is written: gaps may appear below the end of this pass.
   2  A segment is sifted into `<base>.log.cleaned`, which is synced, read again and checked. If nothing goes, there is
      no such file, and the segment stays.
   3  Its index is removed, and the directory synced; segments_version + 1; the new file is renamed over the old one, and
      the directory synced; segments_version + 1; a new index is written.
-  4  After the last segment `cleaned` says how far the pass came.
+  4  After the last segment `cleaner-checkpoint` says how far the pass came.
 
 Killed anywhere in here, a pass leaves a segment as it was or as it will be; the next one starts over, and finds less to
 do. A reader that has the old file open reads it to its end.

@@ -13,9 +13,9 @@ had already read, and a position stored with the older epoch is then known to en
 
 `segments` lists the segments up to `base`; those below `log_start` may have gone since. `snapshot` is the offset of the
 snapshot of producers that was there, -1 if there was no producer yet; a later one may have taken its place. The flag
-COMPACTED says that `cleaned` may be there. So a file that was removed from outside is noticed, and not taken for one
-that never was. The flag REPAIRED says that what was synced is not all there, and that this is known: recovery then does
-not rely on what the old head says of that.
+COMPACTED says that `cleaner-checkpoint` may be there. So a file that was removed from outside is noticed, and not
+taken for one that never was. The flag REPAIRED says that what was synced is not all there, and that this is known:
+recovery then does not rely on what the old head says of that.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ __all__ = ["Scanned", "damage", "heal", "is_older", "last_point", "recover", "sc
 
 _log = logging.getLogger("klamm")
 _CHUNK = 4 << 20
-_HEALING = ".healing"
+_UNSYNCED = ".unsynced"
 
 
 class Scanned(NamedTuple):
@@ -406,8 +406,8 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
             _os.fsync(fd)
         finally:
             os.close(fd)
-    for base in segment.bases(directory, segment.LOG + _HEALING):
-        files.remove(segment.path_of(directory, base, segment.LOG + _HEALING))
+    for base in segment.bases(directory, segment.LOG + _UNSYNCED):
+        files.remove(segment.path_of(directory, base, segment.LOG + _UNSYNCED))
     for path in segment.cleaned_aside(directory):  # of a compaction that was killed (compaction.py)
         files.remove(path)
     for offset in segment.bases(directory, producers.SUFFIX):
@@ -420,7 +420,7 @@ def heal(log: head.Log, *, contiguous: bool = True) -> None:
 
     Bytes that a failed sync dropped still look written, and writing them again in place does not always help: ext4 then
     leaves them in blocks that it takes for unwritten, and after the next boot they are zeros. So the file is cut at
-    flushed_offset and written on from there, into new blocks; until that is done, a copy beside it, `<name>.healing`,
+    flushed_offset and written on from there, into new blocks; until that is done, a copy beside it, `<name>.unsynced`,
     keeps what was committed. Readers of that part wait meanwhile (reader.py).
     """
     with log.append_lock(), log.flush_lock():
@@ -467,7 +467,7 @@ class _Tail:
     ) -> None:
         self.upto = upto
         self.path = segment.path_of(directory, base)
-        self.aside = self.path + _HEALING
+        self.aside = self.path + _UNSYNCED
         self.first = max(base, flushed)
         self.end = end
         self.contiguous = contiguous

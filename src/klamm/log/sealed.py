@@ -1,4 +1,4 @@
-"""Small files that are written as a whole and replaced as a whole: `recovery`, `cleaned`, snapshots of producers.
+"""Small files that are written and replaced as a whole: `recovery`, `cleaner-checkpoint`, snapshots of producers.
 
     magic, version, body, CRC-32C of everything before        8 bytes, u32, …, u32; little-endian
 

@@ -158,6 +158,7 @@ class Catalog:
             if version < FORMAT_VERSION:
                 for statement, values in _since_format(version):
                     execute(statement, values)
+                groups.upgrade(execute, version)
                 transaction_table.upgrade(execute, version)
                 once.upgrade(execute, version)
                 for statement in lineage.SCHEMA.split(";"):
@@ -349,6 +350,26 @@ class Catalog:
             execute("DELETE FROM deleted WHERE id = ?", (topic_id,))
             execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
             free_slots.give(execute, [slot for (slot,) in slots])
+
+    def end_of_slots(self) -> int:
+        """Return the slot after the last one that a partition has, or a slot behind which not all are free."""
+        with self.database.reading() as execute:
+            return self._end_of_slots(execute)
+
+    def _end_of_slots(self, execute: Execute) -> int:
+        highest = execute("SELECT max(slot) FROM partitions").fetchone()[0]
+        end, next_slot = 1 if highest is None else int(highest) + 1, int(self._meta(execute, "next_slot"))
+        return end if free_slots.count_from(execute, end) == next_slot - end else max(end, next_slot)
+
+    def cut_free_slots(self) -> int:
+        """Forget the free slots at the end, as if they had never been given out, and return where the end is now."""
+        with self.database.gate(), self.database.transaction() as execute:
+            end = self._end_of_slots(execute)
+            changes = self._count_change(execute)
+            free_slots.forget_from(execute, end)
+            self._set_meta(execute, "next_slot", end)
+        self.on_change(changes)
+        return end
 
     def allocate_producer_id(self) -> int:
         """A number that no producer of this store had or will have."""

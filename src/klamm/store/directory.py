@@ -226,6 +226,7 @@ class Core:
         else:
             slots.lay_out_missing(self.heads, self.catalog.topics())
             self._boots = self.catalog.boots()
+        slots.cut_free(self.heads, self.catalog)
         self.presence.join()
 
     def count_changes(self, changes: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from klamm.store.database import Execute
 
-__all__ = ["SCHEMA", "SPARE", "forget_all", "give", "lowest", "take"]
+__all__ = ["SCHEMA", "SPARE", "count_from", "forget_all", "forget_from", "give", "lowest", "take"]
 
 SCHEMA = "CREATE TABLE free_slots (slot INTEGER PRIMARY KEY)"
 SPARE = 64  # so many more are looked at than are wanted: a stopped process may hold a lock of one
@@ -34,6 +34,16 @@ def take(execute: Execute, slots: Iterable[int]) -> None:
 def give(execute: Execute, slots: Iterable[int]) -> None:
     for slot in slots:
         execute("INSERT OR IGNORE INTO free_slots VALUES (?)", (slot,))
+
+
+def count_from(execute: Execute, slot: int) -> int:
+    """Return how many there are, from a slot on."""
+    return int(execute("SELECT count(*) FROM free_slots WHERE slot >= ?", (slot,)).fetchone()[0])
+
+
+def forget_from(execute: Execute, slot: int) -> None:
+    """Forget those from a slot on: they are cut off (slots.py)."""
+    execute("DELETE FROM free_slots WHERE slot >= ?", (slot,))
 
 
 def forget_all(execute: Execute) -> None:

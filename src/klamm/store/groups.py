@@ -1,8 +1,8 @@
 """Groups: who is a member, at which door, and how far each group has read. Rows in klamm.db, liveness in lock bytes.
 
     groups       name, number, door, created_ms, crc                door: "klamm" (members here) or "kafka" (a server's)
-    members      group_number, place, id, name, topics, owned, rejoin_ms, joined_ms, crc      topics: a subscription,
-                 owned: its partitions, when it last said so, both in JSON
+    members      group_number, member_index, id, name, topics, owned, rejoin_ms, joined_ms, crc
+                 topics: a subscription; owned: its partitions, when it last said so, both in JSON
     offsets      group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms, crc
 
     members file  the region of a group (disk/locks.py): byte m while the member in place m lives, byte OWNED + slot
@@ -75,9 +75,9 @@ CREATE TABLE groups (
     created_ms INTEGER NOT NULL, crc INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE members (
-    group_number INTEGER NOT NULL, place INTEGER NOT NULL, id TEXT NOT NULL, name TEXT, topics TEXT NOT NULL,
+    group_number INTEGER NOT NULL, member_index INTEGER NOT NULL, id TEXT NOT NULL, name TEXT, topics TEXT NOT NULL,
     owned TEXT NOT NULL, rejoin_ms INTEGER NOT NULL, joined_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
-    PRIMARY KEY (group_number, place)
+    PRIMARY KEY (group_number, member_index)
 ) WITHOUT ROWID;
 CREATE TABLE offsets (
     group_number INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
@@ -86,6 +86,12 @@ CREATE TABLE offsets (
 ) WITHOUT ROWID;
 CREATE INDEX offsets_by_topic ON offsets (topic_id);
 """
+
+
+def upgrade(execute: Execute, version: int) -> None:
+    """From an older format of klamm.db: 2 to 4 had another name for a column."""
+    if 2 <= version < 5:
+        execute("ALTER TABLE members RENAME COLUMN place TO member_index")
 
 
 _NONE_YET = "a group begins with the first member that joins"
@@ -409,7 +415,7 @@ class Groups:
             return self._rows(execute, number)
 
     def _rows(self, execute: Execute, number: int) -> list[MemberRow]:
-        found = execute("SELECT * FROM members WHERE group_number = ? ORDER BY place", (number,)).fetchall()
+        found = execute("SELECT * FROM members WHERE group_number = ? ORDER BY member_index", (number,)).fetchall()
         return [self._member(row) for row in found]
 
     def _member(self, row: tuple[Any, ...]) -> MemberRow:
@@ -458,7 +464,8 @@ class Groups:
                 raise GroupBusy(f"group {name!r}: place {place} cannot be had")
             for row in rows:
                 if row.place not in kept:
-                    execute("DELETE FROM members WHERE group_number = ? AND place = ?", (group.number, row.place))
+                    where = "group_number = ? AND member_index = ?"
+                    execute(f"DELETE FROM members WHERE {where}", (group.number, row.place))
             row = MemberRow(place, member_id, member, topics, [], rejoin_ms, time.time_ns() // 1_000_000)
             _put_member(execute, group.number, row)
         self.changed()
@@ -477,7 +484,7 @@ class Groups:
         if not keep_row:
             with self._database.gate(), self._database.transaction(durable=False) as execute:
                 execute(
-                    "DELETE FROM members WHERE group_number = ? AND place = ? AND id = ?",
+                    "DELETE FROM members WHERE group_number = ? AND member_index = ? AND id = ?",
                     (seat.group.number, seat.place, seat.id),
                 )
 
@@ -490,7 +497,7 @@ class Groups:
                 return
             with self._database.transaction(durable=False) as execute:
                 execute(
-                    "DELETE FROM members WHERE group_number = ? AND place = ? AND id = ? AND joined_ms = ?",
+                    "DELETE FROM members WHERE group_number = ? AND member_index = ? AND id = ? AND joined_ms = ?",
                     (number, row.place, row.id, row.joined_ms),
                 )
         self.changed()

@@ -10,9 +10,12 @@ from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.disk.locks import LockFile
-    from klamm.store.catalog import Topic, WantedSlots
+    from klamm.store.catalog import Catalog, Topic, WantedSlots
 
-__all__ = ["deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
+__all__ = ["cut_free", "deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
+
+_OLD = head.NEEDS_RECOVERY | head.NEW_HEAD
+_WORTH_CUTTING = 64  # slots: with fewer free ones at its end, `heads` stays as it is
 
 
 def lay_out(
@@ -22,6 +25,7 @@ def lay_out(
     used = _use_again(heads, lock, life, wanted, topic_id, number)
     fresh = range(wanted.fresh, wanted.fresh + wanted.how_many - len(used))
     if fresh:
+        _fill_up(heads, fresh.start)
         heads.lay_out(fresh.start, fresh.stop, topic_id=bytes.fromhex(topic_id), number=number + len(used))
     return (*used, *fresh)
 
@@ -55,10 +59,30 @@ def _use_again(
 
 def lay_out_old(heads: head.Heads, topic_id: TopicId, number: int, slots: range) -> None:
     """Lay out slots for logs that were there before, partitions from `number` on: they have to be recovered."""
-    flags = head.NEEDS_RECOVERY | head.NEW_HEAD
-    if slots.start > heads.size():  # those between belong to other topics, or to none
-        heads.lay_out(heads.size(), slots.start, flags)
-    heads.lay_out(slots.start, slots.stop, flags, topic_id=bytes.fromhex(topic_id), number=number)
+    _fill_up(heads, slots.start)
+    heads.lay_out(slots.start, slots.stop, _OLD, topic_id=bytes.fromhex(topic_id), number=number)
+
+
+def _fill_up(heads: head.Heads, end: int) -> None:
+    """Lay out slots up to `end`, which belong to other topics, or to none: no page of `heads` may be sparse."""
+    if end > heads.size():
+        heads.lay_out(heads.size(), end, _OLD)
+
+
+def cut_free(heads: head.Heads, catalog: Catalog) -> None:
+    """Let `heads` end with the last slot that a partition has, if many behind it are free.
+
+    Only if nothing else has the file mapped, in any process, be it for reading: a log whose slot was cut off would be a
+    SIGBUS, and a slot that is laid out again has the generation of a new one. klamm.db first: a process killed after
+    that leaves slots that no row names, and the next one cuts them off, or lays them out again.
+    """
+    if heads.size() - catalog.end_of_slots() < _WORTH_CUTTING:
+        return
+    with head.SoleMapping(heads) as is_sole:
+        if is_sole:
+            end = catalog.cut_free_slots()
+            if end < heads.size():
+                heads.cut(end)
 
 
 def lay_out_missing(heads: head.Heads, topics: Iterable[Topic]) -> None:

@@ -3,7 +3,8 @@
 By a process that is alone, in this order, so that one that is killed leaves what the next one finishes:
 
   1  klamm.db, in one SQLite transaction, its format last: from now on an older Klamm refuses the store
-  2  indexes of an older version go: they are made again in the background (log/index_rebuild.py)
+  2  files of partitions: names that are others by now; indexes of an older version go, and are made again in the
+     background (log/index_rebuild.py)
   3  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use;
      no owner in any of them
   4  the format of `heads`, in one store
@@ -21,7 +22,7 @@ from contextlib import closing, nullcontext, suppress
 from typing import NamedTuple
 
 from klamm.batch import crc32c
-from klamm.disk import files
+from klamm.disk import _os, files
 from klamm.errors import NewerFormat, StoreError
 from klamm.log import head
 from klamm.store import database, features
@@ -30,6 +31,7 @@ from klamm.store.features import Features
 __all__ = ["WHY", "Formats", "finish", "formats_of", "refuse_newer", "refuse_older"]
 
 _OLD_INDEX = struct.Struct("<8sQqII")  # magic, inode, base, version, CRC
+_RENAMED = {"cleaned": "cleaner-checkpoint", ".healing": ".unsynced"}  # a whole name, or the end of one
 WHY = "it has an older format and has to be upgraded"
 
 
@@ -78,23 +80,36 @@ def refuse_older(heads: head.Heads) -> None:
 def finish(heads: head.Heads) -> None:
     """Steps 2 to 4, if they are to be done."""
     if heads.format < head.FORMAT:
-        _remove_old_indexes(os.path.dirname(heads.path))
+        for directory in glob.iglob(f"{glob.escape(os.path.dirname(heads.path))}/topics/*/*/"):
+            _upgrade_files(directory.rstrip("/"))
         heads.mark_all(head.NEEDS_RECOVERY)
         heads.forget_lives()
         heads.sync()
         heads.set_format(head.FORMAT, features.KNOWN)
 
 
-def _remove_old_indexes(path: str) -> None:
-    """Those of `heads` format 1 named the inode of their segment."""
-    changed = set()
-    for index in glob.iglob(f"{glob.escape(path)}/topics/*/*/*.index"):
-        with open(index, "rb") as file:
-            header = file.read(_OLD_INDEX.size)
-        if len(header) == _OLD_INDEX.size:
-            *_, version, crc = _OLD_INDEX.unpack(header)
-            if version == 1 and crc == crc32c(header[:-4]):
-                files.remove(index)
-                changed.add(os.path.dirname(index))
-    for directory in changed:
+def _upgrade_files(directory: str) -> None:
+    """Step 2, for one partition."""
+    is_changed = False
+    for name in os.listdir(directory):
+        path, suffix = f"{directory}/{name}", os.path.splitext(name)[1]
+        if suffix == ".index" and _is_old_index(path):
+            files.remove(path)
+        elif (suffix or name) in _RENAMED:
+            old = suffix or name
+            _os.rename(path, path.removesuffix(old) + _RENAMED[old])
+        else:
+            continue
+        is_changed = True
+    if is_changed:
         files.sync_directory(directory)
+
+
+def _is_old_index(path: str) -> bool:
+    """Whether it is one of `heads` format 1, which named the inode of its segment."""
+    with open(path, "rb") as file:
+        header = file.read(_OLD_INDEX.size)
+    if len(header) < _OLD_INDEX.size:
+        return False
+    *_, version, crc = _OLD_INDEX.unpack(header)
+    return bool(version == 1 and crc == crc32c(header[:-4]))

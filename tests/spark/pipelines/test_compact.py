@@ -58,7 +58,7 @@ def directories(store: klamm.Store, topic: str) -> list[Path]:
 def files(store: klamm.Store, topic: str = "users") -> list[dict[str, bytes]]:
     """What compaction may change, of each partition."""
     return [
-        {path.name: path.read_bytes() for path in each.iterdir() if path.suffix == ".log" or "cleaned" in path.name}
+        {path.name: path.read_bytes() for path in each.iterdir() if ".log" in path.suffixes or "cleaner" in path.name}
         for each in directories(store, topic)
     ]
 

@@ -1,0 +1,84 @@
+"""A process that appends to a partition, for scripts that run it on two trees of sources (`_before.Worker`).
+
+write PATH SECONDS     for each line of stdin: append for so long; records, seconds, p99 of one append in µs
+one PATH               for each line: append one record; µs
+now_and_then PATH N    for each line: append N records with a pause before each; µs of each
+loop PATH              append without end from the first line on, until stdin is closed
+make PATH              make the store
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import klamm
+
+KEY, VALUE = bytes(8), bytes(100)
+PAUSE_S = 0.001
+clock = time.perf_counter_ns
+
+
+def say(what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def percentile(values: list[int], percent: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))] / 1000
+
+
+def write(append: Any, seconds: str) -> Any:
+    times = []
+    before = begin = clock()
+    end = begin + int(float(seconds) * 1e9)
+    while before < end:
+        append("bench", VALUE, key=KEY, acks=1)
+        now = clock()
+        times.append(now - before)
+        before = now
+    return len(times), (before - begin) / 1e9, percentile(times, 99)
+
+
+def one(append: Any) -> Any:
+    begin = clock()
+    append("bench", VALUE, key=KEY, acks=1)
+    return (clock() - begin) / 1000
+
+
+def now_and_then(append: Any, count: str) -> Any:
+    times = []
+    for _ in range(int(count)):
+        time.sleep(PAUSE_S)
+        times.append(one(append))
+    return times
+
+
+def loop(append: Any) -> Any:
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    while not over.is_set():
+        for _ in range(100):
+            append("bench", VALUE, key=KEY, acks=1)
+
+
+PROGRAMS = {"write": write, "one": one, "now_and_then": now_and_then, "loop": loop}
+
+
+def main(program: str, path: str, *arguments: str) -> None:
+    with klamm.open(path) as store:
+        if program == "make":
+            store.create_topic("bench", partitions=1)
+            say("ready")
+            return
+        append = store.append
+        append("bench", VALUE, key=KEY, acks=1)
+        say("ready")
+        while sys.stdin.readline():
+            say(PROGRAMS[program](append, *arguments))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
