@@ -103,6 +103,14 @@ def test_damage_is_shown_where_it_is_and_ends_with_3(cli: Cli, home: Path, order
     assert "incomplete" in cli("inspect", copy, code=3).rows[-1]["damaged"]
 
 
+def test_blocks_that_were_allocated_ahead_are_no_damage(cli: Cli, home: Path, orders: klamm.Store) -> None:
+    for _ in range(30):
+        orders.append("orders", b"v" * 4000)
+    *batches, rest = cli("inspect", segment(home)).rows
+    assert len(batches) == 30 and rest["position"] == batches[-1]["position"] + batches[-1]["bytes"]
+    assert rest["unwritten"] == segment(home).stat().st_size - rest["position"] > 0
+
+
 def test_an_empty_file_one_that_is_not_there_and_one_that_is_no_segment(cli: Cli, tmp_path: Path) -> None:
     empty = tmp_path / "00000000000000000000.log"
     empty.touch()

@@ -209,6 +209,14 @@ static int allocate_fd(int fd, int64_t at, int64_t size) {
     end();
     return result;
 }
+static int fallocate_fd(int fd, int mode, int64_t at, int64_t size) {
+    if (mode) { errno = EOPNOTSUPP; return -1; }
+    int error = allocate_fd(fd, at, size);
+    if (error) errno = error;
+    return error ? -1 : 0;
+}
+int fallocate(int fd, int mode, off_t at, off_t size) { return fallocate_fd(fd, mode, at, size); }
+int fallocate64(int fd, int mode, off64_t at, off64_t size) { return fallocate_fd(fd, mode, at, size); }
 int posix_fallocate(int fd, off_t at, off_t size) { return allocate_fd(fd, at, size); }
 int posix_fallocate64(int fd, off64_t at, off64_t size) { return allocate_fd(fd, at, size); }
 
@@ -282,7 +290,6 @@ int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode);
 STRANGER(ssize_t, writev, (int fd, const struct iovec *v, int n), (fd, v, n), fd)
 STRANGER(ssize_t, pwritev, (int fd, const struct iovec *v, int n, off_t at), (fd, v, n, at), fd)
 STRANGER(ssize_t, pwritev2, (int fd, const struct iovec *v, int n, off_t at, int f), (fd, v, n, at, f), fd)
-STRANGER(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size), fd)
 STRANGER(ssize_t, sendfile, (int to, int from, off_t *at, size_t n), (to, from, at, n), to)
 STRANGER(ssize_t, sendfile64, (int to, int from, off64_t *at, size_t n), (to, from, at, n), to)
 STRANGER(ssize_t, copy_file_range, (int from, off64_t *a, int to, off64_t *b, size_t n, unsigned f), (from, a, to, b, n, f), to)

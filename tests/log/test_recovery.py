@@ -70,12 +70,12 @@ def test_a_log_cut_anywhere_comes_back_as_the_whole_batches_before_the_cut(rig: 
         kept = max(n for n, end in enumerate(ends) if end <= length)
         assert read_all(again) == scan_files(again) == [(0, number) for number in range(kept)]
         torn = whole[ends[kept] : length]
-        assert [path.read_bytes() for path in cut_files(again)] == ([torn] if torn else [])
+        assert [path.read_bytes() for path in cut_files(again)] == ([torn] if torn.strip(b"\0") else [])
         assert again.append(batch(1, 0)) == kept
         assert read_all(again)[-1] == (1, 0)
 
 
-@pytest.mark.parametrize("tail", [b"x", b"\0" * 500, b"rubbish" * 100], ids=["byte", "zeroes", "rubbish"])
+@pytest.mark.parametrize("tail", [b"x", b"\0" * 500 + b"x", b"rubbish" * 100], ids=["byte", "zeroes", "rubbish"])
 def test_rubbish_behind_the_last_batch_is_moved_aside(rig: Rig, tail: bytes) -> None:
     partition = rig.partition(1)
     want = fill(partition, 5)

@@ -26,6 +26,7 @@ POWER_CUT_TESTS = "tests/crash/test_power_cut.py"
 LOOKUP_TESTS = "tests/log/test_lookup.py"
 RECOVERY_TESTS = "tests/log/test_recovery.py"
 DAMAGE_TESTS = "tests/crash/test_damage.py"
+AHEAD_TESTS = "tests/log/test_ahead.py"
 FAILED_SYNC_TESTS = "tests/crash/test_failed_sync.py"
 
 MUTANTS = [
@@ -399,5 +400,29 @@ MUTANTS = [
             ),
         ),
         (f"{STOPPED_TESTS}::test_a_process_stopped_while_it_writes_a_recovery_point_holds_up_others_in_one_sync_only",),
+    ),
+    Mutant(
+        "zeros that were allocated ahead are kept as a torn tail",
+        "log/_ahead.pxi AHD3",
+        (
+            (
+                RECOVERY,
+                "        if fault is not None and segment.is_zero(",
+                "        if fault is None and segment.is_zero(",
+            ),
+        ),
+        (f"{AHEAD_TESTS}::test_a_rest_of_zeros_was_never_written_and_leaves_no_cut_file",),
+    ),
+    Mutant(
+        "recovery leaves zeros in a closed segment",
+        "log/_ahead.pxi AHD2",
+        (
+            (
+                RECOVERY,
+                "    for base, position in good.unwritten:\n",
+                "    for base, position in good.unwritten[-1:0]:\n",
+            ),
+        ),
+        (f"{AHEAD_TESTS}::test_a_closed_segment_whose_rest_came_back_with_a_power_cut_is_cut",),
     ),
 ]

@@ -19,6 +19,7 @@ HEAD_TESTS = "tests/log/test_head.py"
 KILLS = "tests/crash/test_killed_writer.py"
 RANDOM_KILLS = "tests/crash/test_random_kills.py"
 LOCK_WORD = "tests/crash/test_lock_word.py"
+AHEAD = "tests/log/test_ahead.py"
 WRITING = (KILLS, RANDOM_KILLS, "tests/log")
 
 MUTANTS = [
@@ -445,5 +446,35 @@ MUTANTS = [
             ),
         ),
         (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
+    ),
+    Mutant(
+        "a roll leaves blocks that were allocated ahead in the closed segment",
+        "log/_ahead.pxi AHD2",
+        ((APPEND, "    cdef int error = give_back(w, now)\n", "    cdef int error = 0\n"),),
+        (f"{AHEAD}::test_a_closed_segment_ends_with_its_last_batch",),
+    ),
+    Mutant(
+        "blocks ahead are taken for a head that is older than its log",
+        "log/_ahead.pxi AHD1",
+        ((APPEND, "            if written:\n", "            written = 1\n            if written:\n"),),
+        (f"{AHEAD}::test_a_process_that_opens_a_log_with_blocks_ahead_goes_on_in_it",),
+    ),
+    Mutant(
+        "what lies behind the commit is taken for blocks ahead, unseen",
+        "log/_ahead.pxi AHD1",
+        ((APPEND, "            if written:\n", "            if False:\n"),),
+        (f"{AHEAD}::test_a_head_that_is_older_than_the_log_is_told_from_blocks_ahead",),
+    ),
+    Mutant(
+        "blocks ahead are given back though another process appends",
+        "log/owner.h LCK1",
+        (
+            (
+                "src/klamm/log/_ahead.pxi",
+                "    if owner_take(&w.slot.owner, &w.life, OWNER_TRY):\n        return\n",
+                "    w.slot.owner = w.life.number\n",
+            ),
+        ),
+        (f"{AHEAD}::test_what_is_not_used_is_given_back_when_files_are_closed",),
     ),
 ]

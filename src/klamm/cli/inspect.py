@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,10 +38,13 @@ def inspect(
     rows: list[dict[str, Any]] = []
     shown = 0
     damaged = False
-    for each in batches(str(file), int(name[1]), file.stat().st_size, contiguous=False):
+    size = file.stat().st_size
+    for each in batches(str(file), int(name[1]), size, contiguous=False):
         if limit is not None and shown >= limit:
             break
-        if isinstance(each, Damage):
+        if isinstance(each, Damage) and each.stop == size and _is_zero(file, each.position):
+            rows.append(_unwritten(each.position, size))
+        elif isinstance(each, Damage):
             damaged = True
             rows.append(_damage(each.position, f"DAMAGED up to byte {each.stop}: {each.message}"))
         elif each.header.next_offset > offset:
@@ -57,6 +61,19 @@ def inspect(
         facts(rows, empty="no batches")
     if damaged:
         raise typer.Exit(DAMAGED)
+
+
+def _is_zero(file: Path, start: int) -> bool:
+    from klamm.log import segment
+
+    with file.open("rb") as source:
+        return segment.is_zero(source.fileno(), start, source.seek(0, os.SEEK_END))
+
+
+def _unwritten(position: int, size: int) -> dict[str, Any]:
+    """Of the segment that is being written: blocks that were allocated ahead."""
+    what = f"{size - position} bytes that are allocated and not written yet"
+    return _row(position, what=what) if is_terminal() else {"position": position, "unwritten": size - position}
 
 
 def _damage(position: int, what: str) -> dict[str, Any]:

@@ -65,8 +65,9 @@ cdef int open_in(Writer *w, int64_t base, const char *suffix, int flags) noexcep
 
 
 cdef int use_active(Writer *w, Commit *now) noexcept nogil:
-    """Have the active segment open, with nothing beyond the commit."""
+    """Have the active segment open, with nothing but zeros beyond the commit."""
     cdef stat_t status
+    cdef int written
     if w.log_fd < 0 or w.log_base != now.active_base:
         if w.log_fd >= 0:
             close(w.log_fd)
@@ -81,10 +82,13 @@ cdef int use_active(Writer *w, Commit *now) noexcept nogil:
             close(w.log_fd)
             w.log_fd = -1
             return R_SHORT_SEGMENT
+        w.room = status.st_size if os_takes_blocks_ahead(w.log_fd) else INT64_MAX
         if status.st_size > now.position and w.slot.intent == now.seq:
-            close(w.log_fd)
-            w.log_fd = -1
-            return R_OLDER_HEAD                         # `heads` was put back from a backup, or somebody wrote here
+            written = is_written(w, now.position)
+            if written:
+                close(w.log_fd)
+                w.log_fd = -1
+                return R_OLDER_HEAD if written > 0 else written     # `heads` was put back, or another program wrote here
     if w.slot.intent != now.seq:                        # a writer died
         if w.slot.intent - now.seq + 1 > 2:
             return R_DAMAGED_HEAD                       # not while it appended, or published by hand
@@ -98,6 +102,8 @@ cdef int cut(Writer *w, Commit *now) noexcept nogil:
         store64(&w.slot.intent, now.seq + 1)
     if os_ftruncate(w.log_fd, now.position):
         return -errno
+    if w.room != INT64_MAX:
+        w.room = now.position
     store64(&w.slot.intent, now.seq)
     return 0
 
@@ -121,6 +127,9 @@ cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t si
 
 cdef int roll(Writer *w, Commit *now) noexcept nogil:
     """A commit of its own: the new segment is published empty; its first writer creates the file."""
+    cdef int error = give_back(w, now)
+    if error:
+        return error
     close_index(w, now)
     now.active_base = now.next_offset
     now.position = 0
@@ -316,6 +325,8 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
         error = note_aborted(w, &now, batch)
         if error:
             return error
+    if now.position + <int64_t>size > w.room and w.synced_base == now.active_base:
+        allocate_ahead(w, &now, size)
     base_offset = now.next_offset
     put_be64(batch, base_offset)
     put_be32(batch + EPOCH_AT, now.leader_epoch)

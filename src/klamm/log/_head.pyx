@@ -23,6 +23,7 @@ from klamm.errors import StoreBusy
 
 include "_slot.pxi"
 include "_append.pxi"
+include "_ahead.pxi"
 include "_reuse.pxi"
 
 klamm_share_trap(_os.trap_address())
@@ -80,7 +81,7 @@ cdef class Log:
         self.w.life.fd = -1
         self.w.log_fd = self.w.index_fd = self.w.sync_fd = -1
         self.w.first_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
-        self.w.asked_base = -1
+        self.w.asked_base = self.w.synced_base = -1
         self.w.timestamp_after_ms = INT64_MAX
         self.path = path
         self.w.path = path
@@ -322,13 +323,8 @@ cdef class Log:
         return self.w.slot.recovery_base, self.w.slot.recovery_position
 
     def close_idle(self):
-        """Close the files unless somebody is appending or syncing just now."""
-        if klamm_mutex_lock(&self.w.append_mutex, 0) == 0:
-            close_append_files(&self.w)
-            pthread_mutex_unlock(&self.w.append_mutex)
-        if klamm_mutex_lock(&self.w.flush_mutex, 0) == 0:
-            close_sync_file(&self.w)
-            pthread_mutex_unlock(&self.w.flush_mutex)
+        """Close the files unless another thread is appending or syncing just now."""
+        close_idle_files(&self.w)
 
     # ---- flags
 
@@ -584,6 +580,7 @@ cdef class Log:
     def abandon(self):
         """From now on every append and sync is refused; files are closed, when nobody is using them any more."""
         self.before_fork()
+        give_back_idle(&self.w)
         let_go(&self.w)
         self.after_fork()
 

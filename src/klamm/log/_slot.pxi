@@ -33,7 +33,7 @@ cdef extern from "slot.h" nogil:
         int fd
         uint64_t inode
     enum:
-        OWNER_WAIT, OWNER_SLEPT
+        OWNER_TRY, OWNER_WAIT, OWNER_SLEPT
     uint32_t WAITERS
     int64_t LIFE_AT "LIFE"
     uint32_t klamm_identity()
@@ -143,6 +143,8 @@ cdef extern from "slot.h" nogil:
     int os_list_next(KlammListing *, char *, size_t)
     void os_list_end(KlammListing *)
     int os_lock(int, int64_t, int, int)
+    int os_takes_blocks_ahead(int)
+    int os_allocate(int, int64_t, int64_t)
     void os_futex_wake(uint32_t *, uint32_t)
     int os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)
     int F_RDLCK, F_WRLCK, F_UNLCK, O_RDWR, O_RDONLY, O_CREAT
@@ -221,6 +223,8 @@ cdef struct Writer:
     uint64_t slot_generation        # of the slot, when this log was opened: bits of Slot.flags
     uint64_t used                   # a tick of the last append, for closing idle files
     uint64_t last_seq               # of the latest commit that this process saw when it appended
+    int64_t room                    # the active segment has blocks up to there; INT64_MAX: none are allocated ahead
+    int64_t synced_base             # of the active segment that this process has synced; -1: none
     int64_t asked_base, asked_position      # where maintenance was last asked for
     int events, duplicate
     Table *table

@@ -114,7 +114,7 @@ cdef int sync_names(Writer *w) noexcept nogil:
 
 
 cdef int sync_since(Writer *w, int64_t flushed, int64_t active_base) noexcept nogil:
-    """Sync every segment from the one that holds `flushed` to the active one, and their names. 0 or -errno."""
+    """Sync every segment from the one before `flushed` to the active one, and their names. 0 or -errno."""
     cdef KlammListing listing
     cdef char name[NAME_ROOM]
     cdef int64_t base, first = -1
@@ -125,7 +125,7 @@ cdef int sync_since(Writer *w, int64_t flushed, int64_t active_base) noexcept no
     while os_list_next(&listing, name, NAME_ROOM):
         base = base_in_name(name)
         segments += base >= 0
-        if first < base <= flushed:
+        if first < base < flushed:                      # also one that ends there: a roll has made it shorter
             first = base
     os_list_end(&listing)
     if not segments:
@@ -168,6 +168,7 @@ cdef int flush_locked(Writer *w) noexcept nogil:
     if not klamm_exchange(&w.slot.flushed, word, <uint64_t>now.next_offset | w.generation):
         return -EAGAIN
     store_i64(&w.slot.flushed_check, ~now.next_offset)
+    w.synced_base = now.active_base
     return 0
 
 

@@ -44,7 +44,10 @@ _UNSYNCED = ".unsynced"
 
 
 class Scanned(NamedTuple):
-    """What a segment really holds: up to `position`, which is the first byte of what is not a good batch."""
+    """What a segment really holds: up to `position`, which is the first byte of what is not a good batch.
+
+    A rest of zeros is no fault and not part of its `size`: it was allocated ahead (_ahead.pxi).
+    """
 
     offset: int
     position: int
@@ -54,6 +57,7 @@ class Scanned(NamedTuple):
     entries: list[Entry]
     epochs: tuple[tuple[int, int], ...]  # of the batches: each epoch and its first offset
     has_producers: bool  # whether a batch has a producer id
+    unwritten: int = 0  # bytes of the file behind `size`: zeros, which were allocated and never written
 
 
 def scan_segment(
@@ -107,9 +111,12 @@ def scan_segment(
                     room = whole  # a batch larger than the window
             if fault is not None:
                 break
+        unwritten = 0
+        if fault is not None and segment.is_zero(fd, position, size):
+            unwritten, size, fault = size - position, position, None
     finally:
         os.close(fd)
-    return Scanned(offset, position, max_timestamp, size, fault, entries, epochs, has_producers)
+    return Scanned(offset, position, max_timestamp, size, fault, entries, epochs, has_producers, unwritten)
 
 
 def _joined(known: tuple[tuple[int, int], ...], later: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -162,7 +169,7 @@ def is_older(log: head.Log) -> bool:
     if now.seq != seq or intent != seq:
         return False
     try:
-        beyond = os.stat(segment.path_of(log.directory, now.active_base)).st_size > now.position
+        beyond = _is_written(segment.path_of(log.directory, now.active_base), now.position)
     except FileNotFoundError:
         return False
     beyond = beyond or (now.position > 0 and os.path.exists(segment.path_of(log.directory, now.next_offset)))
@@ -170,6 +177,17 @@ def is_older(log: head.Log) -> bool:
         known = point.load(log.directory)
         beyond = isinstance(known, Point) and known.offset > now.next_offset
     return beyond and log.bookkeeping[:2] == (seq, intent)  # else somebody appended just now
+
+
+def _is_written(path: str, position: int) -> bool:
+    """Return whether a segment goes on there, with anything but zeros that were allocated ahead."""
+    if os.stat(path).st_size <= position:
+        return False
+    fd = _os.open_file(path, os.O_RDONLY)
+    try:
+        return not segment.is_zero(fd, position, position + batch_header.HEADER_SIZE)
+    finally:
+        os.close(fd)
 
 
 def _rebuild(
@@ -291,6 +309,7 @@ class _Good(NamedTuple):
     index_position: int
     has_producers: bool = False
     fault: str | None = None
+    unwritten: tuple[tuple[int, int], ...] = ()  # segments whose files go on with zeros, and where these start
 
 
 class _Reading(NamedTuple):
@@ -365,6 +384,7 @@ def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
             last,
             good.has_producers or scanned.has_producers,
             scanned.fault,
+            good.unwritten + (((base, scanned.position),) if scanned.unwritten else ()),
         )
         closed = number < len(later) - 1 and scanned.fault is None
         if closed:
@@ -374,7 +394,7 @@ def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
             break  # damage: nothing is written
         if not dry:  # before anything is cut: an index that tells of more than there is would lie
             index.write(directory, base, entries, keep=keep, size=scanned.position if closed else None)
-        if scanned.fault is not None:
+        if scanned.fault is not None or (dry and scanned.unwritten):
             return good, later[number + 1 :]
     return good, []
 
@@ -404,6 +424,12 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
             files.replace(path + suffix, _os.pread(fd, good.size - good.position, good.position))
             _os.truncate(fd, good.position)
             _os.fsync(fd)
+        finally:
+            os.close(fd)
+    for base, position in good.unwritten:
+        fd = _os.open_file(segment.path_of(directory, base), os.O_RDWR)
+        try:
+            _os.truncate(fd, position)
         finally:
             os.close(fd)
     for base in segment.bases(directory, segment.LOG + _UNSYNCED):

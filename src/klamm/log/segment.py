@@ -6,7 +6,8 @@
 Promises
   S1  batches lie end to end; the byte after a batch starts the next.
   S2  each batch starts at the previous batch's next_offset; only cleaning leaves gaps.
-  S3  a segment that is not active never changes size; the active one ends, for a reader, at the commit's position.
+  S3  a segment that is not active never changes size; the active one ends at the commit's position, and its file may be
+      longer: blocks that were allocated ahead, which read as zeros (_ahead.pxi).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import os
 from bisect import bisect_right
 from contextlib import suppress
 
-from klamm.disk import files
+from klamm.disk import _os, files
 
-__all__ = ["CLEANED", "LOG", "bases", "bytes_in", "cleaned_aside", "holding", "path_of", "sync_names"]
+__all__ = ["CLEANED", "LOG", "bases", "bytes_in", "cleaned_aside", "holding", "is_zero", "path_of", "sync_names"]
 
 LOG = ".log"
 CLEANED = ".cleaned"
 _DIGITS = 20
+_CHUNK = 1 << 20
 
 
 def path_of(directory: str, base: int, suffix: str = LOG) -> str:
@@ -52,6 +54,15 @@ def cleaned_aside(directory: str) -> list[str]:
         for name in names
         if name.endswith(CLEANED) and name[:_DIGITS].isdigit() and name[_DIGITS:].startswith(LOG)
     ]
+
+
+def is_zero(fd: int, start: int, end: int) -> bool:
+    """Return whether the bytes [start, end) of a file are zeros, as far as the file has them."""
+    while start < end and (data := _os.pread(fd, min(_CHUNK, end - start), start)):
+        if data.strip(b"\0"):
+            return False
+        start += len(data)
+    return True
 
 
 def bytes_in(directory: str) -> int:
