@@ -4,6 +4,7 @@ write PATH SECONDS     for each line of stdin: append for so long; records, seco
 one PATH               for each line: append one record; µs
 now_and_then PATH N    for each line: append N records with a pause before each; µs of each
 loop PATH              append without end from the first line on, until stdin is closed
+durable PATH N         for each line: append N records, acks="all"; µs of each. The log has 128 KiB before
 make PATH              make the store
 """
 
@@ -56,6 +57,15 @@ def now_and_then(append: Any, count: str) -> Any:
     return times
 
 
+def durable(append: Any, count: str) -> Any:
+    times = []
+    for _ in range(int(count)):
+        begin = clock()
+        append("bench", VALUE, key=KEY)
+        times.append((clock() - begin) / 1000)
+    return times
+
+
 def loop(append: Any) -> Any:
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
@@ -64,7 +74,7 @@ def loop(append: Any) -> Any:
             append("bench", VALUE, key=KEY, acks=1)
 
 
-PROGRAMS = {"write": write, "one": one, "now_and_then": now_and_then, "loop": loop}
+PROGRAMS = {"write": write, "one": one, "now_and_then": now_and_then, "durable": durable, "loop": loop}
 
 
 def main(program: str, path: str, *arguments: str) -> None:
@@ -74,7 +84,8 @@ def main(program: str, path: str, *arguments: str) -> None:
             say("ready")
             return
         append = store.append
-        append("bench", VALUE, key=KEY, acks=1)
+        for _ in range(750 if program == "durable" else 1):
+            append("bench", VALUE, key=KEY, acks=1)
         say("ready")
         while sys.stdin.readline():
             say(PROGRAMS[program](append, *arguments))

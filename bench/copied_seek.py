@@ -1,6 +1,6 @@
 """Is a seek in a copied store as fast as in the original?
 
-A log of 64 MiB segments (--records N of 100 B), copied by `cp -r` and by tar, and a copy whose indexes were removed,
+A log of 64 MiB segments (--records N of 100 B), copied by `cp -r`, by rsync and by tar, and a copy whose indexes were removed,
 after they were made again in the background. Milliseconds of one seek to a random offset and the read of its batch;
 beside the same in the original, in turn. `rebuilt_s` is how long the indexes took, from the first seek that missed one.
 """
@@ -59,6 +59,7 @@ def main() -> None:
             for _ in range(records // 100):
                 store.append_many("bench", [VALUE] * 100, acks=1)
         subprocess.run(["cp", "-r", path + "/original", path + "/cp"], check=True)
+        subprocess.run(["rsync", "-a", path + "/original/", path + "/rsync"], check=True)
         os.mkdir(path + "/tar")
         with subprocess.Popen(["tar", "-C", path + "/original", "-c", "."], stdout=subprocess.PIPE) as packing:
             subprocess.run(["tar", "-C", path + "/tar", "-x"], stdin=packing.stdout, check=True)
@@ -66,7 +67,7 @@ def main() -> None:
         for index in Path(path, "without").rglob("*.index"):
             index.unlink()
         logs = {}
-        for name in ("original", "cp", "tar", "without"):
+        for name in ("original", "cp", "rsync", "tar", "without"):
             store = stack.enter_context(klamm.open(f"{path}/{name}"))
             logs[name] = store._core.topic("bench").partition(0)
         more = {"records": records, "count": count, "rebuilt_s": harness.digits(rebuilt_s(logs["without"]))}
@@ -77,6 +78,7 @@ def main() -> None:
         found = harness.interleave({name: lambda name=name: seek(name) for name in logs}, options.rounds)
     for side, question in (
         ("cp", "seek in a store copied by cp -r"),
+        ("rsync", "seek in a store copied by rsync"),
         ("tar", "seek in a store copied by tar"),
         ("without", "seek in a store whose indexes were removed and made again"),
     ):

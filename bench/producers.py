@@ -2,7 +2,8 @@
 
 A partition that knows 100,000 producers (--producers N), beside one that knows one: batches of one of the old ones, of
 two of them taking turns, of a random one each, and of new ones. CPU of one append of a batch of one record, 100 B,
-encoded before. `snapshot_ms` is how long appends wait while a snapshot of all producers is taken.
+encoded before. `snapshot_ms` is how long appends wait while a snapshot of all producers is taken. With --before
+d265882^, also beside the table that was searched from its start: that commit is built, and filled, which takes a while.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from __future__ import annotations
 import random
 import time
 
+import _before
 import _harness as harness
 import klamm
 from klamm.batch import Builder
 from klamm.log.partition import Partition
 
 VALUE = bytes(100)
+QUESTIONS = (
+    ("same", "append with 100,000 known producers, always the same", harness.at_most(1.2)),
+    ("two", "append with 100,000 known producers, two old ones taking turns", harness.at_most(1.2)),
+    ("random", "append with 100,000 known producers, a random one", None),
+    ("new", "append with 100,000 known producers, a new one", None),
+)
 
 
 class Log:
@@ -52,13 +60,16 @@ class Log:
         log = self.partition.log
         with log.append_lock():
             begin = time.perf_counter()
-            log.pack_producers()
+            getattr(log, "pack_producers", log.producers)()
             return (time.perf_counter() - begin) * 1e3
 
 
 def main() -> None:
     options = harness.arguments(
-        __doc__.splitlines()[0], producers=(100_000, "that are known"), count=(20_000, "appends a round")
+        __doc__.splitlines()[0],
+        producers=(100_000, "that are known"),
+        count=(20_000, "appends a round"),
+        before=("", "a commit to compare with"),
     )
     known, count = (2000, 500) if options.quick else (options.producers, options.count)
     draw = random.Random(1)
@@ -76,13 +87,15 @@ def main() -> None:
             options.rounds,
         )
         more = {"producers": known, "count": count, "snapshot_ms": harness.digits(old.snapshot_ms())}
-    for side, question, want in (
-        ("same", "append with 100,000 known producers, always the same", harness.at_most(1.2)),
-        ("two", "append with 100,000 known producers, two old ones taking turns", harness.at_most(1.2)),
-        ("random", "append with 100,000 known producers, a random one", None),
-        ("new", "append with 100,000 known producers, a new one", None),
-    ):
+    for side, question, want in QUESTIONS:
         harness.answer(question, found[side], "one known producer", found["one"], want, unit="µs", **more)
+    if options.before:
+        tree = _before.build(options.before)
+        arguments = ("--producers", str(known), "--count", str(min(count, 2000)), "--rounds", "2")
+        old = _before.lines_of(tree, "producers", *arguments)
+        for side, question, _ in QUESTIONS:
+            theirs = [old[question]["figure"]] * options.rounds
+            harness.answer(question, found[side], tree.name, theirs, harness.at_most(1), unit="µs", **more)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main() -> None:
     def compare(peer: str, side: str, want: harness.Want | None = None) -> None:
         harness.compare(question, found["klamm"], peer, found[side], want, us_a_call=microseconds)
 
-    compare(lmdb_name + ", default map", "lmdb", harness.at_least(1.9))
+    compare(lmdb_name + ", default map", "lmdb", harness.at_least(3.5))
     compare(lmdb_name + ", writemap", "writemap", harness.at_least(0.8))
     sqlite_name = f"SQLite {peers.SQLITE_VERSION}, WAL/{{}}, one record a transaction"
     compare(sqlite_name.format("NORMAL"), "sqlite", harness.at_least(4))

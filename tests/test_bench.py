@@ -30,7 +30,9 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("script", ["import_time", "single_append", "table", "contention", "cli"])
+@pytest.mark.parametrize(
+    "script", ["import_time", "single_append", "table", "contention", "lock_word", "blocks_ahead", "cli"]
+)
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:
     signed(answers(script, tmp_path), tmp_path)
 
