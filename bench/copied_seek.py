@@ -1,8 +1,9 @@
 """Is a seek in a copied store as fast as in the original?
 
-A log of 64 MiB segments (--records N of 100 B), copied by `cp -r`, by rsync and by tar, and a copy whose indexes were removed,
-after they were made again in the background. Milliseconds of one seek to a random offset and the read of its batch;
-beside the same in the original, in turn. `rebuilt_s` is how long the indexes took, from the first seek that missed one.
+A log of 64 MiB segments (--records N of 100 B), copied by `cp -r`, by rsync and by tar, and a copy whose indexes were
+removed, after they were made again in the background. Milliseconds of one seek to a random offset and the read of its
+batch; beside the same in the original, in turn. `rebuilt_s` is how long the indexes took, from the first seek that
+missed one.
 """
 
 from __future__ import annotations

@@ -133,7 +133,9 @@ def test_a_process_that_opens_a_log_with_blocks_ahead_goes_on_in_it(rig: Rig) ->
     fill(rig.partition(slot, SIZES), 40)
     partition = rig.child().partition(slot, SIZES)
     assert ahead_of(partition) > 0 and not recovery.is_older(partition.log)
+    epoch = partition.snapshot().leader_epoch
     fill(partition, 40, start=40)
+    assert partition.snapshot().leader_epoch == epoch, "it was recovered"
     assert numbers(partition) == list(range(80))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,6 +24,8 @@ from tests.crash.cases import seed_of
 from tests.crash.stores import values, without_maintenance
 from tests.crash.workload import log_of, sealed
 from tests.procs import Flag, children
+
+SOAK_S = float(os.environ.get("KLAMM_SOAK_SECONDS", "3600"))
 
 
 @pytest.fixture
@@ -50,15 +54,39 @@ def test_a_store_that_makes_and_deletes_topics_does_not_wear_out(path: Path) -> 
         assert store.check().ok
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.soak)])
-def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, tmp_path: Path, seconds: int) -> None:
+class Use(NamedTuple):
+    """What a process has of the machine."""
+
+    memory: int
+    maps: int
+    files: int
+
+    @classmethod
+    def now(cls) -> Use:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        maps = Path("/proc/self/maps").read_text().count("\n")
+        return cls(pages * os.sysconf("SC_PAGESIZE"), maps, len(os.listdir("/proc/self/fd")))
+
+
+class Churn(NamedTuple):
+    """Topics that came and went in one process, partitions a second, and what it used early and at the end."""
+
+    topics: int
+    rate: float
+    early: Use
+    late: Use
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(SOAK_S, marks=pytest.mark.soak)])
+def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, tmp_path: Path, seconds: float) -> None:
     """Two processes make and delete topics, a third reads what it finds: the truth, or that the topic is gone."""
     with klamm.open(path):
         pass
     over = Flag(tmp_path / "over")
 
-    def come_and_go(name: str) -> int:
-        made = 0
+    def come_and_go(name: str) -> Churn:
+        made, early, begin = 0, Use.now(), time.monotonic()
         with klamm.open(path) as store:
             while not over:
                 topic = f"{name}-{made}"
@@ -68,27 +96,48 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
                 if made:
                     store.delete_topic(f"{name}-{made - 1}")
                 made += 1
-        return made
+                if made == 10:
+                    early = Use.now()
+            return Churn(made, 5 * made / (time.monotonic() - begin), early, Use.now())
 
-    def look() -> int:
-        seen = 0
+    def look() -> tuple[int, int]:
+        """Return how many records were seen, and how often a topic was gone that was still being read."""
+        seen = gone = 0
+        held: dict[str, klamm.Consumer] = {}
         with klamm.open(path) as store:
             while not over:
                 for topic in store.topics():
                     with suppress(UnknownTopic):
-                        found = values(store, topic)
-                        assert set(found) <= {topic.encode()}, f"{topic}: {found}"
-                        seen += len(found)
-        return seen
+                        if topic not in held:
+                            held[topic] = store.consumer(topic, start="earliest", wait_ms=0)
+                for topic, consumer in list(held.items()):
+                    try:
+                        found = [record.value for record in consumer.poll(timeout_ms=0)]
+                    except UnknownTopic:
+                        held.pop(topic).close()
+                        gone += 1
+                        continue
+                    assert set(found) <= {topic.encode()}, f"{topic}: {found}"
+                    seen += len(found)
+            for consumer in held.values():
+                consumer.close()
+        return seen, gone
 
     with children() as start:
         workers = [start(lambda name=name: come_and_go(name)) for name in ("a", "b")]  # type: ignore[misc]
         reader = start(look)
         time.sleep(seconds)
         over.up()
-        made = sum(worker.answer() for worker in workers)
-        assert reader.answer() > 20
-    assert made > 20
+        churns: list[Churn] = [worker.answer() for worker in workers]
+        seen, gone = reader.answer()
+    print(churns, seen, gone)
+    assert seen > 20 and gone > 5
+    assert sum(churn.topics for churn in churns) > 20
+    for churn in churns:
+        assert churn.late.memory - churn.early.memory < 16 << 20
+        assert churn.late.maps - churn.early.maps < 50 and churn.late.files - churn.early.files < 50
+    if seconds >= 60:
+        assert sum(churn.rate for churn in churns) > 100
     assert os.path.getsize(path / "heads") <= 1024 * (1 + 2 * (3 * 5))  # at most three topics of each at a time
     assert klamm.check(path).ok
 

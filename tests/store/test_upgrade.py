@@ -7,6 +7,7 @@ import random
 import signal
 import sqlite3
 import struct
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import klamm
 from klamm.cli.main import run
 from klamm.disk import _os
 from klamm.disk.locks import PRESENCE, LockFile
-from klamm.errors import NewerFormat, StoreBusy, StoreError
+from klamm.errors import KlammError, NewerFormat, StoreBusy, StoreError
 from klamm.log import head
-from klamm.store import directory
+from klamm.store import catalog, database, directory
+from klamm.store.catalog import Catalog
 from klamm.store.features import Features
 from klamm.store.presence import IN_LOCK
 from klamm.store.upgrade import TODAY, Formats, formats_of
 from tests.crash.cases import seed_of
+from tests.crash.stores import values
 from tests.golden.make import found_in
 from tests.golden.test_golden import GOLDEN, unpacked
 from tests.procs import children
@@ -169,3 +172,70 @@ def test_no_owner_of_an_older_format_is_left_with_klamm_db_or_without_it(name: s
             klamm.open(store).close()
         assert formats_of(str(store)) == TODAY
         assert head.Heads(str(store / "heads"), writable=False).owners() == []
+
+
+def become(by: int) -> None:
+    """Make this process one of a later (1) or of an earlier (-1) Klamm: the same but for the numbers of its formats."""
+    database.FORMAT_VERSION = catalog.FORMAT_VERSION = TODAY.database + by
+    head.FORMAT = TODAY.heads + by
+
+    def upgrade_database(self: Catalog, before: Callable[[], None]) -> None:
+        before()
+        with self.database.gate(), self.database.transaction() as execute:
+            execute(f"PRAGMA user_version={TODAY.database + by}")
+
+    Catalog._upgrade = upgrade_database  # type: ignore[method-assign]
+
+
+def append(store: Path, value: bytes, by: int = 0, read_only: bool = False) -> str:
+    """In a process of such a Klamm: append a record; why not, if it is refused."""
+    if by:
+        become(by)
+    try:
+        with klamm.open(store, read_only=read_only) as opened:
+            if not read_only:
+                opened.append("orders", value)
+            return ""
+    except KlammError as error:
+        return str(error)
+
+
+def test_processes_of_other_formats_on_one_store_each_get_a_sentence(tmp_path: Path) -> None:
+    """A process that has the store open, an older one, a newer one and one whose klamm.db is another program's."""
+    store = tmp_path / "store"
+
+    def ask(value: bytes, by: int = 0, read_only: bool = False) -> str:
+        with children() as start:
+            return str(start(lambda: append(store, value, by, read_only)).answer())
+
+    with klamm.open(store) as opened:
+        opened.create_topic("orders")
+        opened.append("orders", b"ours")
+        assert "has to be upgraded, but another process has the store open" in ask(b"newer", 1)
+        for read_only in (False, True):
+            said = ask(b"older", -1, read_only)
+            assert f"has format {TODAY.heads}, this Klamm knows formats up to {TODAY.heads - 1}" in said
+            assert "open it with a newer Klamm" in said
+        opened.append("orders", b"ours, too")
+        assert values(opened, "orders") == [b"ours", b"ours, too"]
+    assert ask(b"newer", 1) == ""
+    for read_only in (False, True):
+        said = ask(b"ours", 0, read_only)
+        assert f"has format {TODAY.heads + 1}, this Klamm knows formats up to {TODAY.heads}" in said
+    assert ask(b"newer again", 1) == "", "none of those that were refused changed anything"
+
+    def look() -> list[bytes]:
+        become(1)
+        with klamm.open(store) as opened:
+            return values(opened, "orders")
+
+    with children() as start:
+        assert start(look).answer() == [b"ours", b"ours, too", b"newer", b"newer again"]
+    for path in store.glob("klamm.db*"):
+        path.unlink()
+    with closing(sqlite3.connect(store / "klamm.db")) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+        connection.commit()
+    said = ask(b"foreign", 1)
+    assert "of another program" in said
+    assert (store / "klamm.db").exists()
