@@ -86,6 +86,12 @@ def fill(path: Path) -> None:
                         raise KeyError(number)
             except KeyError:
                 pass
+        store.alter({"lineage.retention.ms": 10**12})
+        with store.transaction("job") as tx:
+            tx.once("job", 7, fingerprint="seven")
+            tx.send("orders", b"once", key=b"t")
+        with store.consumer("orders", group="named", member="first", wait_ms=0) as consumer:
+            consumer.commit(consumer.poll(max_records=3))
         with store.producer() as producer:
             for number in range(10):
                 producer.send("orders", f"sent {number}".encode(), key=f"{number}".encode())
@@ -116,6 +122,9 @@ def fill_over_the_wire(path: Path, where: Path) -> None:
 def leave_a_transaction_open(path: Path, written: Flag) -> None:
     with klamm.open(path) as store:
         store.append("orders", b"before", key=b"t")
+        store.create_topic("long", settings={"retention.ms": "-1"})
+        for number in range(30):  # so many that blocks are allocated ahead of them
+            store.append("long", f"{number}".encode() * 2000)
         with store.transaction("killed", batch_bytes=2000) as tx:
             for number in range(400):  # more than a batch, so that some are written
                 tx.send("orders", f"never committed {number}".encode(), key=b"t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ from klamm.store.deletion import sweep
 from tests.crash.cases import seed_of
 from tests.crash.stores import values, without_maintenance
 from tests.crash.workload import log_of, sealed
-from tests.procs import Flag, children
+from tests.procs import Flag, children, until
 
 SOAK_S = float(os.environ.get("KLAMM_SOAK_SECONDS", "3600"))
 
@@ -84,6 +85,7 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
     with klamm.open(path):
         pass
     over = Flag(tmp_path / "over")
+    board = memoryview(mmap.mmap(-1, 64)).cast("q")  # topics that each made, and how often one was gone
 
     def come_and_go(name: str) -> Churn:
         made, early, begin = 0, Use.now(), time.monotonic()
@@ -96,6 +98,7 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
                 if made:
                     store.delete_topic(f"{name}-{made - 1}")
                 made += 1
+                board[name == "b"] = made
                 if made == 10:
                     early = Use.now()
             return Churn(made, 5 * made / (time.monotonic() - begin), early, Use.now())
@@ -116,6 +119,7 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
                     except UnknownTopic:
                         held.pop(topic).close()
                         gone += 1
+                        board[2] = gone
                         continue
                     assert set(found) <= {topic.encode()}, f"{topic}: {found}"
                     seen += len(found)
@@ -127,12 +131,12 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
         workers = [start(lambda name=name: come_and_go(name)) for name in ("a", "b")]  # type: ignore[misc]
         reader = start(look)
         time.sleep(seconds)
+        until(lambda: min(board[:3]) > 20, "all of them have come so far")
         over.up()
         churns: list[Churn] = [worker.answer() for worker in workers]
         seen, gone = reader.answer()
     print(churns, seen, gone)
-    assert seen > 20 and gone > 5
-    assert sum(churn.topics for churn in churns) > 20
+    assert seen > 20
     for churn in churns:
         assert churn.late.memory - churn.early.memory < 16 << 20
         assert churn.late.maps - churn.early.maps < 50 and churn.late.files - churn.early.files < 50
