@@ -176,7 +176,8 @@ def test_no_owner_of_an_older_format_is_left_with_klamm_db_or_without_it(name: s
 
 def become(by: int) -> None:
     """Make this process one of a later (1) or of an earlier (-1) Klamm: the same but for the numbers of its formats."""
-    database.FORMAT_VERSION = catalog.FORMAT_VERSION = TODAY.database + by
+    for module in (database, catalog):
+        setattr(module, "FORMAT_VERSION", TODAY.database + by)  # noqa: B010  # one has it of the other
     head.FORMAT = TODAY.heads + by
 
     def upgrade_database(self: Catalog, before: Callable[[], None]) -> None:
