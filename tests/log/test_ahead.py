@@ -16,7 +16,8 @@ import pytest
 from klamm.batch import walk
 from klamm.disk import _os
 from klamm.errors import KlammError
-from klamm.log import head, recovery, segment
+from klamm.log import cleaned, head, recovery, segment
+from klamm.log.cleaned import Cleaned
 from klamm.log.partition import Partition
 from tests.crash.cases import memory_directory
 from tests.crash.lock_words import BOUND_S
@@ -230,6 +231,23 @@ def test_a_closed_segment_whose_rest_came_back_with_a_power_cut_is_cut(rig: Rig)
     again = recovered(rig, slot)
     assert size_of(again, first) == size and cut_files(again) == []
     assert numbers(again) == list(range(120))
+
+
+def test_zeros_in_a_compacted_log_are_no_gap_of_compaction(rig: Rig) -> None:
+    """What was not synced may be lost, but then so is all that follows."""
+    slot = rig.fresh_slot()
+    partition = rig.partition(slot, SIZES)
+    fill(partition, 250, sync=False)
+    first, second, third = segment.bases(partition.directory)
+    cleaned.store(partition.directory, Cleaned(0, third))
+    path = segment.path_of(partition.directory, first)
+    size = os.path.getsize(path)
+    with open(path, "r+b") as file:
+        file.seek(size - size // second)
+        file.write(bytes(size // second))
+    again = recovered(rig, slot)
+    assert numbers(again) == list(range(second - 1))
+    assert len(cut_files(again)) == 2, "segments that do not follow"
 
 
 @pytest.mark.parametrize("start", [14, 30, 92])  # before blocks are allocated; between; before the segment is full

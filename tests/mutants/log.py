@@ -425,4 +425,10 @@ MUTANTS = [
         ),
         (f"{AHEAD_TESTS}::test_a_closed_segment_whose_rest_came_back_with_a_power_cut_is_cut",),
     ),
+    Mutant(
+        "zeros in a compacted log are taken for a gap of compaction",
+        "log/_ahead.pxi AHD3",
+        ((RECOVERY, "0 if good.is_zero_ended else gaps_below", "gaps_below"),),
+        (f"{AHEAD_TESTS}::test_zeros_in_a_compacted_log_are_no_gap_of_compaction",),
+    ),
 ]

@@ -311,6 +311,11 @@ class _Good(NamedTuple):
     fault: str | None = None
     unwritten: tuple[tuple[int, int], ...] = ()  # segments whose files go on with zeros, and where these start
 
+    @property
+    def is_zero_ended(self) -> bool:
+        """Whether the last segment goes on with zeros. Compaction leaves none, so a gap that follows is not its."""
+        return bool(self.unwritten) and self.unwritten[-1][0] == self.base
+
 
 class _Reading(NamedTuple):
     """What a scan needs to know. Everything below `flushed` was synced; no batch has an epoch above the highest."""
@@ -350,7 +355,7 @@ def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
     later = [base for base in found if base >= known.base]
     gaps_below = 0 if contiguous else cleaned.load(directory).gaps_below
     for number, base in enumerate(later):
-        if base != known.base and not good.offset <= base <= max(good.offset, gaps_below):
+        if base != known.base and not good.offset <= base <= max(good.offset, 0 if good.is_zero_ended else gaps_below):
             return good, later[number:]
         limit = known.position if base == known.base else 0
         with index.Index(directory, base, upto=limit) as old:  # below the point all is as it was
