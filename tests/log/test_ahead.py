@@ -161,7 +161,7 @@ def test_a_head_that_is_older_than_the_log_is_told_from_blocks_ahead(rig: Rig) -
         timestamp_after_ms=1 << 60,
         catalog_version=rig.heads.catalog_version,
     )
-    assert head.RESULTS[log.append(batch(1, 41))] == "older_head"
+    assert log.append(batch(1, 41)) == head.Result.OLDER_HEAD
 
 
 def recovered(rig: Rig, slot: int) -> Partition:

@@ -358,7 +358,7 @@ class Catalog:
 
     def _end_of_slots(self, execute: Execute) -> int:
         highest = execute("SELECT max(slot) FROM partitions").fetchone()[0]
-        end, next_slot = 1 if highest is None else int(highest) + 1, int(self._meta(execute, "next_slot"))
+        end, next_slot = 1 if highest is None else int(highest) + 1, int(self.meta(execute, "next_slot"))
         return end if free_slots.count_from(execute, end) == next_slot - end else max(end, next_slot)
 
     def cut_free_slots(self) -> int:
@@ -367,7 +367,7 @@ class Catalog:
             end = self._end_of_slots(execute)
             changes = self._count_change(execute)
             free_slots.forget_from(execute, end)
-            self._set_meta(execute, "next_slot", end)
+            self.set_meta(execute, "next_slot", end)
         self.on_change(changes)
         return end
 
