@@ -37,7 +37,7 @@ def main(path: str) -> None:
             report = payments.run(pay, workers=WORKERS, on_error="dead-letter", retries=1, backoff_ms=1)
         in_order = all(amounts == sorted(amounts) for amounts in seen.values())
         print(f"{report.done} paid by {len(threads)} workers; in order within each account: {in_order}")
-        letters = store.dead_letters("payments.dlq")
+        letters = list(store.dead_letters("payments.dlq"))
         print(f"{len(letters)} dead letters: {letters[0].error}: {letters[0].reason}")
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm.batch import encode_one
 from klamm.client import ending
+from klamm.client.clients import Clients
 from klamm.client.consumer import Consumer
 from klamm.client.group_admin import GroupAdmin
 from klamm.client.options import ALL, Acks, acks_of, check_timeout, to_ms
@@ -92,7 +92,7 @@ def check(
     return check_store(path, repair=repair, progress=progress)
 
 
-class Store(GroupAdmin):
+class Store(GroupAdmin, fork.ForkAware):
     """A directory of topics. Made by `klamm.open`."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Store(GroupAdmin):
         self._closed = False
         self._mutex = threading.RLock()
         self._targets: dict[str, Target] = {}
-        self._clients: weakref.WeakSet[Producer | Consumer | Pool | Table] = weakref.WeakSet()
+        self._clients = Clients(self._path)
         self._pool: Pool | None = None
         self._maintainer: Maintainer | None = None
         if maintain_every_s is not None and not read_only:
@@ -392,7 +392,7 @@ class Store(GroupAdmin):
         key_serde: Serde | None = None,
     ) -> Iterator[Any]:
         """The last `n` records of all partitions, by time; with `follow` it then waits for more."""
-        return tail(self._acquired(), topic, n, follow=follow, serde=serde, key_serde=key_serde)
+        return self._held_by(tail(self._acquired(), topic, n, follow=follow, serde=serde, key_serde=key_serde))
 
     def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Transaction:
         """Records and progress of groups, all or nothing. Leaving its `with` block commits, an exception aborts.
@@ -407,7 +407,9 @@ class Store(GroupAdmin):
             if self._pool is None or self._pool.core is not core:
                 self._pool = Pool(core, self._clients)
                 self._clients.add(self._pool)
-        return self._pool.begin(name, **options)
+        transaction = self._pool.begin(name, **options)
+        transaction._store = self
+        return transaction
 
     def transactions(self) -> list[TransactionInfo]:
         """Those that are not over, in whatever process, and committed ones whose end is not on disk everywhere yet."""
@@ -437,11 +439,11 @@ class Store(GroupAdmin):
         self._clients.add(table)
         return table
 
-    def dead_letters(self, topic: str) -> list[DeadLetter]:
-        """What lies in a dead-letter topic and was not redriven, with the reasons."""
+    def dead_letters(self, topic: str, *, limit: int | None = None) -> Iterator[DeadLetter]:
+        """Iterate over what lies in a dead-letter topic now and was not redriven, with the reasons."""
         from klamm.client.dead_letters import dead_letters
 
-        return dead_letters(self._acquired(), topic)
+        return self._held_by(dead_letters(self._acquired(), topic, limit))
 
     def redrive(
         self,
@@ -457,6 +459,12 @@ class Store(GroupAdmin):
 
         return redrive(self._acquired(), topic, to, limit=limit, where=where, progress=progress)
 
+    def purge_dead_letters(self, topic: str) -> int:
+        """Remove the redriven letters in front of the first that was not, by partition, and return how many."""
+        from klamm.client.dead_letters import purge
+
+        return purge(self._writable(), topic)
+
     def scan(
         self,
         topic: str,
@@ -471,15 +479,8 @@ class Store(GroupAdmin):
         """The topic as an Arrow stream, read when somebody reads it: DuckDB, Polars, pandas, pyarrow."""
         from klamm.arrow.scan import Scan
 
-        return Scan(
-            lambda: self._acquired().topic(topic),
-            partitions=partitions,
-            start=start,
-            end=end,
-            since=since,
-            columns=columns,
-            **options,
-        )
+        where = {"partitions": partitions, "start": start, "end": end, "since": since}
+        return Scan(lambda: self._acquired().topic(topic), columns=columns, **where, **options)
 
     def offset_at(self, topic: str, partition: int, when: int | datetime) -> int | None:
         """The first offset whose record is as young as `when`; None if there is none."""
@@ -534,11 +535,11 @@ class Store(GroupAdmin):
 
         return backup(self._acquired(), os.fspath(destination), progress=progress)
 
-    def check(self, *, repair: bool = False) -> Report:
-        """Walk every promise and say which is broken, and where; with `repair`, put right what can be."""
+    def check(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Report:
+        """Verify every promise and report which is broken, and where; the same as `klamm.check`."""
         from klamm.store.check import check
 
-        return check(self._acquired(), repair=repair)
+        return check(self._acquired(), repair=repair, progress=progress)
 
     # ---- the end
 
@@ -546,14 +547,9 @@ class Store(GroupAdmin):
         """Close its producers (they flush) and consumers, and let go of the directory. A second time does nothing."""
         if self._closed:
             return
+        failed = self._clients.close()
         if self._maintainer is not None:
             self._maintainer.stop()
-        failed: Exception | None = None
-        for client in list(self._clients):
-            try:
-                client.close()
-            except Exception as error:  # noqa: BLE001  # the others are closed, too; then it is raised
-                failed = failed or error
         with self._mutex:
             core, self._core = self._core, None
             self._closed = True
@@ -577,21 +573,19 @@ class Store(GroupAdmin):
                     self._maintainer.start(self)
             return self._core
 
+    def _held_by(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Keep the store from being dropped for as long as `items` are read."""
+        yield from items
+
     def _writable(self) -> Core:
         if self._read_only:
             raise ReadOnly(f"{self._path}: opened for reading only")
         return self._acquired()
 
-    def before_fork(self) -> None:
-        """Nothing: the child starts anew."""
-
-    def after_fork(self) -> None:
-        """Nothing: the parent goes on."""
-
     def in_child(self) -> None:
         self._mutex = threading.RLock()
         self._targets = {}
-        self._clients = weakref.WeakSet()
+        self._clients = Clients(self._path)
         self._core = None
 
 

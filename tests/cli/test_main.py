@@ -23,7 +23,7 @@ ACTS = ["tail", "send", "sql", "export", "import"]
 NOUNS = {
     "topic": ["create", "list", "show", "set", "purge", "delete"],
     "group": ["list", "show", "reset", "delete"],
-    "dlq": ["list", "redrive"],
+    "dlq": ["list", "redrive", "purge"],
     "pipeline": ["archive", "restore", "compact", "aggregate", "join", "deduplicate", "quality"],
 }
 

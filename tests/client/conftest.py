@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,17 @@ def put(store: klamm.Store, changes: dict[bytes, bytes | None], topic: str = "us
 def directory_of(store: klamm.Store, topic: str = "users") -> Path:
     """Where a topic's table is kept."""
     return Path(store.path) / "tables" / f"{topic}-{store.topic(topic).id}"
+
+
+def partition_of(store: klamm.Store, topic: str = "orders", number: int = 0) -> Any:
+    return store._acquired().topic(topic).partition(number)
+
+
+@contextmanager
+def held(partition: Any) -> Iterator[None]:
+    """As if another process were in the middle of an append."""
+    partition.log.lock()
+    try:
+        yield
+    finally:
+        partition.log.unlock()

@@ -1,14 +1,11 @@
-"""Producers: order, batches, back-pressure, errors, acks."""
+"""Producers: order, batches, back-pressure, errors, acks. Callbacks, and the end: test_producer_end.py."""
 
 from __future__ import annotations
 
 import errno
 import inspect
-import pickle
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -21,24 +18,10 @@ from klamm.client.producer import Producer
 from klamm.client.producer_options import ProducerOptions, TransactionOptions
 from klamm.client.transaction import Transaction
 from klamm.disk import _os
-from tests.client.conftest import values_in
+from tests.client.conftest import held, partition_of, values_in
 from tests.procs import children, until
 
 WAIT = 30  # seconds that nothing here takes
-
-
-def partition_of(store: klamm.Store, topic: str = "orders", number: int = 0) -> Any:
-    return store._acquired().topic(topic).partition(number)
-
-
-@contextmanager
-def held(partition: Any) -> Iterator[None]:
-    """As if another process were in the middle of an append."""
-    partition.log.lock()
-    try:
-        yield
-    finally:
-        partition.log.unlock()
 
 
 def headers_in(store: klamm.Store) -> list[Any]:
@@ -266,9 +249,9 @@ def test_open_batches_of_many_partitions_stay_within_the_buffer(store: klamm.Sto
     with store.producer(acks=1, linger_ms=600_000, batch_bytes=100_000, buffer_memory=200_000) as producer:
         for n in range(2000):
             producer.send("wide", bytes(1000), partition=n % 200)
-            if n % 100 == 99:
-                until(lambda: sum(lane.bytes for lane in producer._roads) < 300_000, "open batches are sent off")
+            assert producer._memory.used <= 200_000
         producer.flush()
+        assert producer._memory.used == 0
     assert store.topic("wide").count == 2000
 
 
@@ -458,31 +441,6 @@ def test_a_smaller_max_message_bytes_is_noticed(orders: klamm.Store) -> None:
             producer.send("orders", b"x" * 5000)
 
 
-# Callbacks
-
-
-def test_callbacks_are_called_once_and_may_send_more(orders: klamm.Store) -> None:
-    told: list[int | None] = []
-
-    def note(delivery: klamm.Delivery) -> None:
-        told.append(delivery.offset)
-        if len(told) < 50:
-            producer.send("orders", b"x").add_done_callback(note)
-
-    with orders.producer(acks=1, linger_ms=1) as producer:
-        producer.send("orders", b"x").add_done_callback(note)
-        until(lambda: len(told) >= 50, "fifty callbacks")
-    assert told == list(range(50))
-
-
-def test_a_callback_that_raises_harms_nobody(orders: klamm.Store, caplog: pytest.LogCaptureFixture) -> None:
-    with orders.producer(acks=1, linger_ms=1) as producer:
-        producer.send("orders", b"x").add_done_callback(lambda _: 1 / 0)
-        producer.flush()
-        assert producer.send("orders", b"y").result(WAIT) == 1
-    assert "ZeroDivisionError" in caplog.text
-
-
 # Idempotence
 
 
@@ -518,62 +476,6 @@ def test_a_batch_that_failed_leaves_no_gap_in_the_sequence(orders: klamm.Store) 
             producer.flush()
         producer.send("orders", b"1").result(0)
     assert values_in(orders) == [b"0", b"1"]
-
-
-# The end, and what cannot be done
-
-
-def test_a_closed_producer_says_so(orders: klamm.Store) -> None:
-    producer = orders.producer()
-    producer.close()
-    producer.close()
-    with pytest.raises(klamm.StoreError, match="producer is closed"):
-        producer.send("orders", b"x")
-    with pytest.raises(klamm.StoreError, match="producer is closed"):
-        producer.flush()
-
-
-def test_closing_the_store_flushes_its_producers(path: Any) -> None:
-    with klamm.open(path) as store:
-        store.create_topic("orders")
-        producer = store.producer(linger_ms=60_000)
-        producer.send("orders", b"x")
-    with klamm.open(path) as store:
-        assert values_in(store) == [b"x"]
-    with pytest.raises(klamm.StoreError, match="closed"):
-        producer.send("orders", b"y")
-
-
-def test_a_producer_does_not_pickle(orders: klamm.Store) -> None:
-    with orders.producer() as producer, pytest.raises(TypeError, match="pickle the store"):
-        pickle.dumps(producer)
-
-
-def test_a_producer_from_before_a_fork_raises_in_the_child_and_goes_on_in_the_parent(orders: klamm.Store) -> None:
-    with orders.producer(acks=1, linger_ms=60_000) as producer, children() as start:
-        producer.send("orders", b"parent")
-
-        def in_child() -> str:
-            for use in (lambda: producer.send("orders", b"child"), producer.flush):
-                with pytest.raises(klamm.Forked):
-                    use()
-            producer.close()
-            with orders.producer() as mine:
-                mine.send("orders", b"child")
-            orders.close()
-            return "fine"
-
-        assert start(in_child).answer() == "fine"
-        producer.send("orders", b"parent again")
-    assert values_in(orders) == [b"child", b"parent", b"parent again"]
-
-
-def test_a_producer_that_is_idle_wakes_rarely_and_its_thread_ends_with_it(orders: klamm.Store) -> None:
-    with orders.producer(acks=1) as producer:
-        producer.send("orders", b"x").result(WAIT)
-        own = producer._thread
-        assert own is not None and own.is_alive()
-    assert not own.is_alive()
 
 
 def test_the_options_that_are_passed_on_are_those_of_the_producer_and_the_transaction() -> None:

@@ -243,7 +243,7 @@ def letters_are_there(store: klamm.Store) -> int:
         done = sum(row["offset"] for row in store.export_group("g")["offsets"])
     except UnknownGroup:
         done = 0
-    letters = store.dead_letters("failing.dlq") if "failing.dlq" in store.topics() else []
+    letters = list(store.dead_letters("failing.dlq")) if "failing.dlq" in store.topics() else []
     offsets = [letter.origin.offset for letter in letters if letter.origin is not None]
     assert set(offsets) >= set(range(done)), f"the group is at {done}, and only {offsets} have letters"
     assert [letter.record.value for letter in letters] == VALUES[: len(letters)]
@@ -260,7 +260,7 @@ def _redrive(store: klamm.Store) -> int:
 
 def _is_redriven(store: klamm.Store, count: int) -> None:
     assert count == 5
-    assert store.dead_letters("dead.dlq") == []
+    assert list(store.dead_letters("dead.dlq")) == []
     assert values(store, "dead") == sorted(VALUES[:5] * 2)
 
 

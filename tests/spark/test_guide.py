@@ -88,7 +88,7 @@ def test_the_page_on_archives_works_when_pasted_into_a_prompt(prompt: Prompt) ->
     assert prompt.values("orders-again") == prompt.values("orders")
     report = prompt.locals["report"]
     assert (report.rows_written, report.dead_letters) == (0, 1000)  # numbers are no JSON objects
-    assert len(prompt.store.dead_letters("orders.dlq")) == 1000
+    assert len(list(prompt.store.dead_letters("orders.dlq"))) == 1000
 
 
 @pytest.mark.timeout(300)

@@ -72,9 +72,7 @@ class Scan:
         if not 1 <= batch_bytes <= _MAX_BYTES:
             raise InvalidSetting(f"batch_bytes: {batch_bytes} does not fit", hint=f"want 1 to {_MAX_BYTES}")
         self._open_topic = open_topic
-        self._partitions = (
-            [partitions] if isinstance(partitions, int) else None if partitions is None else [*partitions]
-        )
+        self._partitions = None if partitions is None else _numbers(partitions)
         self._start = bounds.checked(start, "start")
         self._end = bounds.checked(end, "end")
         self._since = None if since is None else bounds.length_of(since)
@@ -131,6 +129,15 @@ class Scan:
         if self._partitions is None:
             return opened.partitions()
         return [opened.partition(number) for number in self._partitions]
+
+
+def _numbers(partitions: int | Iterable[int]) -> list[int]:
+    """Return the partitions, each once."""
+    numbers = [partitions] if isinstance(partitions, int) else [*partitions]
+    for number in numbers:
+        if type(number) is not int:  # nor bool
+            raise TypeError(f"partitions: {number!r} is invalid: expected an int")
+    return list(dict.fromkeys(numbers))
 
 
 def _fill(columns: Columns, partition: Partition, offsets: range, committed: bool) -> Iterator[None]:

@@ -39,6 +39,7 @@ from libc.string cimport memcpy, memset
 
 from bisect import bisect_right as _bisect_right
 from _thread import allocate_lock as _allocate_lock
+from logging import getLogger as _get_logger
 
 from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header

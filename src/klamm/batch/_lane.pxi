@@ -3,10 +3,25 @@
 cdef enum:
     MAX_POOLED = 16  # Builders kept for the next batches
 
+_log = _get_logger("klamm")
+
+
+cdef object call_back(call, Delivery delivery):
+    """Call a user's callback. What it raises is logged; an interrupt is returned: the other callbacks come first."""
+    try:
+        call(delivery)
+    except Exception:  # as concurrent.futures does: there is no caller to raise it to
+        _log.exception("a callback of a delivery to %s raised", delivery.batch.topic)
+    except BaseException as interrupt:
+        return interrupt
+
 
 @cython.final
 cdef class BatchDelivery:
-    """What became of one batch. Whoever commits it calls `resolve` or `fail`, once; later calls change nothing."""
+    """What became of one batch. Whoever commits it calls `resolve` or `fail`, once; later calls change nothing.
+
+    Each of its callbacks is called, whatever the others raise.
+    """
 
     cdef readonly str topic
     cdef readonly int32_t partition
@@ -43,9 +58,12 @@ cdef class BatchDelivery:
         callbacks, self.callbacks = self.callbacks, None
         if self.lock is not None:
             self.lock.release()
+        interrupt = None
         if callbacks is not None:
             for call, delivery in callbacks:
-                call(delivery)
+                interrupt = call_back(call, delivery) or interrupt
+        if interrupt is not None:
+            raise interrupt
 
     def wait(self, timeout=None):
         """Until the batch is done, or `timeout` seconds: whether it is."""
@@ -116,13 +134,20 @@ cdef class Delivery:
         return self.offset
 
     def add_done_callback(self, call):
-        """Calls call(delivery) when it is done: at once, or in the thread that commits the batch."""
+        """Calls call(delivery) when it is done: at once, or in the thread that commits the batch.
+
+        An exception that it raises is logged.
+        """
+        cdef list callbacks = []  # allocated before the look at `done`: an allocation may run another thread
+        entry = (call, self)
         if self.batch.done:
-            call(self)
+            interrupt = call_back(call, self)
+            if interrupt is not None:
+                raise interrupt
             return
         if self.batch.callbacks is None:
-            self.batch.callbacks = []
-        self.batch.callbacks.append((call, self))
+            self.batch.callbacks = callbacks
+        self.batch.callbacks.append(entry)
 
     def __repr__(self):
         state = "pending" if not self.batch.done else repr(self.batch.error) if self.batch.error is not None \
@@ -139,14 +164,38 @@ cdef class OpenBatch:
 
 
 @cython.final
+cdef class BufferMemory:
+    """Bytes of records that a producer was given and has not delivered, in open batches and in full ones."""
+
+    cdef readonly Py_ssize_t limit
+    cdef readonly Py_ssize_t used
+
+    def __init__(self, Py_ssize_t limit):
+        self.limit = limit
+
+    @property
+    def is_full(self):
+        return self.used > self.limit
+
+    def release(self, Py_ssize_t size):
+        """A batch of `size` bytes is delivered, or failed."""
+        self.used -= size
+
+
+@cython.final
 cdef class Lane:
     """One topic of a producer: picks each record's partition and adds the record to that partition's open batch.
 
     A batch is closed when it reaches `batch_bytes` or the next record does not fit; a larger record, up to `limit`,
     gets a batch of its own. Records with a key go by murmur2, others stick to one partition until its batch is closed
     and then go on to the next (`first` is where they start); `partitioner` replaces both.
-    `clock` has two words for a buffer: how far what is now is ahead of the wall clock.
+    `clock` has two words for a buffer: how far what is now is ahead of the wall clock. What a record takes is added to
+    `memory`; the owner of the batch releases it.
+
     The GIL is its lock: to other threads, every method is one step, after the user's serializers and partitioner ran.
+    (An allocation may collect garbage, and a finalizer may run other threads: nothing read before one is trusted after.)
+    A closed lane takes no record. It is looked at in that one step, so what was taken is there for the `drain` that
+    follows `close`, and a `send` that comes too late knows.
     """
 
     cdef readonly str topic
@@ -154,6 +203,8 @@ cdef class Lane:
     cdef readonly Py_ssize_t batch_bytes
     cdef readonly Py_ssize_t limit
     cdef readonly Py_ssize_t bytes      # in batches that are still open
+    cdef readonly bint closed           # takes no record
+    cdef readonly int32_t sending       # `send`s that have this lane, and are not done
     cdef readonly list full             # closed: (partition, Builder, BatchDelivery)
     cdef object partitioner
     cdef object key_serializer
@@ -161,6 +212,7 @@ cdef class Lane:
     cdef int32_t sticky                 # where records without a key go now
     cdef list open_batches              # OpenBatch or None of each partition
     cdef list pool
+    cdef BufferMemory memory
     cdef bint keyed                     # the topic is compacted: it takes no record without a key
     cdef Py_buffer clock                # how far the clock is ahead of ours, in ms, and ~that
     cdef int64_t before_ms              # timestamps may lie so far in the past,
@@ -172,7 +224,7 @@ cdef class Lane:
 
     def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
                  partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0, bint keyed=False,
-                 clock=None, int64_t before_ms=INT64_MAX, int64_t after_ms=INT64_MAX):
+                 clock=None, int64_t before_ms=INT64_MAX, int64_t after_ms=INT64_MAX, BufferMemory memory=None):
         if partitions < 1:
             raise ValueError(f"{partitions} partitions")
         if batch_bytes < 1 or limit < 1:
@@ -191,6 +243,7 @@ cdef class Lane:
         self.sticky = <int32_t> (first % partitions)
         self.open_batches = [None] * partitions
         self.pool = []
+        self.memory = memory
         if clock is not None:
             PyObject_GetBuffer(clock, &self.clock, PyBUF_SIMPLE)
 
@@ -211,15 +264,21 @@ cdef class Lane:
 
     cdef OpenBatch opened(self, int32_t partition):
         cdef OpenBatch batch = <OpenBatch> self.open_batches[partition]
+        cdef OpenBatch fresh
         if batch is None:
-            batch = OpenBatch.__new__(OpenBatch)
-            batch.builder = self.pool.pop() if self.pool else Builder(self.limit)
-            batch.delivery = BatchDelivery(self.topic, partition)
-            self.open_batches[partition] = batch
+            fresh = OpenBatch.__new__(OpenBatch)
+            fresh.builder = self.pool.pop() if self.pool else Builder(self.limit)
+            fresh.delivery = BatchDelivery(self.topic, partition)
+            batch = <OpenBatch> self.open_batches[partition]
+            if batch is None:  # and not opened by another thread since
+                batch = self.open_batches[partition] = fresh
         return batch
 
-    cdef int close(self, int32_t partition, OpenBatch batch) except -1:
-        self.full.append((partition, batch.builder, batch.delivery))
+    cdef int close_batch(self, int32_t partition, OpenBatch batch) except -1:
+        entry = (partition, batch.builder, batch.delivery)
+        if self.open_batches[partition] is not batch:  # another thread has closed it since
+            return 0
+        self.full.append(entry)
         self.open_batches[partition] = None
         self.bytes -= batch.builder.used
         if partition == self.sticky:
@@ -233,7 +292,7 @@ cdef class Lane:
         return <int32_t> number
 
     def add(self, key, value, headers=None, timestamp=None, partition=None):
-        """Takes one record. Batches that this closed are in `full`.
+        """Takes one record. Batches that this closed are in `full`. None: the lane is closed, nothing was taken.
 
         A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, InvalidRecord,
         InvalidTimestamp, UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
@@ -276,7 +335,7 @@ cdef class Lane:
             give_back(&v)
 
     cdef Delivery place(self, const Slice *k, const Slice *v, bytes encoded, int64_t time, int32_t chosen):
-        """`chosen` -1: the sticky partition, which moves on when a batch is closed."""
+        """`chosen` -1: the sticky partition, which moves on when a batch is closed. None: the lane is closed."""
         cdef const uint8_t *headers = NULL
         cdef Py_ssize_t headers_size = 1, before
         cdef int32_t partition
@@ -289,23 +348,35 @@ cdef class Lane:
         while True:
             partition = chosen if chosen >= 0 else self.sticky
             batch = self.opened(partition)
+            if self.closed:  # after everything that may run another thread
+                return None
             before = batch.builder.used
             index = batch.builder.put(k.data, k.size, v.data, v.size, headers, headers_size, time,
                                       self.batch_bytes if batch.builder.count else self.limit)
             if index >= 0:
                 break
-            self.close(partition, batch)
+            self.close_batch(partition, batch)
         if index == 0:
             batch.since = klamm_monotonic()
             before = 0
         self.bytes += batch.builder.used - before
+        if self.memory is not None:
+            self.memory.used += batch.builder.used - before
         delivery = Delivery.__new__(Delivery)
         delivery.batch = batch.delivery
         delivery.index = <int32_t> index
         delivery.sent_timestamp = time
         if batch.builder.used >= self.batch_bytes:
-            self.close(partition, batch)
+            self.close_batch(partition, batch)
         return delivery
+
+    def close(self):
+        """Take no more records; those that were taken are there for `drain`."""
+        self.closed = True
+
+    def open(self):
+        """Take records again."""
+        self.closed = False
 
     @property
     def oldest(self):
@@ -324,7 +395,7 @@ cdef class Lane:
         for partition in range(self.partitions):
             batch = <OpenBatch> self.open_batches[partition]
             if batch is not None and batch.builder.count and batch.since < before:
-                self.close(partition, batch)
+                self.close_batch(partition, batch)
 
     def take_full(self):
         """The closed batches, which are the caller's now."""
@@ -341,13 +412,14 @@ cdef class Lane:
 cdef class Sending:
     """What a producer calls for every record: the native half of Producer, which owns `_lanes` and the methods below.
 
-        _slow_lane(topic)       the lane of a topic that is not in `_lanes`
-        _ship(lane)             see to the batches in lane.full
+        _slow_lane(topic)       the lane of a topic that is not in `_lanes`, or is closed, or for which there is no room
+        _ship(lane)             see to the batches in lane.full, and to a buffer that is full
         _milliseconds(when)     a timestamp that is no int
         _too_large(topic, e)    what to raise for a record that fits no batch
     """
 
     cdef public dict _lanes
+    cdef public BufferMemory _memory  # None: without a limit
 
     def send(self, topic, value, *, key=None, headers=None, timestamp=None, partition=None):
         """Take one record into a batch; what becomes of it is told by the Delivery.
@@ -355,14 +427,24 @@ cdef class Sending:
         Raises what went wrong with an earlier batch, if that was not told yet; then this record was not taken.
         """
         cdef Lane lane
-        found = self._lanes.get(topic) if type(topic) is str else None
-        lane = <Lane?> (found if found is not None else self._slow_lane(topic))
+        cdef BufferMemory memory = self._memory
+        cdef Delivery delivery
         if timestamp is not None and type(timestamp) is not int:
             timestamp = self._milliseconds(timestamp)
-        try:
-            delivery = lane.take_record(key, value, headers, timestamp, partition)
-        except RecordTooLarge as error:
-            raise self._too_large(topic, error) from None
-        if lane.full:
+        while True:
+            found = None
+            if type(topic) is str and (memory is None or memory.used <= memory.limit):
+                found = self._lanes.get(topic)
+            lane = <Lane?> (found if found is not None else self._slow_lane(topic))
+            lane.sending += 1
+            try:
+                delivery = lane.take_record(key, value, headers, timestamp, partition)
+            except RecordTooLarge as error:
+                raise self._too_large(topic, error) from None
+            finally:
+                lane.sending -= 1
+            if delivery is not None:
+                break
+        if lane.full or (memory is not None and memory.used > memory.limit):
             self._ship(lane)
         return delivery

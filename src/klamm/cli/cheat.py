@@ -15,7 +15,10 @@ CHEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Find records", ("klamm tail orders --since 2h --where '$.total > 100'", "klamm tail orders --key alice -n 5")),
     ("Ask in SQL", ("klamm sql 'select text(key), count(*) from orders group by 1'",)),
     ("See who is behind, and move a group", ("klamm group list", "klamm group reset billing --to-time 2h")),
-    ("Dead letters: why, and back", ("klamm dlq list orders.dlq", "klamm dlq redrive orders.dlq")),
+    (
+        "Dead letters: why, back, and out of the way",
+        ("klamm dlq list orders.dlq", "klamm dlq redrive orders.dlq", "klamm dlq purge orders.dlq"),
+    ),
     ("Out and in again", ("klamm export orders -o orders.parquet", "klamm import orders orders.parquet")),
     ("Serve Kafka clients on the same files", ("klamm serve . --kafka 9092",)),
     ("Look after it", ("klamm check", "klamm compact", "klamm backup /backups/today")),

@@ -1,8 +1,9 @@
-"""`klamm dlq`: records that could not be handled: see why, and send them back."""
+"""`klamm dlq`: records that could not be handled: see why, send them back, remove what was."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from itertools import islice
+from typing import Annotated
 
 import typer
 
@@ -10,16 +11,10 @@ from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progre
 from klamm.cli.records import text
 from klamm.cli.stores import StoreOption, opened, some_topics
 from klamm.client.plain import plain_bytes
-from klamm.errors import InvalidSetting
-from klamm.store.names import nearest
-
-if TYPE_CHECKING:
-    from klamm.api import Store
-    from klamm.client.dead_letters import DeadLetter
 
 __all__ = ["app"]
 
-app = typer.Typer(name="dlq", help="Dead letters: list, redrive.", no_args_is_help=True)
+app = typer.Typer(name="dlq", help="Dead letters: list, redrive, purge.", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -27,21 +22,16 @@ Name = Annotated[
 ]
 
 
-def _letters(store: Store, topic: str) -> list[DeadLetter]:
-    letters = store.dead_letters(topic)
-    if letters and all(letter.origin is None and letter.error == "" for letter in letters):
-        others = [name for name in store.topics() if name != topic and name.endswith(".dlq")]
-        hint = nearest(f"{topic}.dlq", others) or "klamm topic list shows which there are"
-        raise InvalidSetting(f"{topic}: is no dead-letter topic: no record there says what it died of", hint=hint)
-    return letters
-
-
 @app.command("list")
-def list_letters(topic: Name, store: StoreOption = None) -> None:
+def list_letters(
+    topic: Name,
+    store: StoreOption = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many.", min=1)] = None,
+) -> None:
     """What lies there and was not sent back, with the reasons."""
     with opened(store, looks=True) as events:
         rows = []
-        for letter in _letters(events, topic):
+        for letter in events.dead_letters(topic, limit=limit):
             origin, record = letter.origin, letter.record
             came_from = None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
             if is_terminal():
@@ -79,14 +69,26 @@ def redrive(
 ) -> None:
     """Send dead letters back, each once."""
     with opened(store) as events:
-        waiting = [each for each in _letters(events, topic) if error in (None, each.error)]
-        if not waiting:
+        waiting = (letter for letter in events.dead_letters(topic) if error in (None, letter.error))
+        many = sum(1 for _ in islice(waiting, limit))
+        if not many:
             typer.echo(f"no dead letters in {topic}" + (f" died of {error}" if error else ""), err=True)
             return
-        many = len(waiting) if limit is None else min(limit, len(waiting))
         where = f"to {to}" if to else "to where they came from"
         confirm(f"{count_of(many, 'dead letter')} of {topic} would go back {where}", yes=yes)
         with progress("redriving", "letters") as tick:
             fitting = (lambda letter: letter.error == error) if error is not None else None
             done = events.redrive(topic, to, limit=limit, where=fitting, progress=tick)
         fact({"topic": topic, "redriven": done})
+
+
+@app.command()
+def purge(
+    topic: Name,
+    store: StoreOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove the letters that were sent back, up to the first that was not."""
+    with opened(store) as events:
+        confirm(f"what was sent back of {topic} would be removed, up to the first letter that was not", yes=yes)
+        fact({"topic": topic, "purged": events.purge_dead_letters(topic)})

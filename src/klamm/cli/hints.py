@@ -12,7 +12,8 @@ _HINTS = {
     "name the topics, to give a new one offsets": "name its topics (klamm group reset -t), to give a new one offsets",
     "exist_ok=True leaves it as it is": "klamm topic show tells what it is, klamm topic set changes it",
     "open it with read_only=True, or change its rights": "commands that only look will do; else change its rights",
-    "say to=": "say --to TOPIC",
+    "name a topic: to=": "name a topic: --to TOPIC",
+    "store.topics() lists the topics": "klamm topic list shows those that are there",
 }
 
 

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cheat": ("cheat:cheat", "The ten commands people need."),
     "topic": ("topic:app", "Topics: create, list, show, set, purge, delete."),
     "group": ("group:app", "Groups: list, show, reset, delete."),
-    "dlq": ("dlq:app", "Dead letters: list, redrive."),
+    "dlq": ("dlq:app", "Dead letters: list, redrive, purge."),
     "pipeline": ("pipeline:app", "Pipelines on Spark: archive, compact, aggregate, …"),
 }
 _LOOK: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}

@@ -7,12 +7,18 @@ A dead letter has the key, value and headers of the record it was, and these hea
     klamm.dlq.error, klamm.dlq.reason                    the type of the last error, and what it said
     klamm.dlq.group                                      whose handler it was, if it had a group
 
-Redriven, it loses those and has `klamm.attempts`, so that its next death counts on. That it was redriven is recorded in
-the dead-letter topic itself: a note, which is a record without key and value whose header `klamm.dlq.redriven` names
-the letter as "partition:offset". The note and the record that is put back are one transaction, and that has a number
-(store/once.py): the next one after the last redrive of the topic whose notes were read. If another redrive commits in
-between, the number is taken, nothing is put back, and the notes are read again. So each letter goes back once, though
-redrives are killed at any moment or run at the same time; and any of them may go, in any order.
+Redriven, it loses those and has `klamm.attempts`, so that its next death counts on; its time stays. That it was
+redriven is recorded in the dead-letter topic itself, in the letter's partition: a note, which is a record without key
+and value whose header `klamm.dlq.redriven` names the letter as "partition:offset". The note and the record that is put
+back are one transaction, and that has a number (store/once.py): the next one after the last redrive of the topic whose
+notes were read. If another redrive commits in between, the number is taken, nothing is put back, and the notes are read
+again. So each letter goes back once, though redrives are killed at any moment or run at the same time; and any of them
+may go, in any order.
+
+A purge moves the start of the log up to the first letter that was not redriven. A note comes after its letter, so the
+note of a letter that stays, stays; and what lies before the start of the log is never put back.
+
+Nothing here iterates over a consumer: Ctrl-C would end that quietly, in the middle of the notes.
 """
 
 from __future__ import annotations
@@ -21,14 +27,23 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import Record, encode_one
 from klamm.client.consumer import Consumer
 from klamm.client.target import Target
 from klamm.client.transaction import Pool, Transaction
-from klamm.errors import InvalidSetting, OnceMismatch, TopicExists, TransactionError, UnknownTopic
+from klamm.errors import (
+    InvalidSetting,
+    InvalidTimestamp,
+    OnceMismatch,
+    TopicExists,
+    TransactionError,
+    UnknownTopic,
+)
 from klamm.store import once
+from klamm.store.names import nearest
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core, OpenTopic
@@ -42,6 +57,7 @@ __all__ = [
     "attempts_before",
     "box",
     "dead_letters",
+    "purge",
     "redrive",
 ]
 
@@ -50,7 +66,8 @@ ATTEMPTS = "klamm.attempts"
 _REDRIVEN = PREFIX + "redriven"
 _REASON_CHARACTERS = 1000
 _ROOM = 64 << 10  # bytes that a letter may have above its record
-_CHUNK = 500  # letters that go back in one transaction
+_CHUNK = 500  # letters that go back in one transaction,
+_CHUNK_BYTES = 4 << 20  # or fewer, if they are large
 _WRITER = "klamm.redrive"  # of their numbers
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -146,25 +163,89 @@ def attempts_before(record: Record) -> int:
 # ---- looking
 
 
-def dead_letters(core: Core, topic: str) -> list[DeadLetter]:
-    """The letters in a dead-letter topic that were not redriven, the oldest first in each partition."""
-    letters: dict[tuple[int, int], DeadLetter] = {}
-    with Consumer(core, topic, wait_ms=0) as consumer:
-        for record in consumer:
-            note = _redriven_by(record)
-            if note is None:
-                letters[record.partition, record.offset] = _letter(record)
-            else:
-                letters.pop(note, None)
-    return [letters[place] for place in sorted(letters)]
+def dead_letters(core: Core, topic: str, limit: int | None = None) -> Iterator[DeadLetter]:
+    """Return the letters that are not redriven now, at most `limit`: partition by partition, the oldest first.
+
+    They are read when they are asked for. InvalidSetting if the topic is not one of dead letters.
+    """
+    _check_limit(limit)
+    return islice(_letters(core, topic, _Notes(core, topic)), limit)
+
+
+class _Notes:
+    """Which letters of a topic were redriven, as far as it was read."""
+
+    def __init__(self, core: Core, topic: str) -> None:
+        self._core = core
+        self.topic = topic
+        self._redriven: dict[int, set[int]] = {}
+        self._starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        """Up to where each partition was read."""
+        self._has_records = self._has_letters = False
+        self.read()
+        if self._has_records and not self._has_letters:
+            others = [each.name for each in core.catalog.topics() if each.name.endswith(".dlq")]
+            raise InvalidSetting(
+                f"{topic}: not a dead-letter topic: no record has a header {PREFIX}…",
+                hint=nearest(f"{topic}.dlq", others) or "store.topics() lists the topics",
+            )
+
+    def read(self) -> None:
+        """Take in the notes that were committed since."""
+        for partition in self._core.topic(self.topic).partitions():
+            number, end = partition.number, partition.ends().stable
+            redriven = self._redriven.setdefault(number, set())
+            for record in _records(self._core, self.topic, number, self.ends.get(number, 0), end):
+                self._has_records = True
+                if not self._has_letters:
+                    self._has_letters = any(name.startswith(PREFIX) for name, _ in record.headers)
+                if (offset := _noted(record)) is not None:
+                    redriven.add(offset)
+            self.ends[number] = end
+            self._starts[number] = partition.ends().start  # after the notes were read, which may have been purged
+
+    def read_all(self) -> int:
+        """Take in the notes of all redrives that are committed. Return the number of the next one."""
+        last = once.last(self._core.catalog.database, _WRITER, self.topic)
+        _await_stable(self._core, self.topic)  # now, so that what was committed by then can be read
+        self.read()
+        return 0 if last is None else last + 1
+
+    def has(self, letter: Record) -> bool:
+        """Return whether the letter was redriven: there is a note, or both were purged."""
+        return letter.offset in self._redriven[letter.partition] or letter.offset < self._starts[letter.partition]
+
+
+def _letters(core: Core, topic: str, notes: _Notes) -> Iterator[DeadLetter]:
+    """Return the letters that the notes do not name, up to where these were read."""
+    ends = dict(notes.ends)
+    return (
+        _letter(record)
+        for number, end in ends.items()
+        for record in _records(core, topic, number, 0, end)
+        if _noted(record) is None and not notes.has(record)
+    )
+
+
+def _records(core: Core, topic: str, partition: int, start: int, end: int) -> Iterator[Record]:
+    """Read the committed records from `start`, or where the log starts now, up to `end`."""
+    if start >= end:
+        return
+    with Consumer(core, topic, partitions=[partition], start=start, wait_ms=0, on_out_of_range="earliest") as consumer:
+        while batch := consumer.poll():
+            for record in batch:
+                if record.offset >= end:
+                    return
+                yield record
 
 
 def _letter(record: Record) -> DeadLetter:
     told = {name[len(PREFIX) :]: value for name, value in record.headers if name.startswith(PREFIX)}
     origin = None
     if told.get("topic"):
-        numbers = [_number(told.get(name)) for name in ("partition", "offset", "timestamp")]
-        origin = Origin(_text(told["topic"]), *numbers)
+        timestamp = _number(told["timestamp"]) if told.get("timestamp") else record.timestamp
+        origin = Origin(_text(told["topic"]), _number(told.get("partition")), _number(told.get("offset")), timestamp)
     plain = Record(
         record.topic,
         record.partition,
@@ -178,13 +259,39 @@ def _letter(record: Record) -> DeadLetter:
     return DeadLetter(origin, _number(told.get("attempts")), _text(told.get("error")), _text(told.get("reason")), plain)
 
 
-def _redriven_by(record: Record) -> tuple[int, int] | None:
-    """The (partition, offset) of the letter, if this is a note that it was redriven."""
+def _noted(record: Record) -> int | None:
+    """Return the offset of the letter if this is a note that it was redriven."""
     for name, value in record.headers:
         if name == _REDRIVEN and value is not None:
             partition, _, offset = value.partition(b":")
-            return _number(partition), _number(offset)
+            return _number(offset) if _number(partition) == record.partition else -1
     return None
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise TypeError(f"limit is an int, not {type(limit).__name__}")
+    if limit is not None and limit < 0:
+        raise InvalidSetting(f"limit: {limit} is negative")
+
+
+# ---- removing
+
+
+def purge(core: Core, topic: str) -> int:
+    """Remove the letters in front of the first that was not redriven, by partition, and return how many."""
+    notes = _Notes(core, topic)
+    count = 0
+    for number, end in notes.ends.items():
+        start = end
+        for record in _records(core, topic, number, 0, end):
+            if _noted(record) is None:
+                if not notes.has(record):
+                    start = record.offset
+                    break
+                count += 1
+        core.topic(topic).partition(number).housekeeping.delete_before(start)
+    return count
 
 
 # ---- putting back
@@ -200,58 +307,28 @@ def redrive(
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
     """Put letters back to where they came from, or to the topic `to`: how many. `progress` is told of how many."""
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
-        raise TypeError(f"limit is an int, not {type(limit).__name__}")
-    if limit is not None and limit < 0:
-        raise InvalidSetting(f"limit: {limit} is negative")
-    found = [each for each in dead_letters(core, topic) if where is None or where(each)]
-    letters = iter(found)
-    total = len(found) if limit is None else min(limit, len(found))
+    _check_limit(limit)
+    notes = _Notes(core, topic)
+    chosen = {_place(letter) for letter in _letters(core, topic, notes) if where is None or where(letter)}
+    total = len(chosen) if limit is None else min(limit, len(chosen))
+    letters = (letter for letter in _letters(core, topic, notes) if _place(letter) in chosen)
     count = 0
     pool = Pool(core, ())
     try:
-        with _Notes(core, topic) as notes:
-            while chunk := _some(letters, _CHUNK if limit is None else min(_CHUNK, limit - count)):
-                count += _put_back_once(pool, notes, chunk, to)
-                if progress is not None:
-                    progress(count, total)
+        while chunk := _some(letters, _CHUNK if limit is None else min(_CHUNK, limit - count)):
+            count += _put_back_once(pool, notes, chunk, to)
+            if progress is not None:
+                progress(count, total)
     finally:
         pool.close()
     return count
 
 
-class _Notes:
-    """Which letters of a topic were redriven, as of the last redrive that is known of."""
-
-    def __init__(self, core: Core, topic: str) -> None:
-        self._core = core
-        self.topic = topic
-        self._reader = Consumer(core, topic, wait_ms=0)
-        self._known: set[tuple[int, int]] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._reader.close()
-
-    def read(self) -> int:
-        """Read the notes of all redrives that are committed. Return the number of the next one."""
-        last = once.last(self._core.catalog.database, _WRITER, self.topic)
-        _await_stable(self._core, self.topic)  # now, so that what was committed by then can be read
-        self._known.update(note for record in self._reader if (note := _redriven_by(record)) is not None)
-        return 0 if last is None else last + 1
-
-    def without(self, letters: list[DeadLetter]) -> list[DeadLetter]:
-        """Return those of the letters that were not redriven."""
-        return [each for each in letters if (each.record.partition, each.record.offset) not in self._known]
-
-
 def _put_back_once(pool: Pool, notes: _Notes, letters: list[DeadLetter], to: str | None) -> int:
     """Put letters back in one transaction, but for those that others put back. Return how many."""
     while True:
-        number = notes.read()
-        fresh = notes.without(letters)
+        number = notes.read_all()
+        fresh = [letter for letter in letters if not notes.has(letter.record)]
         if not fresh:
             return 0
         try:
@@ -291,19 +368,36 @@ def _put_back(core: Core, transaction: Transaction, letter: DeadLetter, to: str 
         if origin is None:
             raise InvalidSetting(
                 f"{record.topic}/{record.partition}: the letter at offset {record.offset} does not say where it was",
-                hint="say to=",
+                hint="name a topic: to=",
             )
         to = origin.topic
         if origin.partition < core.topic(to).count:
             partition = origin.partition
     headers = [*record.headers, (ATTEMPTS, b"%d" % letter.attempts)]
-    transaction.send(to, record.value, key=record.key, partition=partition, headers=headers)
+    time_ms = max(-1, record.timestamp if origin is None else origin.timestamp)
+    try:
+        transaction.send(to, record.value, key=record.key, partition=partition, headers=headers, timestamp=time_ms)
+    except InvalidTimestamp as error:
+        error.add_note(f"the letter at {record.topic}/{record.partition}/{record.offset} keeps the time it had")
+        raise
     note = (_REDRIVEN, b"%d:%d" % (record.partition, record.offset))
     transaction.send(record.topic, None, partition=record.partition, headers=[note])
 
 
+def _place(letter: DeadLetter) -> tuple[int, int]:
+    return letter.record.partition, letter.record.offset
+
+
 def _some(letters: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
-    return [letter for _, letter in zip(range(count), letters, strict=False)]
+    """Take the next letters: at most `count`, and fewer if they are large."""
+    chunk: list[DeadLetter] = []
+    size = 0
+    for letter in islice(letters, count):
+        chunk.append(letter)
+        size += len(letter.record.value or b"") + len(letter.record.key or b"")
+        if size >= _CHUNK_BYTES:
+            break
+    return chunk
 
 
 # ---- headers

@@ -17,29 +17,27 @@ Promises
 
 from __future__ import annotations
 
-import logging
+from _thread import get_ident
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import patch
 from klamm.client.options import ALL
 from klamm.client.target import sealed
 
 if TYPE_CHECKING:
-    from klamm.batch import BatchDelivery, Builder, Lane
+    from klamm.batch import BatchDelivery, BufferMemory, Builder, Lane
     from klamm.log.partition import Partition
 
 __all__ = ["Line", "Outcome", "Sender"]
 
 _MAX_SEQUENCE = 2**31
-_log = logging.getLogger("klamm")
 
 
 class _Waiting(NamedTuple):
     builder: Builder
     delivery: BatchDelivery
     lane: Lane
-    size: int
 
 
 class _Unsynced(NamedTuple):
@@ -58,9 +56,6 @@ class Outcome(NamedTuple):
     error: Exception | None
 
 
-Settled: TypeAlias = "tuple[BatchDelivery, Outcome]"
-
-
 class Line:
     """One partition of a producer."""
 
@@ -77,21 +72,21 @@ class Line:
 class Sender:
     """The batches of one producer that are full. Every method wants the producer's mutex, unless it says otherwise."""
 
-    def __init__(self, acks: int, codec: int, level: int | None, producer_id: int) -> None:
+    def __init__(self, acks: int, codec: int, level: int | None, producer_id: int, memory: BufferMemory) -> None:
+        """`memory` counts the bytes of records since they were sent; here they are released."""
         self._acks = acks
         self._codec = codec
         self._level = level
         self._producer_id = producer_id
         self._epoch = 0 if producer_id >= 0 else -1
-        self.bytes = 0
-        """Of batches that wait or are not synced."""
+        self._memory = memory
         self.errors: list[Exception] = []
         """Of batches that failed, until they are raised."""
         self._busy: dict[Line, None] = {}
         self._unsynced: list[_Unsynced] = []
         self._syncing: list[_Unsynced] = []
-        self._settled: list[Settled] = []
-        self._answering: set[BatchDelivery] = set()
+        self._settled: dict[BatchDelivery, Outcome] = {}  # until it is answered
+        self._answering: list[int] = []  # threads
 
     @property
     def has_work(self) -> bool:
@@ -103,12 +98,17 @@ class Sender:
         """Whether there is something to answer."""
         return bool(self._settled)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is on its way, in whatever thread."""
+        return bool(self._busy or self._unsynced or self._syncing or self._settled)
+
     def outstanding(self) -> list[BatchDelivery]:
-        """Batches whose outcome is not known to everybody yet."""
+        """Return the batches that were not answered yet."""
         found = [each.delivery for line in self._busy for each in line.waiting]
         found += [each.delivery for each in self._unsynced]
         found += [each.delivery for each in self._syncing]
-        return found + list(self._answering)
+        return found + list(self._settled)
 
     # ---- appending
 
@@ -134,10 +134,8 @@ class Sender:
 
     def hold(self, line: Line, lane: Lane, builder: Builder, delivery: BatchDelivery) -> None:
         """Let a full batch wait."""
-        size = builder.size
-        line.waiting.append(_Waiting(builder, delivery, lane, size))
+        line.waiting.append(_Waiting(builder, delivery, lane))
         self._busy[line] = None
-        self.bytes += size
 
     def busy_lines(self) -> list[Line]:
         """Where something waits, and no thread of its own sees to it."""
@@ -155,13 +153,13 @@ class Sender:
 
     def first_is_done(self, line: Line, outcome: Outcome) -> None:
         first = line.waiting.popleft()
-        self.bytes -= first.size
         if not line.waiting:
             del self._busy[line]
         self._note(line, first.lane, first.builder, first.delivery, outcome)
 
-    def fail(self, delivery: BatchDelivery, error: Exception) -> None:
-        self._settle(delivery, Outcome(-1, -1, error))
+    def fail(self, delivery: BatchDelivery, error: Exception, size: int) -> None:
+        """A batch of `size` bytes failed before it came to a partition."""
+        self._settle(delivery, Outcome(-1, -1, error), size)
 
     def _seal(self, line: Line, builder: Builder) -> memoryview:
         return sealed(builder, self._codec, self._level, self._producer_id, self._epoch, line.sequence)
@@ -183,12 +181,12 @@ class Sender:
             if self._producer_id >= 0:
                 line.sequence = (line.sequence + count) % _MAX_SEQUENCE
             if self._acks == ALL:
-                unsynced = _Unsynced(delivery, line.partition, outcome, outcome.offset + count, builder.size)
-                self._unsynced.append(unsynced)
-                self.bytes += unsynced.size
+                self._unsynced.append(
+                    _Unsynced(delivery, line.partition, outcome, outcome.offset + count, builder.size)
+                )
                 lane.recycle(builder)
                 return
-        self._settle(delivery, outcome)
+        self._settle(delivery, outcome, builder.size)
         lane.recycle(builder)
 
     # ---- syncing
@@ -213,31 +211,37 @@ class Sender:
 
     def end_sync(self, failed: dict[Partition, Exception]) -> None:
         for each in self._syncing:
-            self.bytes -= each.size
             error = failed.get(each.partition)
-            self._settle(each.delivery, each.outcome if error is None else Outcome(-1, -1, error))
+            self._settle(each.delivery, each.outcome if error is None else Outcome(-1, -1, error), each.size)
         self._syncing = []
 
     # ---- answering
 
-    def _settle(self, delivery: BatchDelivery, outcome: Outcome) -> None:
+    def _settle(self, delivery: BatchDelivery, outcome: Outcome, size: int) -> None:
+        self._memory.release(size)
         if outcome.error is not None:
             self.errors.append(outcome.error)
-        self._settled.append((delivery, outcome))
-        self._answering.add(delivery)
+        self._settled[delivery] = outcome
 
-    def take_settled(self) -> list[Settled]:
-        settled, self._settled = self._settled, []
-        return settled
+    def answer(self) -> None:
+        """Complete the deliveries whose outcome is known. Without the mutex: their callbacks may send more.
 
-    def answer(self, settled: list[Settled]) -> None:
-        """Tell those who wait. Without the mutex, for their callbacks may send more."""
-        for delivery, (offset, stamp, error) in settled:
-            try:
+        Any thread may do so, or several: a delivery is completed once. What an interrupt of a callback leaves here is
+        answered by the producer's thread.
+        """
+        if not self._settled:
+            return
+        self._answering.append(get_ident())
+        try:
+            for delivery, (offset, stamp, error) in list(self._settled.items()):
                 if error is None:
                     delivery.resolve(offset if self._acks else -1, stamp)
                 else:
                     delivery.fail(error)
-            except Exception:  # noqa: BLE001  # a user's callback; there is nobody to raise it to
-                _log.exception("a callback of a delivery to %s raised", delivery.topic)
-            self._answering.discard(delivery)
+                self._settled.pop(delivery, None)
+        finally:
+            self._answering.remove(get_ident())
+
+    def is_answering(self) -> bool:
+        """Whether this thread runs a callback of a delivery."""
+        return get_ident() in self._answering

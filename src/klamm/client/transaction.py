@@ -69,7 +69,7 @@ _OPEN_BYTES = 32 << 20  # in open batches; more is appended
 _log = logging.getLogger("klamm")
 
 
-class Pool:
+class Pool(fork.ForkAware):
     """The producer ids of one Store object: whoever begins a transaction takes one, whoever ends it gives it back.
 
     A name is one producer id from its first transaction here on, until a newer one somewhere else takes it over. Then
@@ -150,11 +150,7 @@ class Pool:
 
     def consumers(self) -> list[Consumer]:
         """Those of the store."""
-        while True:
-            try:
-                return [each for each in self._clients if isinstance(each, Consumer)]
-            except RuntimeError:  # another thread has just made one
-                continue
+        return [client for client in self._clients if isinstance(client, Consumer)]
 
     def drop(self, identity: Identity) -> None:
         """Nobody will end its transaction. Others see that once the next one begins, or when it times out."""
@@ -182,17 +178,11 @@ class Pool:
         if failed is not None:
             raise failed
 
-    def before_fork(self) -> None:
-        """Nothing: the child does not use it."""
-
-    def after_fork(self) -> None:
-        """Nothing: the parent goes on."""
-
     def in_child(self) -> None:
         self._forked = True
 
 
-class Transaction(RecordSending):
+class Transaction(RecordSending, fork.ForkAware):
     """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
 
     For one thread at a time.
@@ -227,6 +217,7 @@ class Transaction(RecordSending):
         self._level = compression_level
         self._batch_bytes = batch_bytes
         self._partitioner = partitioner
+        self._store: object = None  # whose transaction it is, kept from being dropped
         self._identity: Identity | None = None
         self._lanes: dict[str, Lane] = {}
         self._topics: dict[str, tuple[OpenTopic, Lane]] = {}
@@ -297,6 +288,7 @@ class Transaction(RecordSending):
             self._keys.to_bytes,
             self._values.to_bytes,
             first=self._pool.turn,
+            keyed="compact" in opened.topic.settings.cleanup_policy,
             clock=self._core.heads,
             before_ms=before_ms,
             after_ms=after_ms,
@@ -534,22 +526,25 @@ class Transaction(RecordSending):
         if identity is not None:
             self._pool.give_back(self, identity, error)
         self._lanes = {}
-        self._drain()
+        for _, lane in self._topics.values():
+            lane.close()  # a send of another thread, though this is for one: it raises, or its record is drained here
+            lane.drain()
         left = [delivery for _, lane in self._topics.values() for _, _, delivery in lane.take_full()]
         left += [*self._dropped, *(full[-1] for full in self._full)]
         self._topics = {}
         self._full.clear()
         appended, self._appended = self._appended, []
-        try:
-            for delivery, offset, stamp in appended:
-                if committed:
+        interrupts = []
+        for delivery, offset, stamp in [*appended, *((delivery, -1, -1) for delivery in left)]:
+            try:
+                if committed and offset >= 0:
                     delivery.resolve(offset, stamp)
                 else:
-                    left.append(delivery)
-            for delivery in left:
-                delivery.fail(Aborted(f"the transaction that the record was sent in was {self._state}"))
-        except Exception:  # noqa: BLE001  # a user's callback; what is done is done
-            _log.exception("a callback of a delivery raised")
+                    delivery.fail(Aborted(f"the transaction that the record was sent in was {self._state}"))
+            except BaseException as interrupt:  # noqa: BLE001  # of a callback; the other deliveries come first
+                interrupts.append(interrupt)
+        if interrupts:
+            raise interrupts[0]
 
     def _rewind(self, *, moved: bool) -> None:
         """`moved`: somebody else has moved the group meanwhile; read on where it stands now."""
@@ -577,12 +572,6 @@ class Transaction(RecordSending):
             raise Forked("this transaction was begun before the fork", hint="begin another in the child")
         if self._state != "open":
             raise TransactionError(f"the transaction is over: {self._state}", hint="begin another")
-
-    def before_fork(self) -> None:
-        """Nothing: the child does not use it."""
-
-    def after_fork(self) -> None:
-        """Nothing: the parent goes on."""
 
     def in_child(self) -> None:
         self._forked = True

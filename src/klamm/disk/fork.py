@@ -22,7 +22,7 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["Forkable", "guard", "register"]
+__all__ = ["ForkAware", "Forkable", "guard", "register"]
 
 # Held while a descriptor is opened and its owner registered: no fork comes in between.
 guard = threading.RLock()
@@ -32,6 +32,16 @@ class Forkable(Protocol):
     def before_fork(self) -> None: ...
     def after_fork(self) -> None: ...
     def in_child(self) -> None: ...
+
+
+class ForkAware:
+    """What a fork leaves alone in the parent."""
+
+    def before_fork(self) -> None:
+        """Nothing: it has no mutex that the child would need."""
+
+    def after_fork(self) -> None:
+        """Nothing: the parent goes on."""
 
 
 _registered: weakref.WeakSet[Forkable] = weakref.WeakSet()

@@ -138,7 +138,7 @@ def test_windows_have_what_plain_python_counts_and_late_and_broken_records_are_c
         )
         before = want
     assert before.late == 11 and before.broken == 5
-    letters = store.dead_letters("orders.dlq")
+    letters = list(store.dead_letters("orders.dlq"))
     assert {each.reason for each in letters} <= {"has no $.user.id", "has no number $.total"}
     origins = {(each.origin.partition, each.origin.offset): each.record.value for each in letters if each.origin}
     kept = {(each.partition, each.offset): each.value for each in contents(store, "orders")}

@@ -137,7 +137,7 @@ def test_what_does_not_fit_the_schema_is_a_dead_letter_and_not_archived(
         None,
         {"id": None, "name": None, "sub": {"x": 1}},
     ]
-    letters = store.dead_letters("orders.dlq")
+    letters = list(store.dead_letters("orders.dlq"))
     assert {each.record.value: each.reason for each in letters} == UNFIT
     assert [each.origin for each in letters] == [("orders", 0, offset, NEW_YEAR) for offset in range(2, 10)]
     assert {(each.attempts, each.error, each.record.key, each.record.headers) for each in letters} == {
@@ -148,7 +148,7 @@ def test_what_does_not_fit_the_schema_is_a_dead_letter_and_not_archived(
     store.append("orders", b'{"id": 9}')
     report = archive(spark, store.path, "orders", tmp_path / "out")
     assert (report.rows_written, report.dead_letters) == (1, 1)
-    assert len(store.dead_letters("orders.dlq")) == 8
+    assert len(list(store.dead_letters("orders.dlq"))) == 8
     assert {each.attempts for each in store.dead_letters("orders.dlq")} == {3, 4}
 
 
@@ -257,10 +257,10 @@ def test_an_error_in_the_middle_is_made_up_for_by_the_next_run(
             patch.setattr(Journal, "commit", full)
         with pytest.raises(KlammError, match="as if the disk were full"):
             archive(spark, store.path, "orders", tmp_path / "out", schema="n INT")
-    assert len(store.dead_letters("orders.dlq")) == 4
+    assert len(list(store.dead_letters("orders.dlq"))) == 4
     report = archive(spark, store.path, "orders", tmp_path / "out")
     assert (report.rows_written, report.dead_letters) == ((0, 0) if decided else (8, 4))
-    assert len(store.dead_letters("orders.dlq")) == 4
+    assert len(list(store.dead_letters("orders.dlq"))) == 4
     assert len(archived(spark, tmp_path / "out")) == 8
 
 

@@ -131,7 +131,7 @@ def test_pairs_are_those_of_plain_python_and_late_records_are_counted(spark: Any
         assert report.rows_read == sum(map(len, sides)) and written == len(contents(store, "paid"))
     assert late >= 5 and letters == 6
     assert {each.reason for each in store.dead_letters("orders.dlq")} == {"has no key"}
-    assert len(store.dead_letters("orders.dlq")) == len(store.dead_letters("payments.dlq")) == 3
+    assert len(list(store.dead_letters("orders.dlq"))) == len(list(store.dead_letters("payments.dlq"))) == 3
 
 
 def test_each_topic_may_have_its_own_field_and_values_need_not_be_json(
