@@ -1,4 +1,4 @@
-"""`klamm dlq`: list, redrive."""
+"""`klamm dlq`: list, redrive, purge."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def test_the_list_of_dead_letters_gives_the_error_of_each(cli: Cli, letters: kla
     assert [row["key"] for row in rows] == [{"base64": "/w=="}, "c", "d"]
     assert [row["value"] for row in rows] == ["one", "0", {"base64": "/g=="}]
     assert "did you mean 'orders'" in cli("dlq", "list", "order", code=1).err
+    assert len(cli("dlq", "list", "orders.dlq", "--limit", 2).rows) == 2
     told = cli("dlq", "list", "orders", code=2).err
-    assert "orders: is no dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
+    assert "orders: not a dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
 
 
 def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) -> None:
@@ -57,7 +58,16 @@ def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.
     assert told == "no dead letters in orders.dlq died of KeyError\n"
 
 
+def test_purge_asks_first_and_removes_what_was_sent_back(cli: Cli, letters: klamm.Store) -> None:
+    cli("dlq", "redrive", "orders.dlq", "--limit", 2, "-y")
+    assert "what was sent back of orders.dlq would be removed" in cli("dlq", "purge", "orders.dlq", code=2).err
+    assert letters.topic("orders.dlq").partitions[0].start == 0
+    assert cli("dlq", "purge", "orders.dlq", "--yes").rows == [{"topic": "orders.dlq", "purged": 2}]
+    assert [row["offset"] for row in cli("dlq", "list", "orders.dlq").rows] == [2]
+    assert "not a dead-letter topic" in cli("dlq", "purge", "orders", "-y", code=2).err
+
+
 def test_what_are_no_dead_letters_is_not_sent_anywhere(cli: Cli, letters: klamm.Store) -> None:
     told = cli("dlq", "redrive", "orders", "--to", "orders", "-y", code=2).err
-    assert "orders: is no dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
+    assert "orders: not a dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
     assert letters.topic("orders").count == 4

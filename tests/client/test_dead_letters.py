@@ -5,7 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -275,8 +279,172 @@ def test_a_transaction_that_is_open_among_the_letters_is_told_and_nothing_is_red
     assert [record.value for record in read(orders, start=10)] == [b"0", b"1", b"2"]
 
 
+# Read, and removed
+
+
+def write_letters(store: klamm.Store, count: int, topic: str = "orders.dlq") -> None:
+    """As many letters as that, of `orders`, without a run."""
+    headers = [("klamm.dlq.topic", b"orders"), ("klamm.dlq.error", b"KeyError")]
+    store.create_topic(topic, exist_ok=True)
+    store.append_many(topic, [(b"k", b"%d" % n, headers) for n in range(count)], acks=1)
+
+
+def test_letters_are_read_as_they_are_asked_for(orders: klamm.Store) -> None:
+    write_letters(orders, 20_000)
+    letters = orders.dead_letters("orders.dlq")
+    assert next(letters).record.value == b"0"
+    assert [letter.record.value for letter in orders.dead_letters("orders.dlq", limit=2)] == [b"0", b"1"]
+    orders.append("orders.dlq", b"new", headers=[("klamm.dlq.topic", b"orders")])
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in letters) == 19_999  # those that were there when it was called
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000 * 400  # bytes: a list of the letters has 1,000 for each
+
+
+def test_letters_are_those_of_the_moment_of_the_call(orders: klamm.Store) -> None:
+    kill_letters(orders, 4)
+    letters = orders.dead_letters("orders.dlq")
+    assert orders.redrive("orders.dlq", limit=2) == 2
+    orders.purge_dead_letters("orders.dlq")
+    assert [letter.record.value for letter in letters] == [b"2", b"3"]
+
+
+def test_what_is_not_a_dead_letter_topic_is_refused_and_nothing_is_written(orders: klamm.Store) -> None:
+    kill_letters(orders, 1)
+    for use in (
+        lambda: orders.redrive("orders", to="orders"),
+        lambda: orders.dead_letters("orders"),
+        lambda: orders.purge_dead_letters("orders"),
+    ):
+        with pytest.raises(klamm.InvalidSetting, match=r"orders: not a dead-letter topic.*did you mean 'orders.dlq'"):
+            use()
+    assert orders.topic("orders").count == 10
+    orders.create_topic("empty")
+    assert (list(orders.dead_letters("empty")), orders.redrive("empty"), orders.purge_dead_letters("empty")) == (
+        [],
+        0,
+        0,
+    )
+
+
+def test_a_redriven_record_has_the_time_it_had(orders: klamm.Store) -> None:
+    kill_letters(orders, 2)
+    orders.append("orders.dlq", b"x", headers=[("klamm.dlq.topic", b"orders")], timestamp=77)
+    assert orders.redrive("orders.dlq") == 3
+    assert [record.timestamp for record in read(orders, start=10)] == [1000, 1001, 77]
+
+
+def test_a_time_that_the_topic_no_longer_takes_is_told_with_the_letter_and_nothing_goes_back(
+    orders: klamm.Store,
+) -> None:
+    kill_letters(orders, 2)
+    orders.alter_topic("orders", {"message.timestamp.before.max.ms": 1000})
+    with pytest.raises(klamm.InvalidTimestamp) as caught:
+        orders.redrive("orders.dlq")
+    assert caught.value.__notes__ == ["the letter at orders.dlq/0/0 keeps the time it had"]
+    assert orders.topic("orders").count == 10
+    orders.alter_topic("orders", reset=["message.timestamp.before.max.ms"])
+    assert orders.redrive("orders.dlq") == 2
+
+
+def test_purge_removes_what_was_redriven_up_to_the_first_letter_that_was_not(orders: klamm.Store) -> None:
+    kill_letters(orders, 6)
+    assert orders.purge_dead_letters("orders.dlq") == 0
+    assert orders.redrive("orders.dlq", where=lambda letter: letter.record.value in (b"0", b"1", b"3")) == 3
+    assert orders.purge_dead_letters("orders.dlq") == 2
+    assert orders.topic("orders.dlq").partitions[0].start == 2
+    assert [letter.record.value for letter in orders.dead_letters("orders.dlq")] == [b"2", b"4", b"5"]
+    assert orders.redrive("orders.dlq") == 3
+    assert orders.purge_dead_letters("orders.dlq") == 4
+    assert list(orders.dead_letters("orders.dlq")) == []
+    assert orders.purge_dead_letters("orders.dlq") == orders.redrive("orders.dlq") == 0
+    assert read(orders, "orders.dlq", start=orders.topic("orders.dlq").partitions[0].start) == []
+    kill_letters(orders, 1)
+    assert orders.redrive("orders.dlq") == 1
+    back = [record.value for record in read(orders, start=10)]
+    assert sorted(back[:6]) == [b"%d" % n for n in range(6)]
+
+
+def test_partitions_are_purged_by_themselves(orders: klamm.Store) -> None:
+    orders.create_topic("orders.dlq", partitions=2)
+    for number in (0, 1):
+        orders.append("orders.dlq", b"%d" % number, partition=number, headers=[("klamm.dlq.topic", b"orders")])
+    assert orders.redrive("orders.dlq", where=lambda letter: letter.record.partition == 1) == 1
+    assert orders.purge_dead_letters("orders.dlq") == 1
+    assert [letter.record.value for letter in orders.dead_letters("orders.dlq")] == [b"0"]
+
+
+def test_a_letter_that_was_redriven_and_purged_meanwhile_is_left_alone(orders: klamm.Store, path: Path) -> None:
+    kill_letters(orders)
+    by_the_other: list[int] = []
+
+    def where(letter: klamm.DeadLetter) -> bool:
+        if not by_the_other:
+            with klamm.open(path) as other:
+                by_the_other.append(other.redrive("orders.dlq", limit=2))
+                by_the_other.append(other.purge_dead_letters("orders.dlq"))
+        return True
+
+    assert orders.redrive("orders.dlq", where=where) == 1
+    assert [record.value for record in read(orders, start=10)] == [b"0", b"1", b"2"]
+    assert by_the_other == [2, 2]
+
+
+def test_a_note_is_a_record_without_key_and_value_that_its_header_tells_apart(orders: klamm.Store) -> None:
+    kill_letters(orders, 1)
+    orders.redrive("orders.dlq")
+    letter, note = read(orders, "orders.dlq")
+    assert (note.key, note.value, note.headers) == (None, None, (("klamm.dlq.redriven", b"0:0"),))
+    assert "klamm.dlq.redriven" not in dict(letter.headers)
+
+
+REDRIVE = """
+import os, random, signal, sys, threading, time
+import klamm
+store = klamm.open(sys.argv[1])
+rng = random.Random(int(sys.argv[2]))
+delays = sorted(rng.random() * float(sys.argv[3]) for _ in range(2))
+def press():
+    began = time.monotonic()
+    for delay in delays:
+        time.sleep(max(0, began + delay - time.monotonic()))
+        os.kill(os.getpid(), signal.SIGINT)
+    done.set()
+done = threading.Event()
+threading.Thread(target=press, daemon=True).start()
+try:
+    store.redrive("orders.dlq")
+    done.wait()
+except KeyboardInterrupt:
+    pass
+os._exit(0)
+"""
+
+
+@pytest.mark.timeout(100)
+def test_two_ctrl_c_in_a_redrive_put_no_letter_back_twice(orders: klamm.Store) -> None:
+    write_letters(orders, 10_000)
+    began = time.monotonic()
+    assert orders.redrive("orders.dlq") == 10_000
+    took = time.monotonic() - began
+    expected = [b"%d" % n for n in range(10_000)]
+    for turn in range(5):
+        start = orders.topic("orders").partitions[0].end
+        orders.purge_dead_letters("orders.dlq")
+        write_letters(orders, 10_000)
+        arguments = [orders.path, str(SEED + turn), str(took)]
+        subprocess.run([sys.executable, "-c", REDRIVE, *arguments], check=True, timeout=60)
+        orders.redrive("orders.dlq")
+        back = sorted((record.value for record in read(orders, start=start)), key=int)
+        assert back == expected, f"KLAMM_SEED={SEED}, turn {turn}"
+
+
 @pytest.mark.parametrize(("limit", "error"), [(-1, klamm.InvalidSetting), ("1", TypeError), (True, TypeError)])
 def test_a_limit_is_a_count(orders: klamm.Store, limit: Any, error: type[Exception]) -> None:
     kill_letters(orders)
-    with pytest.raises(error, match="limit"):
-        orders.redrive("orders.dlq", limit=limit)
+    for use in (orders.redrive, orders.dead_letters):
+        with pytest.raises(error, match="limit"):
+            use("orders.dlq", limit=limit)
