@@ -191,6 +191,24 @@ def test_a_store_that_is_dropped_lets_go_of_its_descriptors(path: Path) -> None:
 # Processes
 
 
+def test_a_store_lives_for_as_long_as_what_is_read_or_written_through_it(path: Path) -> None:
+    with klamm.open(path) as store:
+        store.create_topic("orders")
+    with klamm.open(path).transaction() as tx:
+        tx.send("orders", b"0", headers=[("klamm.dlq.error", b"x")])
+    klamm.open(path).producer().send("orders", b"1").result(30)
+    assert [record.value for record in klamm.open(path).tail("orders")] == [b"0", b"1"]
+    assert [letter.record.value for letter in klamm.open(path).dead_letters("orders")] == [b"0", b"1"]
+    assert klamm.open(path).scan("orders").to_table().num_rows == 2
+
+
+def test_a_check_of_an_open_store_tells_its_progress(store: klamm.Store) -> None:
+    store.append("orders", b"x" * 1000)
+    told: list[tuple[int, int]] = []
+    assert store.check(progress=lambda done, total: told.append((done, total))).ok
+    assert told and all(0 <= done <= total and total > 1000 for done, total in told)
+
+
 def test_a_store_pickles_as_its_path(store: klamm.Store, path: Path) -> None:
     with pickle.loads(pickle.dumps(store)) as other:
         assert other.path == store.path and other.append("orders", b"x") == 0

@@ -107,6 +107,18 @@ def test_topics_and_partitions_that_are_not_there_are_told_at_once(store: klamm.
             store.scan("t", partitions=partitions)
 
 
+def test_a_partition_named_twice_is_read_once(store: klamm.Store) -> None:
+    fill(store, "t", 13, 2)
+    assert store.scan("t", partitions=[0, 0]).to_table() == store.scan("t", partitions=0).to_table()
+
+
+@pytest.mark.parametrize("partitions", [True, [0, True], [False], ["0"], "0"])
+def test_what_is_not_a_number_of_a_partition_is_told_at_once(store: klamm.Store, partitions: Any) -> None:
+    store.create_topic("t", 2)
+    with pytest.raises(TypeError, match=r"partitions: .* is invalid"):
+        store.scan("t", partitions=partitions)
+
+
 @IN_ONE_STORE
 @given(data=st.data())
 def test_any_range_and_any_size_of_batches_gives_exactly_its_rows(

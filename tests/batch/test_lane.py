@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.batch import BatchDelivery, Builder, Delivery, Lane, decode, partition_for
+from klamm.batch import BatchDelivery, BufferMemory, Builder, Delivery, Lane, decode, partition_for
 from klamm.errors import RecordTooLarge, SyncFailed, UnknownTopic
 
 
@@ -233,3 +233,57 @@ def test_callbacks_are_called_once_before_or_after() -> None:
     batch.resolve(1)
     delivery.add_done_callback(lambda d: seen.append(d.offset))
     assert seen == [2, 2]
+
+
+def test_every_callback_is_called_whatever_another_raises(caplog: pytest.LogCaptureFixture) -> None:
+    batch = BatchDelivery("t", 0)
+    seen: list[int] = []
+
+    def raises(error: BaseException) -> Any:
+        def call(_: Delivery) -> None:
+            raise error
+
+        return call
+
+    for index, call in enumerate([raises(ValueError("first")), raises(KeyboardInterrupt()), raises(KeyError("third"))]):
+        Delivery(batch, index).add_done_callback(call)
+    Delivery(batch, 3).add_done_callback(lambda delivery: seen.append(delivery.offset or 0))
+    with pytest.raises(KeyboardInterrupt):
+        batch.resolve(10)
+    assert seen == [13]
+    Delivery(batch, 4).add_done_callback(raises(ValueError("afterwards")))
+    assert [record.message for record in caplog.records] == ["a callback of a delivery to t raised"] * 3
+
+
+def test_a_closed_lane_takes_nothing_until_it_is_opened() -> None:
+    memory = BufferMemory(1000)
+
+    def close(value: bytes) -> bytes:
+        lane.close()
+        return value
+
+    lane = Lane("t", 1, 500, 500, None, None, close, memory=memory)
+    assert lane.add(b"k", b"v") is None and lane.closed
+    assert (lane.bytes, memory.used, lane.oldest) == (0, 0, float("inf"))
+    lane = Lane("t", 1, 500, 500, memory=memory)
+    lane.close()
+    assert lane.add(b"k", b"v") is None
+    lane.open()
+    assert lane.add(b"k", b"v") is not None
+    lane.close()
+    lane.drain()
+    assert [r.value for _, b, _ in lane.full for r in decode(b.seal())] == [b"v"]
+
+
+def test_memory_is_used_until_it_is_released() -> None:
+    memory = BufferMemory(300)
+    lanes = [Lane(name, 2, 200, 1000, memory=memory) for name in ("t", "u")]
+    for lane in lanes:
+        for n in range(6):
+            lane.add(None, b"x" * 50, partition=n % 2)
+        lane.drain()
+    sizes = [builder.size for lane in lanes for _, builder, _ in lane.take_full()]
+    assert memory.used == sum(sizes) > memory.limit and memory.is_full
+    for size in sizes:
+        memory.release(size)
+    assert memory.used == 0 and not memory.is_full

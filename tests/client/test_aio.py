@@ -93,6 +93,16 @@ def test_a_producer_sends_and_tells(path: Path) -> None:
     run(path, test)
 
 
+def test_a_result_comes_though_a_callback_of_the_same_batch_raises(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        async with store.producer(linger_ms=20) as producer:
+            first, second = [await producer.send("orders", b"x") for _ in range(2)]
+            first.add_done_callback(lambda _: 1 / 0)
+            assert await producer.result(second) == 1
+
+    run(path, test)
+
+
 def test_a_full_buffer_does_not_block_the_loop(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         log = store.sync._acquired().topic("orders").partition(0).log

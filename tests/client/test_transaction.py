@@ -492,3 +492,15 @@ def test_the_same_for_asyncio(path: Path) -> None:
 def test_read_only_stores_have_none(store: klamm.Store, path: Path) -> None:
     with klamm.open(path, read_only=True) as reader, pytest.raises(ReadOnly):
         reader.transaction()
+
+
+def test_a_record_without_a_key_is_refused_by_send_if_the_topic_is_compacted(
+    store: klamm.Store,
+) -> None:
+    store.create_topic("users", settings={"cleanup.policy": "compact"})
+    with store.transaction() as tx:
+        tx.send("users", b"1", key=b"a")
+        with pytest.raises(klamm.InvalidRecord, match="users: a record without a key"):
+            tx.send("users", b"2")
+    assert tx.state == "committed"
+    assert values_in(store, "users") == [b"1"]

@@ -7,6 +7,10 @@ from tests.mutants.mutant import Mutant
 COMMITS = "src/klamm/client/commits.py"
 WORKERS = "src/klamm/client/workers.py"
 TAIL = "src/klamm/cli/tail.py"
+PRODUCER = "src/klamm/client/producer.py"
+LETTERS = "src/klamm/client/dead_letters.py"
+END_TESTS = "tests/client/test_producer_end.py"
+LETTER_TESTS = "tests/client/test_dead_letters.py"
 GROUP_TESTS = "tests/client/test_groups.py"
 WORKER_TESTS = "tests/client/test_workers.py"
 TAIL_TEST = "tests/cli/test_tail.py::test_a_group_does_not_move_past_what_could_not_be_printed"
@@ -153,5 +157,95 @@ MUTANTS = [
             ),
         ),
         ("tests/client/test_producer.py::test_a_batch_that_fails_is_told_by_flush_close_and_exit",),
+    ),
+    Mutant(
+        "close does not close the lanes",
+        "client/producer.py P7",
+        (
+            (
+                PRODUCER,
+                "                    road.lane.close()\n                self._mutex.notify_all()\n",
+                "                    pass\n                self._mutex.notify_all()\n",
+            ),
+        ),
+        (f"{END_TESTS}::test_a_send_that_comes_too_late_raises_and_is_not_lost_silently",),
+    ),
+    Mutant(
+        "the thread of a producer holds it for as long as it lives",
+        "client/producer.py: asleep, the thread refers to nothing but the monitor",
+        ((PRODUCER, "                    self._anchor.producer = None\n                    return\n", ""),),
+        (f"{END_TESTS}::test_a_dropped_producer_leaves_no_thread_and_what_was_sent_is_delivered",),
+    ),
+    Mutant(
+        "a producer's thread that sleeps is not told of the next record before it is sent",
+        "client/producer.py: a lane takes records only while the thread is awake",
+        ((PRODUCER, "            self._wake()\n            lane.open()\n", "            lane.open()\n"),),
+        ("tests/client/test_producer.py::test_a_lone_record_is_delivered_after_linger_ms",),
+    ),
+    Mutant(
+        "the send that fills the buffer leaves open batches open",
+        "client/producer.py P6",
+        (
+            (
+                PRODUCER,
+                "            if self._memory.is_full:\n                self._take_all()\n",
+                "            if False:\n                pass\n",
+            ),
+        ),
+        ("tests/client/test_producer.py::test_open_batches_of_many_partitions_stay_within_the_buffer",),
+    ),
+    Mutant(
+        "flush waits in a callback of a delivery",
+        "guide/producing.md: flush and close are refused in a callback",
+        (("src/klamm/client/sender.py", "        return get_ident() in self._answering\n", "        return False\n"),),
+        (f"{END_TESTS}::test_what_waits_for_deliveries_is_refused_in_a_callback",),
+    ),
+    Mutant(
+        "a redriven record has the time of its redrive",
+        "guide/workers-and-dead-letters.md: with the time they had",
+        ((LETTERS, "headers=headers, timestamp=time_ms)", "headers=headers)"),),
+        (f"{LETTER_TESTS}::test_a_redriven_record_has_the_time_it_had",),
+    ),
+    Mutant(
+        "a purge removes letters that were not redriven",
+        "client/dead_letters.py: up to the first letter that was not redriven",
+        (
+            (
+                LETTERS,
+                "                    start = record.offset\n                    break\n",
+                "                    continue\n",
+            ),
+        ),
+        (f"{LETTER_TESTS}::test_purge_removes_what_was_redriven_up_to_the_first_letter_that_was_not",),
+    ),
+    Mutant(
+        "a letter that was purged is put back once more",
+        "client/dead_letters.py: what lies before the start of the log is never put back",
+        ((LETTERS, " and letter.record.offset >= starts[letter.record.partition]", ""),),
+        (f"{LETTER_TESTS}::test_a_letter_that_was_redriven_and_purged_meanwhile_is_left_alone",),
+    ),
+    Mutant(
+        "a redrive does not look at the notes again",
+        "client/dead_letters.py: looks at the notes only then",
+        ((LETTERS, "                notes.read()\n                starts", "                starts"),),
+        (f"{LETTER_TESTS}::test_a_letter_that_another_redrive_took_meanwhile_is_left_alone",),
+    ),
+    Mutant(
+        "a transaction takes records without a key for a compacted topic",
+        "client/transaction.py: refused at send",
+        (
+            (
+                "src/klamm/client/transaction.py",
+                '            keyed="compact" in opened.topic.settings.cleanup_policy,\n',
+                "",
+            ),
+        ),
+        ("tests/client/test_transaction.py::test_a_record_without_a_key_is_refused_by_send_if_the_topic_is_compacted",),
+    ),
+    Mutant(
+        "a scan reads a partition as often as it is named",
+        "arrow/scan.py",
+        (("src/klamm/arrow/scan.py", "    return list(dict.fromkeys(numbers))\n", "    return numbers\n"),),
+        ("tests/arrow/test_scan.py::test_a_partition_named_twice_is_read_once",),
     ),
 ]

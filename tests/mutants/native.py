@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+LANE = "src/klamm/batch/_lane.pxi"
 HEAD = "src/klamm/log/_head.pyx"
 APPEND = "src/klamm/log/_append.pxi"
 REUSE = "src/klamm/log/_reuse.pxi"
@@ -476,5 +477,33 @@ MUTANTS = [
             ),
         ),
         (f"{AHEAD}::test_what_is_not_used_is_given_back_when_files_are_closed",),
+        "a lane that was closed while the serializers ran takes the record",
+        "client/producer.py P7",
+        (
+            (
+                LANE,
+                "            if self.closed:  # after everything that may run another thread\n",
+                "            if False:\n",
+            ),
+        ),
+        ("tests/client/test_producer_end.py::test_a_send_that_comes_too_late_raises_and_is_not_lost_silently",),
+    ),
+    Mutant(
+        "a callback that raises ends the callbacks of its batch",
+        "batch/_lane.pxi: each callback is called",
+        (
+            (
+                LANE,
+                "    except BaseException as interrupt:\n        return interrupt\n",
+                "    except ZeroDivisionError:\n        pass\n",
+            ),
+        ),
+        ("tests/batch/test_lane.py::test_every_callback_is_called_whatever_another_raises",),
+    ),
+    Mutant(
+        "a full buffer is noticed only after the record was taken",
+        "client/producer.py P6",
+        ((LANE, "type(topic) is str and (memory is None or memory.used <= memory.limit)", "type(topic) is str"),),
+        ("tests/client/test_producer.py::test_a_full_buffer_blocks_and_then_raises_without_taking_the_record",),
     ),
 ]

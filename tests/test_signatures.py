@@ -1,0 +1,163 @@
+"""Signatures in docs/reference/api.md are those of the code: names, defaults, and which are by name only."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import klamm
+import klamm.testing
+from klamm.client.consumer import Consumer
+from klamm.client.producer import Producer
+from klamm.client.transaction import Transaction
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "reference" / "api.md").read_text()
+STUB = ast.parse((ROOT / "src" / "klamm" / "batch" / "_kernel.pyi").read_text())
+
+OWNERS: dict[str, Any] = {
+    "klamm": klamm,
+    "store": klamm.Store,
+    "producer": klamm.Producer,
+    "consumer": klamm.Consumer,
+    "tx": klamm.Transaction,
+    "delivery": klamm.Delivery,
+    "table": klamm.Table,
+    "offsets": klamm.SqlOffsets,
+    "testing": klamm.testing,
+}
+
+REQUIRED = object()
+
+
+class Parameter(NamedTuple):
+    default: Any
+    by_name: bool
+
+
+class Documented(NamedTuple):
+    name: str
+    arguments: str
+    text: str
+    """What the page says below."""
+
+
+def documented() -> list[Documented]:
+    """The calls with which a line of the page begins, or a row of a table."""
+    found = []
+    for line, text in re.findall(r"^((?:\| )?`.*)\n((?:.+\n|\n(?=: ))*)", PAGE, re.MULTILINE):
+        for name, arguments in re.findall(rf"`((?:{'|'.join(OWNERS)})\.\w+)\(([^`]*)\)`", line):
+            found.append(Documented(name, arguments, "" if line.startswith("|") else text))
+    return found
+
+
+def parameters_of(arguments: ast.arguments) -> Iterator[tuple[str, Parameter]]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
+    for argument, default in zip(positional, defaults, strict=True):
+        yield argument.arg, Parameter(value_of(default), by_name=False)
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield argument.arg, Parameter(value_of(default), by_name=True)
+
+
+def value_of(default: ast.expr | None) -> Any:
+    return REQUIRED if default is None else ast.literal_eval(default)
+
+
+def on_the_page(call: Documented) -> dict[str, Parameter]:
+    written = call.arguments.replace("…", "**more")
+    function = ast.parse(f"def call({written}): ...").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    parameters = dict(parameters_of(function.args))
+    if "…" in call.arguments:  # the others are in the text
+        for name, default in re.findall(r"`(\w+)=([^`]+)`", call.text):
+            parameters[name] = Parameter(ast.literal_eval(default), by_name=True)
+    return parameters
+
+
+def in_the_stub(owner: type, name: str) -> dict[str, Parameter]:
+    """Native code has no signature, and a stub that mypy knows."""
+    classes = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
+    bases = [classes[base.__name__] for base in owner.__mro__ if base.__name__ in classes]
+    function = next(
+        node for base in bases for node in base.body if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    return {parameter: value for parameter, value in parameters_of(function.args) if parameter != "self"}
+
+
+def options_of(made: Callable[..., Any], *own: str) -> dict[str, Parameter]:
+    return {name: value for name, value in in_python(made).items() if name not in own}
+
+
+def in_python(call: Callable[..., Any]) -> dict[str, Parameter]:
+    return {
+        parameter.name: Parameter(
+            REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default,
+            by_name=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
+        )
+        for parameter in inspect.signature(call).parameters.values()
+        if parameter.name != "self"
+        and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    }
+
+
+def passed_on() -> dict[str, dict[str, Parameter]]:
+    """What those take that take `**options`."""
+    from klamm.arrow.scan import Scan
+
+    return {
+        "store.producer": options_of(Producer.__init__, "core"),
+        "store.consumer": sharing_options() | options_of(Consumer.__init__, "core", "topics"),
+        "store.transaction": options_of(Transaction.__init__, "pool", "name"),
+        "store.scan": options_of(Scan.__init__, "open_topic"),
+    }
+
+
+def sharing_options() -> dict[str, Parameter]:
+    from klamm.client.sharing import Sharing
+
+    options = options_of(Sharing.__init__)
+    return {name: value for name, value in options.items() if value.by_name}
+
+
+def in_the_code(name: str) -> dict[str, Parameter]:
+    noun, _, verb = name.partition(".")
+    member = getattr(OWNERS[noun], verb)
+    try:
+        parameters = in_python(member)
+    except ValueError:
+        return in_the_stub(OWNERS[noun], verb)
+    return parameters | passed_on().get(name, {})
+
+
+@pytest.mark.parametrize("call", documented(), ids=lambda call: call.name)
+def test_a_signature_on_the_page_is_that_of_the_code(call: Documented) -> None:
+    page, code = on_the_page(call), in_the_code(call.name)
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature_of(call.name)):
+        page = {name: value for name, value in page.items() if name in code or call.name in passed_on()}
+    assert page == code
+
+
+def signature_of(name: str) -> list[inspect.Parameter]:
+    noun, _, verb = name.partition(".")
+    try:
+        return list(inspect.signature(getattr(OWNERS[noun], verb)).parameters.values())
+    except ValueError:
+        return []
+
+
+def test_the_page_has_a_signature_of_every_method_of_a_store() -> None:
+    names = {call.name for call in documented()}
+    methods = {
+        f"store.{name}"
+        for name, member in inspect.getmembers(klamm.Store, inspect.isfunction)
+        if not name.startswith("_") and name not in ("before_fork", "after_fork", "in_child")
+    }
+    assert sorted(methods - names) == []
+    assert len(names) > 60
