@@ -261,7 +261,7 @@ def test_a_redrive_that_was_overtaken_puts_back_nothing_that_the_other_did(
     assert orders.redrive("orders.dlq") == 1
     assert by_the_other == [-1, 2]
     assert sorted(record.value for record in read(orders, start=10)) == [b"0", b"1", b"2"]
-    assert orders.dead_letters("orders.dlq") == []
+    assert list(orders.dead_letters("orders.dlq")) == []
     assert once.last(orders._acquired().catalog.database, "klamm.redrive", "orders.dlq") == 1, "two of them"
 
 

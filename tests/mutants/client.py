@@ -167,13 +167,20 @@ MUTANTS = [
                 "                    road.lane.close()\n                self._mutex.notify_all()\n",
                 "                    pass\n                self._mutex.notify_all()\n",
             ),
+            (PRODUCER, "            road.lane.close()\n        return not", "            pass\n        return not"),
         ),
         (f"{END_TESTS}::test_a_send_that_comes_too_late_raises_and_is_not_lost_silently",),
     ),
     Mutant(
         "the thread of a producer holds it for as long as it lives",
         "client/producer.py: asleep, the thread refers to nothing but the monitor",
-        ((PRODUCER, "                    self._anchor.producer = None\n                    return\n", ""),),
+        (
+            (
+                PRODUCER,
+                "                    self._anchor.producer = None\n                    return\n",
+                "                    pass\n",
+            ),
+        ),
         (f"{END_TESTS}::test_a_dropped_producer_leaves_no_thread_and_what_was_sent_is_delivered",),
     ),
     Mutant(
@@ -221,13 +228,13 @@ MUTANTS = [
     Mutant(
         "a letter that was purged is put back once more",
         "client/dead_letters.py: what lies before the start of the log is never put back",
-        ((LETTERS, " and letter.record.offset >= starts[letter.record.partition]", ""),),
+        ((LETTERS, " or letter.offset < self._starts[letter.partition]", ""),),
         (f"{LETTER_TESTS}::test_a_letter_that_was_redriven_and_purged_meanwhile_is_left_alone",),
     ),
     Mutant(
         "a redrive does not look at the notes again",
-        "client/dead_letters.py: looks at the notes only then",
-        ((LETTERS, "                notes.read()\n                starts", "                starts"),),
+        "client/dead_letters.py: the notes are read again",
+        ((LETTERS, "        self.read()\n        return 0 if last", "        return 0 if last"),),
         (f"{LETTER_TESTS}::test_a_letter_that_another_redrive_took_meanwhile_is_left_alone",),
     ),
     Mutant(
