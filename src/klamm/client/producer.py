@@ -112,7 +112,7 @@ def _work(anchor: _Anchor, monitor: _os.Monitor) -> None:
     while (producer := anchor.wait(monitor)) is not None:
         try:
             producer._round()
-        except Exception:  # noqa: BLE001  # none is known; but if the thread ended, flush would wait forever
+        except BaseException:  # noqa: BLE001  # a callback may exit; but if the thread ended, flush would wait forever
             _log.exception("the thread of %r goes on after an error", producer)
             time.sleep(0.01)
         del producer
@@ -306,8 +306,8 @@ class Producer(RecordSending, fork.ForkAware):
     # ---- the thread
 
     def _wake_for_work(self) -> None:
-        """Let the thread go on after another one has appended."""
-        if self._sender.has_work:
+        """Let the thread go on after another one has appended: it syncs, and answers."""
+        if self._sender.has_work or self._sender.has_settled:
             self._wake()
         self._mutex.notify_all()
 
@@ -321,6 +321,7 @@ class Producer(RecordSending, fork.ForkAware):
     def _round(self) -> None:
         """Do what there is to do, or wait for it, or fall asleep."""
         sender = self._sender
+        sender.answer()
         with self._mutex:
             self._drain_due()
             if not (sender.has_work or sender.has_settled):
@@ -331,7 +332,6 @@ class Producer(RecordSending, fork.ForkAware):
                 self._mutex.wait(_IDLE_S if is_idle else self._nap())
             lines = sender.busy_lines()
             batches = sender.begin_sync()
-        sender.answer()
         if batches:
             failed = sender.sync(batches)
             with self._mutex:
@@ -407,7 +407,6 @@ class Producer(RecordSending, fork.ForkAware):
             self._sender.first_is_done(line, outcome)
             self._after_work()
             self._wake_for_work()
-        self._sender.answer()
 
     def _after_work(self) -> None:
         if self._sender.errors:
