@@ -503,7 +503,13 @@ MUTANTS = [
     Mutant(
         "a full buffer is noticed only after the record was taken",
         "client/producer.py P6",
-        ((LANE, "type(topic) is str and (memory is None or memory.used <= memory.limit)", "type(topic) is str"),),
+        (
+            (
+                LANE,
+                "type(topic) is str and (self._memory is None or self._memory.used <= self._memory.limit)",
+                "type(topic) is str",
+            ),
+        ),
         ("tests/client/test_producer.py::test_a_full_buffer_blocks_and_then_raises_without_taking_the_record",),
     ),
 ]

@@ -204,7 +204,8 @@ cdef class Lane:
     cdef readonly Py_ssize_t limit
     cdef readonly Py_ssize_t bytes      # in batches that are still open
     cdef readonly bint closed           # takes no record
-    cdef readonly int32_t sending       # `send`s that have this lane, and are not done
+    cdef readonly int32_t sending       # `send`s that have this lane, and run a serializer
+    cdef bint calls_users               # it has serializers, or a partitioner
     cdef readonly list full             # closed: (partition, Builder, BatchDelivery)
     cdef object partitioner
     cdef object key_serializer
@@ -237,6 +238,7 @@ cdef class Lane:
         self.partitioner = partitioner
         self.key_serializer = key_serializer
         self.value_serializer = value_serializer
+        self.calls_users = partitioner is not None or key_serializer is not None or value_serializer is not None
         self.keyed = keyed
         self.before_ms = before_ms
         self.after_ms = after_ms
@@ -263,16 +265,13 @@ cdef class Lane:
         return time
 
     cdef OpenBatch opened(self, int32_t partition):
-        cdef OpenBatch batch = <OpenBatch> self.open_batches[partition]
-        cdef OpenBatch fresh
-        if batch is None:
-            fresh = OpenBatch.__new__(OpenBatch)
-            fresh.builder = self.pool.pop() if self.pool else Builder(self.limit)
-            fresh.delivery = BatchDelivery(self.topic, partition)
-            batch = <OpenBatch> self.open_batches[partition]
-            if batch is None:  # and not opened by another thread since
-                batch = self.open_batches[partition] = fresh
-        return batch
+        """Open a batch for the partition, unless another thread has done so when this one is made."""
+        cdef OpenBatch fresh = OpenBatch.__new__(OpenBatch)
+        fresh.builder = self.pool.pop() if self.pool else Builder(self.limit)
+        fresh.delivery = BatchDelivery(self.topic, partition)
+        if self.open_batches[partition] is None:
+            self.open_batches[partition] = fresh
+        return <OpenBatch> self.open_batches[partition]
 
     cdef int close_batch(self, int32_t partition, OpenBatch batch) except -1:
         entry = (partition, batch.builder, batch.delivery)
@@ -299,23 +298,19 @@ cdef class Lane:
         """
         return self.take_record(key, value, headers, timestamp, partition)
 
-    cdef take_record(self, key, value, headers, timestamp, partition):
+    cdef Delivery take_record(self, key, value, headers, timestamp, partition):
         cdef Slice k
         cdef Slice v
         cdef int32_t chosen = -1
         cdef int64_t time
         cdef bytes encoded = None
-        if key is not None and self.key_serializer is not None:
-            key = self.key_serializer(key)
-        if value is not None and self.value_serializer is not None:
-            value = self.value_serializer(value)
+        if partition is not None:
+            chosen = self.given_partition(partition)
+        if self.calls_users:
+            key, value, chosen = self.call_users(key, value, chosen)
         if headers is not None:
             encoded = encode_headers(headers)
         time = self.now_ms() if timestamp is None else self.time_of(timestamp)
-        if partition is not None:
-            chosen = self.given_partition(partition)
-        elif self.partitioner is not None:
-            chosen = checked_partition(self.partitioner(key, self.partitions), self.partitions)
         take(key, &k, "key")
         try:
             take(value, &v, "value")
@@ -334,6 +329,20 @@ cdef class Lane:
             give_back(&k)
             give_back(&v)
 
+    cdef tuple call_users(self, key, value, int32_t chosen):
+        """What the serializers make of key and value, and where the partitioner sends the record, unless it is given."""
+        self.sending += 1
+        try:
+            if key is not None and self.key_serializer is not None:
+                key = self.key_serializer(key)
+            if value is not None and self.value_serializer is not None:
+                value = self.value_serializer(value)
+            if chosen < 0 and self.partitioner is not None:
+                chosen = checked_partition(self.partitioner(key, self.partitions), self.partitions)
+            return key, value, chosen
+        finally:
+            self.sending -= 1
+
     cdef Delivery place(self, const Slice *k, const Slice *v, bytes encoded, int64_t time, int32_t chosen):
         """`chosen` -1: the sticky partition, which moves on when a batch is closed. None: the lane is closed."""
         cdef const uint8_t *headers = NULL
@@ -347,7 +356,9 @@ cdef class Lane:
             headers_size = PyBytes_GET_SIZE(encoded)
         while True:
             partition = chosen if chosen >= 0 else self.sticky
-            batch = self.opened(partition)
+            batch = <OpenBatch> self.open_batches[partition]
+            if batch is None:
+                batch = self.opened(partition)
             if self.closed:  # after everything that may run another thread
                 return None
             before = batch.builder.used
@@ -427,24 +438,20 @@ cdef class Sending:
         Raises what went wrong with an earlier batch, if that was not told yet; then this record was not taken.
         """
         cdef Lane lane
-        cdef BufferMemory memory = self._memory
         cdef Delivery delivery
         if timestamp is not None and type(timestamp) is not int:
             timestamp = self._milliseconds(timestamp)
         while True:
             found = None
-            if type(topic) is str and (memory is None or memory.used <= memory.limit):
+            if type(topic) is str and (self._memory is None or self._memory.used <= self._memory.limit):
                 found = self._lanes.get(topic)
             lane = <Lane?> (found if found is not None else self._slow_lane(topic))
-            lane.sending += 1
             try:
                 delivery = lane.take_record(key, value, headers, timestamp, partition)
             except RecordTooLarge as error:
                 raise self._too_large(topic, error) from None
-            finally:
-                lane.sending -= 1
             if delivery is not None:
                 break
-        if lane.full or (memory is not None and memory.used > memory.limit):
+        if lane.full or (self._memory is not None and self._memory.used > self._memory.limit):
             self._ship(lane)
         return delivery
