@@ -178,9 +178,11 @@ MUTANTS = [
             (
                 PRODUCER,
                 "                    self._anchor.producer = None\n                    return\n",
-                "                    if self._closed:\n"
-                "                        self._anchor.producer = None\n"
-                "                        return\n",
+                (
+                    "                    if self._closed:\n"
+                    "                        self._anchor.producer = None\n"
+                    "                        return\n"
+                ),
             ),
         ),
         (f"{END_TESTS}::test_a_dropped_producer_leaves_no_thread_and_what_was_sent_is_delivered",),

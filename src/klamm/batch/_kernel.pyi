@@ -297,7 +297,7 @@ class Lane:
         headers: Headers | None = None,
         timestamp: int | None = None,
         partition: int | None = None,
-    ) -> Delivery | None: ...
+    ) -> Any: ...  # a Delivery; None if the lane is closed
     @property
     def closed(self) -> bool: ...
     @property
