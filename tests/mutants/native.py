@@ -477,6 +477,8 @@ MUTANTS = [
             ),
         ),
         (f"{AHEAD}::test_what_is_not_used_is_given_back_when_files_are_closed",),
+    ),
+    Mutant(
         "a lane that was closed while the serializers ran takes the record",
         "client/producer.py P7",
         (
