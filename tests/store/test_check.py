@@ -128,9 +128,11 @@ def test_a_store_in_use_has_no_breach(tmp_path: Path) -> None:
 def test_a_writer_that_died_is_no_breach(store: Path) -> None:
     code = """
 import sys
+from tests.crash.stores import without_maintenance
 from tests.store.logs import opened, fill
 from klamm.disk import _os
 with opened(sys.argv[1]) as core:
+    without_maintenance(core)  # it writes, too
     partition = core.topic("orders").partition(0)
     fill(partition, 1, 20)
     _os.trap(2, kinds=_os.WRITE, signal=9)
