@@ -20,7 +20,7 @@ import pytest
 from klamm.disk import _os
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.lock_words import BOUND_S, SIZES, SLOT, fork_unhandled, read_all
-from tests.procs import children
+from tests.procs import children, until
 from tests.rig import Rig, batch, scan_files
 
 pytestmark = [
@@ -65,11 +65,13 @@ def attack(path: Path, *, deaths: int, stops: int, writers: int, seed: int) -> T
     dice = random.Random(seed)
     killed = inside = stopped = 0
     with children() as start:
-        alive = [start(partial(write, number)) for number in range(writers)]
+        numbers = list(range(writers))
+        alive = [start(partial(write, number)) for number in numbers]
         while killed < deaths or stopped < stops:
-            time.sleep(dice.random() * 0.006)
             at = dice.randrange(writers)
-            victim = alive[at]
+            victim, number, appends = alive[at], numbers[at], dice.randrange(30)
+            until(lambda: acked[number] >= appends or not victim.running, "it appends")  # noqa: B023
+            time.sleep(dice.random() * 0.003)
             if victim.running and stopped < stops and dice.random() < 0.25:
                 victim.signal(signal.SIGSTOP)
                 time.sleep(0.004 + dice.random() * 0.012)
@@ -82,7 +84,8 @@ def attack(path: Path, *, deaths: int, stops: int, writers: int, seed: int) -> T
             victim.close()
             killed, inside = killed + 1, inside + died_by_itself
             if writers + killed < len(acked):
-                alive[at] = start(partial(write, writers + killed - 1))
+                numbers[at] = writers + killed - 1
+                alive[at] = start(partial(write, numbers[at]))
         for child in alive:
             child.kill()
             assert child.status is not None and os.WIFSIGNALED(child.status), f"a writer failed\n{child.error}"

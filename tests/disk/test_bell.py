@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import os
 import signal
-import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from klamm.disk import _os
-from klamm.log import head
-from tests.procs import Flag, asleep, children, until
+from klamm.log import _head, head
+from tests.procs import PATIENCE, Flag, asleep, children, until
 from tests.rig import Rig, batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 SECOND = 1_000_000  # in microseconds, as wait_any counts
 NAP = 0.5  # a sleep lasts no longer, bell or not
-SLACK = 3.0  # for a busy machine
+LONG = int(10 * PATIENCE) * SECOND  # who sleeps until then is given up before
 
 
 @pytest.fixture(autouse=True)
 def _no_trap() -> Iterator[None]:
     yield
     _os.trap(0)
+
+
+@pytest.fixture
+def no_nap() -> Iterator[None]:
+    """Let nobody wake but by the bell: who misses it sleeps for longer than a test waits."""
+    _head.set_nap(1000 * LONG)
+    yield
+    _head.set_nap()
 
 
 @pytest.fixture
@@ -39,73 +46,60 @@ def bell_word(rig: Rig) -> bytes:
     return Path(rig.path, "heads").read_bytes()[64:68]
 
 
-def waiter(rig: Rig, *slots: int, timeout_us: int = 20 * SECOND, seqs: list[int] | None = None):  # type: ignore[no-untyped-def]
-    """An action: wait for one of the slots; whether it moved, and when (a clock that processes share)."""
+def waiter(rig: Rig, *slots: int) -> Callable[[], bool]:
+    """An action: wait for one of the slots; whether it moved."""
 
-    def wait() -> tuple[bool, float]:
+    def wait() -> bool:
         mine = rig.child()
         logs = [mine.partition(slot).log for slot in slots]
-        moved = head.wait_any(logs, seqs or [log.seq for log in logs], timeout_us, 0)
-        return moved, time.monotonic()
+        return head.wait_any(logs, [log.seq for log in logs], LONG, 0)
 
     return wait
 
 
-def test_a_sleeping_reader_wakes_within_milliseconds_of_an_append(rig: Rig) -> None:
+@pytest.mark.usefixtures("no_nap")
+def test_a_sleeping_reader_is_woken_by_an_append(rig: Rig) -> None:
     partition = rig.partition(1)
     partition.append(batch(0, 0))
-    took = []
     with children() as start:
         for number in range(1, 16):
             child = start(waiter(rig, 1))
             asleep(child)
-            appended = time.monotonic()
             partition.append(batch(0, number))
-            moved, woke = child.answer()
-            assert moved
-            took.append(woke - appended)
-    assert statistics.median(took) < 0.02
-    assert max(took) < NAP - 0.05, "this one was woken by its time limit"
+            assert child.answer()
 
 
+@pytest.mark.usefixtures("no_nap")
 def test_every_waiter_of_a_topic_wakes(rig: Rig) -> None:
     partition = rig.partition(1)
     with children() as start:
         waiting = [start(waiter(rig, 1)) for _ in range(8)]
         for child in waiting:
             asleep(child)
-        appended = time.monotonic()
         partition.append(batch(0, 0))
-        answers = [child.answer() for child in waiting]
-    assert all(moved for moved, _ in answers)
-    assert sorted(woke - appended for _, woke in answers)[4] < NAP - 0.05
+        assert [child.answer() for child in waiting] == [True] * 8
 
 
+@pytest.mark.usefixtures("no_nap")
 def test_a_ping_pong_of_a_thousand_rounds_never_misses_the_bell(rig: Rig) -> None:
-    """A lost wake-up would show as half a second of sleep."""
     rounds = 1000
 
-    def play(mine: int, other: int) -> float:
+    def play(mine: int, other: int) -> None:
         child = rig.child()
         out, back = child.partition(mine), child.partition(other)
-        slowest = 0.0
         for number in range(rounds):
             if mine < other:
                 out.append(batch(mine, number))
-            before = time.monotonic()
-            assert until(lambda n=number: back.log.seq > n or head.wait_any([back.log], [n], SECOND, 0), "the ball")  # type: ignore[misc]
-            slowest = max(slowest, time.monotonic() - before)
+            assert head.wait_any([back.log], [number], LONG, 0)
             if mine > other:
                 out.append(batch(mine, number))
-        return slowest
 
     sizes = {"segment_bytes": 1 << 20}
     for slot in (1, 2):
         rig.partition(slot, **sizes)
     with children() as start:
-        players = [start(lambda: play(1, 2)), start(lambda: play(2, 1))]
-        slowest = [player.answer() for player in players]
-    assert max(slowest) < NAP - 0.05
+        for player in [start(lambda: play(1, 2)), start(lambda: play(2, 1))]:
+            player.answer()
 
 
 def test_a_reader_wakes_although_its_writer_died_before_the_bell(tmp_path: Path) -> None:
@@ -135,7 +129,6 @@ def test_a_reader_wakes_although_its_writer_died_before_the_bell(tmp_path: Path)
             reader = start(waiter(rig, 1))
             asleep(reader)
             cases.append((rig, partition, reader, writer))
-        before = time.monotonic()
         words = [bell_word(rig) for rig, *_ in cases]
         for rig, *_ in cases:
             Flag(f"{rig.path}/go").up()
@@ -143,9 +136,7 @@ def test_a_reader_wakes_although_its_writer_died_before_the_bell(tmp_path: Path)
             assert os.WIFSIGNALED(writer.ended())
             assert partition.ends().end == 4, "it died before its commit"
             died_silently += bell_word(rig) == word
-            moved, woke = reader.answer()
-            assert moved
-            assert woke - before < NAP + SLACK
+            assert reader.answer()
     assert died_silently == 3, "and the fourth died between the bell's word and the wake-up"
 
 
@@ -184,7 +175,7 @@ def test_a_reader_that_spins_needs_no_bell(rig: Rig) -> None:
         log = rig.child().partition(1).log
         seq = log.seq
         ready.up()
-        return head.wait_any([log], [seq], 20 * SECOND, 20 * SECOND)
+        return head.wait_any([log], [seq], LONG, LONG)
 
     with children() as start:
         child = start(spin)
@@ -196,6 +187,7 @@ def test_a_reader_that_spins_needs_no_bell(rig: Rig) -> None:
     assert _os.steps_taken() == 0
 
 
+@pytest.mark.usefixtures("no_nap")
 @pytest.mark.parametrize("count", [1, 33, 100])
 def test_an_append_to_any_of_many_logs_wakes_who_waits_for_all(rig: Rig, count: int) -> None:
     """There are 32 bits: topics share them."""
@@ -205,10 +197,8 @@ def test_an_append_to_any_of_many_logs_wakes_who_waits_for_all(rig: Rig, count: 
         with children() as start:
             child = start(waiter(rig, *slots))
             asleep(child)
-            appended = time.monotonic()
             partition.append(batch(0, 0))
-            moved, woke = child.answer()
-            assert moved and woke - appended < NAP - 0.05
+            assert child.answer()
 
 
 def test_who_shares_a_bit_sleeps_on_when_the_other_topic_moves(rig: Rig) -> None:
@@ -221,7 +211,7 @@ def test_who_shares_a_bit_sleeps_on_when_the_other_topic_moves(rig: Rig) -> None
             asleep(child)
         assert child.running
         mine.append(batch(0, 0))
-        assert child.answer()[0]
+        assert child.answer()
 
 
 def test_a_wait_that_is_over_before_it_began_returns_at_once(rig: Rig) -> None:
@@ -229,8 +219,8 @@ def test_a_wait_that_is_over_before_it_began_returns_at_once(rig: Rig) -> None:
     seq = partition.log.seq
     partition.append(batch(0, 0))
     started = time.monotonic()
-    assert head.wait_any([partition.log], [seq], 20 * SECOND, 0)
-    assert time.monotonic() - started < 5
+    assert head.wait_any([partition.log], [seq], LONG, 0)
+    assert time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.parametrize("spin_us", [0, 2000, 10 * SECOND])
@@ -239,7 +229,7 @@ def test_a_wait_ends_when_its_time_is_up_and_not_before(rig: Rig, spin_us: int) 
     for timeout_us in (0, 20_000):
         started = time.monotonic()
         assert not head.wait_any([log], [log.seq], timeout_us, spin_us)
-        assert timeout_us / SECOND <= time.monotonic() - started < SLACK
+        assert timeout_us / SECOND <= time.monotonic() - started < PATIENCE
 
 
 def test_a_wait_longer_than_one_nap_goes_on_sleeping(rig: Rig) -> None:
@@ -261,13 +251,14 @@ def test_threads_of_one_process_wake_too_and_a_sleeper_lets_others_run(rig: Rig)
     log, woken = partition.log, []
     seq = log.seq
     threads = [
-        threading.Thread(target=lambda: woken.append(head.wait_any([log], [seq], 20 * SECOND, 0))) for _ in range(3)
+        threading.Thread(target=lambda: woken.append(head.wait_any([log], [seq], LONG, 0)), daemon=True)
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     partition.append(batch(0, 0))
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert woken == [True] * 3
 
 
@@ -283,28 +274,23 @@ def test_control_c_ends_a_wait(rig: Rig) -> None:
     with children() as start:
         child = start(wait)
         asleep(child)
-        started = time.monotonic()
         child.signal(signal.SIGINT)
         assert child.answer() == "interrupted"
-        assert time.monotonic() - started < SLACK
 
 
 def test_whoever_may_not_write_the_store_waits_without_the_bell_and_sees_the_append_soon(rig: Rig) -> None:
     partition = rig.partition(1)
     partition.append(batch(0, 0))
 
-    def wait() -> tuple[bool, bool, float]:
+    def wait() -> tuple[bool, bool]:
         heads = head.Heads(f"{rig.path}/heads", writable=False)
         log = head.Log(heads, 1, partition.directory, None, 1)
         early = head.wait_any([log], [log.seq], 30_000, 0)
         Flag(f"{rig.path}/ready").up()
-        return early, head.wait_any([log], [1], 20 * SECOND, 0), time.monotonic()
+        return early, head.wait_any([log], [1], LONG, 0)
 
     with children() as start:
         child = start(wait)
         until(lambda: Flag(f"{rig.path}/ready") or not child.running, "it waits")
-        appended = time.monotonic()
         partition.append(batch(0, 1))
-        early, moved, woke = child.answer()
-        assert not early and moved
-        assert woke - appended < SLACK
+        assert child.answer() == (False, True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from klamm.disk import _os
+from klamm.log import _head
 from klamm.log.head import Chime
-from tests.procs import Flag, children, readable, until
+from tests.procs import PATIENCE, Flag, children, readable, until
 from tests.rig import Rig, batch
 
 
@@ -25,7 +25,7 @@ class Bell:
         self.thread = threading.Thread(target=self.chime.run, daemon=True)
         self.thread.start()
 
-    def rang(self, seconds: float = 10.0) -> bool:
+    def rang(self, seconds: float = PATIENCE) -> bool:
         if not readable(self.fd, seconds):
             return False
         os.eventfd_read(self.fd)
@@ -33,9 +33,17 @@ class Bell:
 
     def close(self) -> None:
         self.chime.stop()
-        self.thread.join(10)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         os.close(self.fd)
+
+
+@pytest.fixture
+def no_nap() -> Iterator[None]:
+    """Let a chime wake by the bell only: if it misses one, it sleeps for longer than a test waits."""
+    _head.set_nap(int(10 * PATIENCE * 1e9))
+    yield
+    _head.set_nap()
 
 
 @pytest.fixture
@@ -77,7 +85,7 @@ def test_what_came_before_is_not(rig: Rig, bell: Bell) -> None:
     assert not bell.rang(0.05)
 
 
-def test_a_head_that_is_watched_while_it_is_armed_already(rig: Rig, bell: Bell) -> None:
+def test_a_head_that_is_watched_while_it_is_armed_already(no_nap: None, rig: Rig, bell: Bell) -> None:
     """It sleeps for the bell of one topic, and must wake for that of another."""
     bell.chime.watch(rig.partition(1).log)
     bell.chime.arm()
@@ -85,15 +93,12 @@ def test_a_head_that_is_watched_while_it_is_armed_already(rig: Rig, bell: Bell) 
         partition = rig.partition(slot)
         place = bell.chime.watch(partition.log)
         partition.append(batch(0, 0))
-        started = time.monotonic()
         assert bell.rang()
-        assert time.monotonic() - started < 0.4, "by the bell, not by its nap"
         assert bell.chime.moved() == [place]
         bell.chime.arm()
 
 
-def test_another_process_is_heard_within_milliseconds(rig: Rig, bell: Bell) -> None:
-    """The median of some: a machine has other things to do, and half a second would be the nap."""
+def test_another_process_is_heard(no_nap: None, rig: Rig, bell: Bell) -> None:
     partition = rig.partition(1)
     place = bell.chime.watch(partition.log)
     turn = [Flag(f"{rig.path}/turn-{n}") for n in range(15)]
@@ -104,19 +109,15 @@ def test_another_process_is_heard_within_milliseconds(rig: Rig, bell: Bell) -> N
             flag.wait()
             mine.append(batch(1, number))
 
-    took = []
     with children() as start:
         child = start(write)
         for flag in turn:
             bell.chime.arm()
             flag.up()
-            started = time.monotonic()
             assert bell.rang()
-            took.append(time.monotonic() - started)
             assert bell.chime.moved() == [place]
             seen = partition.snapshot()
         assert seen.next_offset == 15
-        assert sorted(took)[7] < 0.1, took
         child.answer()
 
 
@@ -136,12 +137,12 @@ def test_a_writer_killed_before_it_rings_is_noticed_after_a_nap(rig: Rig, bell: 
     assert bell.rang()
 
 
-def test_a_deleted_topic_is_told(rig: Rig, bell: Bell) -> None:
+def test_a_deleted_topic_is_told(no_nap: None, rig: Rig, bell: Bell) -> None:
     partition = rig.partition(1)
     place = bell.chime.watch(partition.log)
     bell.chime.arm()
     partition.mark_deleted()
-    assert bell.rang(0.4)
+    assert bell.rang()
     assert bell.chime.moved() == [place]
 
 
@@ -180,8 +181,8 @@ def test_places_are_given_out_again_and_grow(rig: Rig, bell: Bell) -> None:
     assert bell.rang()
 
 
-def test_no_move_is_lost_while_heads_come_and_go(rig: Rig, bell: Bell) -> None:
-    """A writer that waits until its last append was heard: it would wait for ever, or for naps."""
+def test_no_move_is_lost_while_heads_come_and_go(no_nap: None, rig: Rig, bell: Bell) -> None:
+    """A writer that waits until its last append was heard: it would wait for ever."""
     partition = rig.partition(1)
     others = [rig.partition(slot) for slot in range(2, 40)]
     heard, rounds = threading.Semaphore(0), 400
@@ -189,12 +190,12 @@ def test_no_move_is_lost_while_heads_come_and_go(rig: Rig, bell: Bell) -> None:
     def write() -> None:
         for number in range(rounds):
             partition.append(batch(1, number))
-            assert heard.acquire(timeout=10)
+            assert heard.acquire(timeout=PATIENCE)
 
     place = bell.chime.watch(partition.log)
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    started, count = time.monotonic(), 0
+    count = 0
     watched: list[int] = []
     while count < rounds:
         bell.chime.arm()
@@ -205,11 +206,11 @@ def test_no_move_is_lost_while_heads_come_and_go(rig: Rig, bell: Bell) -> None:
         if place in bell.chime.moved():
             count += 1
             heard.release()
-    writer.join(10)
-    assert time.monotonic() - started < 0.05 * rounds, "naps"
+    writer.join(PATIENCE)
+    assert not writer.is_alive()
 
 
-def test_it_stops_whatever_it_does(rig: Rig) -> None:
+def test_it_stops_whatever_it_does(no_nap: None, rig: Rig) -> None:
     for how in ("new", "watching", "armed", "rung"):
         bell = Bell(rig)
         if how != "new":
@@ -220,6 +221,4 @@ def test_it_stops_whatever_it_does(rig: Rig) -> None:
         if how == "rung":
             partition.append(batch(0, 0))
             until(lambda b=bell: readable(b.fd, 0), "it rings")  # type: ignore[misc]
-        started = time.monotonic()
         bell.close()
-        assert time.monotonic() - started < 0.4, "no nap"

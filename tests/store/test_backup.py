@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from klamm.log.index import Index
 from klamm.store import backup as backup_module
 from klamm.store.backup import backup
 from tests.procs import until
+from tests.rig import dies, killed_at
 from tests.store.logs import batch, contents, fill, make_topic, opened
 
 SMALL = {"segment.bytes": 500, "index.interval.bytes": 100}
-ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_backup_holds_what_the_store_held(tmp_path: Path) -> None:
@@ -252,31 +252,19 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path) -> None:
         backup(core, str(tmp_path / "copy"))
 
 
-KILLED = """
-import os, sys
-from tests.store.logs import opened
-from klamm.disk import _os
-from klamm.store.backup import backup
-for step in range(1, 10_000, 3):
-    pid = os.fork()
-    if pid == 0:
-        with opened(sys.argv[1]) as core:
-            core.topic("orders").partition(0)
-            _os.trap(step, signal=9)
-            backup(core, f"{sys.argv[2]}-{step}")
-            os._exit(0)
-    if os.waitpid(pid, 0)[1] == 0:
-        break
-print(step)
-"""
-
-
 def test_a_backup_that_was_killed_anywhere_is_whole_or_no_store(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as core:
         make_topic(core, "orders", 1, SMALL)
         fill(core.topic("orders").partition(0), 10)
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(tmp_path / "copy")]
-    last = int(subprocess.run(arguments, cwd=ROOT, capture_output=True, check=True, text=True).stdout)
+
+    def copy_and_die(step: int) -> None:
+        with opened(tmp_path / "store") as core:
+            core.topic("orders").partition(0)
+            killed_at(step, lambda: backup(core, str(tmp_path / f"copy-{step}")))()
+
+    last = 1
+    while dies(partial(copy_and_die, last)):
+        last += 3
     assert last > 30
     whole = 0
     for step in range(1, last + 1, 3):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from klamm.errors import CorruptBatch, NotAStore, ReadOnly
 from klamm.log import _head, head, index, segment
 from klamm.store.check import Report, check
 from klamm.store.repair import hole
+from tests.rig import dies, killed_at
 from tests.store.logs import batch, contents, fill, make_topic, opened
 
 ROOT = Path(__file__).parent.parent.parent
@@ -542,40 +544,27 @@ with opened(sys.argv[1]):
     repaired(store)
 
 
-MENDING = """
-import os, shutil, sys
-from klamm.disk import _os
-from klamm.store.check import check
-from tests.store.logs import opened
-for step in range(1, 10_000, int(sys.argv[3])):
-    store = f"{sys.argv[2]}-{step}"
-    shutil.copytree(sys.argv[1], store)
-    pid = os.fork()
-    if pid == 0:
-        with opened(store) as core:
-            _os.trap(step, signal=9)
-            check(core, repair=True)
-            os._exit(0)
-    if os.waitpid(pid, 0)[1] == 0:
-        break
-print(step)
-"""
-
-
 @pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_repair_killed_anywhere_takes_no_good_record_away(store: Path, tmp_path: Path, stride: int) -> None:
     path = files_of(store) / f"{15:020}.log"
     position, header = batches_of(path)[1]
     flip(path, position + 80)
     good = WHOLE[: header.base_offset] + WHOLE[header.next_offset :]
-    arguments = [sys.executable, "-c", MENDING, str(store), str(tmp_path / "copy"), str(stride)]
-    steps = int(subprocess.run(arguments, cwd=ROOT, capture_output=True, check=True, text=True).stdout)
-    assert steps > 30
-    for step in range(1, steps + 1, stride):
-        copy = Path(f"{tmp_path / 'copy'}-{step}")
+
+    def repair_and_die(copy: Path, step: int) -> None:
+        with opened(copy) as core:
+            killed_at(step, lambda: check(core, repair=True))()
+
+    step, killed = 1, True
+    while killed:
+        copy = tmp_path / f"copy-{step}"
+        shutil.copytree(store, copy)
+        killed = dies(partial(repair_and_die, copy, step))
         check(copy, repair=True)
         assert check(copy).breaches == [], step
         assert read(copy) == good, step
+        step += stride
+    assert step > 30
 
 
 def test_a_hole_is_a_batch_without_records(tmp_path: Path) -> None:

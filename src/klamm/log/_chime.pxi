@@ -5,8 +5,6 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 cdef extern from "unistd.h" nogil:
     ssize_t c_write "write"(int, const void *, size_t)
 
-cdef int64_t NAP_NS = 500000000     # a writer may die between its commit and the bell
-
 
 cdef inline uint64_t state_of(Slot *slot) noexcept nogil:
     """Changes with every commit, and when the topic is deleted."""
@@ -141,7 +139,7 @@ cdef class Chime:
                 if not load32(&self.armed) or not self.bits:
                     store32(&self.listening, 0)
                     if not load32(&self.over) and (not load32(&self.armed) or not self.bits):
-                        os_futex_wait(&self.control, control, 0xffffffffu, klamm_monotonic_ns() + NAP_NS)
+                        os_futex_wait(&self.control, control, 0xffffffffu, klamm_monotonic_ns() + nap_ns)
                     continue
                 store32(&self.listening, self.bits)
                 word = klamm_listen(&store.bell, self.listening)
@@ -153,4 +151,4 @@ cdef class Chime:
                         break
                     continue
                 if self.listening == self.bits:
-                    os_futex_wait(&store.bell.word, word, self.listening, klamm_monotonic_ns() + NAP_NS)
+                    os_futex_wait(&store.bell.word, word, self.listening, klamm_monotonic_ns() + nap_ns)

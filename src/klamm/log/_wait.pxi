@@ -1,5 +1,15 @@
 """Waiting for heads to move, and the bytes of an index for those who make one anew."""
 
+cdef int64_t NAP_NS = 500000000     # a writer may die between its commit and the bell
+cdef int64_t nap_ns = NAP_NS
+
+
+def set_nap(int64_t ns=NAP_NS):
+    """Let this process sleep that long at most before it looks for itself. For tests: of the bell alone."""
+    global nap_ns
+    nap_ns = ns
+
+
 cdef bint poll_any(list logs, list seqs, int64_t until) except -1:
     """Look every 20 ms."""
     cdef uint32_t nothing = 0
@@ -19,7 +29,7 @@ cdef bint poll_any(list logs, list seqs, int64_t until) except -1:
 def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t spin_us, int64_t groups_version=-1):
     """Until the head of one of `logs` has moved on from its `seqs`: spin, then sleep on the bell. Whether one has.
 
-    With `groups_version`, also until the store's is another. Sleeps at most 500 ms at a time: a writer may die between
+    With `groups_version`, also until the store's is another. Sleeps at most NAP_NS at a time: a writer may die between
     its commit and the bell.
     """
     cdef Py_ssize_t i, count = len(logs)
@@ -62,7 +72,7 @@ def wait_any(list logs not None, list seqs not None, int64_t timeout_us, int64_t
         now = klamm_monotonic_ns()
         if now >= until:
             return False
-        nap = min(until, now + 500000000)
+        nap = min(until, now + nap_ns)
         with nogil:
             os_futex_wait(&store.bell.word, word, bits, nap)
         PyErr_CheckSignals()
