@@ -36,6 +36,7 @@ CACHE = ROOT / ".pytest_cache"
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
 AT_ONCE = max(3, (os.cpu_count() or 0) + 1)  # one more than cores: most tests wait, too
 PROGRESS_S = 30.0
+SLOW_S, SLOWEST = 5.0, 10  # when a part ends, so many of its tests are listed that took longer than that
 SILENCE_S = 400.0  # longer than a test may take (pyproject.toml: timeout)
 MEMORY = Path("/dev/shm")
 MEMORY_FREE = 2 << 30  # bytes that must be free in memory for temporary files to go there
@@ -53,10 +54,16 @@ class Part:
     """Whether its tests need temporary files on a disk."""
 
 
+# Tests of tests/crash that cut, kill at a step or damage, and look at what is left: as good in memory, where a sync
+# costs nothing. The page cache survives a kill whatever lies below it, and a power cut is simulated.
+_LEFTOVERS = ("damage", "killed_compaction", "killed_transaction", "killed_writer", "missing_files", "on_disk")
+_LEFTOVERS += ("power_cut", "serve_power_cut", "transaction_power_cut")
+
 PARTS = (  # the longest first
     Part("pipelines", ("spark/pipelines",), quick=False),
-    Part("spark", ("spark",), quick=False),
     Part("crash", ("crash",), quick=False, disk=True),
+    Part("leftovers", tuple(f"crash/test_{name}.py" for name in _LEFTOVERS), quick=False),
+    Part("spark", ("spark",), quick=False),
     Part("interop", ("interop",), quick=False),
     Part("others"),
     Part("log", ("batch", "disk", "log", "store")),
@@ -132,6 +139,7 @@ class Run:
         # A cache for each part: they would overwrite each other's failures. With --lf, parts without any run nothing.
         command += ["-o", f"cache_dir={CACHE / part.name}", "--last-failed-no-failures=none"]
         command += [f"--basetemp={self.temporary / 'tests'}", "-o", "tmp_path_retention_policy=failed"]
+        command += [f"--durations={SLOWEST}", f"--durations-min={SLOW_S}"]
         with self._output.open("wb") as output:  # not a pipe: processes that outlive a test may hold it open
             self.process = subprocess.Popen(
                 [*command, *arguments],

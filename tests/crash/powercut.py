@@ -25,8 +25,9 @@ import random
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +94,17 @@ def moments(steps: list[Step]) -> Iterator[int]:
             while after < len(steps) and steps[after].kind == "N":
                 after += 1
             yield after
+
+
+def distinct(steps: list[Step], moments: Sequence[int], luck: float | None) -> set[int]:
+    """Return those of the moments, in order, at which a cut may leave what it did not leave at the one before.
+
+    If nothing survives that was not synced (luck 0), that takes a sync, or a note: more is promised then.
+    """
+    if luck != 0:
+        return set(moments)
+    later = {moment for before, moment in pairwise(moments) if any(each.kind in "SN" for each in steps[before:moment])}
+    return {*moments[:1], *later}
 
 
 @dataclass(eq=False)

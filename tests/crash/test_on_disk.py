@@ -78,7 +78,7 @@ def test_a_backup_is_on_disk_when_it_returns_and_no_store_before_it_is_whole(roo
 
     seed = seed_of()
     recording.cut(check, seed=seed, lucks=[0, 1, None], moments=[end])
-    assert recording.cut(check, seed=seed, lucks=[0, LAST, None], moments=recording.moments[::4]) > 100
+    assert recording.cut(check, seed=seed, lucks=[0, LAST, None], moments=recording.moments[::4]) > 80
 
 
 # ---- repair

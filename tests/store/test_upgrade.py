@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import struct
@@ -52,10 +53,11 @@ def trusted(path: Path) -> None:
 def test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one(name: str, boot: str, tmp_path: Path) -> None:
     dice = random.Random(seed_of())
     alive, step, deaths = False, 0, 0
+    golden, found = unpacked(name, tmp_path / "golden")
     with children() as start:
         while not alive:
             step += 1 + dice.randrange(25)
-            store, found = unpacked(name, tmp_path / str(step))
+            store = shutil.copytree(golden, tmp_path / str(step))
             if boot == "this boot":
                 trusted(store)
 
