@@ -56,8 +56,10 @@ class Part:
 
 # Tests of tests/crash that cut, kill at a step or damage, and look at what is left: as good in memory, where a sync
 # costs nothing. The page cache survives a kill whatever lies below it, and a power cut is simulated.
-_LEFTOVERS = ("damage", "killed_compaction", "killed_transaction", "killed_writer", "missing_files", "on_disk")
-_LEFTOVERS += ("power_cut", "serve_power_cut", "transaction_power_cut")
+_LEFTOVERS = (
+    *("damage", "killed_compaction", "killed_transaction", "killed_writer", "missing_files"),
+    *("on_disk", "power_cut", "serve_power_cut", "transaction_power_cut"),
+)
 
 PARTS = (  # the longest first
     Part("pipelines", ("spark/pipelines",), quick=False),
