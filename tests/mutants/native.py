@@ -368,11 +368,19 @@ MUTANTS = [
                 ("    klamm_ring(&w.store.bell, w.bell_bit)\n    publish(w.slot, &now)\n    if producer_id"),
             ),
         ),
+        ("tests/disk/test_bell.py",),
+    ),
+    Mutant(
+        "a head that is watched by an armed chime is not listened to",
+        "internals/README.md: one thread sleeps on the bell for all clients",
         (
-            "tests/disk",
-            "tests/log",
-            "tests/client",
+            (
+                "src/klamm/log/_chime.pxi",
+                "            self.heads.ring_all()   # it listens to too little\n",
+                "            pass\n",
+            ),
         ),
+        ("tests/log/test_chime.py::test_a_head_that_is_watched_while_it_is_armed_already",),
     ),
     Mutant(
         "a sync does not reach the disk",
