@@ -50,7 +50,8 @@ def test_the_document_lists_every_mutant_with_a_test_that_it_names() -> None:
     for mutant in MUTANTS:
         test = noticed[mutant.name]
         assert has_test(ROOT, test), f"{mutant.name}: {test} is gone"
-        assert any(f"{test}::".startswith(f"{each}::") or test.startswith(f"{each}/") for each in mutant.tests), test
+        named = [each.partition("[")[0] for each in mutant.tests]
+        assert any(f"{test}::".startswith(f"{each}::") or test.startswith(f"{each}/") for each in named), test
     assert report.DOCUMENT.read_text().endswith(report.tables(noticed))
 
 

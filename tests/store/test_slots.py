@@ -160,39 +160,37 @@ def old_partition(store: klamm.Store) -> Partition:
     return partition
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda partition: partition.append(sealed(["x"])),
-        lambda partition: partition.sync(9),
-        lambda partition: partition.sync(10_000),
-        lambda partition: partition.ends(),
-        lambda partition: partition.snapshot(),
-        lambda partition: partition.reader(0).read(),
-        lambda partition: partition.checkpoint(),
-        lambda partition: partition.housekeeping.expire(),
-        lambda partition: partition.housekeeping.delete_before(5),
-        lambda partition: partition.heal(),
-        lambda partition: partition.mark_deleted(),
-        lambda partition: partition.housekeeping.compact(),
-        lambda partition: partition.offset_at(0),
-        lambda partition: partition.append_marker(1, 0, commit=True),
-        lambda partition: partition.producers(),
-        lambda partition: partition.log.set_flags(2**31),
-        lambda partition: partition.log.clear_flags(2**31),
-        lambda partition: partition.close(),
-    ],
-)
-def test_a_log_of_a_deleted_partition_does_nothing_to_the_one_that_has_its_slot(
-    path: Path, use: Callable[[Partition], object]
-) -> None:
+USES: dict[str, Callable[[Partition], object]] = {
+    "append": lambda partition: partition.append(sealed(["x"])),
+    "sync": lambda partition: partition.sync(9),
+    "sync beyond": lambda partition: partition.sync(10_000),
+    "ends": lambda partition: partition.ends(),
+    "snapshot": lambda partition: partition.snapshot(),
+    "read": lambda partition: partition.reader(0).read(),
+    "checkpoint": lambda partition: partition.checkpoint(),
+    "expire": lambda partition: partition.housekeeping.expire(),
+    "delete_before": lambda partition: partition.housekeeping.delete_before(5),
+    "heal": lambda partition: partition.heal(),
+    "mark_deleted": lambda partition: partition.mark_deleted(),
+    "compact": lambda partition: partition.housekeeping.compact(),
+    "offset_at": lambda partition: partition.offset_at(0),
+    "append_marker": lambda partition: partition.append_marker(1, 0, commit=True),
+    "producers": lambda partition: partition.producers(),
+    "set_flags": lambda partition: partition.log.set_flags(2**31),
+    "clear_flags": lambda partition: partition.log.clear_flags(2**31),
+    "close": lambda partition: partition.close(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_log_of_a_deleted_partition_does_nothing_to_the_one_that_has_its_slot(path: Path, use: str) -> None:
     with klamm.open(path) as store:
         without_maintenance(store._acquired())
         partition = old_partition(store)
         slot = partition.slot * 1024
         before = (path / "heads").read_bytes()[slot : slot + 704]  # without who held its locks last
         with suppress(UnknownTopic):
-            use(partition)
+            USES[use](partition)
         assert (path / "heads").read_bytes()[slot : slot + 704] == before
         assert values(store, "new") == [b"new"]
         assert store.append("new", b"newer") == 1
