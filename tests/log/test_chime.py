@@ -12,7 +12,7 @@ import pytest
 from klamm.disk import _os
 from klamm.log import _head
 from klamm.log.head import Chime
-from tests.procs import PATIENCE, Flag, children, readable, until
+from tests.procs import PATIENCE, Flag, asleep, children, readable, until
 from tests.rig import Rig, batch
 
 
@@ -96,6 +96,35 @@ def test_a_head_that_is_watched_while_it_is_armed_already(no_nap: None, rig: Rig
         assert bell.rang()
         assert bell.chime.moved() == [place]
         bell.chime.arm()
+
+
+def test_a_head_that_is_watched_by_a_chime_that_was_armed_with_nothing_to_watch(
+    no_nap: None, rig: Rig, bell: Bell
+) -> None:
+    """It sleeps for no bell at all, and must listen to one."""
+    bell.chime.arm()
+    for number in range(5):
+        asleep(bell.thread)
+        partition = rig.partition(rig.fresh_slot())
+        place = bell.chime.watch(partition.log)
+        partition.append(batch(0, number))
+        assert bell.rang()
+        assert bell.chime.moved() == [place]
+        bell.chime.unwatch(place)
+        bell.chime.arm()
+
+
+def test_no_other_head_is_missed_while_one_is_watched_no_more(no_nap: None, rig: Rig, bell: Bell) -> None:
+    """The chime is woken for each that comes, and goes back to sleep while they go."""
+    partition, others = rig.partition(1), [rig.partition(slot).log for slot in range(2, 20)]
+    place = bell.chime.watch(partition.log)
+    for number in range(300):
+        bell.chime.arm()
+        for other in [bell.chime.watch(log) for log in others]:
+            bell.chime.unwatch(other)
+        partition.append(batch(1, number))
+        assert bell.rang()
+        assert bell.chime.moved() == [place]
 
 
 def test_another_process_is_heard(no_nap: None, rig: Rig, bell: Bell) -> None:

@@ -371,6 +371,18 @@ MUTANTS = [
         ("tests/disk/test_bell.py",),
     ),
     Mutant(
+        "a chime that was armed with nothing to watch sleeps on when a head is watched",
+        "internals/README.md: one thread sleeps on the bell for all clients",
+        (
+            (
+                "src/klamm/log/_chime.pxi",
+                "            self.wake()             # it may sleep because nothing was watched\n",
+                "",
+            ),
+        ),
+        ("tests/log/test_chime.py::test_a_head_that_is_watched_by_a_chime_that_was_armed_with_nothing_to_watch",),
+    ),
+    Mutant(
         "a head that is watched by an armed chime is not listened to",
         "internals/README.md: one thread sleeps on the bell for all clients",
         (

@@ -68,18 +68,20 @@ cdef class Chime:
             pthread_mutex_unlock(&self.mutex)
         self.logs[place] = log
         if load32(&self.armed) and log.w.bell_bit & ~load32(&self.listening):
+            self.wake()             # it may sleep because nothing was watched
             self.heads.ring_all()   # it listens to too little
         return place
 
     def unwatch(self, Py_ssize_t place):
         cdef Log log
+        cdef uint32_t bits = 0
         del self.logs[place]        # KeyError for what is none
-        self.hold()
-        self.slots[place] = NULL
-        self.bits = 0
         for each in self.logs.values():
             log = each
-            self.bits |= log.w.bell_bit
+            bits |= log.w.bell_bit
+        self.hold()
+        self.slots[place] = NULL
+        self.bits = bits            # at once: the thread looks at it whenever it likes
         pthread_mutex_unlock(&self.mutex)
         self.free.append(place)
 
