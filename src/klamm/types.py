@@ -39,8 +39,6 @@ TopicId = NewType("TopicId", str)
 """The id of a topic, which no other topic ever has. A name may be used again when its topic was deleted."""
 PartitionKey = tuple[TopicId, int]
 """A partition by its topic's id: what the store remembers."""
-TopicPartition = tuple[str, int]
-"""A partition by its topic's name: what programs and clients say."""
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 """Units in which people write lengths of time, as in "90s" and "7d"."""
@@ -59,6 +57,13 @@ def html_table(title: str, names: Iterable[str], rows: Iterable[Iterable[object]
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     caption = f'<caption style="text-align: left">{escape(title)}</caption>'
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class TopicPartition(NamedTuple):
+    """A partition by its topic's name: what programs and clients say. Equal to the plain tuple."""
+
+    topic: str
+    partition: int
 
 
 class Position(NamedTuple):
@@ -342,12 +347,8 @@ class Batch(list[Any]):
         self.begin = begin
         self.end = end
         self.leader_epoch = leader_epoch
-        self._source: tuple[Callable[[], Any], object] | None = None  # of the consumer, weakly; and of which tenure
-
-    @property
-    def consumer(self) -> Callable[[], Any] | None:
-        """A weak reference to the consumer that handed it out and can commit it; None if it has no group."""
-        return None if self._source is None else self._source[0]
+        # What can commit it: the session of its consumer, weakly, and the epoch of its ownership; None without a group.
+        self._source: tuple[Callable[[], Any], object] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Batch, (list(self), self.topic, self.partition, self.begin, self.end, self.leader_epoch)

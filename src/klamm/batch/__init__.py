@@ -11,6 +11,9 @@ Nothing here touches a file, a lock or a topic's settings.
 from __future__ import annotations
 
 from klamm.batch._kernel import (
+    BAD_RAISE,
+    BAD_RAW,
+    BAD_SKIP,
     RECORDS,
     TUPLES,
     VALUES,
@@ -19,6 +22,7 @@ from klamm.batch._kernel import (
     BufferMemory,
     Builder,
     Columns,
+    Decoder,
     Delivery,
     HeadersColumn,
     KeyMap,
@@ -44,6 +48,9 @@ from klamm.batch.header import HEADER_SIZE, Header, parse
 from klamm.batch.partitioner import Partitioner, murmur2, partition_for
 
 __all__ = [
+    "BAD_RAISE",
+    "BAD_RAW",
+    "BAD_SKIP",
     "CODECS",
     "HEADER_SIZE",
     "MAX_DECODED_BYTES",
@@ -55,6 +62,7 @@ __all__ = [
     "BufferMemory",
     "Builder",
     "Columns",
+    "Decoder",
     "Delivery",
     "Header",
     "HeadersColumn",

@@ -173,18 +173,12 @@ cdef class Decoding:
     cdef object key_of
     cdef object value_of
 
-    cdef object loaded(self, object load, const uint8_t *p, int64_t size, int64_t offset):
+    cdef object loaded(self, object load, const uint8_t *p, int64_t size):
         """The key or value, as the user's function makes it of the bytes. A null stays None."""
         if size < 0:
             return None
         raw = PyBytes_FromStringAndSize(<const char *> p, size)
-        if load is None:
-            return raw
-        try:
-            return load(raw)
-        except Exception as error:
-            error.add_note(f"topic {self.topic!r}, partition {self.partition}, offset {offset}")
-            raise
+        return raw if load is None else load(raw)
 
     cdef object make(self, const klamm_batch *batch, const klamm_record *r):
         cdef Record record
@@ -194,13 +188,13 @@ cdef class Decoding:
         if self.value_of is None:
             value = bytes_or_none(r.value, r.value_size)
         else:
-            value = self.loaded(self.value_of, r.value, r.value_size, offset)
+            value = self.loaded(self.value_of, r.value, r.value_size)
         if self.form == FORM_VALUES:
             return value
         if self.key_of is None:
             key = bytes_or_none(r.key, r.key_size)
         else:
-            key = self.loaded(self.key_of, r.key, r.key_size, offset)
+            key = self.loaded(self.key_of, r.key, r.key_size)
         if self.form == FORM_TUPLES:
             pair = PyTuple_New(2)
             Py_INCREF(key)
@@ -237,7 +231,11 @@ cdef class Decoding:
                 raise bad_records(batch, position, f"record {i} has offset delta {r.offset_delta} after {last}")
             last = r.offset_delta
             if low <= last < high:
-                out.append(self.make(batch, &r))
+                try:
+                    out.append(self.make(batch, &r))
+                except Exception as error:
+                    error.add_note(f"topic {self.topic!r}, partition {self.partition}, offset {batch.base_offset + last}")
+                    raise
         if p != end:
             raise bad_records(batch, position, f"{end - p} bytes after the last record")
         return 0

@@ -116,6 +116,20 @@ def decode(
     value_of: Load = None,
 ) -> list[Any]: ...
 
+BAD_RAISE: int
+BAD_SKIP: int
+BAD_RAW: int
+
+class Decoder:
+    offset: int
+    leader_epoch: int
+    has_more: bool
+    def __init__(self, topic: str, partition: int) -> None: ...
+    def use(self, form: int, key_of: Load, value_of: Load, on_bad: int = 0) -> None: ...
+    def seek(self, offset: int) -> None: ...
+    def feed(self, data: Buffer, end_offset: int) -> None: ...
+    def take(self, most: int, most_bytes: int = ...) -> tuple[list[Any], list[int] | None]: ...
+
 COLUMNS: frozenset[str]
 
 Strings: TypeAlias = tuple[int, Memory | None, Memory, Memory]

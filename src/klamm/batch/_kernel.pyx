@@ -364,6 +364,7 @@ def checked_partition(chosen, int64_t count):
 
 include "_builder.pxi"
 include "_decode.pxi"
+include "_decoder.pxi"
 include "_columns.pxi"
 include "_table.pxi"
 include "_lane.pxi"

@@ -345,6 +345,84 @@ cdef class Monitor:
         os_futex_wake(&self.word, ALL_BITS)
 
 
+cdef class PriorityMutex:
+    """A mutex for one thread that takes it again and again, and for others that must not starve.
+
+    That thread says `with mutex:`, and lets those go first that say `with mutex.urgent(...)`.
+    """
+    cdef KlammMutex mutex
+    cdef int asking                 # threads that wait in `urgent`; under the GIL
+    cdef unsigned long owner
+
+    def __cinit__(self):
+        klamm_mutex_init(&self.mutex, NULL)
+
+    @property
+    def is_mine(self):
+        """Whether this thread holds it."""
+        return self.owner == PyThread_get_thread_ident()
+
+    def __enter__(self):
+        cdef int error
+        while self.asking:
+            nap()
+        error = klamm_mutex_lock(&self.mutex, 0)
+        while error:
+            with nogil:
+                error = klamm_mutex_lock(&self.mutex, 1)
+            if error:
+                PyErr_CheckSignals()
+        self.owner = PyThread_get_thread_ident()
+
+    def __exit__(self, *_):
+        self.owner = 0
+        klamm_mutex_unlock(&self.mutex)
+
+    def urgent(self, timeout_s, on_wait, busy):
+        """Hold it for the length of a `with` block.
+
+        `on_wait` is called if another thread holds it, to ask that thread for it. If it is not free in time, the
+        exception that `busy` returns is raised.
+        """
+        return UrgentHold(self, timeout_s, on_wait, busy)
+
+
+cdef class UrgentHold:
+    """See PriorityMutex.urgent."""
+    cdef PriorityMutex mutex
+    cdef double timeout_s
+    cdef object on_wait, busy
+
+    def __cinit__(self, PriorityMutex mutex not None, double timeout_s, on_wait, busy):
+        self.mutex, self.timeout_s, self.on_wait, self.busy = mutex, timeout_s, on_wait, busy
+
+    def __enter__(self):
+        if klamm_mutex_lock(&self.mutex.mutex, 0):
+            self.mutex.asking += 1
+            try:
+                self.wait()
+            finally:
+                self.mutex.asking -= 1
+        self.mutex.owner = PyThread_get_thread_ident()
+
+    cdef int wait(self) except -1:
+        cdef int64_t until = klamm_monotonic_ns() + <int64_t>(self.timeout_s * 1e9)
+        cdef int error
+        self.on_wait()
+        while True:
+            with nogil:
+                error = klamm_mutex_lock(&self.mutex.mutex, 1)
+            if error == 0:
+                return 0
+            PyErr_CheckSignals()
+            if klamm_monotonic_ns() >= until:
+                raise self.busy()
+
+    def __exit__(self, *_):
+        self.mutex.owner = 0
+        klamm_mutex_unlock(&self.mutex.mutex)
+
+
 cdef class Condition:
     """A condition of a Monitor's threads: under one mutex there can be several, each with threads that wait for it."""
     cdef Monitor monitor

@@ -5,6 +5,7 @@ import os as _std
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.errno cimport EAGAIN, EACCES, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 

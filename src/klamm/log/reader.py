@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from klamm.batch import header as batch_header
 from klamm.batch import verify, walk
 from klamm.disk import _os
-from klamm.errors import CorruptBatch, InvalidSetting
+from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 from klamm.log import segment
 from klamm.log._head import SYNC_FAILED
 from klamm.log.aborted_spans import AbortedSpans
@@ -65,10 +65,22 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the place in it is kept, and the next read opens it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file; the position in it is kept, and the next read opens it again."""
+        fd, self._fd = self._fd, -1  # first: no other thread, nor a second call, may close a number that is used again
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a file open."""
+        return self._fd >= 0
+
+    @property
+    def end(self) -> tuple[int, int, int, int, bool] | None:
+        """Where a Poller may read on: descriptor, base, position, next offset, contiguous; None: not known."""
+        if self._fd < 0 or self.offset != self._expected or not self._committed:
+            return None
+        return self._fd, self._base, self._position, self._expected, self.partition.contiguous
 
     def seek(self, offset: int) -> None:
         if offset != self.offset:
@@ -81,15 +93,45 @@ class Reader:
 
         The first batch may hold records before `offset`. OffsetOutOfRange if `offset` is not in the log.
         """
-        while True:
-            data = self._read(max_bytes)
-            if not data or not self._committed:
-                return data
+        try:
+            while True:
+                data = self._read(max_bytes)
+                if not data:
+                    return data
+                data = self._visible(data)
+                if data:
+                    return data
+        except KlammError:
+            raise
+        except BaseException:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """After an interrupt, which may have come between any two steps: look the offset up again."""
+        self._base = -1
+        self.close()
+
+    def take(self, data: bytes, next_offset: int) -> memoryview:
+        """Go on behind `data`, which a Poller has read at `end`; return what of it is not aborted."""
+        try:
+            self._advance(len(data), next_offset)
+            return self._visible(memoryview(data))
+        except BaseException:
+            self._forget()
+            raise
+
+    def _advance(self, size: int, next_offset: int) -> None:
+        self._position += size
+        self.offset = self._expected = next_offset
+
+    def _visible(self, data: memoryview) -> memoryview:
+        """Leave out what was aborted, for a reader of committed records."""
+        if self._committed:
             self._aborted.refresh(self._base)
             if self._aborted:
-                data = self._without_aborted(data)
-            if data:
-                return data
+                return self._without_aborted(data)
+        return data
 
     def _without_aborted(self, data: memoryview) -> memoryview:
         kept: list[memoryview] = []
@@ -116,9 +158,8 @@ class Reader:
                 self._fd, self._base, self._position, self._expected, max_bytes, partition.contiguous
             )
             if found is not None:
-                batches, self.offset = found
-                self._expected = self.offset
-                self._position += len(batches)
+                batches, following = found
+                self._advance(len(batches), following)
                 return batches
         max_bytes = max(max_bytes, batch_header.HEADER_SIZE)  # enough to see how long the first batch is
         while True:
