@@ -376,9 +376,8 @@ class Store(GroupAdmin, fork.ForkAware):
         log: "error", or go on at the "earliest" or "latest". The other options: docs/reference/api.md.
         """
         core = self._acquired()
-        consumer = Consumer(core, topics, **options)
+        consumer = Consumer(core, topics, store=self, **options)
         core.look_after()
-        consumer._store = self
         self._clients.add(consumer)
         return consumer
 
@@ -405,7 +404,7 @@ class Store(GroupAdmin, fork.ForkAware):
         core = self._acquired()
         with self._mutex:
             if self._pool is None or self._pool.core is not core:
-                self._pool = Pool(core, self._clients)
+                self._pool = Pool(core)
                 self._clients.add(self._pool)
         transaction = self._pool.begin(name, **options)
         transaction._store = self

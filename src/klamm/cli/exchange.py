@@ -26,10 +26,11 @@ from klamm.cli.output import Tick, count_of, fact, is_terminal, progress
 from klamm.cli.reading import interruptible
 from klamm.cli.records import parse_time
 from klamm.cli.send import provide, send_all
-from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened, some_topics
-from klamm.cli.tail import up_to
+from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, core_of, opened, some_topics
+from klamm.client.consume.range_reader import read_ranges
 from klamm.client.plain import PlainRecord, as_plain, from_json
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError
+from klamm.types import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -145,21 +146,17 @@ def _export_rows(
 ) -> int:
     write = _csv_writer(file, _FIELDS) if form == "csv" else None
     total, done = sum(map(len, ranges.values())), 0
-    starts = {number: offsets.start for number, offsets in ranges.items()}
-    with store.consumer(topic, start=starts, wait_ms=0, on_out_of_range="earliest") as consumer:
-        for number, offsets in ranges.items():
-            if not offsets:
-                consumer.pause(topic, number)
-        for batch in up_to(consumer, {number: offsets.stop for number, offsets in ranges.items() if offsets}):
-            for record in batch:
-                row = as_plain(record)
-                if write is None:
-                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                else:
-                    _to_csv(record, row, in_base64)
-                    write([row[name] for name in _FIELDS])
-            done += len(batch)
-            tick(done, total)
+    named = {TopicPartition(topic, number): offsets for number, offsets in ranges.items()}
+    for batch in read_ranges(core_of(store), named):
+        for record in batch:
+            row = as_plain(record)
+            if write is None:
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            else:
+                _to_csv(record, row, in_base64)
+                write([row[name] for name in _FIELDS])
+        done += len(batch)
+        tick(done, total)
     return done
 
 

@@ -14,6 +14,7 @@ from klamm.errors import KlammError, NotAStore, ReadOnly
 
 if TYPE_CHECKING:
     from klamm.api import Store
+    from klamm.store.directory import Core
 
 __all__ = [
     "CreateOption",
@@ -21,6 +22,7 @@ __all__ = [
     "PathArgument",
     "StoreOption",
     "TopicArgument",
+    "core_of",
     "found_path",
     "is_store",
     "opened",
@@ -103,3 +105,8 @@ def opened(given: str | None, *, create: bool = False, looks: bool = False, read
         store = klamm.open(path, read_only=True)
     with store:
         yield store
+
+
+def core_of(store: Store) -> Core:
+    """Return what the layers below the API work with."""
+    return store._acquired()

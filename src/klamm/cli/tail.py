@@ -17,17 +17,19 @@ import typer
 
 from klamm.cli.output import Tick, is_terminal, moment, progress, styled, write
 from klamm.cli.records import Filter, Format, parse_time, text
-from klamm.cli.stores import StoreOption, TopicArgument, opened, some_groups
+from klamm.cli.stores import StoreOption, TopicArgument, core_of, opened, some_groups
+from klamm.client.consume.range_reader import read_ranges
 from klamm.client.plain import as_plain
+from klamm.client.tail import last_records
 from klamm.errors import InvalidSetting, OffsetOutOfRange, UnknownTopic
+from klamm.types import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.api import Store
     from klamm.batch import Record
-    from klamm.client.consumer import Consumer
     from klamm.types import PartitionInfo
 
-__all__ = ["tail", "up_to"]
+__all__ = ["tail"]
 
 _CHUNK = 5_000
 _LOOK_BACK = (1_000, 100_000)  # offsets at a time: at first, and at most
@@ -174,29 +176,18 @@ def _clamped(topic: str, offset: int, chosen: list[PartitionInfo]) -> dict[int, 
     return {each.number: min(max(offset, each.start), each.end) for each in chosen}
 
 
-def up_to(consumer: Consumer, ends: Mapping[int, int]) -> Iterator[Any]:
-    """Batches up to those ends, by partition, of a consumer that does not wait."""
-    left = {number for number, end in ends.items() if end > 0}
-    while left:
-        batch = consumer.poll(_CHUNK)
-        if batch.partition < 0:
-            return
-        end = ends.get(batch.partition, 0)
-        if batch.end >= end:
-            left.discard(batch.partition)
-            consumer.pause(batch.topic, batch.partition)
-        yield batch if batch.end <= end else [record for record in batch if record.offset < end]
-
-
 @contextmanager
 def _from(store: Store, topic: str, chosen: list[PartitionInfo], start: Any, follow: bool) -> Iterator[_Source]:
     numbers = [each.number for each in chosen]
     with store.consumer(
         topic, start=start, partitions=numbers, wait_ms=None if follow else 0, on_out_of_range="earliest"
     ) as consumer:
-        yield _Source(
-            consumer.batches(_CHUNK) if follow else up_to(consumer, {each.number: each.end for each in chosen})
-        )
+        if follow:
+            yield _Source(consumer.batches(_CHUNK))
+        else:
+            begins, ends = consumer.positions(), {each.number: each.end for each in chosen}
+            ranges = {name: range(at.offset, ends[name.partition]) for name, at in begins.items()}
+            yield _Source(read_ranges(core_of(store), ranges))
 
 
 @contextmanager
@@ -210,12 +201,10 @@ def _last(
     store: Store, topic: str, chosen: list[PartitionInfo], n: int, wanted: Filter, follow: bool
 ) -> Iterator[_Source]:
     """The last `n` that are wanted; with `follow`, then those that come."""
-    from klamm.client.tail import last_records
-
     numbers = [each.number for each in chosen]
     with store.consumer(topic, start="latest", partitions=numbers, wait_ms=None) as consumer:
         if wanted.takes_all:
-            last = last_records(store._acquired(), consumer.positions(), n, None, None)
+            last = last_records(core_of(store), consumer.positions(), n, None, None)
         else:
             ends = {number: position.offset for (_, number), position in consumer.positions().items()}
             last = _last_wanted(
@@ -239,13 +228,10 @@ def _last_wanted(store: Store, topic: str, chosen: Mapping[int, range], n: int, 
             stop, reach = offsets.stop, max(n, _LOOK_BACK[0])
             while len(mine) < n and stop > offsets.start:
                 begin = max(offsets.start, stop - reach)
-                with store.consumer(
-                    topic, start={number: begin}, partitions=[number], wait_ms=0, on_out_of_range="earliest"
-                ) as consumer:
-                    part: list[Any] = []
-                    for batch in up_to(consumer, {number: stop}):
-                        part = [*part, *filter(wanted, batch)][-n:]
-                        tick(done := done + len(batch), total)
+                part: list[Any] = []
+                for batch in read_ranges(core_of(store), {TopicPartition(topic, number): range(begin, stop)}):
+                    part = [*part, *filter(wanted, batch)][-n:]
+                    tick(done := done + len(batch), total)
                 mine = [*part, *mine][-n:]
                 stop, reach = begin, min(reach * 4, _LOOK_BACK[1])
             found.append(mine)

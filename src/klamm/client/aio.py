@@ -9,25 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from klamm.client import consumer as sync
-from klamm.client.consumer import check_count, seconds
-from klamm.types import Batch, Committed, Position
+from klamm.client.consumer import check_count, seconds, session_of
+from klamm.types import Batch, Committed, Position, TopicPartition
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.batch import Delivery
     from klamm.client.commits import What
-    from klamm.client.cursor import Cursor
+    from klamm.client.consume.read_engine import Records
     from klamm.client.producer import Producer as SyncProducer
+    from klamm.client.producer_options import TransactionOptions
     from klamm.client.start import Start
     from klamm.client.transaction import Transaction as SyncTransaction
 
 __all__ = ["Consumer", "Opening", "Producer", "Transaction"]
 
 T = TypeVar("T", bound=Any)
+_AT_ONCE = 500  # records that a loop takes; then the group is looked after
 
 
 class Opening(Generic[T]):
@@ -95,39 +97,42 @@ class Consumer:
 
     def __init__(self, consumer: sync.Consumer) -> None:
         self._sync = consumer
+        self._session = session_of(consumer)
         self._executor = ThreadPoolExecutor(1, "klamm-aio-consumer")
-        self._waiting: asyncio.Future[Cursor | None] | None = None
-        self._current: Iterator[Any] | None = None
+        self._waiting: asyncio.Future[Records | None] | None = None
+        self._gives_up = False
+        self._current: Iterator[Any] = iter(())
 
-    async def _ready(self, wait_s: float | None) -> Cursor | None:
-        """A cursor that has records to hand out. They stay with it until they are, whoever cancels this."""
-        if self._waiting is not None:  # somebody gave up waiting; its thread does so, too
+    async def _next(self, max_records: int, wait_s: float | None) -> Records | None:
+        """Wait in the consumer's thread. What it finds after this was cancelled is not handed out to anybody."""
+        if self._waiting is not None:  # a task gave up waiting; its thread does so, too
             await asyncio.wait([self._waiting])
             self._waiting = None
-        self._sync._nudged = False
-        if self._sync._sharing is not None:
-            self._sync._sharing.task = id(asyncio.current_task())
-        waiting = asyncio.get_running_loop().run_in_executor(self._executor, self._sync._ready, wait_s)
+        self._gives_up = False
+        self._current = iter(())
+        loop = asyncio.get_running_loop()
+        waiting = loop.run_in_executor(
+            self._executor, self._session.next_records, max_records, wait_s, lambda: self._gives_up
+        )
         try:
-            cursor = await asyncio.shield(waiting)
-            if self._sync._sharing is not None:
-                self._sync._sharing.polled_by = id(asyncio.current_task())  # whose aborted transactions rewind it
-            return cursor
+            return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             self._waiting = waiting
             waiting.add_done_callback(_forget_error)
-            self._sync._nudge()
+            self._gives_up = True
+            self._session.wake()
             raise
 
     async def poll(self, max_records: int = 500, timeout_ms: float | None = None) -> Batch:
-        """The next records of one partition, at most `max_records`; an empty Batch if none came in time."""
+        """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time."""
         check_count(max_records)
-        cursor = await self._ready(self._sync._wait_s if timeout_ms is None else seconds("timeout_ms", timeout_ms))
-        return Batch() if cursor is None else self._sync._hand_out(cursor, max_records)
+        wait_s = self._session.wait_s if timeout_ms is None else seconds("timeout_ms", timeout_ms)
+        records = await self._next(max_records, wait_s)
+        return Batch() if records is None else records.batch()
 
     async def batches(self, max_records: int = 500) -> AsyncIterator[Batch]:
         """One `poll` after the other, until nothing comes for `wait_ms`, or `stop`."""
-        while not self._sync._stopped:
+        while not self._session.is_stopped:
             batch = await self.poll(max_records)
             if not batch:
                 return
@@ -137,21 +142,20 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Any:
-        while not self._sync._stopped:
-            if self._current is not None and self._sync._current is self._current:
-                for record in self._current:
-                    return record
-            cursor = await self._ready(self._sync._wait_s)
-            if cursor is None:
+        while not self._session.is_stopped:
+            for record in self._current:
+                return record
+            records = await self._next(_AT_ONCE, self._session.wait_s)
+            if records is None:
                 break
-            self._current = self._sync._begin_iteration(cursor)
+            self._current = iter(records)
         raise StopAsyncIteration
 
     def stop(self) -> None:
         """End the loop that reads, quietly, and every later one. May be called from any task or thread."""
         self._sync.stop()
 
-    def assignment(self) -> list[tuple[str, int]]:
+    def assignment(self) -> list[TopicPartition]:
         """The (topic, partition)s it reads."""
         return self._sync.assignment()
 
@@ -159,16 +163,18 @@ class Consumer:
         """The next offset that is handed out."""
         return self._sync.position(topic, partition)
 
-    def positions(self) -> dict[tuple[str, int], Position]:
+    def positions(self) -> dict[TopicPartition, Position]:
         """All of them."""
         return self._sync.positions()
 
     async def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
         """Go on at `offset`."""
+        self._current = iter(())
         await self._run(self._sync.seek, topic, partition, offset, leader_epoch)
 
     async def seek_to(self, start: Start) -> None:
         """Go on at what `start` means for a new consumer."""
+        self._current = iter(())
         await self._run(self._sync.seek_to, start)
 
     async def commit(self, what: What = None, *, metadata: str = "") -> None:
@@ -181,11 +187,21 @@ class Consumer:
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Read nothing more from there until `resume`."""
+        self._current = iter(())
         self._sync.pause(topic, partition)
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
         """Go on where it was paused."""
+        self._current = iter(())
         self._sync.resume(topic, partition)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opening[Transaction]:
+        """Begin a transaction in which this consumer takes part: it goes back if the transaction is aborted."""
+
+        async def start() -> Transaction:
+            return Transaction(await asyncio.to_thread(self._sync.transaction, name, **options))
+
+        return Opening(start)
 
     async def _run(self, call: Callable[..., Any], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
@@ -212,7 +228,6 @@ class Transaction:
     def __init__(self, transaction: SyncTransaction) -> None:
         self._sync = transaction
         transaction._defers = True
-        transaction._polled_by = id(asyncio.current_task())
 
     async def send(self, topic: str, value: Any, **options: Any) -> Delivery:
         """Take one record into a batch; a batch that is full is appended in a thread."""

@@ -18,7 +18,7 @@ from klamm.types import TopicPartition
 
 __all__ = ["Assignor", "Share", "assigned", "pools", "quota", "share"]
 
-Assignor: TypeAlias = Callable[[list[str], list[TopicPartition]], Mapping[str, Iterable[TopicPartition]]]
+Assignor: TypeAlias = Callable[[list[str], list[tuple[str, int]]], Mapping[str, Iterable[tuple[str, int]]]]
 """(members, partitions) -> whose each partition is. Every member calls it: the same arguments, the same answer."""
 
 
@@ -51,7 +51,7 @@ def pools(
         for number in range(topics[topic]):
             who = everything + [member for member, numbers in chosen.items() if number in numbers]
             if who:
-                found.setdefault(tuple(sorted(who)), []).append((topic, number))
+                found.setdefault(tuple(sorted(who)), []).append(TopicPartition(topic, number))
     return found
 
 
@@ -76,7 +76,7 @@ def assigned(
     answer = assignor(list(ids), list(partitions))
     if not isinstance(answer, Mapping):
         raise GroupError(f"the assignor gave {type(answer).__name__}, want a mapping of members to partitions")
-    wanted = dict.fromkeys((topic, number) for topic, number in answer.get(me, ()))
+    wanted = dict.fromkeys(TopicPartition(topic, number) for topic, number in answer.get(me, ()))
     strange = wanted.keys() - set(partitions)
     if strange:
         raise GroupError(f"the assignor gave {min(strange)!r}, which is not a partition to share out")

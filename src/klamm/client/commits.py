@@ -6,7 +6,7 @@
 `commit()` stores the positions of everything handed out; commit(batch) and the others what they name. Each checks,
 under the member's mutex, that the partitions are owned and stay so until the write is done: NotOwner otherwise, and
 nothing of it is stored. A batch that was handed out before a partition was lost cannot be committed when it has come
-back: it says which tenure it is of.
+back: it says of which ownership epoch it is.
 
 A transaction that moves offsets makes a Claim, which compares and sets: its batches follow on from `since`, and what
 is `stored` is still there. After an abort the consumer goes back to `since`.
@@ -31,31 +31,39 @@ from klamm.types import Batch, Committed, PartitionKey, Position, TopicPartition
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from klamm.client.cursor import Cursor
+    from klamm.client.consume.read_engine import ReadEngine
     from klamm.client.membership import Member
     from klamm.store.directory import Core
     from klamm.store.lineage import Input
 
 __all__ = ["Claim", "Commits", "What"]
 
-What: TypeAlias = Batch | Record | Mapping[TopicPartition, int | Position] | None
+
+What: TypeAlias = (
+    Batch
+    | Record
+    | Mapping[tuple[str, int], int | Position]
+    | Mapping[TopicPartition, int]
+    | Mapping[TopicPartition, Position]
+    | None
+)
 
 
 class _Entry(NamedTuple):
     position: Position
     begin: int | None  # of what was read up to there; None: not known, as in a mapping
-    tenure: object | None  # of the partition, when that was read, or the commit asked for; None: it was not ours
+    epoch: object | None  # of our ownership, when that was read, or the commit asked for; None: it was not ours
 
 
 class Commits:
-    """The progress of one consumer. `cursors` is the consumer's own dictionary."""
+    """The progress of one consumer, whose engine says what was handed out."""
 
     def __init__(
         self,
         core: Core,
         member: Member | None,
         offsets: Offsets | None,
-        cursors: Mapping[TopicPartition, Cursor],
+        engine: ReadEngine,
         *,
         auto_interval_ms: float | None,
     ) -> None:
@@ -64,11 +72,13 @@ class Commits:
         self._offsets = offsets
         if offsets is not None and hasattr(offsets, "bind"):
             offsets.bind(core)
-        self._cursors = cursors
+        self._engine = engine
         self._auto_s = None if auto_interval_ms is None else auto_interval_ms / 1000
         self._committed_at = time.monotonic()
         self.stored: dict[TopicPartition, int | None] = {}
         self.since: dict[TopicPartition, int] = {}
+        self._since_mutex = threading.Lock()
+        self._epochs: dict[TopicPartition, object] = {}  # of our ownership
         self.stale = False  # what `offsets` keeps is not what we thought: load it before reading on
         self._done: dict[TopicPartition, Position] = {}  # handed out before the last poll, so done; for auto-commit
         self._pending: list[Future[None]] = []
@@ -128,11 +138,19 @@ class Commits:
             self.stored.pop(place, None)
             self.since.pop(place, None)
             self._done.pop(place, None)
+            self._epochs.pop(place, None)
+
+    def own(self, places: Iterable[TopicPartition]) -> None:
+        """They are ours now."""
+        self._epochs.update((place, object()) for place in places)
 
     # ---- what is handed out
 
-    def hand_out(self, place: TopicPartition, begin: int) -> None:
-        self.since.setdefault(place, begin)
+    def hand_out(self, place: TopicPartition, begin: int) -> object | None:
+        """Records from `begin` on were returned; return the epoch of our ownership, for the batch."""
+        with self._since_mutex:
+            self.since.setdefault(place, begin)
+        return self._epochs.get(place)
 
     def moved(self, places: Iterable[TopicPartition]) -> None:
         """The user has put the consumer elsewhere: what was handed out and not committed is given up."""
@@ -162,8 +180,9 @@ class Commits:
 
     def _positions(self) -> dict[TopicPartition, Position]:
         """Of the partitions where something was handed out and not committed."""
-        found = {place: self._cursors[place].position for place in list(self.since) if place in self._cursors}
-        return {place: position for place, position in found.items() if position.offset != self.since.get(place)}
+        found = {place: self._engine.handed_out(place) for place in list(self.since)}
+        positions = {place: handed.position for place, handed in found.items() if handed is not None}
+        return {place: position for place, position in positions.items() if position.offset != self.since.get(place)}
 
     # ---- committing
 
@@ -224,26 +243,26 @@ class Commits:
         if isinstance(what, Batch):
             if what.begin < 0:  # a poll that gave nothing
                 return {}
-            place, position = (what.topic, what.partition), Position(what.end, what.leader_epoch)
+            place, position = TopicPartition(what.topic, what.partition), Position(what.end, what.leader_epoch)
             entry = self._entry(place, position, what.begin)
-            return {place: entry if what._source is None else entry._replace(tenure=what._source[1])}
+            return {place: entry if what._source is None else entry._replace(epoch=what._source[1])}
         if isinstance(what, Record):
-            place, position = (what.topic, what.partition), Position(what.offset + 1, what.leader_epoch)
+            place, position = TopicPartition(what.topic, what.partition), Position(what.offset + 1, what.leader_epoch)
             return {place: self._entry(place, position, self.since.get(place, what.offset))}
         if isinstance(what, Mapping):
-            places = {(str(topic), int(number)): checked_position(at) for (topic, number), at in what.items()}
+            places = {
+                TopicPartition(str(topic), int(number)): checked_position(at) for (topic, number), at in what.items()
+            }
             return {place: self._entry(place, at, None) for place, at in places.items()}
         raise TypeError(f"commit takes a batch, a record or a mapping, not {type(what).__name__}")
 
     def _entry(self, place: TopicPartition, position: Position, begin: int | None) -> _Entry:
-        cursor = self._cursors.get(place)
-        return _Entry(position, begin, None if cursor is None else cursor.tenure)
+        return _Entry(position, begin, self._epochs.get(place))
 
     def _refuse_former(self, entries: dict[TopicPartition, _Entry]) -> None:
         """What is from before a partition was lost and came back. Under the mutex: it stays ours until it is let go."""
         for place, entry in entries.items():
-            cursor = self._cursors.get(place)
-            if entry.tenure is not None and (cursor is None or cursor.tenure is not entry.tenure):
+            if entry.epoch is not None and self._epochs.get(place) is not entry.epoch:
                 raise NotOwner(
                     f"{place[0]}/{place[1]}: what ends at {entry.position.offset} was handed out before the partition"
                     " was lost and came back",
@@ -286,11 +305,12 @@ class Commits:
         """Those offsets are stored."""
         for place, end in ends.items():
             self.stored[place] = end
-            cursor = self._cursors.get(place)
-            if cursor is None or (cursor.position.offset <= end and not cursor.is_iterated):
-                self.since.pop(place, None)
-            elif place in self.since:
-                self.since[place] = end  # a loop goes on handing out, without a word
+            with self._since_mutex:  # or what is returned meanwhile would not count as handed out
+                handed = self._engine.handed_out(place)
+                if handed is None or (handed.position.offset <= end and not handed.has_more):
+                    self.since.pop(place, None)
+                elif place in self.since:
+                    self.since[place] = end  # a loop goes on handing out
 
     def claim(self) -> Claim:
         """For a transaction that moves this group's offsets."""
@@ -306,7 +326,7 @@ class Claim:
     with claim.member.mutex, gate, database.transaction() as execute:
         claim.refuse_others()                              # NotOwner
         put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
-    claim.done()                                           # or consumer._rewind(), after an abort
+    claim.done()                                           # or session.rewind(), after an abort
     """
 
     def __init__(self, commits: Commits, member: Member) -> None:

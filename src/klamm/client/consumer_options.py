@@ -26,6 +26,7 @@ class ConsumerOptions(SharingOptions, total=False):
     key_serde: Serde | None
     form: str
     on_out_of_range: str
+    on_bad_record: str
     max_bytes: int
     spin_us: int
     isolation: str

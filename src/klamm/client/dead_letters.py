@@ -31,7 +31,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import Record, encode_one
-from klamm.client.consumer import Consumer
+from klamm.client.consume.range_reader import read_ranges
 from klamm.client.target import Target
 from klamm.client.transaction import Pool, Transaction
 from klamm.errors import (
@@ -44,6 +44,7 @@ from klamm.errors import (
 )
 from klamm.store import once
 from klamm.store.names import nearest
+from klamm.types import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core, OpenTopic
@@ -230,14 +231,8 @@ def _letters(core: Core, topic: str, notes: _Notes) -> Iterator[DeadLetter]:
 
 def _records(core: Core, topic: str, partition: int, start: int, end: int) -> Iterator[Record]:
     """Read the committed records from `start`, or where the log starts now, up to `end`."""
-    if start >= end:
-        return
-    with Consumer(core, topic, partitions=[partition], start=start, wait_ms=0, on_out_of_range="earliest") as consumer:
-        while batch := consumer.poll():
-            for record in batch:
-                if record.offset >= end:
-                    return
-                yield record
+    for batch in read_ranges(core, {TopicPartition(topic, partition): range(start, end)}):
+        yield from batch
 
 
 def _letter(record: Record) -> DeadLetter:
@@ -313,7 +308,7 @@ def redrive(
     total = len(chosen) if limit is None else min(limit, len(chosen))
     letters = (letter for letter in _letters(core, topic, notes) if _place(letter) in chosen)
     count = 0
-    pool = Pool(core, ())
+    pool = Pool(core)
     try:
         while chunk := _some(letters, _CHUNK if limit is None else min(_CHUNK, limit - count)):
             count += _put_back_once(pool, notes, chunk, to)

@@ -7,14 +7,13 @@ it would, `reset_offsets` does it, if the group still stands there and has no me
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.batch import RECORDS, decode
 from klamm.client.start import Start, Starting, checked_position
-from klamm.client.subscription import wanted_of
-from klamm.errors import CommitGap, GroupBusy, InvalidSetting, KlammError, UnknownGroup, UnknownTopic
+from klamm.client.subscription import open_partitions, wanted_of
+from klamm.errors import CommitGap, GroupBusy, InvalidSetting, KlammError, UnknownGroup
 from klamm.store.groups import Group, OffsetRow, checked_metadata, checked_name, put_offsets
 from klamm.types import (
     Committed,
@@ -27,14 +26,14 @@ from klamm.types import (
     PartitionKey,
     Position,
     TopicId,
-    TopicPartition,
 )
 
 if TYPE_CHECKING:
     from klamm.batch import Record
     from klamm.log.partition import Partition
-    from klamm.store.directory import Core
+    from klamm.store.directory import Core, OpenTopic
     from klamm.store.settings import Value
+    from klamm.types import TopicPartition
 
 __all__ = ["GroupAdmin", "To"]
 
@@ -65,7 +64,7 @@ class GroupAdmin(ABC):
         topics = {topic.name: topic for topic in core.catalog.topics()}
         names = {topic.id: topic.name for topic in topics.values()}
         members: list[GroupMember] = []
-        wanted: set[TopicPartition] = set()
+        wanted: set[tuple[str, int]] = set()
         for row in core.groups.rows(group.number):
             if row.place in live:
                 chosen = wanted_of(row.topics, topics)
@@ -79,10 +78,10 @@ class GroupAdmin(ABC):
             for row in core.groups.offsets(group.number).values()
             if row.topic_id in names
         }
-        found = []
-        for place in sorted(wanted | stored.keys()):
-            with suppress(UnknownTopic):  # it was deleted just now
-                found.append(_standing(core, place, stored.get(place)))
+        found = [
+            _standing(partition, stored.get(name))
+            for name, partition in open_partitions(core, sorted(wanted | stored.keys()), skip_unknown=True).items()
+        ]
         state = "active" if live else "empty"
         return GroupInfo(group.name, state, group.door, tuple(members), tuple(found), group.created_ms)
 
@@ -101,31 +100,15 @@ class GroupAdmin(ABC):
             topics = _of_mapping(to)
         if topics is None and found is None:
             raise UnknownGroup(f"there is no group {group!r}", hint="name the topics, to give a new one offsets")
-        places = sorted(stored) if topics is None else _places(core, topics)
+        names = sorted(stored) if topics is None else _places(core, topics)
+        moved = _moved_by(core, to, stored)
         moves = []
-        for place in places:
-            partition = core.topic(place[0]).partition(place[1])
-            after = self._after(core, to, place, partition, stored.get(place))
+        for name, partition in open_partitions(core, names).items():
+            after = moved(name, partition)
             if after is not None:
-                before = stored[place].offset if place in stored else None
-                moves.append(OffsetMove(group, *place, before, *_clamped(partition, after)))
+                before = stored[name].offset if name in stored else None
+                moves.append(OffsetMove(group, *name, before, *_clamped(partition, after)))
         return moves
-
-    def _after(
-        self, core: Core, to: Any, place: TopicPartition, partition: Partition, now: OffsetRow | None
-    ) -> Position | None:
-        """Where one partition would stand; None: it is left alone."""
-        if isinstance(to, tuple) and len(to) == 2 and to[0] == "by":
-            if not isinstance(to[1], int) or isinstance(to[1], bool):
-                raise TypeError(f"to: by is a whole number, not {type(to[1]).__name__}")
-            return None if now is None else Position(max(0, now.offset + to[1]))
-        if isinstance(to, tuple) and len(to) == 2 and to[0] == "group":
-            row = _by_place(core, core.groups.get(to[1])).get(place)
-            return None if row is None else Position(row.offset, row.leader_epoch)
-        starting = Starting(to)
-        if isinstance(to, Mapping) and not starting.names(*place):
-            return None
-        return starting.position_in(partition, new=False)
 
     def reset_offsets(self, plan: Iterable[OffsetMove]) -> None:
         """Do what `plan_reset` said, all or nothing. GroupBusy if the group has members, or has moved since."""
@@ -136,8 +119,9 @@ class GroupAdmin(ABC):
                 raise TypeError(f"a plan consists of OffsetMoves, not {type(move).__name__}")
         rows: dict[str, list[OffsetRow]] = {}
         expect: dict[str, dict[PartitionKey, int | None]] = {}
+        ids = {name: core.topic(name).topic.id for name in {move.topic for move in moves}}
         for move in moves:
-            row = OffsetRow(core.topic(move.topic).topic.id, move.partition, move.after, move.leader_epoch)
+            row = OffsetRow(ids[move.topic], move.partition, move.after, move.leader_epoch)
             rows.setdefault(move.group, []).append(row)
             expect.setdefault(move.group, {})[row.key] = move.before
         database = core.catalog.database
@@ -179,9 +163,10 @@ class GroupAdmin(ABC):
                 raise InvalidSetting(f"import_group: format {data['format']!r} is not known")
             wanted = checked_name(data["group"] if name is None else name)
             same_store = data["store_id"] == core.catalog.store_id  # else its epochs mean nothing here
+            opened = {name: core.topic(name) for name in {each["topic"] for each in data["offsets"]}}
             rows = [
                 OffsetRow(
-                    _topic_id(core, each["topic"], each["partition"]),
+                    _topic_id(opened[each["topic"]], each["partition"]),
                     each["partition"],
                     *checked_position((each["offset"], each["leader_epoch"] if same_store else -1)),
                     checked_metadata(each["metadata"]),
@@ -224,19 +209,37 @@ class GroupAdmin(ABC):
         return who(self._acquired())
 
 
-def _by_place(core: Core, group: Group) -> dict[TopicPartition, OffsetRow]:
+def _by_place(core: Core, group: Group) -> dict[tuple[str, int], OffsetRow]:
     names = {topic.id: topic.name for topic in core.catalog.topics()}
     rows = core.groups.offsets(group.number).values()
     return {(names[row.topic_id], row.partition): row for row in rows if row.topic_id in names}
 
 
-def _topic_id(core: Core, topic: str, number: int) -> TopicId:
-    opened = core.topic(topic)
+def _moved_by(
+    core: Core, to: Any, stored: Mapping[tuple[str, int], OffsetRow]
+) -> Callable[[TopicPartition, Partition], Position | None]:
+    """Return what says where a partition would be; None: it is left alone."""
+    if isinstance(to, tuple) and len(to) == 2 and to[0] == "by":
+        if not isinstance(to[1], int) or isinstance(to[1], bool):
+            raise TypeError(f"to: by is a whole number, not {type(to[1]).__name__}")
+        by = to[1]
+        return lambda name, _: Position(max(0, stored[name].offset + by)) if name in stored else None
+    if isinstance(to, tuple) and len(to) == 2 and to[0] == "group":
+        others = _by_place(core, core.groups.get(to[1]))
+        return lambda name, _: Position(others[name].offset, others[name].leader_epoch) if name in others else None
+    starting = Starting(to)
+    is_mapping = isinstance(to, Mapping)
+    return lambda name, partition: (
+        None if is_mapping and not starting.names(*name) else starting.position_in(partition, new=False)
+    )
+
+
+def _topic_id(opened: OpenTopic, number: int) -> TopicId:
     opened.partition(number)  # UnknownTopic if it has not so many
     return opened.topic.id
 
 
-def _places(core: Core, topics: Any) -> list[TopicPartition]:
+def _places(core: Core, topics: Any) -> list[tuple[str, int]]:
     """A name, several, or {name: partitions}."""
     if isinstance(topics, str):
         topics = [topics]
@@ -263,8 +266,7 @@ def _clamped(partition: Partition, position: Position) -> Position:
     return position if offset == position.offset else Position(offset)
 
 
-def _standing(core: Core, place: TopicPartition, row: OffsetRow | None) -> GroupOffset:
-    partition = core.topic(place[0]).partition(place[1])
+def _standing(partition: Partition, row: OffsetRow | None) -> GroupOffset:
     ends = partition.ends()
     committed = None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)
     at = max(ends.start, 0 if row is None else row.offset)
@@ -280,7 +282,7 @@ def _standing(core: Core, place: TopicPartition, row: OffsetRow | None) -> Group
                 lag_ms = max(0, partition.now_ms() - waiting)
             elif ends.stable == ends.end:  # only markers, and what was aborted
                 lag = 0
-    return GroupOffset(*place, committed, ends.end, lag, lag_ms)
+    return GroupOffset(partition.topic, partition.number, committed, ends.end, lag, lag_ms)
 
 
 def _first_record(partition: Partition, offset: int) -> int | None:

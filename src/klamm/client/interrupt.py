@@ -1,12 +1,14 @@
 """Ctrl-C ends a loop over a consumer quietly, and not in the middle of a record.
 
-While such a loop runs in the main thread, and nobody else handles SIGINT, Ctrl-C
+That is for loops that would never end by themselves: a `for` statement over a consumer that waits without limit. While
+such a loop runs in the main thread, and the program handles SIGINT in no other way, Ctrl-C
 
     while the loop waits for records    ends it at once
     while the body of the loop runs     ends it when the body comes back for the next record
     a second time                       raises KeyboardInterrupt, wherever that is
 
-The loop simply ends, as if there were no more records. Outside of such loops nothing changes.
+The loop simply ends, as if there were no more records. Elsewhere nothing changes: a read that is bounded raises
+KeyboardInterrupt, as Python does, and so does `next()` of an iterator.
 """
 
 from __future__ import annotations
@@ -15,34 +17,44 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from opcode import opmap
+from types import CodeType, FrameType
 from typing import Self
 
 __all__ = ["Loop"]
 
 _GENERATOR = 0x20  # inspect.CO_GENERATOR, without the import
+_FOR = opmap["FOR_ITER"]
 _running: list[Loop] = []
 
 
 class Loop:
     """One loop, from its first record to its end. A context manager inside of a generator."""
 
-    __slots__ = ("_frame", "_on_interrupt", "interrupted", "waiting")
+    __slots__ = ("_code", "_frame", "_is_bounded", "_is_call", "_on_interrupt", "interrupted")
 
-    def __init__(self, on_interrupt: Callable[[], None]) -> None:
-        """`on_interrupt` is called in the handler."""
+    def __init__(self, on_interrupt: Callable[[], None], *, is_bounded: bool, is_call: bool = False) -> None:
+        """`on_interrupt` is called in the handler. `is_bounded`: the loop ends by itself, so nothing is handled.
+
+        `is_call`: a function of ours is the loop, and its caller waits for it.
+        """
         self._on_interrupt = on_interrupt
+        self._is_bounded = is_bounded
         self.interrupted = False
-        self.waiting = False
         self._frame = 0
+        self._code: CodeType | None = None
+        self._is_call = is_call
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            if handler in (signal.default_int_handler, _on_interrupt):
-                self._frame = id(_caller(sys._getframe(2)))
-                _running.append(self)
-                signal.signal(signal.SIGINT, _on_interrupt)
+        if self._is_bounded or threading.current_thread() is not threading.main_thread():
+            return self
+        frame = _caller(sys._getframe(2))
+        if not self._is_call and frame.f_code.co_code[frame.f_lasti] != _FOR:
+            return self  # next(): what runs between two calls is not the body of a loop
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _on_interrupt):
+            self._frame, self._code = id(frame), frame.f_code
+            _running.append(self)
+            signal.signal(signal.SIGINT, _on_interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,7 +71,7 @@ class Loop:
     def is_above(self, frame: FrameType | None) -> bool:
         """Whether `frame` was called from the loop."""
         while frame is not None:
-            if id(frame) == self._frame:
+            if id(frame) == self._frame and frame.f_code is self._code:
                 return True
             frame = frame.f_back
         return False
@@ -77,5 +89,5 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
     again = any(loop.interrupted for loop in here)
     for loop in here:
         loop.interrupt()
-    if again or not here or any(loop.waiting for loop in here):
+    if again or not here:
         raise KeyboardInterrupt

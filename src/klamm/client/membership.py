@@ -84,7 +84,7 @@ class Member:
         self._subscription = subscription
         self._rejoin_ms = rejoin_ms
         self._assignor = assignor
-        self._interval_s = max_poll_interval_ms / 1000
+        self.interval_s = max_poll_interval_ms / 1000
         self._seats: HeldBytes[str, Seat] = HeldBytes(core.members)  # one, or none
         self._owned: HeldBytes[TopicPartition, _Owned] = HeldBytes(core.members)  # in the order they were taken
         self._lost: list[TopicPartition] = []  # by the watchdog, and not told yet
@@ -118,7 +118,7 @@ class Member:
 
     def topic_id(self, topic: str, partition: int) -> TopicId:
         """Of a partition it owns. Under `mutex`."""
-        return self._owned[topic, partition].topic_id
+        return self._owned[TopicPartition(topic, partition)].topic_id
 
     # ---- coming and going
 
@@ -152,7 +152,7 @@ class Member:
 
     def _watch(self, consumer: weakref.ref[object]) -> None:
         while not self._closed:
-            left = self._interval_s if self._seat is None else self._polled + self._interval_s - time.monotonic()
+            left = self.interval_s if self._seat is None else self._polled + self.interval_s - time.monotonic()
             if left > 0:
                 try:
                     self._messages.get(timeout=min(left, 3600))
@@ -161,18 +161,18 @@ class Member:
             try:
                 if consumer() is None:
                     self.leave()
-                elif self._polled + self._interval_s <= time.monotonic():
+                elif self._polled + self.interval_s <= time.monotonic():
                     self._give_up()
             except (KlammError, OSError) as error:  # the bytes are free all the same
                 _log.warning("group %s: %s", self.group, error)
 
     def _give_up(self) -> None:
         with self.mutex:
-            if self._seat is None or self._closed or self._polled + self._interval_s > time.monotonic():
+            if self._seat is None or self._closed or self._polled + self.interval_s > time.monotonic():
                 return
             _log.warning(
                 "group %s: no poll for %g s, so its partitions are given up: %s",
-                *(self.group, self._interval_s, sorted(self._owned)),
+                *(self.group, self.interval_s, sorted(self._owned)),
             )
             self._lost += self._owned
             self._vacate()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from klamm.types import Position, TopicPartition
+from klamm.types import Position
 
 __all__ = ["Offsets", "Progress"]
 
@@ -33,7 +33,7 @@ class Progress(NamedTuple):
 
 @runtime_checkable
 class Offsets(Protocol):
-    def load(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Position]:
+    def load(self, partitions: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], Position]:
         """Where to go on, for those partitions that have a position stored."""
 
     def commit(self, entries: Sequence[Progress]) -> None:

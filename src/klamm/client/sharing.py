@@ -13,8 +13,7 @@ the partition over before the first commit starts at the same place, not at a la
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 from klamm.client.assignment import Assignor
@@ -22,20 +21,21 @@ from klamm.client.commits import Commits
 from klamm.client.membership import Member
 from klamm.client.offsets import Offsets
 from klamm.client.start import Starting, resume_at
+from klamm.client.subscription import open_partitions
 from klamm.errors import GroupError, InvalidSetting
 from klamm.store.groups import checked_name
 from klamm.types import Position, TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.client.consumer import Consumer
-    from klamm.client.cursor import Cursor
+    from klamm.client.consume.read_engine import ReadEngine
+    from klamm.client.consume.session import Session
     from klamm.client.subscription import Subscription
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
 
 __all__ = ["Callback", "Runner", "Sharing", "SharingOptions"]
 
-Callback: TypeAlias = Callable[[list[TopicPartition]], object]
+Callback: TypeAlias = Callable[[list[tuple[str, int]]], object]
 _RESETS = ("earliest", "latest", "error")
 
 
@@ -62,13 +62,13 @@ class Runner(Protocol):
 
 
 class Sharing:
-    """Of one consumer, which it gets as an argument rather than keep it alive."""
+    """Of one session, which it gets as an argument rather than keep it alive."""
 
     def __init__(
         self,
         core: Core,
         subscription: Subscription,
-        cursors: Mapping[TopicPartition, Cursor],
+        engine: ReadEngine,
         *,
         group: str | None,
         offsets: Offsets | None,
@@ -119,56 +119,53 @@ class Sharing:
             )
         try:
             self.commits = Commits(
-                core, self.member, offsets, cursors, auto_interval_ms=interval_ms if enable_auto_commit else None
+                core, self.member, offsets, engine, auto_interval_ms=interval_ms if enable_auto_commit else None
             )
         except BaseException:  # `offsets` is the user's
             if self.member is not None:
                 self.member.leave()
             raise
-        self.polled_by = 0
-        self.task = 0  # the same for asyncio, whose tasks share threads
         self.runner: Runner | None = None
 
     # ---- between batches
 
-    def poll_begins(self, consumer: Consumer) -> None:
-        self.polled_by = self.task or threading.get_ident()
+    def poll_begins(self, session: Session) -> None:
         member = self.member
         if member is not None:
             member.polled()
             self.commits.note_done()
         if self.commits.stale:
-            self._reload(consumer)
+            self._reload(session)
         if member is not None and member.is_due():
-            self._look(consumer, member)
+            self._look(session, member)
 
-    def waits(self, consumer: Consumer) -> None:
+    def waits(self, session: Session) -> None:
         """Again and again, while a poll waits."""
         member = self.member
         if member is not None:
             member.polled()
             if member.is_due(idle=True):
-                self._look(consumer, member)
+                self._look(session, member)
 
-    def _look(self, consumer: Consumer, member: Member) -> None:
-        self._lose(consumer, member.take_lost())
+    def _look(self, session: Session, member: Member) -> None:
+        self._lose(session, member.take_lost())
         deleted, surplus = member.look()
         if deleted:
             member.give_back(deleted)
-            self._lose(consumer, deleted)
+            self._lose(session, deleted)
         if surplus:
             try:
                 self._revoke(surplus)
             finally:
                 member.give_back(surplus)
-                self._drop(consumer, surplus)
+                self._drop(session, surplus)
         taken = member.take()
         if taken:
             try:
-                self._adopt(consumer, taken)
+                self._adopt(session, taken)
             except BaseException:
                 member.give_back(taken)
-                self._drop(consumer, taken)
+                self._drop(session, taken)
                 raise
             _call(self.on_assigned, taken)
         if deleted or surplus or taken:
@@ -182,34 +179,35 @@ class Sharing:
         self.commits.auto_commit(places)
         self.commits.finish()
 
-    def _lose(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
+    def _lose(self, session: Session, lost: list[TopicPartition]) -> None:
         if lost:
             if self.runner is not None:
                 self.runner.lost(lost)
-            self._drop(consumer, lost)
+            self._drop(session, lost)
             _call(self.on_lost, lost)
 
-    def _drop(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _drop(self, session: Session, places: list[TopicPartition]) -> None:
         self.commits.forget(places)
-        consumer._remove(places)
+        session.engine.unassign([TopicPartition(*place) for place in places])
 
-    def _adopt(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        partitions = {place: self._core.topic(place[0]).partition(place[1]) for place in places}
+    def _adopt(self, session: Session, places: list[TopicPartition]) -> None:
+        partitions = open_partitions(self._core, places)
         stored = self.commits.load(places)
         assert self.member is not None
         # What the watchdog gave up meanwhile was not looked up; the next look tells that it is lost.
         partitions = {place: each for place, each in partitions.items() if self.member.owns(*place)}
         found = {
-            place: resume_at(partition, stored[place]) if place in stored else self._first(consumer, place, partition)
+            place: resume_at(partition, stored[place]) if place in stored else self._first(session, place, partition)
             for place, partition in partitions.items()
         }
         fresh = {place: position for place, position in found.items() if place not in stored}
         if self._reset == "latest" and self.commits.keeps_in_store:
             self.commits.commit(fresh, "")
         self.commits.begins(fresh)
-        consumer._add({partitions[place]: position for place, position in found.items()})
+        self.commits.own(found)
+        session.engine.assign(found)
 
-    def _first(self, consumer: Consumer, place: TopicPartition, partition: Partition) -> Position:
+    def _first(self, session: Session, place: TopicPartition, partition: Partition) -> Position:
         """Where to start in a partition that the group has no offset for."""
         if self._reset == "error":
             assert self.member is not None
@@ -217,14 +215,14 @@ class Sharing:
                 f"group {self.member.group!r}: has no offset for {place[0]}/{place[1]}",
                 hint="set one with store.reset_offsets, or choose auto_offset_reset='earliest' or 'latest'",
             )
-        return Starting(self._reset).position_in(partition, new=consumer._is_new(place))
+        return Starting(self._reset).position_in(partition, new=session.is_new(place))
 
-    def _reload(self, consumer: Consumer) -> None:
+    def _reload(self, session: Session) -> None:
         """After a gap: read on at what is stored."""
         since = {place: Position(offset) for place, offset in self.commits.since.items()}
         stored = self.commits.load(since)
         self.commits.stale = False
-        consumer._put_back({**since, **stored})
+        session.resume_at({**since, **stored})
 
     # ---- the end
 

@@ -32,7 +32,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.errors import CommitGap, GroupError, InvalidSetting
-from klamm.types import PartitionKey, Position, TopicId, TopicPartition
+from klamm.types import PartitionKey, Position, TopicId
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core
@@ -77,7 +77,7 @@ class SqlOffsets:
         self._database = _dialect(connection, ".".join(f'"{part}"' for part in parts))
         self._core: Core | None = None
         self._starts: dict[PartitionKey, Position] = {}
-        self._loaded: dict[TopicPartition, Position] = {}
+        self._loaded: dict[tuple[str, int], Position] = {}
         self._has_table = False
         self._make_table()
 
@@ -93,7 +93,7 @@ class SqlOffsets:
 
     # ---- where to start
 
-    def load(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+    def load(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Position]:
         """What is stored for those partitions, or where the consumer said that it starts. It reads on from there."""
         wanted = list(partitions)
         found, starts = self._find(wanted)
@@ -102,13 +102,13 @@ class SqlOffsets:
         self._loaded.update(found)
         return starts | found
 
-    def peek(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+    def peek(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Position]:
         """What is stored for those partitions."""
         return self._find(partitions)[0]
 
     def _find(
-        self, partitions: Iterable[TopicPartition]
-    ) -> tuple[dict[TopicPartition, Position], dict[TopicPartition, Position]]:
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> tuple[dict[tuple[str, int], Position], dict[tuple[str, int], Position]]:
         """What has a row; where others start."""
         self._make_table()
         with self._database.unless_in_one():
@@ -116,8 +116,8 @@ class SqlOffsets:
         stored = {
             (TopicId(_text(topic_id)), number): Position(offset, epoch) for topic_id, number, offset, epoch in rows
         }
-        found: dict[TopicPartition, Position] = {}
-        starts: dict[TopicPartition, Position] = {}
+        found: dict[tuple[str, int], Position] = {}
+        starts: dict[tuple[str, int], Position] = {}
         for topic, number in partitions:
             key = self._bound().topic(topic).topic.id, number
             if key in stored:
@@ -126,7 +126,7 @@ class SqlOffsets:
                 starts[topic, number] = self._starts[key]
         return found, starts
 
-    def begin(self, starts: Mapping[TopicPartition, Position]) -> None:
+    def begin(self, starts: Mapping[tuple[str, int], Position]) -> None:
         """Where the consumer starts in partitions without a row. Stored at once, unless a transaction is open."""
         core = self._bound()
         self._starts.update({(core.topic(topic).topic.id, number): at for (topic, number), at in starts.items()})
@@ -147,7 +147,7 @@ class SqlOffsets:
         for topic, number, begin, end, leader_epoch in entries:
             self._set((topic, number), begin, Position(end, leader_epoch))
 
-    def _set(self, place: TopicPartition, begin: int, end: Position) -> None:
+    def _set(self, place: tuple[str, int], begin: int, end: Position) -> None:
         key = self._key(place)
         loaded = self._loaded.get(place)
         if loaded is not None and loaded.offset == begin:
@@ -187,10 +187,10 @@ class SqlOffsets:
     def _mine(self) -> tuple[str, str]:
         return self.name, self._bound().catalog.store_id
 
-    def _key(self, place: TopicPartition) -> tuple[str, str, TopicId, int]:
+    def _key(self, place: tuple[str, int]) -> tuple[str, str, TopicId, int]:
         return *self._mine(), self._bound().topic(place[0]).topic.id, place[1]
 
-    def _row(self, place: TopicPartition, position: Position) -> tuple[Any, ...]:
+    def _row(self, place: tuple[str, int], position: Position) -> tuple[Any, ...]:
         name, store_id, topic_id, number = self._key(place)
         return name, store_id, topic_id, place[0], number, *position
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from klamm.errors import KlammError
 
 if TYPE_CHECKING:
-    from klamm.client.cursor import Cursor
+    from klamm.client.consume.cursor import Cursor
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.errors import InvalidSetting, UnknownTopic
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import Core, OpenTopic
 
-__all__ = ["Subscription", "Topics", "wanted_of"]
+__all__ = ["Subscription", "Topics", "open_partitions", "wanted_of"]
 
 Topics: TypeAlias = str | re.Pattern[str] | Iterable[str] | Mapping[str, Iterable[int]]
 
@@ -73,8 +74,29 @@ class Subscription:
             if numbers is None:
                 found.update(_all_of([opened]))
             else:
-                found.update({(name, number): opened.partition(number) for number in numbers})
+                found.update({TopicPartition(name, number): opened.partition(number) for number in numbers})
         return found
+
+
+def open_partitions(
+    core: Core, names: Iterable[tuple[str, int]], *, skip_unknown: bool = False
+) -> dict[TopicPartition, Partition]:
+    """Open partitions; each topic is looked up once, however many of its partitions are wanted.
+
+    `skip_unknown`: leave out those that are not there any more, instead of raising UnknownTopic.
+    """
+    wanted = [TopicPartition(*name) for name in names]
+    ignored = (UnknownTopic,) if skip_unknown else ()
+    topics: dict[str, OpenTopic] = {}
+    for topic in {name.topic for name in wanted}:
+        with suppress(*ignored):
+            topics[topic] = core.topic(topic)
+    found: dict[TopicPartition, Partition] = {}
+    for name in wanted:
+        if name.topic in topics:
+            with suppress(*ignored):
+                found[name] = topics[name.topic].partition(name.partition)
+    return found
 
 
 def wanted_of(spelled: Any, topics: Iterable[str]) -> dict[str, list[int] | None]:
@@ -87,7 +109,9 @@ def wanted_of(spelled: Any, topics: Iterable[str]) -> dict[str, list[int] | None
 
 
 def _all_of(topics: list[OpenTopic]) -> dict[TopicPartition, Partition]:
-    return {(each.name, number): each.partition(number) for each in topics for number in range(each.count)}
+    return {
+        TopicPartition(each.name, number): each.partition(number) for each in topics for number in range(each.count)
+    }
 
 
 def _names(topics: Iterable[str]) -> list[str]:

@@ -200,8 +200,8 @@ class Table(Mapping[Any, Any]):
             wait_ms=wait_ms,
             serde=self._serde,
             key_serde=self._key_serde,
+            store=self._store,
         )
-        consumer._store = self._store
         return _keyed(consumer)
 
     @property

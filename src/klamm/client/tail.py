@@ -6,22 +6,28 @@ from collections.abc import Iterator, Mapping
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
+from klamm.batch import RECORDS
+from klamm.client.consume.range_reader import read_ranges
+from klamm.client.consume.read_engine import ReadFormat
 from klamm.client.consumer import Consumer
+from klamm.client.serde import key_pair, value_pair
+from klamm.client.subscription import open_partitions
 from klamm.errors import InvalidSetting
-from klamm.types import TopicPartition
+from klamm.types import Position, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.serde import Serde
     from klamm.store.directory import Core
-    from klamm.types import Position
 
 __all__ = ["last_records", "tail"]
+
+_WIDER = 8  # times as far back, where offsets have gaps
 
 
 def tail(
     core: Core, topic: str, n: Any, *, follow: bool, serde: Serde | None, key_serde: Serde | None
 ) -> Iterator[Any]:
-    """The last `n` records of all partitions, by time; with `follow` it then waits for more."""
+    """Return the last `n` records of all partitions, by time; with `follow` it then waits for more."""
     _check(n)
     consumer = Consumer(core, topic, start="latest", serde=serde, key_serde=key_serde)
     return _tail(core, consumer, n, follow, serde, key_serde)
@@ -39,10 +45,28 @@ def _tail(
 def last_records(
     core: Core, ends: Mapping[TopicPartition, Position], n: Any, serde: Serde | None, key_serde: Serde | None
 ) -> list[Any]:
-    """The last `n` records before those ends, by time."""
+    """Return the last `n` records before those ends, by time."""
     _check(n)
-    found = [_last(core, topic, number, end, n, serde, key_serde) for (topic, number), end in ends.items()] if n else []
-    records = list(merge(*found, key=lambda record: record.timestamp))
+    if not n:
+        return []
+    read_format = ReadFormat(RECORDS, key_pair(key_serde, serde).from_bytes, value_pair(serde).from_bytes)
+    starts = {name: partition.ends().start for name, partition in open_partitions(core, ends).items()}
+    found: dict[TopicPartition, list[Any]] = {}
+    looks = {name: n for name, position in ends.items() if position.offset > starts[name]}  # how many offsets back
+    while looks:
+        ranges = {
+            name: range(max(starts[name], ends[name].offset - reach), ends[name].offset)
+            for name, reach in looks.items()
+        }
+        found |= {name: [] for name in ranges}
+        for batch in read_ranges(core, ranges, read_format):
+            found[TopicPartition(batch.topic, batch.partition)] += batch
+        looks = {
+            name: looks[name] * _WIDER
+            for name, offsets in ranges.items()
+            if len(found[name]) < min(n, len(offsets)) and offsets.start > starts[name]
+        }
+    records = list(merge(*found.values(), key=lambda record: record.timestamp))
     return records[max(0, len(records) - n) :]
 
 
@@ -51,23 +75,3 @@ def _check(n: Any) -> None:
         raise TypeError(f"n is an int, not {type(n).__name__}")
     if n < 0:
         raise InvalidSetting(f"n: {n} is negative")
-
-
-def _last(
-    core: Core, topic: str, number: int, end: Position, n: int, serde: Serde | None, key_serde: Serde | None
-) -> list[Any]:
-    """The last `n` records before `end`. Offsets may have gaps, so it goes back further until there are enough."""
-    reach = n
-    while True:
-        found: list[Any] = []
-        with Consumer(
-            core, topic, partitions=[number], last=reach, wait_ms=0, serde=serde, key_serde=key_serde, form="records"
-        ) as consumer:
-            begin = consumer.position(topic, number).offset
-            for record in consumer:
-                if record.offset >= end.offset:
-                    break
-                found.append(record)
-        if len(found) >= n or reach >= end.offset or begin == 0 or len(found) == end.offset - begin:
-            return found[-n:]
-        reach *= 8

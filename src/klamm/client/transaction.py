@@ -12,7 +12,7 @@ Promises
   X2  `commit` returns when the transaction is decided, on disk. If a marker cannot be written then (the disk is full,
       say), it is committed nonetheless: `commit` says so in the log and returns, and others write the marker.
   X3  An aborted transaction leaves its consumers where their group stands: the next poll gives the same records again.
-      Its consumers are those whose batches it was given, and those that this thread has polled.
+      Its consumers are those whose batches it was given, and the one that began it (`consumer.transaction()`).
   X4  One that has a number (`once`) is committed at most once with it, in whatever process: a second one is skipped,
       which changes nothing in the store, and its state says so. The number is stored with the decision (store/once.py).
 """
@@ -23,12 +23,11 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import Lane, patch
-from klamm.client.consumer import Consumer
+from klamm.client.consumer import Consumer, session_of, session_that_read
 from klamm.client.sending import RecordSending
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.target import codec_of, limit_of, sealed
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 
     from klamm.batch import BatchDelivery, Builder, Partitioner
     from klamm.client.commits import Claim
+    from klamm.client.consume.session import Session
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
@@ -76,10 +76,8 @@ class Pool(fork.ForkAware):
     it is fenced here for good: only a store that is opened anew may take it back.
     """
 
-    def __init__(self, core: Core, clients: Iterable[object]) -> None:
-        """`clients`: the store's consumers, among others."""
+    def __init__(self, core: Core) -> None:
         self.core = core
-        self._clients = clients
         self._mutex = threading.Lock()
         self._naming = threading.Lock()
         self._idle: list[Identity] = []
@@ -147,10 +145,6 @@ class Pool(fork.ForkAware):
                 self._idle.append(identity)
                 return
         self.core.transactions.let_go(identity)
-
-    def consumers(self) -> list[Consumer]:
-        """Those of the store."""
-        return [client for client in self._clients if isinstance(client, Consumer)]
 
     def drop(self, identity: Identity) -> None:
         """Nobody will end its transaction. Others see that once the next one begins, or when it times out."""
@@ -226,11 +220,11 @@ class Transaction(RecordSending, fork.ForkAware):
         self._full: deque[tuple[Partition, Lane, Builder, BatchDelivery]] = deque()  # taken, and not yet appended
         self._appended: list[tuple[BatchDelivery, int, int]] = []  # where, and the time the log has stamped on it
         self._dropped: list[BatchDelivery] = []  # not appended: it will be skipped
-        self._claims: dict[Consumer, Claim] = {}
+        self._sessions: set[Session] = set()  # of consumers that go back if it is aborted
+        self._claims: dict[Session, Claim] = {}
         self._once: Once | None = None
         self._is_repeated = False  # its number is committed
         self._is_skipped = False
-        self._polled_by = threading.get_ident()
         self._mutex = threading.RLock()
         self._defers = False  # full batches wait until somebody calls _append_full
         self._state = "open"
@@ -372,6 +366,14 @@ class Transaction(RecordSending, fork.ForkAware):
 
     # ---- progress
 
+    def include(self, consumer: Consumer) -> Self:
+        """Let a consumer take part: it goes back to where its group is if the transaction is aborted."""
+        self._check_open()
+        session = session_of(consumer)
+        session.commits.claim()  # GroupError without a group
+        self._sessions.add(session)
+        return self
+
     def commit_offsets(self, read: Batch | Consumer) -> None:
         """Let the group's progress be part of the transaction: past this batch, or past all that the consumer gave.
 
@@ -383,15 +385,15 @@ class Transaction(RecordSending, fork.ForkAware):
             raise TypeError(f"commit_offsets takes a Batch or a Consumer, not {type(read).__name__}")
         if isinstance(read, Batch) and read.begin < 0:
             return  # a poll that gave nothing
-        consumer = read if isinstance(read, Consumer) else None if read.consumer is None else read.consumer()
-        if consumer is None or consumer._core is not self._core:
+        session = session_of(read) if isinstance(read, Consumer) else session_that_read(read)
+        if session is None or session.core is not self._core:
             raise GroupError(
                 f"these records were not read by a group of {self._core.path}",
                 hint='read them with store.consumer(…, group="name")',
             )
-        claim = self._claims.get(consumer)
+        claim = self._claims.get(session)
         if claim is None:
-            claim = self._claims[consumer] = consumer._commits.claim()
+            claim = self._claims[session] = session.commits.claim()
         claim.add(read if isinstance(read, Batch) else None)
 
     # ---- once
@@ -547,19 +549,9 @@ class Transaction(RecordSending, fork.ForkAware):
             raise interrupts[0]
 
     def _rewind(self, *, moved: bool) -> None:
-        """`moved`: somebody else has moved the group meanwhile; read on where it stands now."""
-        mine = set(self._claims)
-        for each in self._pool.consumers():
-            if each._member is not None and each._polled_by == self._polled_by:
-                mine.add(each)
-        for consumer in mine:
-            sharing = consumer._sharing
-            if sharing is None or consumer._closed:
-                continue
-            places = list(sharing.commits.since)
-            consumer._rewind()
-            if moved:
-                consumer._put_back(sharing.commits.load(places))
+        """Let its consumers go back. `moved`: others have moved the group meanwhile; read on where it is now."""
+        for session in self._sessions | self._claims.keys():
+            session.rewind(reload=moved)
 
     def _close(self) -> None:
         """Its store is closed."""

@@ -17,7 +17,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from klamm.client.cursor import Reading, converted
+from klamm.client.consume.read_engine import ReadFormat
+from klamm.client.record_format import converted
 from klamm.errors import StoreError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class CannotStart(StoreError):
     """A process could not be started, or not even begin."""
 
 
-def pickled(handler: Callable[[Any], object], how: Reading) -> bytes:
+def pickled(handler: Callable[[Any], object], how: ReadFormat) -> bytes:
     """What a child needs to know."""
     from multiprocessing.reduction import ForkingPickler
 

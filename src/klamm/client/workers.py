@@ -36,9 +36,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from klamm.batch import RECORDS
-from klamm.client.cursor import Reading, converted
+from klamm.client.consume.read_engine import ReadFormat
 from klamm.client.dead_letters import DeadLetterBox, attempts_before
 from klamm.client.interrupt import Loop
+from klamm.client.record_format import converted
 from klamm.client.tasks import Task, Tasks
 from klamm.client.worker_process import CannotStart, WorkerProcess, pickled
 from klamm.disk.threads import DaemonThread
@@ -47,7 +48,7 @@ from klamm.types import Batch, Position, RunReport, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.batch import Record
-    from klamm.client.consumer import Consumer
+    from klamm.client.consume.session import Session
 
 __all__ = ["run"]
 
@@ -83,7 +84,7 @@ class _Progress:
 
 
 def run(
-    consumer: Consumer,
+    session: Session,
     handler: Handler,
     workers: int = 8,
     *,
@@ -117,7 +118,7 @@ def run(
         if text not in known:
             raise InvalidSetting(f"{name}: {text!r} does not fit", hint=f"want {' or '.join(map(repr, known))}")
     return _Run(
-        consumer,
+        session,
         handler,
         workers,
         processes,
@@ -135,7 +136,7 @@ def run(
 class _Run:
     def __init__(
         self,
-        consumer: Consumer,
+        session: Session,
         handler: Handler,
         workers: int,
         processes: bool,
@@ -148,9 +149,9 @@ class _Run:
         by_key: bool,
         commit_every_s: float,
     ) -> None:
-        self._consumer = consumer
+        self._session = session
         self._handler = handler
-        self._how: Reading = consumer._how
+        self._format: ReadFormat = session.read_format
         self._queue = queue
         self._on_error = on_error
         self._retries = retries
@@ -164,7 +165,7 @@ class _Run:
         self._killing = False
         self._counts = _Counts()
         self._committed_at = time.monotonic()
-        core, sharing = consumer._core, consumer._sharing
+        core, sharing = session.core, session.sharing
         if on_error == "dead-letter" and core.read_only:
             raise ReadOnly(f"{core.path}: opened for reading only; a dead letter could not be written")
         if sharing is not None and not sharing.commits.can_be_run:
@@ -173,9 +174,9 @@ class _Run:
                 hint="say group=…, and neither offsets nor enable_auto_commit",
             )
         self._sharing = sharing
-        self._member = consumer._member
+        self._member = session.member
         self._box = DeadLetterBox(core, dead_letter_topic, None if self._member is None else self._member.group)
-        self._children = [WorkerProcess(pickled(handler, self._how)) for _ in range(workers)] if processes else []
+        self._children = [WorkerProcess(pickled(handler, self._format)) for _ in range(workers)] if processes else []
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"klamm-worker-{number}", daemon=True)
             for number in range(workers)
@@ -189,7 +190,7 @@ class _Run:
         except BaseException as error:  # noqa: BLE001  # SystemExit, a handler's timeout that came late: `run` raises it
             self._tasks.fail(number, error)
         if self._tasks.error is not None:
-            self._consumer._nudge()
+            self._session.wake()
 
     def _handle_tasks(self, number: int) -> None:
         tasks = self._tasks
@@ -199,7 +200,7 @@ class _Run:
                 if child is not None:
                     child.handle(task.record)
                 else:
-                    self._handler(converted(task.record, self._how))
+                    self._handler(converted(task.record, self._format))
             except CannotStart:
                 raise
             except Exception as error:  # noqa: BLE001  # the policy says what becomes of it
@@ -242,7 +243,7 @@ class _Run:
         clean = False
         self._begin()
         try:
-            with Loop(self._consumer._halt) as loop:
+            with Loop(self._session.wake, is_bounded=False, is_call=True) as loop:
                 DaemonThread(self._start_workers, "klamm-workers").join()
                 try:
                     with self._unless_closed():
@@ -264,29 +265,24 @@ class _Run:
 
     def _begin(self) -> None:
         """From now on the consumer reads bytes; workers see to serdes."""
-        consumer = self._consumer
-        consumer._check_usable()
-        consumer._how = self._how._replace(form=RECORDS, key_of=None, value_of=None)
-        consumer._move({cursor: cursor.position for cursor in consumer._cursors.values()})
-        consumer._nudged = False
+        self._session.check_usable()
+        self._session.use(ReadFormat(RECORDS, None, None))
         if self._sharing is not None:
             self._sharing.runner = self
 
     def _finish(self) -> None:
         """The consumer stands at what is not done, and reads as before."""
-        consumer = self._consumer
-        consumer._how = self._how
-        consumer._nudged = False
+        session = self._session
         if self._sharing is not None:
             self._sharing.runner = None
-        if consumer._closed or consumer._forked:
+        if not session.is_usable:
             return
+        session.use(self._format)
         with self._mutex:
             for progress in self._progress.values():
                 progress.settle()
-            standing = {place: progress.position for place, progress in self._progress.items()}
-        cursors = consumer._cursors
-        consumer._move({cursor: standing.get(place, cursor.position) for place, cursor in cursors.items()})
+            done = {place: progress.position for place, progress in self._progress.items()}
+        session.move({**session.engine.positions(), **done})
 
     @contextmanager
     def _unless_closed(self) -> Iterator[None]:
@@ -294,23 +290,23 @@ class _Run:
         try:
             yield
         except StoreError:
-            if not self._consumer._closing:
+            if not self._session.is_closing:
                 raise
 
     def _read(self, loop: Loop) -> None:
         """Until nothing comes for `wait_ms`, and all is done; or until somebody ends it."""
-        tasks, wait_s = self._tasks, self._consumer._wait_s
+        tasks, wait_s = self._tasks, self._session.wait_s
         until = None if wait_s is None else time.monotonic() + wait_s
 
         def over() -> bool:
-            return loop.interrupted or self._consumer._stopped or tasks.error is not None
+            return loop.interrupted or self._session.is_stopped or tasks.error is not None
 
         while not over():
             room = self._queue - tasks.count
             if room <= 0:
                 self._wait(lambda: tasks.count < self._queue, over)
                 continue
-            batch = self._poll(loop, min(room, _MAX_POLL), until)
+            batch = self._poll(over, min(room, _MAX_POLL), until)
             if batch:
                 self._hand_out(batch)
                 until = None if wait_s is None else time.monotonic() + wait_s
@@ -319,27 +315,17 @@ class _Run:
                 return
             self._commit_if_due()
 
-    def _poll(self, loop: Loop, count: int, until: float | None) -> Batch:
+    def _poll(self, give_up: Callable[[], bool], count: int, until: float | None) -> Batch | None:
         """The next records; none when it is time to commit what workers have done meanwhile."""
         now = time.monotonic()
         seconds = None if until is None else max(0.0, until - now)
         if self._tasks.count or any(progress.tasks for progress in self._progress.values()):
             due = max(0.001, self._committed_at + self._commit_every_s - now)
             seconds = due if seconds is None else min(seconds, due)
-        consumer = self._consumer
-        consumer._loop = loop
-        try:
-            return consumer.poll(count, None if seconds is None else seconds * 1000)
-        except KeyboardInterrupt:
-            if loop.interrupted:
-                return Batch()
-            raise
-        finally:
-            consumer._loop = None
-            loop.waiting = False
+        return self._session.next_batch(count, seconds, give_up)
 
     def _hand_out(self, batch: Batch) -> None:
-        place = batch.topic, batch.partition
+        place = TopicPartition(batch.topic, batch.partition)
         ends = [record.offset for record in batch[1:]] + [batch.end]
         tasks = [Task(record, place, self._chain(place, record), end) for record, end in zip(batch, ends, strict=True)]
         with self._mutex:
@@ -362,9 +348,9 @@ class _Run:
 
     def _stay_member(self) -> None:
         """What a poll does before it reads: whoever is not heard of for long loses its partitions."""
-        if self._sharing is not None and not self._consumer._closing:
+        if self._sharing is not None and not self._session.is_closing:
             with self._unless_closed():
-                self._sharing.poll_begins(self._consumer)
+                self._sharing.poll_begins(self._session)
 
     # ---- progress
 
@@ -388,7 +374,7 @@ class _Run:
         while done and member is not None:
             try:
                 with self._unless_closed():
-                    self._consumer.commit(done)
+                    self._session.commits.commit(done, "")
                 return
             except NotOwner:  # its new owner does it again
                 done = {place: position for place, position in done.items() if member.owns(*place)}

@@ -274,8 +274,8 @@ class Core:
     def _opened(self, topic: Topic, version: int) -> OpenTopic:
         """What we have open of it, brought up to date: `topic` was read at this version or later. Under the mutex."""
         known = self._topics.get(topic.name)
-        if known is not None and version < known.version:
-            return known  # another thread has read it after that, and was here first
+        if known is not None and (version < known.version or (version, topic) == (known.version, known.topic)):
+            return known  # another thread has read it after that, and was here first; or there is nothing to configure
         if known is None or known.topic.id != topic.id:
             known = self._topics[topic.name] = OpenTopic(self, topic)
         known.topic, known.version = topic, version

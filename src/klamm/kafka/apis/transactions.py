@@ -90,9 +90,10 @@ def _asked(broker: Broker, topics: Iterable[Any]) -> _Asked:
     for topic in topics:
         opened = broker.topics.find(topic.name)
         for number in topic.partitions:
-            asked.numbers.append((topic.name, number))
+            place = TopicPartition(topic.name, number)
+            asked.numbers.append(place)
             there = opened is not None and 0 <= number < opened.count
-            asked.places[topic.name, number] = (opened.topic.id, number) if opened is not None and there else None
+            asked.places[place] = (opened.topic.id, number) if opened is not None and there else None
     return asked
 
 
@@ -125,11 +126,12 @@ async def _add_partitions(
         codes = dict.fromkeys(asked.places, _spelled(call, code))
     answered: dict[str, Struct] = {}
     response = ADD_PARTITIONS_TO_TXN.response
-    for topic, number in asked.numbers:
+    for place in asked.numbers:
+        topic, number = place
         if topic not in answered:
             answered[topic] = response.Topic(name=topic, results_by_partition=[])
         answered[topic].results_by_partition.append(
-            response.Partition(partition_index=number, partition_error_code=codes[topic, number])
+            response.Partition(partition_index=number, partition_error_code=codes[place])
         )
     return list(answered.values())
 

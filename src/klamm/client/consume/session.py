@@ -1,0 +1,277 @@
+"""A subscription that is being read: an engine, and what is done between its batches. Consumers, loops of asyncio and
+workers stand on it.
+
+    before a batch     the catalog may have changed: partitions come and go · a group is looked after (sharing.py)
+    while it waits     the same, every 0.5 s, in a group every 0.2 s, or as soon as either changes
+
+One thread reads; `stop`, `wake`, `close` and commits may come from any. Records of a topic that is added to a pattern,
+or of a partition that is added to a topic, are read from the first one on.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Unpack
+
+from klamm.client.consume.log_engine import LogEngine
+from klamm.client.membership import IDLE_LOOK_S
+from klamm.client.sharing import Sharing
+from klamm.client.start import Starting, resume_at
+from klamm.client.subscription import open_partitions
+from klamm.disk import fork
+from klamm.errors import Forked, GroupError, StoreError
+from klamm.types import Batch, Position, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.client.commits import Commits
+    from klamm.client.consume.read_engine import ReadFormat, Records
+    from klamm.client.membership import Member
+    from klamm.client.offsets import Offsets
+    from klamm.client.sharing import SharingOptions
+    from klamm.client.subscription import Subscription
+    from klamm.store.directory import Core
+
+__all__ = ["Session"]
+
+_WAIT_S = 0.5  # the longest wait of the engine
+
+
+def _never() -> bool:
+    return False
+
+
+class Session:
+    """Made by a consumer; see the top of this module."""
+
+    def __init__(
+        self,
+        core: Core,
+        subscription: Subscription,
+        starting: Starting,
+        read_format: ReadFormat,
+        *,
+        wait_s: float | None,
+        max_bytes: int,
+        on_out_of_range: str,
+        committed: bool,
+        spin_us: int,
+        group: str | None,
+        offsets: Offsets | None,
+        **sharing: Unpack[SharingOptions],
+    ) -> None:
+        self.core = core
+        self.wait_s = wait_s  # how long a loop waits for records; None: without limit
+        self.is_stopped = False
+        self.is_closing = self.is_closed = False
+        self._is_forked = False
+        self._subscription = subscription
+        self._starting = starting
+        self.read_format = read_format
+        self._version = core.heads.catalog_version
+        # What a group shared when this member came; partitions that are not in it have come since.
+        self._first = frozenset(() if group is None else subscription.partitions(core))
+        self.engine = LogEngine(
+            core,
+            read_format,
+            max_bytes=max_bytes,
+            on_out_of_range=on_out_of_range,
+            committed=committed,
+            spin_us=spin_us,
+        )
+        self._me = weakref.ref(self)
+        shared = Sharing(core, subscription, self.engine, group=group, offsets=offsets, **sharing)
+        self.sharing = None if group is None and offsets is None else shared
+        self.member: Member | None = shared.member  # None without a group
+        self._look_s = _WAIT_S if self.member is None else IDLE_LOOK_S
+        try:
+            if self.member is None:
+                self._refresh(is_new=False)
+            else:
+                self.member.watch(self)
+        except BaseException:
+            self.engine.close()
+            raise
+        fork.register(self)
+
+    @property
+    def commits(self) -> Commits:
+        """The progress of its group, or of the user's own offsets."""
+        self.check_usable()
+        if self.sharing is None:
+            raise GroupError(
+                "this consumer has no group, so there is nowhere to commit",
+                hint="say group=… when making it, or keep consumer.positions() yourself",
+            )
+        return self.sharing.commits
+
+    # ---- reading
+
+    def next_batch(
+        self, max_records: int, timeout_s: float | None, give_up: Callable[[], bool] = _never
+    ) -> Batch | None:
+        """Return the next records of one partition; None if there are none in time, at `stop`, or when `give_up()`.
+
+        Whoever makes `give_up` true calls `wake`.
+        """
+        records = self.next_records(max_records, timeout_s, give_up)
+        return None if records is None else records.batch()
+
+    def next_records(
+        self, max_records: int, timeout_s: float | None, give_up: Callable[[], bool] = _never
+    ) -> Records | None:
+        """Like `next_batch`, but each record counts as handed out when it is iterated."""
+        if self.is_closed or self._is_forked:
+            self.check_usable()
+        try:
+            records = self._next(max_records, timeout_s, give_up)
+            if records is not None and self.sharing is not None:
+                records.source = self._me, self.sharing.commits.hand_out(records.partition, records.begin)
+        except StoreError:
+            if self.is_closing:  # by another thread, during this call
+                return None
+            raise
+        return records
+
+    def _next(self, max_records: int, timeout_s: float | None, give_up: Callable[[], bool]) -> Records | None:
+        self.poll_begins()
+        deadline = None if not timeout_s else time.monotonic() + timeout_s
+        is_last = timeout_s == 0
+        while True:
+            is_last = is_last or self.is_stopped or give_up()
+            wait_s = 0 if is_last else self._look_s
+            if deadline is not None and not is_last:
+                wait_s = min(wait_s, max(0, deadline - time.monotonic()))
+                is_last = wait_s == 0
+            records = self.engine.next_records(max_records, wait_s)
+            if records is not None or is_last:
+                return records
+            self._refresh_if_due()
+            if self.sharing is not None:
+                self.sharing.waits(self)
+
+    def poll_begins(self) -> None:
+        """What was handed out before is done; see to the catalog and to the group."""
+        self._refresh_if_due()
+        if self.sharing is not None:
+            self.sharing.poll_begins(self)
+
+    # ---- which partitions
+
+    def _refresh_if_due(self) -> None:
+        if self.core.heads.catalog_version != self._version:
+            self._refresh(is_new=True)
+        member = self.member
+        seen = self.engine.seen
+        seen.catalog, seen.groups = self._version, -1 if member is None else member.version
+
+    def _refresh(self, *, is_new: bool) -> None:
+        """Look at the catalog: topics and partitions may have come or gone. `is_new`: they were not there before."""
+        version = self.core.heads.catalog_version
+        wanted = self._subscription.partitions(self.core)
+        if self.member is None:  # a member finds out itself what is to be shared
+            known = self.engine.positions()
+            fresh = {
+                name: partition
+                for name, partition in wanted.items()
+                if name not in known or not self.engine.reads(name, partition)
+            }
+            stored = self.sharing.commits.load(fresh) if self.sharing is not None else {}
+            starts = {
+                name: self._starting.position_in(partition, new=is_new)
+                for name, partition in fresh.items()
+                if name not in stored
+            }
+            if self.sharing is not None:
+                self.sharing.commits.begins(starts)
+            resumed = {name: resume_at(fresh[name], position) for name, position in stored.items()}
+            if fresh:
+                self.engine.assign({**starts, **resumed})
+            gone = known.keys() - wanted.keys()
+            if gone:
+                self.engine.unassign(gone)
+        self._version = version
+
+    def is_new(self, name: TopicPartition) -> bool:
+        """Whether the partition was not there when the session began."""
+        return name not in self._first
+
+    # ---- moving
+
+    def move(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Go on at other positions: what was handed out and not committed is given up."""
+        self.check_usable()
+        self.engine.move(positions)
+        if self.sharing is not None:
+            self.sharing.commits.moved(positions)
+
+    def resume_at(self, stored: Mapping[TopicPartition, Position]) -> None:
+        """Go on at positions that were stored, or where their leader epochs ended before them."""
+        known = self.engine.positions()
+        partitions = open_partitions(self.core, [name for name in stored if name in known])
+        self.move({name: resume_at(partition, stored[name]) for name, partition in partitions.items()})
+
+    def rewind(self, *, reload: bool = False) -> None:
+        """Hand out again what was handed out and not committed; with `reload`, go on where the group is by now."""
+        if self.sharing is None or self.is_closed:
+            return
+        since = {name: Position(offset) for name, offset in self.sharing.commits.since.items()}
+        self.resume_at(since)
+        if reload:
+            self.resume_at(self.sharing.commits.load(since))
+
+    def use(self, read_format: ReadFormat) -> None:
+        """Make records into another form from now on."""
+        self.engine.use(read_format)
+        self.read_format = read_format
+
+    # ---- the end
+
+    def wake(self) -> None:
+        """Let the thread that waits look whether it is to give up. From any thread."""
+        if not self._is_forked:
+            self.engine.interrupt()
+
+    def stop(self) -> None:
+        """End the loop that reads, and every later one. From any thread."""
+        self.is_stopped = True
+        self.wake()
+
+    def close(self) -> None:
+        """End, and close what is open. A loop in another thread ends, too."""
+        if self.is_closed or self.is_closing:
+            return
+        self.is_closing = True
+        try:
+            if not self._is_forked:
+                self.stop()
+                if self.sharing is not None:
+                    self.sharing.close()
+        finally:
+            self.is_closed = True
+            if not self._is_forked:
+                self.engine.close()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it was not closed, nor made before a fork."""
+        return not (self.is_closed or self._is_forked)
+
+    def check_usable(self) -> None:
+        """Raise if it was closed, or made before a fork."""
+        if self._is_forked:
+            raise Forked(
+                "this consumer was made before the fork", hint="make another with store.consumer() in the child"
+            )
+        if self.is_closed:
+            raise StoreError("the consumer is closed", hint="make another with store.consumer()")
+
+    def before_fork(self) -> None:
+        """Nothing: the child does not use it."""
+
+    def after_fork(self) -> None:
+        """Nothing: the parent goes on."""
+
+    def in_child(self) -> None:
+        self._is_forked = True
