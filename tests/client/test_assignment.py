@@ -10,7 +10,7 @@ from klamm.client.assignment import assigned, pools, quota, share
 from klamm.errors import GroupError
 from klamm.types import TopicPartition
 
-PARTITIONS = [("orders", number) for number in range(100)]
+PARTITIONS = [TopicPartition("orders", number) for number in range(100)]
 
 
 @given(st.integers(0, 500), st.integers(1, 60))
@@ -80,7 +80,7 @@ def test_partitions_are_pooled_by_who_wants_them() -> None:
 
 
 def test_an_assignor_decides_and_what_it_invents_is_refused() -> None:
-    def all_to_last(members: list[str], partitions: list[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    def all_to_last(members: list[str], partitions: list[tuple[str, int]]) -> dict[str, list[tuple[str, int]]]:
         return {members[-1]: partitions}
 
     pool = PARTITIONS[:3]

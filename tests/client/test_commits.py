@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.client.consumer import session_of, session_that_read
 from klamm.store.groups import put_offsets
 from tests.client.conftest import fill
 from tests.client.groups import turn
@@ -80,7 +81,7 @@ def test_commit_without_a_group_says_what_to_do(orders: klamm.Store) -> None:
     fill(orders, 3)
     with orders.consumer("orders") as consumer:
         batch = consumer.poll()
-        assert batch.consumer is None
+        assert session_that_read(batch) is None
         for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed("orders", 0)):
             with pytest.raises(klamm.GroupError, match="no group"):
                 call()
@@ -103,7 +104,7 @@ def test_a_batch_knows_its_consumer_and_can_be_pickled_all_the_same(orders: klam
     fill(orders, 4)
     with orders.consumer("orders", group="g") as consumer:
         batch = consumer.poll()
-        assert batch.consumer is not None and batch.consumer() is consumer
+        assert session_that_read(batch) is session_of(consumer)
         copy = pickle.loads(pickle.dumps(batch))
         assert list(copy) == list(batch) and (copy.begin, copy.end) == (0, 4)
         consumer.commit(copy)
@@ -296,7 +297,7 @@ def test_offsets_go_with_their_topic(orders: klamm.Store) -> None:
 
 
 def commit_in_transaction(store: klamm.Store, consumer: klamm.Consumer, batches: Iterable[klamm.Batch]) -> None:
-    claim = consumer._commits.claim()
+    claim = session_of(consumer).commits.claim()
     for batch in batches:
         claim.add(batch)
     database = store._acquired().catalog.database
@@ -327,7 +328,7 @@ def test_a_claim_fails_if_somebody_else_has_moved_the_group(orders: klamm.Store)
     with orders.consumer("orders", group="g") as consumer:
         batch = consumer.poll(5)
         core = orders._acquired()
-        row = consumer._commits.claim()
+        row = session_of(consumer).commits.claim()
         row.add(batch)
         core.groups.commit(row.member.group_number, [row.rows()[0]._replace(offset=2)])
         with pytest.raises(klamm.CommitGap):
@@ -344,13 +345,12 @@ def test_rewinding_hands_out_again_what_was_not_committed(orders: klamm.Store) -
         consumer.commit(first)
         rest = [record.offset for batch in consumer.batches(3) for record in batch]
         assert len(rest) == 16
-        assert consumer._polled_by == threading.get_ident()
-        consumer._rewind()
+        session_of(consumer).rewind()
         assert sorted(record.offset for batch in consumer.batches(5) for record in batch) == sorted(rest)
-        consumer._rewind()
+        session_of(consumer).rewind()
         assert sum(1 for _ in consumer) == 16
         consumer.commit()
-        consumer._rewind()
+        session_of(consumer).rewind()
         assert sum(1 for _ in consumer) == 0
 
 
@@ -430,11 +430,11 @@ def test_what_the_watchdog_gives_up_while_it_is_taken_is_not_read_from_the_start
         with store.consumer("orders", group="g") as first:
             first.commit(first.poll(max_records=10))
         with store.consumer("orders", group="g", max_poll_interval_ms=50) as second:
-            commits = second._sharing.commits  # type: ignore[union-attr]
+            commits = session_of(second).commits
             load = commits.load
 
             def late(places: Any) -> Any:
-                until(lambda: not second._member.owned(), "the watchdog gives up")  # type: ignore[union-attr]
+                until(lambda: not session_of(second).member.owned(), "the watchdog gives up")  # type: ignore[union-attr]
                 commits.load = load  # type: ignore[method-assign]
                 return load(places)
 
@@ -450,7 +450,7 @@ def test_a_commit_that_waits_while_its_partition_is_lost_and_comes_back_is_refus
         held, go_on = threading.Event(), threading.Event()
         with store.consumer("orders", group="g", max_poll_interval_ms=100) as late:
             batch = late.poll(max_records=10)
-            commits = late._sharing.commits  # type: ignore[union-attr]
+            commits = session_of(late).commits
             write = commits._write
 
             def slow(entries: Any, metadata: str) -> None:
@@ -461,7 +461,7 @@ def test_a_commit_that_waits_while_its_partition_is_lost_and_comes_back_is_refus
             commits._write = slow  # type: ignore[method-assign]
             waiting = late.commit_async(batch)
             assert held.wait(PATIENCE)
-            until(lambda: not late._member.owned(), "the watchdog gives up")  # type: ignore[union-attr]
+            until(lambda: not session_of(late).member.owned(), "the watchdog gives up")  # type: ignore[union-attr]
             with store.consumer("orders", group="g") as other:
                 while batch := other.poll(timeout_ms=0):
                     other.commit(batch)

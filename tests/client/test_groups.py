@@ -36,7 +36,9 @@ def spread(store: klamm.Store, count: int, topic: str = "users") -> set[bytes]:
 
 def test_options_of_a_consumer_are_named_once_more_for_those_who_pass_them_on() -> None:
     parameters = set(inspect.signature(klamm.Consumer).parameters) | set(inspect.signature(Sharing).parameters)
-    assert parameters - {"core", "topics", "subscription", "cursors", "sharing"} == set(ConsumerOptions.__annotations__)
+    assert parameters - {"core", "topics", "subscription", "engine", "sharing", "store"} == set(
+        ConsumerOptions.__annotations__
+    )
 
 
 # Sharing

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import klamm
+from klamm.client.consumer import session_of
 from tests.procs import until
 
 T = TypeVar("T")
@@ -50,7 +51,6 @@ class ModelMember:
     batches: list[klamm.Batch] = field(default_factory=list)  # that may still be committed
     former: list[klamm.Batch] = field(default_factory=list)  # that may not: their partition was given back since
     lost: set[int] = field(default_factory=set)  # and not told so yet
-    polled: bool = False
     real: Any = None
 
     def give_back(self, number: int) -> None:
@@ -132,7 +132,8 @@ class Groups(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         """It did not poll for too long."""
         member = data.draw(st.sampled_from([each for each in self.members if each.seat is not None]))
-        membership = member.real._member
+        membership = session_of(member.real).member
+        assert membership is not None
         membership._polled = float("-inf")
         membership._give_up()
         member.seat = None
@@ -163,7 +164,6 @@ class Groups(RuleBasedStateMachine):
         if member.seat is None:
             member.seat = self.free_seat()
         batch = member.do(lambda: member.real.poll(max_records=count, timeout_ms=0))
-        member.polled = True
         assert not member.lost
         if not batch:
             assert all(member.positions[number] == len(self.logs[number]) for number in member.owned)
@@ -213,7 +213,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: any(member.batches or member.former for member in self.members))
     @rule(data=st.data(), regret=st.booleans())
     def commit_in_a_transaction(self, data: st.DataObject, regret: bool) -> None:
-        """It takes only what follows; when it is aborted, what this thread has read is read again."""
+        """It takes only what follows; when it is aborted, what took part in it is read again, and nothing else."""
         member = data.draw(st.sampled_from([each for each in self.members if each.batches or each.former]))
         batch = data.draw(st.sampled_from(member.batches + member.former))
         error: type[Exception] | None = None
@@ -236,10 +236,24 @@ class Groups(RuleBasedStateMachine):
             return
         with pytest.raises(error):
             member.do(transact)
-        for other in self.members:
-            if other is member or (member.thread is other.thread and other.polled):
-                other.positions.update(other.since)
-                other.since.clear()
+        self.was_rewound(member)
+
+    @precondition(lambda self: any(not member.lost for member in self.members))
+    @rule(data=st.data())
+    def abort_a_transaction_of_a_consumer(self, data: st.DataObject) -> None:
+        member = data.draw(st.sampled_from([each for each in self.members if not each.lost]))
+
+        def transact() -> None:
+            with member.real.transaction():
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            member.do(transact)
+        self.was_rewound(member)
+
+    def was_rewound(self, member: ModelMember) -> None:
+        member.positions.update(member.since)
+        member.since.clear()
 
     @precondition(lambda self: any(member.owned for member in self.members))
     @rule(data=st.data())

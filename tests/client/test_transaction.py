@@ -468,7 +468,7 @@ def test_the_same_for_asyncio(path: Path) -> None:
                             await tx.send("invoices", record.value)
                         tx.commit_offsets(batch)
                 await store.append_many("orders", [b"10", b"11"])
-                tx = await store.transaction()
+                tx = await orders.transaction()
                 batch = await orders.poll()
                 await tx.send("invoices", b"no")
                 with pytest.raises(ZeroDivisionError):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.client.consumer import session_of
 from klamm.errors import CommitGap, GroupError, NotOwner
 from klamm.store.groups import OffsetRow
 from tests.client.conftest import values_in
@@ -38,7 +39,7 @@ def test_an_aborted_transaction_gives_the_same_batch_again(store: klamm.Store) -
             tx.commit_offsets(first)
         for fail_after_commit_offsets in (False, True):
             batch = orders.poll(4)
-            tx = store.transaction()
+            tx = store.transaction() if fail_after_commit_offsets else orders.transaction()
             tx.send("invoices", b"no")
             if fail_after_commit_offsets:
                 tx.commit_offsets(batch)
@@ -135,7 +136,7 @@ def test_a_group_that_somebody_moved_goes_on_where_it_stands(store: klamm.Store)
     with store.consumer("orders", group="g", wait_ms=0) as orders:
         tx = store.transaction()
         tx.commit_offsets(orders.poll(3))
-        core, member = store._acquired(), orders._member
+        core, member = store._acquired(), session_of(orders).member
         assert member is not None
         row = OffsetRow(core.topic("orders").topic.id, 0, 5)
         core.groups.commit(member.group_number, [row])
@@ -155,7 +156,7 @@ def test_a_partition_that_was_lost_meanwhile_makes_the_transaction_fail(store: k
         tx = store.transaction()
         tx.send("invoices", b"no")
         tx.commit_offsets(batch)
-        member = orders._member
+        member = session_of(orders).member
         assert member is not None
         until(lambda: not member.owns("orders", 0), "the watchdog gives it up")
         with pytest.raises(NotOwner):

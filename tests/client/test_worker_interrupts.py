@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import klamm
+from klamm.client.consumer import session_of
 from klamm.client.workers import _Run
+from klamm.types import TopicPartition
 from tests.interrupts import Interrupted, interrupt_at
 
 
@@ -16,7 +18,7 @@ def interrupted_worker(consumer: klamm.Consumer, batch: klamm.Batch, point: int)
         if len(handled) == len(batch):
             working._tasks.end()
 
-    working = _Run(consumer, handle, 1, False, 10, "stop", 0, 0, 0, None, True, 1)
+    working = _Run(session_of(consumer), handle, 1, False, 10, "stop", 0, 0, 0, None, True, 1)
     working._hand_out(batch)
     try:
         with interrupt_at(point) as tracer:
@@ -37,6 +39,6 @@ def test_an_exception_from_outside_ends_a_worker_and_nobody_waits_for_it(orders:
             working, handled, is_reached = interrupted_worker(consumer, batch, point)
             tasks = working._tasks
             assert not tasks.running(), f"point {point}: the reader would wait for it"
-            done = [task.record.offset for task in working._progress["orders", 0].tasks if task.done]
+            done = [task.record.offset for task in working._progress[TopicPartition("orders", 0)].tasks if task.done]
             assert set(done) <= set(handled)
     assert point > 20 and len(done) == 3 and tasks.error is None

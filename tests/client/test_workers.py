@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.client.consumer import session_of
 from klamm.client.workers import _Run
 from klamm.types import RunReport
 from tests.client.conftest import fill
@@ -173,7 +174,8 @@ def test_an_error_of_the_reader_is_raised_when_what_runs_is_done(orders: klamm.S
         orders.delete_topic("orders")
 
         def failure() -> BaseException | None:
-            runner = consumer._sharing.runner if consumer._sharing else None
+            sharing = session_of(consumer).sharing
+            runner = None if sharing is None else sharing.runner
             return runner._tasks.error if isinstance(runner, _Run) else None
 
         until(failure, "the reader fails")

@@ -16,6 +16,7 @@ import pytest
 
 import klamm
 from klamm.client.commits import Commits
+from klamm.client.consumer import session_of, session_that_read
 from klamm.client.membership import Member
 from klamm.client.transaction import Transaction
 from klamm.disk.locks import OWNED, LockFile
@@ -24,6 +25,7 @@ from klamm.log.reader import Reader
 from klamm.store.groups import Groups
 from klamm.store.transaction_resolver import Resolver
 from klamm.store.transactions import Transactions
+from klamm.types import TopicPartition
 from tests.crash import rounds
 from tests.crash.nemesis import Nemesis
 from tests.crash.rounds import Mutants
@@ -65,7 +67,7 @@ def a_member_commits_what_it_has_lost() -> None:
 def progress_is_not_read_when_a_partition_is_taken() -> None:
     load = Commits.load
 
-    def forget(self: Commits, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], klamm.Position]:
+    def forget(self: Commits, places: Iterable[TopicPartition]) -> dict[TopicPartition, klamm.Position]:
         load(self, places)
         return {}
 
@@ -82,10 +84,11 @@ def progress_is_no_part_of_the_transaction() -> None:
     def commit_beside(self: Any) -> None:
         read = getattr(self, "progress", None)
         commit(self)
-        consumer = read.consumer() if isinstance(read, klamm.Batch) and read.consumer else read
-        if consumer is not None:
+        if read is not None:
+            session = session_that_read(read) if isinstance(read, klamm.Batch) else session_of(read)
+            assert session is not None
             with suppress(klamm.NotOwner):
-                consumer.commit(read if isinstance(read, klamm.Batch) else None)
+                session.commits.commit(read if isinstance(read, klamm.Batch) else None, "")
 
     Transaction.commit_offsets = remember  # type: ignore[method-assign]
     Transaction.commit = commit_beside  # type: ignore[method-assign]

@@ -6,6 +6,10 @@ from tests.mutants.mutant import Mutant
 
 COMMITS = "src/klamm/client/commits.py"
 WORKERS = "src/klamm/client/workers.py"
+ENGINE = "src/klamm/client/consume/log_engine.py"
+CURSOR = "src/klamm/client/consume/cursor.py"
+ENGINE_TESTS = "tests/client/test_read_engine.py"
+CLOSING_TESTS = "tests/client/test_closing.py"
 TAIL = "src/klamm/cli/tail.py"
 PRODUCER = "src/klamm/client/producer.py"
 LETTERS = "src/klamm/client/dead_letters.py"
@@ -18,6 +22,84 @@ RANGES = "(each, bounds.range_in(each, start, self._end, committed=self._committ
 FLUSH = "sys.stdout.buffer.flush()"
 
 MUTANTS = [
+    Mutant(
+        "a consumer closes its files while another thread reads them",
+        "client/consume/read_engine.py E1",
+        (
+            (
+                ENGINE,
+                "        with suppress(StoreBusy), self._urgent():\n            self._close_files()\n",
+                "        self._close_files()\n",
+            ),
+        ),
+        (f"{CLOSING_TESTS}::test_a_loop_that_is_closed_by_another_thread_returns_nothing_of_another_topic",),
+    ),
+    Mutant(
+        "records count as handed out before they are",
+        "client/consume/read_engine.py E2",
+        (
+            (
+                CURSOR,
+                "        self.handed = HandedOut(before, end, iter(found), offsets, len(records))\n",
+                "        self.handed = HandedOut(end, end)\n",
+            ),
+        ),
+        (f"{ENGINE_TESTS}::test_records_count_as_handed_out_one_by_one_or_all_at_once",),
+    ),
+    Mutant(
+        "a partition keeps its turn when its chunk is used up",
+        "client/consume/read_engine.py E3",
+        ((CURSOR, "            self.is_used_up = True  # once that is handed out\n", ""),),
+        ("tests/client/test_turns.py::test_a_partition_is_read_while_another_one_stays_busy",),
+    ),
+    Mutant(
+        "pausing a partition changes whose turn it is",
+        "client/consume/read_engine.py E3",
+        ((ENGINE, "(not cursor.has_more, cursor.last_read)", "(not cursor.has_more, cursor.index)"),),
+        (f"{ENGINE_TESTS}::test_of_k_partitions_that_are_fed_for_ever_each_is_returned_within_k_chunks",),
+    ),
+    Mutant(
+        "a reading thread that comes back late leaves its files open",
+        "client/consume/read_engine.py E4",
+        (
+            (
+                ENGINE,
+                "                if self._is_closed:\n                    self._close_files()\n",
+                "                pass\n",
+            ),
+        ),
+        (f"{ENGINE_TESTS}::test_close_does_not_wait_for_ever_and_the_reading_thread_closes_what_is_open",),
+    ),
+    Mutant(
+        "a close does not end a wait",
+        "client/consume/read_engine.py E5",
+        (
+            (
+                ENGINE,
+                "    def interrupt(self) -> None:\n        self._poller.interrupt()\n",
+                "    def interrupt(self) -> None:\n        pass\n",
+            ),
+        ),
+        (f"{ENGINE_TESTS}::test_an_interrupt_ends_a_wait_and_is_not_lost_if_it_comes_before",),
+    ),
+    Mutant(
+        "an interrupt leaves the decoder ahead of the position",
+        "client/consume/cursor.py",
+        ((CURSOR, "        if decoder.offset != self._decoded:\n", "        if False:\n"),),
+        ("tests/client/test_turns.py::test_an_interrupted_poll_loses_nothing",),
+    ),
+    Mutant(
+        "a slow loop of a member takes its whole chunk",
+        "client/consumer.py: a loop looks after its group",
+        (("src/klamm/client/consumer.py", " or time.monotonic() >= due:\n", ":\n"),),
+        ("tests/client/test_turns.py::test_a_slow_loop_stays_a_member",),
+    ),
+    Mutant(
+        "Ctrl-C makes a bounded read a short one",
+        "client/interrupt.py",
+        (("src/klamm/client/interrupt.py", "        if self._is_bounded or threading", "        if threading"),),
+        ("tests/client/test_bounded_reads.py::test_ctrl_c_never_makes_a_bounded_read_a_short_one",),
+    ),
     Mutant(
         "a worker that an exception ends keeps its record",
         "client/tasks.py: the reader never waits for a worker that is gone",
@@ -77,7 +159,7 @@ MUTANTS = [
     Mutant(
         "a batch from before a partition was lost and came back can be committed",
         "client/commits.py: the ownership epoch of a batch",
-        ((COMMITS, "            if entry.tenure is not None and (cursor", "            if False and (cursor"),),
+        ((COMMITS, "            if entry.epoch is not None and self", "            if False and self"),),
         (f"{GROUP_TESTS}::test_a_batch_from_before_a_loss_cannot_be_committed_when_the_partition_is_back",),
     ),
     Mutant(

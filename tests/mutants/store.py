@@ -265,8 +265,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/directory.py",
-                "        if known is not None and version < known.version:\n",
-                "        if False:\n",
+                "        if known is not None and (version < known.version or",
+                "        if known is not None and (",
             ),
         ),
         ("tests/crash/test_opening.py::test_a_thread_that_read_the_topics_earlier_puts_no_older_settings_back",),
