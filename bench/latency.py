@@ -184,7 +184,7 @@ def main() -> None:
     answer("spinning", "spin", lmdb, "lmdb", harness.at_most(1))
     answer("spinning", "spin", lmdb + ", writemap", "lmdb, writemap", None)
     answer("spinning", "spin", "JSON lines, reader spinning", "json", None)
-    answer("blocking", "block", "a bare futex, in C", "futex", harness.at_most(2))
+    answer("blocking", "block", "a bare futex, in C", "futex", harness.at_most(3))
 
 
 if __name__ == "__main__":
