@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, Message
 
 from klamm.kafka.apis import produce
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.error_codes import ErrorCode
 from tests.crash import rounds, wire_workload
 from tests.crash.cases import memory_directory, seed_of
@@ -93,7 +93,7 @@ def test_hundreds_of_kills_of_servers_and_clients_leave_no_anomaly(tmp_path: Pat
 
 def no_commit_is_in_time() -> None:
     """In a server."""
-    Coordinator.check_commit = lambda *_, **__: ErrorCode.REQUEST_TIMED_OUT  # type: ignore[method-assign]
+    GroupCoordinator.check_commit = lambda *_, **__: ErrorCode.REQUEST_TIMED_OUT  # type: ignore[method-assign]
 
 
 class Patient(WireNemesis):

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from klamm.kafka.apis import fetch
-from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.transaction_desk import Identified, TransactionDesk
+from klamm.kafka.transaction_coordinator import Identified, TransactionCoordinator
 from klamm.store.wire_groups import WireGroups
 from tests.crash import rounds
 from tests.crash.rounds import Mutants
@@ -43,14 +43,14 @@ shows = partial(rounds.shows, MUTANTS)
 @shows("lost", "torn", "not once", "aborted read", "restless", "unexpected")
 def the_end_of_a_transaction_is_answered_and_forgotten() -> None:
     """Every third or so: it is aborted when its time is over."""
-    end = TransactionDesk.end
+    end = TransactionCoordinator.end
 
     def forget(self: Any, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
         if commit and DICE.random() < 0.3:
             return Identified(ErrorCode.NONE, producer_id, epoch)
         return end(self, name, producer_id, epoch, commit=commit, bump=bump)
 
-    TransactionDesk.end = forget  # type: ignore[method-assign]
+    TransactionCoordinator.end = forget  # type: ignore[method-assign]
 
 
 @shows("lost progress")
@@ -69,7 +69,7 @@ def offsets_are_answered_and_forgotten() -> None:
 @shows("lost progress", "two owners", "unprocessed", "not once")
 def whoever_was_a_member_may_commit() -> None:
     """See ZOMBIES."""
-    Coordinator.check_commit = lambda self, *given, **named: ErrorCode.NONE  # type: ignore[method-assign]
+    GroupCoordinator.check_commit = lambda self, *given, **named: ErrorCode.NONE  # type: ignore[method-assign]
 
 
 @shows("aborted read", "early read")
@@ -85,8 +85,8 @@ def everybody_reads_what_is_open() -> None:
 
 @shows("not once", "lost progress", "disordered")
 def nobody_waits_for_offsets_that_a_transaction_may_move() -> None:
-    TransactionDesk.has_pending = lambda self, *given: False  # type: ignore[method-assign]
-    TransactionDesk.pending_offsets = lambda self, group: set()  # type: ignore[method-assign]
+    TransactionCoordinator.has_pending = lambda self, *given: False  # type: ignore[method-assign]
+    TransactionCoordinator.pending_offsets = lambda self, group: set()  # type: ignore[method-assign]
 
 
 @pytest.mark.soak

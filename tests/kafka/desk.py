@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from klamm.kafka.coordinator import Coordinator
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.group_image import GroupImage, decoded, encoded
 from klamm.kafka.group_values import (
     GroupConfig,
-    JoinAnswer,
     JoinRequest,
+    JoinResponse,
     LeavingMember,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
 )
 
-A = TypeVar("A", JoinAnswer, SyncAnswer)
+A = TypeVar("A", JoinResponse, SyncResponse)
 
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
@@ -64,9 +64,9 @@ class Desk:
         self.now_ms = 1_000_000
         self.coordinator = self._begin()
 
-    def _begin(self) -> Coordinator:
+    def _begin(self) -> GroupCoordinator:
         keep = (lambda *asked: self.to_keep.append(asked)) if self._keeping else None
-        return Coordinator(self._config, new_id=lambda: str(next(self._ids)), keep=keep)
+        return GroupCoordinator(self._config, new_id=lambda: str(next(self._ids)), keep=keep)
 
     def kept(self, *, ok: bool = True, told: bool = True) -> None:
         """The oldest image is kept, and the coordinator told; or it is not, or the server dies before that."""
@@ -107,8 +107,8 @@ class Desk:
         skip: bool = False,
         instance: str | None = None,
         client: str = "app",
-    ) -> Asked[JoinAnswer]:
-        asked = Asked[JoinAnswer](self.now_ms)
+    ) -> Asked[JoinResponse]:
+        asked = Asked[JoinResponse](self.now_ms)
         request = JoinRequest(
             group, member_id, protocol_type, protocols, session_ms, rebalance_ms, instance, client, "/10.0.0.1"
         )
@@ -125,8 +125,8 @@ class Desk:
         group: str = GROUP,
         connection: object = None,
         **more: Any,
-    ) -> Asked[SyncAnswer]:
-        asked = Asked[SyncAnswer](self.now_ms)
+    ) -> Asked[SyncResponse]:
+        asked = Asked[SyncResponse](self.now_ms)
         request = SyncRequest(group, member_id, generation, assignments or {})._replace(**more)
         self.coordinator.sync(request, asked, now_ms=self.now_ms, connection=connection)
         return asked

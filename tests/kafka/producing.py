@@ -12,7 +12,7 @@ from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, Identified, TransactionDesk
+from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION, Identified, TransactionCoordinator
 from klamm.store import transaction_table
 from klamm.store.directory import Core
 from klamm.store.groups import OffsetRow
@@ -45,12 +45,12 @@ def hold_server(core: Core, wait_s: float = 5.0) -> bool:
 
 
 @contextmanager
-def serving(store: klamm.Store, settings: Settings | None = None) -> Iterator[TransactionDesk]:
+def serving(store: klamm.Store, settings: Settings | None = None) -> Iterator[TransactionCoordinator]:
     """Be the server of a store."""
     core = core_of(store)
     assert hold_server(core)
     try:
-        desk = TransactionDesk(core, settings or Settings())
+        desk = TransactionCoordinator(core, settings or Settings())
         desk.load()
         yield desk
     finally:
@@ -61,7 +61,7 @@ def serving(store: klamm.Store, settings: Settings | None = None) -> Iterator[Tr
 class Client:
     """One producer of a transactional id. `bumps`: it knows KIP-890."""
 
-    def __init__(self, store: klamm.Store, desk: TransactionDesk, name: str = "billing", *, bumps: bool) -> None:
+    def __init__(self, store: klamm.Store, desk: TransactionCoordinator, name: str = "billing", *, bumps: bool) -> None:
         self.store, self.desk, self.name, self.bumps = store, desk, name, bumps
         self.producer_id = self.epoch = -1
         self.sequences: dict[PartitionKey, int] = {}
@@ -143,7 +143,7 @@ def offset_of(store: klamm.Store, group: str, number: int = 0) -> int | None:
     return None if row is None else row.offset
 
 
-def hasten(store: klamm.Store, desk: TransactionDesk, name: str = "billing") -> None:
+def hasten(store: klamm.Store, desk: TransactionCoordinator, name: str = "billing") -> None:
     """Let its time be over."""
     database = core_of(store).catalog.database
     row = desk.row(name)

@@ -174,7 +174,7 @@ def test_settings_of_the_store_can_be_changed_and_count_at_once(
 ) -> None:
     assert change(raw, BROKER, name, ("group.max.size", SET, "5")).error_code == 0
     assert store.settings()["group.max.size"] == "5"
-    assert server.broker.coordinator.config.max_size == 5
+    assert server.broker.group_coordinator.config.max_size == 5
     one = by_name(describe(raw, BROKER, "7", include_synonyms=True))["group.max.size"]
     assert (one.value, one.config_source, len(one.synonyms)) == ("5", DYNAMIC_BROKER, 2)
     everybody = by_name(describe(raw, BROKER, ""))
@@ -182,7 +182,7 @@ def test_settings_of_the_store_can_be_changed_and_count_at_once(
         ("group.max.size", "5", DYNAMIC_DEFAULT_BROKER)
     ]
     assert change(raw, BROKER, name, ("group.max.size", DELETE, None)).error_code == 0
-    assert server.broker.coordinator.config.max_size == 1000
+    assert server.broker.group_coordinator.config.max_size == 1000
     assert by_name(describe(raw, BROKER, "")) == {}
     assert alter(raw, BROKER, name, {"group.max.size": "6"}).error_code == 0
     assert store.settings()["group.max.size"] == "6"

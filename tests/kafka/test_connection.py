@@ -17,7 +17,7 @@ import pytest
 
 import klamm
 from klamm.kafka.broker import Broker
-from klamm.kafka.call import Answer, Call
+from klamm.kafka.call import Call, Result
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.frames import read_response, request_frame
@@ -147,16 +147,16 @@ def test_many_requests_in_one_send_are_answered_in_order(raw: Raw) -> None:
 
 def test_one_who_sends_thousands_does_not_keep_the_others_waiting(server: Served, raw: Raw) -> None:
     count, handled = 3000, list[object]()
-    table = server.server.listener.table
-    honoured = table[API_VERSIONS.key]
+    table = server.server.listener.admission.table
+    supported = table[API_VERSIONS.key]
 
-    def handler(broker: Broker, call: Call) -> Answer:
-        handled.append(call.connection)
-        return honoured.handler(broker, call)
+    def handler(broker: Broker, call: Call) -> Result:
+        handled.append(call.session)
+        return supported.handler(broker, call)
 
     may_go_on = threading.Event()
     with server.dial() as flood:
-        server.call(lambda: table.__setitem__(API_VERSIONS.key, honoured._replace(handler=handler)))
+        server.call(lambda: table.__setitem__(API_VERSIONS.key, supported._replace(handler=handler)))
         server.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE)  # both have sent everything when it looks
         flood.send_bytes(b"".join(versions(n) for n in range(count)))
         raw.send_bytes(versions(1))
@@ -178,7 +178,7 @@ def test_requests_behind_a_fetch_that_waits(server: Served, raw: Raw) -> None:
             + b"".join(versions(n) for n in range(2, 200))
             + frame(PRODUCE, 9, 200, **producing({("orders", 0): sealed(1)}))
         )
-        until(lambda: server.call(lambda: len(server.broker.parking)) == 1, "it waits")
+        until(lambda: server.call(lambda: len(server.broker.purgatory)) == 1, "it waits")
         waiting.send_bytes(b"".join(versions(n) for n in range(201, 3000)))
         assert end_of(raw) == end
         produce(raw, "orders", sealed([b"wakes"]))
@@ -244,8 +244,8 @@ def test_clients_that_leave_at_any_moment(server: Served, raw: Raw) -> None:
                     pass
             client.close()
     until(lambda: connections(server) == 1, "they are gone")
-    until(lambda: server.call(lambda: len(server.broker.parking)) == 0, "nobody waits")
-    assert server.call(lambda: len(server.broker.parking._ticks)) == 0, "nothing is left of who waited"
+    until(lambda: server.call(lambda: len(server.broker.purgatory)) == 0, "nobody waits")
+    assert server.call(lambda: len(server.broker.purgatory._ticks)) == 0, "nothing is left of who waited"
     assert server.call(lambda: server.server.listener.budget.used) == 0
     assert raw.ask(API_VERSIONS, 0).error_code == 0
 
@@ -377,7 +377,7 @@ def test_a_server_stops_at_once_though_consumers_wait_and_ask_again(tmp_path: Pa
         threads = [threading.Thread(target=consume) for _ in range(5)]
         for thread in threads:
             thread.start()
-        until(lambda: server.call(lambda: len(server.broker.parking)) == 5, "they wait")
+        until(lambda: server.call(lambda: len(server.broker.purgatory)) == 5, "they wait")
         server.run(server.server.stop(drain_s=10 * PATIENCE))  # so long it would wait for one that is not released
         over.set()
         for thread in threads:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klamm.kafka import coordinator as module
+from klamm.kafka import group_coordinator as module
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_values import GroupListing, LeavingMember
 from tests.kafka.desk import GROUP, REBALANCE_MS, SESSION_MS, Desk

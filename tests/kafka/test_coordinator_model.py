@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_state import Group, State
-from klamm.kafka.group_values import JoinAnswer, SyncAnswer
+from klamm.kafka.group_values import JoinResponse, SyncResponse
 from tests.kafka.desk import GROUP, Asked, Desk
 
 E = ErrorCode
@@ -43,7 +43,7 @@ class Client:
         self.member_id = ""
         self.generation = -1
         self.step = "out"  # joining, joined, syncing, in; failed: it has given up
-        self.answer: JoinAnswer | None = None
+        self.answer: JoinResponse | None = None
         self.connection = object()
         self.waiting: Asked[Any] | None = None
         self.connection_of_waiting: object = None
@@ -110,12 +110,12 @@ class Client:
             return
         answer = self.waiting.answer
         self.waiting = None
-        if isinstance(answer, JoinAnswer):
+        if isinstance(answer, JoinResponse):
             self._joined(answer)
         else:
             self._synced(answer)
 
-    def _joined(self, answer: JoinAnswer) -> None:
+    def _joined(self, answer: JoinResponse) -> None:
         if answer.error == E.MEMBER_ID_REQUIRED:
             self.member_id, self.step = answer.member_id, "out"
         elif not self._failed(answer.error):
@@ -123,7 +123,7 @@ class Client:
             self.step = "joined"
             self.model.heard(self, answer)
 
-    def _synced(self, answer: SyncAnswer) -> None:
+    def _synced(self, answer: SyncResponse) -> None:
         if not self._failed(answer.error):
             self.step = "in"
             self.model.assigned(self, answer.assignment)
@@ -162,7 +162,7 @@ class Coordination(RuleBasedStateMachine):
 
     # ---- what clients hear
 
-    def heard(self, client: Client, answer: JoinAnswer) -> None:
+    def heard(self, client: Client, answer: JoinResponse) -> None:
         assert (answer.member_id, client.instance) not in self.dead_ids
         if client.instance is not None:
             self.heirs.setdefault(client.instance, set()).add(answer.member_id)

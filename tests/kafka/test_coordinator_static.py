@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_values import JoinAnswer, JoinRequest
+from klamm.kafka.group_values import JoinRequest, JoinResponse
 from tests.kafka.desk import GROUP, RANGE, REBALANCE_MS, SESSION_MS, Asked, Desk
 
 E = ErrorCode
@@ -227,9 +227,9 @@ def test_a_connection_without_anything_parked_may_close(desk: Desk) -> None:
 
 
 def test_a_callback_may_call_the_coordinator(desk: Desk) -> None:
-    asked = Asked[JoinAnswer](desk.now_ms)
+    asked = Asked[JoinResponse](desk.now_ms)
 
-    def sync_at_once(answer: JoinAnswer) -> None:
+    def sync_at_once(answer: JoinResponse) -> None:
         asked(answer)
         assert desk.sync(answer.member_id, answer.generation, {answer.member_id: b"x"}).answer.assignment == b"x"
 

@@ -80,11 +80,11 @@ def follow(raw: Raw, topic: str, offset: int = 0, number: int = 0, **options: An
 @contextmanager
 def parked(server: Served, topic: str, offset: int, number: int = 0, **options: Any) -> Iterator[Raw]:
     """A connection with a fetch that waits."""
-    before = server.call(lambda: len(server.broker.parking))
+    before = server.call(lambda: len(server.broker.purgatory))
     options.setdefault("wait_ms", 20_000)
     with server.dial() as raw:
         raw.send(FETCH, 12, **fetching({(topic, number): offset}, **options))
-        until(lambda: server.call(lambda: len(server.broker.parking)) > before, "it waits")
+        until(lambda: server.call(lambda: len(server.broker.purgatory)) > before, "it waits")
         yield raw
 
 
@@ -276,8 +276,8 @@ def test_a_fetch_at_the_end_of_the_last_segment_waits_for_more(server: Served, r
     assert partition.segments()[-1] == partition.ends().end == 4
     for committed in (False, True):
         with parked(server, topic, 0, min_bytes=4000, committed=committed):
-            assert server.call(lambda: len(server.broker.parking)) == 1
-        until(lambda: not server.call(lambda: len(server.broker.parking)), "its client is gone")
+            assert server.call(lambda: len(server.broker.purgatory)) == 1
+        until(lambda: not server.call(lambda: len(server.broker.purgatory)), "its client is gone")
 
 
 def test_a_fetch_that_wants_more_than_it_may_get_is_answered_with_what_it_may_get(raw: Raw, topic: str) -> None:
@@ -308,7 +308,7 @@ def test_a_fetch_waits_for_as_many_bytes_as_it_wants(server: Served, raw: Raw, t
     with parked(server, topic, 0, min_bytes=3 * size) as waiting:
         for _ in range(2):
             produce(raw, topic, sealed([b"x"]))
-        assert server.call(lambda: len(server.broker.parking)) == 1
+        assert server.call(lambda: len(server.broker.purgatory)) == 1
         produce(raw, topic, sealed([b"x"]))
         assert offsets(answer(waiting)) == [0, 1, 2]
 
@@ -325,7 +325,7 @@ def test_a_fetch_of_many_partitions_waits_for_any(server: Served, raw: Raw, topi
                 (topic, each): log_of(server, topic, each).ends().end for each in range(3)
             }
             waiting.send(FETCH, 12, **fetching(places, wait_ms=20_000))
-            until(lambda: server.call(lambda: len(server.broker.parking)) == 1, "it waits")
+            until(lambda: server.call(lambda: len(server.broker.purgatory)) == 1, "it waits")
             produce(raw, topic, sealed([b"%d" % number]), number)
             _, told = read_response(FETCH, 12, waiting.receive())
             assert [values(each) for each in told.responses[0].partitions] == [
@@ -377,7 +377,7 @@ def test_a_read_committed_fetch_ends_at_the_last_stable_offset_and_names_aborted
             with store.transaction() as second:
                 second.send(topic, b"3", partition=0)
             assert values(fetch(raw, topic, 2))[0] == b"2"
-            assert server.call(lambda: len(server.broker.parking)) == 1
+            assert server.call(lambda: len(server.broker.purgatory)) == 1
             first.__exit__(ValueError, ValueError(), None)
             told = answer(waiting)
             assert [each.first_offset for each in told.aborted_transactions] == [1]

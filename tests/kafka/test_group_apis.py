@@ -303,7 +303,7 @@ def test_groups_without_members_and_offsets_are_forgotten(server: Served, store:
         server.run(server.broker.group_store.forget_blank())
         kept = {"coming", "embedded", "reading", "staying"}
         assert set(states(client)) == set(store.groups()) == kept
-        assert not server.call(lambda: server.broker.coordinator.knows("passing"))
+        assert not server.call(lambda: server.broker.group_coordinator.knows("passing"))
     again = client.become_member("passing")
     assert again.generation > first.generation
     assert client.commit({("orders", 0): 1}, again, group="passing") == [0]
@@ -396,7 +396,7 @@ def test_nobody_joins_or_commits_while_a_group_is_being_deleted(server: Served, 
     go_on = hold_writes(server)
     with Client(server.address) as other:
         client.begin(DELETE_GROUPS, 2, groups_names=[GROUP])
-        coordinator = server.broker.coordinator
+        coordinator = server.broker.group_coordinator
         until(lambda: server.call(lambda: coordinator.knows(GROUP)), "the group is dead")
         other.begin_commit({("orders", 0): 2})
         assert other.committed() == [E.COORDINATOR_NOT_AVAILABLE]

@@ -197,7 +197,10 @@ def test_whoever_fetches_sees_what_was_committed_before_though_it_is_not_written
         client.begin_commit({FIRST: 2})
         until(lambda: waiting(server) == 1, "the commit waits")
         other.begin_fetch()
-        until(lambda: sum(each.is_parked for each in server.server.listener.connections) == 2, "the fetch waits")
+        until(
+            lambda: sum(each.session.call is not None for each in server.server.listener.connections) == 2,
+            "the fetch waits",
+        )
         go_on.set()
         assert other.fetched() == {FIRST: 2}
         assert client.committed() == [0]
@@ -273,7 +276,7 @@ def test_an_offset_that_a_transaction_is_about_to_move_is_not_told_to_who_wants_
 ) -> None:
     client.commit({FIRST: 5, SECOND: 6})
     moving = (GROUP, store.topic("orders").id, 1)
-    monkeypatch.setattr(server.broker.desk, "has_pending", lambda *asked: asked == moving)
+    monkeypatch.setattr(server.broker.transaction_coordinator, "has_pending", lambda *asked: asked == moving)
     make = OFFSET_FETCH.request
     topics = None if everything else [make.GroupTopic(name="orders", partition_indexes=[0, 1])]
     for stable in (False, True):

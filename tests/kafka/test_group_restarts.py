@@ -204,7 +204,7 @@ def test_nobody_hears_of_a_generation_that_waits_to_be_written(path: Path) -> No
         member = Joined(joined.member_id, joined.generation_id)
         go_on = hold_writes(running)
         client.begin(SYNC_GROUP, 4, group_id=GROUP, generation_id=member.generation, member_id=member.member_id)
-        until(lambda: running.broker.coordinator._groups[GROUP].keeping, "the generation waits")
+        until(lambda: running.broker.group_coordinator._groups[GROUP].keeping, "the generation waits")
         assert second.heartbeat(member) == E.NONE
         assert described(second).group_state == "CompletingRebalance"
         go_on.set()

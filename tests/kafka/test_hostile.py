@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from klamm.kafka.apis import TABLE
-from klamm.kafka.call import Honoured
+from klamm.kafka.call import SupportedApi
 from klamm.kafka.wire import messages
 from klamm.kafka.wire.frames import read_response, request_frame
 from tests.crash.cases import seed_of
@@ -103,7 +103,7 @@ def until_over(raw: Raw) -> int:
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.api.name)
 def test_a_mutated_frame_is_answered_or_ends_its_connection_and_nothing_else(
-    server: Served, row: Honoured, caplog: pytest.LogCaptureFixture
+    server: Served, row: SupportedApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     seed = seed_of()
     chance = random.Random(seed)
@@ -134,11 +134,11 @@ def test_nothing_is_left_of_them(server: Served) -> None:
     until(lambda: server.call(lambda: len(listener.connections)) == 0, "no connections")
     assert server.call(lambda: listener.budget.used) == 0
     assert server.call(lambda: len(listener.budget)) == 0
-    until(lambda: server.call(lambda: len(server.broker.parking)) == 0, "nobody is parked")
+    until(lambda: server.call(lambda: len(server.broker.purgatory)) == 0, "nobody is parked")
 
 
 def test_every_request_with_nothing_in_it(server: Served) -> None:
-    """All defaults, in every version of every API that is honoured: an answer that can be read."""
+    """All defaults, in every version of every supported API: an answer that can be read."""
     for row in TABLE.values():
         for version in range(row.min_version, row.max_version + 1):
             with Raw(server.address, patience=10) as raw:

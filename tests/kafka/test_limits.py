@@ -175,8 +175,8 @@ def test_what_is_sent_behind_a_request_that_waits_counts(tmp_path: Path) -> None
             for client in clients:
                 client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MIB)
                 client.send_bytes(b"".join(asked))
-            until(lambda: server.call(lambda: len(server.broker.parking)) == count, "all wait")
-            kept = server.call(lambda: sum(len(each._rest or b"") for each in listener.connections))
+            until(lambda: server.call(lambda: len(server.broker.purgatory)) == count, "all wait")
+            kept = server.call(lambda: sum(each.reader.behind_bytes for each in listener.connections))
             assert kept == server.call(lambda: listener.budget.ahead)
             assert limit <= kept <= limit + len(listener.buffer) + count * 1024
             assert produce(raw, "large", sealed(1, padding=3 * MIB)).error_code == 0, "nobody waits for them"
@@ -207,7 +207,7 @@ def test_requests_that_are_stuck_count(tmp_path: Path) -> None:
                 assert server.call(lambda: budget.most) <= limit + len(whole)
                 assert produce(raw, "orders", sealed(1), 1).error_code == 0
                 holder.go_on()
-                until(lambda: len(server.broker.lanes) == 0, "they are appended")
+                until(lambda: len(server.broker.partition_executors) == 0, "they are appended")
         until(lambda: server.call(lambda: budget.used) == 0, "all is given back")
 
 
@@ -256,7 +256,7 @@ def test_connections_leave_open_files_to_the_store(tmp_path: Path) -> None:
         batches = {("orders", number): sealed(1) for number in range(20)}
         answered = produce_many(clients[0], batches, acks=-1)
         assert {each.error_code for each in answered.values()} == {0}
-        assert "refused: there are 100 connections, and of 200 open files (ulimit -n)" in process.stderr
+        assert "connection rejected: limit of 100 connections reached (of 200 open files (ulimit -n)" in process.stderr
 
 
 def test_a_thousand_idle_connections_take_little_memory(tmp_path: Path) -> None:
@@ -293,10 +293,13 @@ def test_the_idle_are_closed_and_nobody_else(tmp_path: Path) -> None:
             two_bytes.send_bytes(b"\0\0")
             asked.ask(API_VERSIONS, 0)
             waiting.send(FETCH, 12, **fetching({("orders", 0): 0}, wait_ms=20_000))
-            until(lambda: server.call(lambda: len(server.broker.parking)) == 1, "it waits")
-            until(lambda: server.call(lambda: sum(each._rest is not None for each in listener.connections)) == 1, "two")
+            until(lambda: server.call(lambda: len(server.broker.purgatory)) == 1, "it waits")
             until(
-                lambda: server.call(lambda: sum(each._frame is not None for each in listener.connections)) == 2, "half"
+                lambda: server.call(lambda: sum(each.reader.behind_bytes > 0 for each in listener.connections)) == 1,
+                "two",
+            )
+            until(
+                lambda: server.call(lambda: sum(each.reader.has_partial for each in listener.connections)) == 2, "half"
             )
             mark = server.call(listener.now)
             trickling.send_bytes(b"x")

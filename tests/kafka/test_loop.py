@@ -114,7 +114,10 @@ def test_a_writer_stopped_in_its_append_keeps_only_that_partition_waiting(server
             each.send(PRODUCE, 9, **producing({("orders", 0): sealed([b"blocked %d" % number])}))
         mixed = server.dial()
         mixed.send(PRODUCE, 9, **producing({("orders", 0): sealed([b"mixed"]), ("orders", 1): sealed([b"mixed"])}))
-        until(lambda: server.broker.lanes.is_busy(server.broker.core.topic("orders").partition(0)), "they wait")
+        until(
+            lambda: server.broker.partition_executors.is_busy(server.broker.core.topic("orders").partition(0)),
+            "they wait",
+        )
         elsewhere(raw)
         assert all(is_unanswered(each) for each in (*blocked, mixed))
         child.go_on() if how == "continued" else child.kill()
@@ -127,7 +130,7 @@ def test_a_writer_stopped_in_its_append_keeps_only_that_partition_waiting(server
     assert found[0] == b"first"
     assert (b"stopped" in found) == (how == "continued")
     assert {b"mixed", *(b"blocked %d" % n for n in range(5))} <= set(found)
-    until(lambda: len(server.broker.lanes) == 0, "the lane is closed")
+    until(lambda: len(server.broker.partition_executors) == 0, "the lane is closed")
 
 
 def test_a_client_that_leaves_while_its_batch_waits(server: Served, raw: Raw) -> None:
@@ -136,10 +139,10 @@ def test_a_client_that_leaves_while_its_batch_waits(server: Served, raw: Raw) ->
         assert child.stopped()
         with server.dial() as client:
             client.send(PRODUCE, 9, **producing({("orders", 0): sealed([b"left"])}))
-            until(lambda: len(server.broker.lanes) == 1, "it waits")
+            until(lambda: len(server.broker.partition_executors) == 1, "it waits")
         until(lambda: server.call(lambda: len(server.server.listener.connections)) == 1, "it is gone")
         child.go_on()
-        until(lambda: len(server.broker.lanes) == 0, "it is appended all the same")
+        until(lambda: len(server.broker.partition_executors) == 0, "it is appended all the same")
     assert values(fetch(raw, "orders", 0)) == [b"first", b"stopped", b"left"]
     assert server.call(lambda: server.server.listener.budget.used) == 0
 
@@ -224,7 +227,7 @@ def test_those_who_wait_for_a_stopped_process_take_no_thread_from_the_others(
         for each in blocked:
             each.send(api, version, **fields)
         try:
-            until(lambda: len(server.broker.lanes) == 1, "they wait")
+            until(lambda: len(server.broker.partition_executors) == 1, "they wait")
             (made,) = raw.ask(CREATE_TOPICS, 7, **creating("new")).topics
             assert made.error_code == 0
             (found,) = raw.ask(LIST_OFFSETS, 7, **listing("orders", 0)).topics

@@ -168,7 +168,7 @@ def test_a_fetch_that_waits_is_counted_and_parked(path: Path) -> None:
         def waits() -> bool:
             consumer.poll(0.01)
             found = scrape(metrics)
-            return value(found, "klamm_parked_requests") == 1 and (value(found, "klamm_fetch_waits_total") or 0) > 0
+            return value(found, "klamm_delayed_fetches") == 1 and (value(found, "klamm_fetch_waits_total") or 0) > 0
 
         until(waits, "a fetch waits")
         consumer.close()

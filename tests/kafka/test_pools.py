@@ -11,8 +11,8 @@ import pytest
 
 from klamm.errors import KlammError, StoreBusy, SyncFailed
 from klamm.kafka import pools
-from klamm.kafka.pools import Lanes, Pools
-from klamm.kafka.syncing import Syncing
+from klamm.kafka.pools import PartitionExecutors, Pools
+from klamm.kafka.sync_queue import SyncQueue
 from tests.procs import PATIENCE
 from tests.rig import Rig, batch
 
@@ -23,7 +23,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def test_a_lane_does_one_thing_after_the_other() -> None:
     async def main() -> None:
-        lanes = Lanes(asyncio.get_running_loop())
+        lanes = PartitionExecutors(asyncio.get_running_loop())
         order: list[int] = []
         running = [0]
 
@@ -50,7 +50,7 @@ def test_a_lane_does_one_thing_after_the_other() -> None:
 
 def test_a_lane_that_is_stuck_keeps_no_other_waiting() -> None:
     async def main() -> None:
-        lanes = Lanes(asyncio.get_running_loop())
+        lanes = PartitionExecutors(asyncio.get_running_loop())
         gate = threading.Event()
         stuck = [lanes.run("stuck", gate.wait) for _ in range(3)]
         assert await asyncio.gather(*(lanes.run(n, lambda n=n: n) for n in range(100))) == list(range(100))  # type: ignore[misc]
@@ -64,7 +64,7 @@ def test_a_lane_that_is_stuck_keeps_no_other_waiting() -> None:
 
 def test_an_error_is_told_and_the_lane_goes_on() -> None:
     async def main() -> None:
-        lanes = Lanes(asyncio.get_running_loop())
+        lanes = PartitionExecutors(asyncio.get_running_loop())
 
         def fails() -> None:
             raise KlammError("no")
@@ -79,7 +79,7 @@ def test_an_error_is_told_and_the_lane_goes_on() -> None:
 
 def test_who_does_not_wait_any_more_disturbs_nobody() -> None:
     async def main() -> None:
-        lanes = Lanes(asyncio.get_running_loop())
+        lanes = PartitionExecutors(asyncio.get_running_loop())
         gate = threading.Event()
         first, second, third = (lanes.run("a", job) for job in (gate.wait, gate.wait, lambda: 3))
         second.cancel()
@@ -90,10 +90,10 @@ def test_who_does_not_wait_any_more_disturbs_nobody() -> None:
 
 
 def test_there_are_only_so_many_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "MAX_LANES", 4)
+    monkeypatch.setattr(pools, "MAX_PARTITION_EXECUTORS", 4)
 
     async def main() -> None:
-        lanes = Lanes(asyncio.get_running_loop())
+        lanes = PartitionExecutors(asyncio.get_running_loop())
         gate = threading.Event()
         stuck = [lanes.run(n, gate.wait) for n in range(4)]
         with pytest.raises(StoreBusy):
@@ -109,7 +109,7 @@ def test_there_are_only_so_many_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lanes_from_many_rounds_are_none_when_all_is_done() -> None:
     async def main() -> None:
-        lanes = Lanes(asyncio.get_running_loop())
+        lanes = PartitionExecutors(asyncio.get_running_loop())
         for turn in range(200):
             given = [lanes.run(key, lambda k=key: k) for key in (turn % 3, turn % 5, 7)]  # type: ignore[misc]
             assert await asyncio.gather(*given) == [turn % 3, turn % 5, 7]
@@ -139,7 +139,7 @@ class Slow:
 def test_those_who_come_while_a_sync_runs_share_the_next() -> None:
     async def main() -> None:
         threads = Pools(asyncio.get_running_loop())
-        syncing, disk = Syncing(threads), Slow()
+        syncing, disk = SyncQueue(threads), Slow()
         done: list[tuple[int, BaseException | None]] = []
         for upto in (3, 9, 5, 7):
             syncing.wait(disk, upto, lambda error, n=upto: done.append((n, error)))  # type: ignore[arg-type,misc]
@@ -159,7 +159,7 @@ def test_those_who_come_while_a_sync_runs_share_the_next() -> None:
 def test_a_failed_sync_is_told_to_all_it_was_for_and_to_nobody_else() -> None:
     async def main() -> None:
         threads = Pools(asyncio.get_running_loop())
-        syncing, bad, good = Syncing(threads), Slow(), Slow()
+        syncing, bad, good = SyncQueue(threads), Slow(), Slow()
         bad.error = SyncFailed("no")
         done: dict[str, BaseException | None] = {}
         syncing.wait(bad, 1, lambda error: done.update(first=error))  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_a_sync_of_a_real_log(tmp_path_factory: pytest.TempPathFactory) -> None:
     async def main() -> None:
         threads = Pools(asyncio.get_running_loop())
         told = asyncio.get_running_loop().create_future()
-        Syncing(threads).wait(partition, 5, told.set_result)
+        SyncQueue(threads).wait(partition, 5, told.set_result)
         assert await told is None
         assert partition.ends().flushed == 5
         threads.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-COORDINATOR = "src/klamm/kafka/coordinator.py"
+COORDINATOR = "src/klamm/kafka/group_coordinator.py"
 GROUP_STATE = "src/klamm/kafka/group_state.py"
 FETCH = "src/klamm/kafka/apis/fetch.py"
 GROUP_OFFSETS = "src/klamm/kafka/apis/group_offsets.py"
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "a heartbeat of any generation is taken",
-        "kafka/coordinator.py C4",
+        "kafka/group_coordinator.py C4",
         (
             (
                 COORDINATOR,
@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "offsets are committed in any generation",
-        "kafka/coordinator.py C4",
+        "kafka/group_coordinator.py C4",
         (
             (
                 COORDINATOR,
@@ -69,13 +69,13 @@ MUTANTS = [
     ),
     Mutant(
         "a SyncGroup of any generation is taken",
-        "kafka/coordinator.py C4",
+        "kafka/group_coordinator.py C4",
         ((GROUP_STATE, "        if request.generation != self.generation:\n", "        if False:\n"),),
         (f"{COORDINATOR_TESTS}::test_a_sync_that_does_not_fit_is_refused",),
     ),
     Mutant(
         "a member that is not heard of stays",
-        "kafka/coordinator.py C5",
+        "kafka/group_coordinator.py C5",
         (
             (
                 COORDINATOR,
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "a group takes more members than group.max.size",
-        "kafka/coordinator.py C6",
+        "kafka/group_coordinator.py C6",
         (
             (
                 GROUP_STATE,

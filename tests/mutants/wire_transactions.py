@@ -7,10 +7,10 @@ from tests.mutants.mutant import Mutant
 STATE = "src/klamm/store/transaction_state.py"
 TABLE = "src/klamm/store/transaction_table.py"
 RESOLVER = "src/klamm/store/transaction_resolver.py"
-DESK = "src/klamm/kafka/transaction_desk.py"
-DESK_FAILURES_TESTS = "tests/kafka/transactions/test_desk_failures.py"
+DESK = "src/klamm/kafka/transaction_coordinator.py"
+DESK_FAILURES_TESTS = "tests/kafka/transactions/test_transaction_coordinator_failures.py"
 TOGETHER_TESTS = "tests/store/test_decided_together.py"
-DESK_TESTS = "tests/kafka/transactions/test_desk.py"
+DESK_TESTS = "tests/kafka/transactions/test_transaction_coordinator.py"
 
 MUTANTS = [
     Mutant(
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "whoever is fenced keeps the epoch",
-        "kafka/transaction_desk.py D2",
+        "kafka/transaction_coordinator.py D2",
         ((STATE, "_ended(row, False, row.epoch + 1, last_epoch)", "_ended(row, False, row.epoch, last_epoch)"),),
         (f"{DESK_TESTS}::test_what_was_left_open_is_aborted_when_its_client_comes_again",),
     ),
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "a call that comes again is not known",
-        "kafka/transaction_desk.py D3",
+        "kafka/transaction_coordinator.py D3",
         (
             (
                 STATE,

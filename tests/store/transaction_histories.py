@@ -26,7 +26,7 @@ import klamm
 from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.errors import KlammError
-from klamm.kafka.transaction_desk import TransactionDesk
+from klamm.kafka.transaction_coordinator import TransactionCoordinator
 from klamm.spark import batches as spark_batches
 from klamm.spark.batches import BatchId
 from klamm.store import transaction_resolver
@@ -92,7 +92,7 @@ class Driver:
         self.number = 0
         self.is_blocked = False
         self.server = ExitStack()
-        self.desk: TransactionDesk | None = None
+        self.desk: TransactionCoordinator | None = None
 
     def act(self, word: str) -> str:
         actor, *rest = word.split()

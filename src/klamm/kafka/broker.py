@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.disk import files
-from klamm.kafka.coordinator import Coordinator
+from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.group_store import GroupStore
 from klamm.kafka.group_values import GroupConfig
-from klamm.kafka.parking import Parking
-from klamm.kafka.pools import Lanes, Pools
-from klamm.kafka.syncing import Syncing
+from klamm.kafka.pools import PartitionExecutors, Pools
+from klamm.kafka.purgatory import FetchPurgatory
+from klamm.kafka.sync_queue import SyncQueue
+from klamm.kafka.tasks import Tasks
 from klamm.kafka.topic_cache import Topics
-from klamm.kafka.transaction_desk import TransactionDesk
+from klamm.kafka.transaction_coordinator import TransactionCoordinator
 from klamm.log.ranges import Ranges, SegmentFiles
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ class Broker:
         self.cluster_id = core.catalog.store_id
         self.loop = asyncio.get_running_loop()
         self.pools = Pools(self.loop)
-        self.lanes = Lanes(self.loop)
+        self.partition_executors = PartitionExecutors(self.loop)
         self.topics = Topics(core, self.pools, settings)
-        self.parking = Parking(core.heads, self.loop)
-        self.syncing = Syncing(self.pools)
-        self.desk = TransactionDesk(core, settings)
+        self.purgatory = FetchPurgatory(core.heads, self.loop)
+        self.sync_queue = SyncQueue(self.pools)
+        self.transaction_coordinator = TransactionCoordinator(core, settings)
         config = GroupConfig(
             min_session_timeout_ms=settings.group_min_session_timeout_ms,
             max_session_timeout_ms=settings.group_max_session_timeout_ms,
@@ -58,8 +59,8 @@ class Broker:
             max_size=core.catalog.settings().group_max_size,
         )
         self.group_store = GroupStore(self)
-        self.coordinator = Coordinator(config, new_id=new_id, keep=self.group_store.keep)
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself only knows them weakly
+        self.group_coordinator = GroupCoordinator(config, new_id=new_id, keep=self.group_store.keep)
+        self.tasks = Tasks(self.loop)
         self._advertised = settings.advertised()
         self._files = SegmentFiles(max(16, min(512, files.most_open() // 16)))
         self._ranges: weakref.WeakKeyDictionary[Partition, Ranges] = weakref.WeakKeyDictionary()
@@ -80,13 +81,7 @@ class Broker:
 
     def delete(self, what: object, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         """In a thread of its own: whoever deletes waits for whoever appends there, and that may be for long."""
-        return self.lanes.run(("delete", what), partial(function, *args))
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task of its own."""
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return self.partition_executors.run(("delete", what), partial(function, *args))
 
     # ---- what is where
 
@@ -96,7 +91,7 @@ class Broker:
 
     def address(self, call: Call) -> tuple[str, int]:
         """What this client is told to dial."""
-        return self._advertised or call.connection.dialled
+        return self._advertised or call.session.dialled
 
     @staticmethod
     def partition(opened: OpenTopic, number: int) -> Partition | None:
@@ -123,10 +118,10 @@ class Broker:
         """A partition that is there, opened in a thread if need be. UnknownTopic, or the error of its recovery."""
         found = opened.opened_one(number)
         if found is None:  # it may have to be recovered, and for that wait for whoever appends there
-            found = await self.lanes.run((opened.topic.id, number), partial(opened.partition, number))
+            found = await self.partition_executors.run((opened.topic.id, number), partial(opened.partition, number))
         return found
 
     def close(self) -> None:
-        self.coordinator.close()
-        self.parking.close()
+        self.group_coordinator.close()
+        self.purgatory.close()
         self.pools.close()

@@ -1,67 +1,85 @@
-"""One request, and how it is answered.
+"""One request, and a row of the dispatch table.
 
-A handler is given the broker and a call. It gives the answer back; or, as a coroutine, gives it later; or keeps the
-call, returns LATER and replies when the time has come. None is no answer at all: Produce without acks.
+A handler takes the broker and a call. It returns the response; or it is a coroutine function, and its result is the
+response; or it returns None and calls `Call.respond` once, at once or later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.structs import Struct
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.connection import Connection
+    from klamm.kafka.session import Session
+    from klamm.kafka.wire.frames import RequestHeader
 
-__all__ = ["LATER", "Answer", "Call", "Handler", "Honoured", "Put"]
+__all__ = ["CATALOG", "CODEC", "DISK", "LARGE", "LOOP", "WRITE", "Call", "Handler", "Place", "Result", "SupportedApi"]
 
+SMALL = 64 * 1024
+LARGE = 100 * 1024 * 1024
+"""Bounds of responses: of one fact, and of a list of what the store has (as large as the largest request)."""
 
-class _Later(Enum):
-    LATER = "later"
-
-
-LATER: Final = _Later.LATER
-"""What a handler returns that has kept the call and will reply."""
-
-Put = Struct | Literal[_Later.LATER] | None
-Answer = Put | Coroutine[Any, Any, Put]
-Handler = Callable[["Broker", "Call"], Answer]
+Result = Struct | None | Coroutine[Any, Any, Struct | None]
+Handler = Callable[["Broker", "Call"], Result]
 
 
-class Honoured(NamedTuple):
-    """A line of the dispatch table: what is advertised, and who does it."""
+class Place(Enum):
+    """Where the work of a request is done. Each place but the loop is a bounded set of threads of its own."""
+
+    LOOP = "loop"
+    """The event loop: memory, and system calls that do not wait."""
+    CATALOG = "catalog"
+    """Reads and changes of the catalog, and other reads of SQLite."""
+    DISK = "disk"
+    """Segment files: cold reads, seeks, recovery, locks of partitions."""
+    CODEC = "codec"
+    """Decompression and checks of large batches."""
+    WRITE = "write"
+    """The one thread that writes groups, offsets and transactions, in order."""
+
+
+LOOP, CATALOG, DISK, CODEC, WRITE = Place
+
+
+class SupportedApi(NamedTuple):
+    """A row of the dispatch table: what ApiVersions advertises, who handles it, and what a request may take."""
 
     api: Api
     min_version: int
     max_version: int
     handler: Handler
+    runs: tuple[Place, ...] = (LOOP,)
+    """Where the handler may work. LOOP alone: it has no way to reach a thread, and nothing that may block."""
+    rights: tuple[str, ...] = ()
+    """Operation and resource, in the words of Kafka's ACLs."""
+    max_response_bytes: int = SMALL
+    """The most memory that a response may take; a larger one is not sent. Ranges of files do not count."""
+    needs_catalog: bool | Callable[[Broker, int, Struct], bool] = True
+    """Whether a request, of that version, waits until changes of the catalog have been read."""
     notes: str = ""
 
 
 class Call:
-    """A request that is being handled. A connection has one at a time."""
+    """A request that is being handled. A session has one at a time."""
 
-    __slots__ = ("api", "client_id", "connection", "correlation_id", "request", "started", "version")
+    __slots__ = ("api", "client_id", "correlation_id", "request", "row", "session", "started", "version")
 
     def __init__(
         self,
-        connection: Connection,
-        api: Api,
-        version: int,
-        correlation_id: int,
-        client_id: str | None,
+        session: Session,
+        row: SupportedApi,
+        header: RequestHeader,
         request: Struct,
         started: float,
     ) -> None:
-        self.connection = connection
-        self.api = api
-        self.version = version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
+        self.session = session
+        self.row = row
+        self.api, self.version, self.correlation_id, self.client_id, _ = header
         self.request = request
         self.started = started
         """When it was read, on the loop's clock."""
@@ -69,21 +87,21 @@ class Call:
     @property
     def host(self) -> str:
         """The address of the client."""
-        return self.connection.peer_host
+        return self.session.peer_host
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self.connection.is_closed
+        """Whether the client has disconnected."""
+        return self.session.is_closed
 
-    def keep(self, view: memoryview) -> memoryview:
-        """A copy of what lies in the receive buffer, for as long as the call takes; the server counts its bytes."""
-        return self.connection.keep(view)
+    def copy(self, view: memoryview) -> memoryview:
+        """Copy what lies in the receive buffer, for as long as the call takes; the copy counts in the budget."""
+        return self.session.copy(view)
 
-    def reply(self, response: Struct | None) -> None:
-        """Answer it, after LATER; on the loop."""
-        self.connection.reply(self, response)
+    def respond(self, response: Struct | None) -> None:
+        """Send the response, on the loop; None: the client expects none (Produce with acks=0)."""
+        self.session.respond(self, response)
 
     def fail(self) -> None:
-        """Where an error was caught that nobody foresaw, after LATER: it is logged, and the connection closed."""
-        self.connection.failed(self)
+        """Log the exception that is being handled, and close the connection."""
+        self.session.fail(self)

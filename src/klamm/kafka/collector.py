@@ -73,7 +73,7 @@ _ROWS = [
     Row("klamm_request_errors", "counter", ("api", "error"), "Errors in answers, of the whole and of its parts, by"
         " Kafka's name of the error."),
     Row("klamm_fetch_waits", "counter", (), "Fetches that had to wait for records."),
-    Row("klamm_parked_requests", "gauge", (), "Fetches that wait for records now."),
+    Row("klamm_delayed_fetches", "gauge", (), "Fetches that wait for records now."),
     Row("klamm_queued_bytes", "gauge", (), "Memory for requests that are being read now, or wait for their turn;"
         " bounded by queued.max.request.bytes."),
     Row("klamm_groups", "gauge", ("state",), "Groups whose members are clients of this server, by Kafka's name of their"
@@ -131,9 +131,9 @@ class ServerCollector(Collector):
         async def count() -> tuple[dict[str, int], int]:
             states: dict[str, int] = {}
             members = 0
-            for listing in self._broker.coordinator.list_groups():
+            for listing in self._broker.group_coordinator.list_groups():
                 states[listing.state] = states.get(listing.state, 0) + 1
-                described = self._broker.coordinator.describe(listing.group_id)
+                described = self._broker.group_coordinator.describe(listing.group_id)
                 members += len(described.members) if described is not None else 0
             return states, members
 
@@ -226,7 +226,7 @@ def _counters(metrics: Metrics) -> Iterator[Metric]:
     yield _counter("klamm_appended_batches", metrics.batches_in)
     yield _counter("klamm_appended_records", metrics.records_in)
     yield _counter("klamm_fetch_waits", metrics.fetch_waits)
-    yield _gauge("klamm_parked_requests", metrics.parked)
+    yield _gauge("klamm_delayed_fetches", metrics.delayed_fetches)
     yield _gauge("klamm_queued_bytes", metrics.queued_bytes)
     row = METRICS["klamm_request_seconds"]
     histogram = HistogramMetricFamily(row.name, row.doc, labels=row.labels)

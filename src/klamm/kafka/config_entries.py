@@ -21,7 +21,7 @@ from klamm.store.store_settings import STORE_SETTINGS, StoreSettings
 if TYPE_CHECKING:
     from klamm.kafka.settings import ServerSettings
 
-__all__ = ["STATIC_NAMES", "TOPIC_FACTS", "Entry", "Fact", "Source", "honoured", "is_list", "of_broker", "of_topic"]
+__all__ = ["STATIC_NAMES", "TOPIC_FACTS", "Entry", "Fact", "Source", "is_list", "of_broker", "of_topic", "supported"]
 
 _INT64 = 2**63 - 1
 _TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
@@ -160,7 +160,7 @@ def _of_server(settings: ServerSettings) -> Iterator[Entry]:
         yield Entry(shown, _TYPES[row.type], value, synonyms[0][2], True, row.doc, tuple(synonyms))
 
 
-def honoured(wanted: Mapping[str, str]) -> dict[str, str]:
+def supported(wanted: Mapping[str, str]) -> dict[str, str]:
     """What of the settings that somebody wants a topic to have is to be set; the rest is so anyway, or refused."""
     for name, value in wanted.items():
         fact = TOPIC_FACTS.get(name)

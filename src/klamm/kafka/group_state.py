@@ -6,7 +6,7 @@
     Dead: being deleted; nothing is possible until it is gone
     Stable comes when what the leader said is kept (group_image.py), if somebody keeps it; until then, nobody hears it
 
-The group keeps its books; when to do what is the coordinator's (coordinator.py).
+The group keeps its books; when to do what is the coordinator's (group_coordinator.py).
 
 Promises
   S1  The generation grows each time a rebalance ends, by one unless a server began since, and never shrinks.
@@ -30,10 +30,10 @@ from klamm.kafka.group_image import GroupImage, MemberImage
 from klamm.kafka.group_values import (
     GroupDescription,
     GroupListing,
-    JoinAnswer,
     JoinedMember,
     JoinReply,
     JoinRequest,
+    JoinResponse,
     MemberDescription,
     SyncReply,
     SyncRequest,
@@ -66,7 +66,7 @@ class Held(NamedTuple):
     """The answer to a JoinGroup, which is given when what it says is kept."""
 
     parked: Parked[JoinReply]
-    answer: JoinAnswer
+    answer: JoinResponse
     number: int  # of the request to keep it
 
 
@@ -357,7 +357,7 @@ class Group:
 
     # ---- what is told of it
 
-    def joined(self, member: Member, *, to_leader: bool) -> JoinAnswer:
+    def joined(self, member: Member, *, to_leader: bool) -> JoinResponse:
         """The answer to a JoinGroup of this generation."""
         assert self.leader is not None
         members: tuple[JoinedMember, ...] = ()
@@ -365,7 +365,7 @@ class Group:
             members = tuple(
                 JoinedMember(each.id, each.instance_id, each.metadata(self.protocol)) for each in self.members.values()
             )
-        return JoinAnswer(
+        return JoinResponse(
             ErrorCode.NONE,
             member.id,
             self.generation,

@@ -41,7 +41,7 @@ from klamm.types import TopicId
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
 
-__all__ = ["MOST_STATE", "Admission", "GroupStore", "is_group_id"]
+__all__ = ["MOST_STATE", "GroupStore", "JoinPermit", "is_group_id"]
 
 Outcome = list[bool] | KlammError
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ def is_group_id(name: str) -> bool:
     return True
 
 
-class Admission(NamedTuple):
+class JoinPermit(NamedTuple):
     """What is to be known when somebody joins."""
 
     max_size: int
@@ -145,7 +145,7 @@ class GroupStore:
 
     # ---- joining
 
-    def admit(self, name: str) -> asyncio.Future[Admission]:
+    def admit(self, name: str) -> asyncio.Future[JoinPermit]:
         """Before somebody new joins: have the group at this door, and look how many members one may have. GroupBusy if
         its members are processes that have the store open.
         """
@@ -161,16 +161,16 @@ class GroupStore:
 
     def leave_doors(self) -> None:
         """Groups that have lost their last member here, or never got one, may have members at the other door."""
-        coordinator, groups = self._broker.coordinator, self._broker.core.groups
+        coordinator, groups = self._broker.group_coordinator, self._broker.core.groups
         for group in groups.held_doors():
             if group.name not in self._coming and coordinator.is_deserted(group.name):
                 self._here.pop(group.name, None)
                 groups.leave_door(group)
 
-    def _look(self) -> Admission:
-        return Admission(self._broker.core.catalog.settings().group_max_size)
+    def _look(self) -> JoinPermit:
+        return JoinPermit(self._broker.core.catalog.settings().group_max_size)
 
-    def _claim(self, name: str) -> Admission:
+    def _claim(self, name: str) -> JoinPermit:
         """In the thread that writes, which alone changes `_reserved`."""
         group = self._broker.core.groups.claim_door(name, "kafka")
         return self._look()._replace(group=group, first_generation=self._reserve_first())
@@ -182,8 +182,8 @@ class GroupStore:
         self._reserved = first + _GENERATIONS
         return first
 
-    def admitted(self, name: str, admission: Admission) -> None:
-        coordinator = self._broker.coordinator
+    def admitted(self, name: str, admission: JoinPermit) -> None:
+        coordinator = self._broker.group_coordinator
         self._told.discard(name)
         if admission.group is not None:
             self._here[name] = admission.group
@@ -201,7 +201,7 @@ class GroupStore:
         """Forget groups without members and without offsets. Consumers that commit nothing leave one behind each time,
         under a name that nobody will use again.
         """
-        coordinator = self._broker.coordinator
+        coordinator = self._broker.group_coordinator
         names = [
             name
             for name in await self._broker.read(self.groups.blank)
@@ -216,7 +216,7 @@ class GroupStore:
         broker = self._of()
         if broker is not None:
             for name in names:
-                broker.coordinator.deleted(name)
+                broker.group_coordinator.deleted(name)
 
     # ---- members that outlive the server
 
@@ -242,12 +242,12 @@ class GroupStore:
             _log.warning("group %r: its members cannot be written: %s", name, error)
         elif (group := done.result()) is not None and group in broker.core.groups.held_doors():  # not left since
             self._here[name] = group
-        broker.coordinator.kept(name, number, ok=error is None, now_ms=broker.now_ms())
+        broker.group_coordinator.kept(name, number, ok=error is None, now_ms=broker.now_ms())
 
     async def load(self) -> None:
         """Before anybody can ask: have the groups that an earlier server had."""
         first, found = await self.write(self._load)
-        coordinator, now_ms = self._broker.coordinator, self._broker.now_ms()
+        coordinator, now_ms = self._broker.group_coordinator, self._broker.now_ms()
         if first is not None:
             coordinator.begin_above(first)
         for group, image in found:

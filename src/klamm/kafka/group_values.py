@@ -11,17 +11,17 @@ __all__ = [
     "GroupConfig",
     "GroupDescription",
     "GroupListing",
-    "JoinAnswer",
     "JoinReply",
     "JoinRequest",
+    "JoinResponse",
     "JoinedMember",
-    "LeaveAnswer",
+    "LeaveResponse",
     "LeavingMember",
     "LeftMember",
     "MemberDescription",
-    "SyncAnswer",
     "SyncReply",
     "SyncRequest",
+    "SyncResponse",
 ]
 
 
@@ -57,7 +57,7 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-class JoinAnswer(NamedTuple):
+class JoinResponse(NamedTuple):
     error: ErrorCode
     member_id: str
     generation: int = -1
@@ -78,7 +78,7 @@ class SyncRequest(NamedTuple):
     protocol: str | None = None
 
 
-class SyncAnswer(NamedTuple):
+class SyncResponse(NamedTuple):
     error: ErrorCode
     protocol_type: str | None = None
     protocol: str | None = None
@@ -96,7 +96,7 @@ class LeftMember(NamedTuple):
     error: ErrorCode
 
 
-class LeaveAnswer(NamedTuple):
+class LeaveResponse(NamedTuple):
     error: ErrorCode
     members: tuple[LeftMember, ...] = ()  # in the order of the request; before version 3, its one error is the answer's
 
@@ -125,5 +125,5 @@ class GroupDescription(NamedTuple):
     members: tuple[MemberDescription, ...]
 
 
-JoinReply = Callable[[JoinAnswer], None]
-SyncReply = Callable[[SyncAnswer], None]
+JoinReply = Callable[[JoinResponse], None]
+SyncReply = Callable[[SyncResponse], None]

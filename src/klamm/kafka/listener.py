@@ -1,17 +1,14 @@
-"""What the connections of a server share, and the connections."""
+"""The set of connections, and what they share: receive buffer, memory budget, limits."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from klamm.disk import files
+from klamm.kafka.admission import Admission
 from klamm.kafka.budget import Budget
-from klamm.kafka.call import Honoured
-from klamm.kafka.connection import Connection
-from klamm.kafka.wire.structs import Struct
+from klamm.kafka.channel import Channel
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -23,7 +20,7 @@ _ROOM_STEP = 256 * 1024
 _MOST_SPARE = 4
 _LARGEST_SPARE = 2 * 1024 * 1024
 _MOST_KEPT = 4096  # descriptors that connections leave to the store: half of them, but no more than that
-_TOLD_PER_S = 20  # lines of the log about connections
+_LOGGED_PER_S = 20  # lines of the log about connections
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -31,48 +28,48 @@ _log = logging.getLogger("klamm.kafka")
 class Listener:
     """Of one server, on its loop."""
 
-    def __init__(self, broker: Broker, table: dict[int, Honoured], versions_refused: Callable[[], Struct]) -> None:
+    def __init__(self, broker: Broker, admission: Admission) -> None:
         self.broker = broker
-        self.table = table
-        self.versions_refused = versions_refused
+        self.admission = admission
         self.metrics = broker.metrics
         self.max_request = broker.settings.socket_request_max_bytes
         self.budget = Budget(broker.settings.queued_max_request_bytes)
         self.buffer = memoryview(bytearray(_BUFFER))
         """Where everybody receives. What has to stay is copied before the loop goes on."""
-        self.connections: set[Connection] = set()
+        self.connections: set[Channel] = set()
         self._most = broker.settings.max_connections
-        self._why = "max.connections is that"
+        self._why = "max.connections"
         open_files = files.most_open()
         if (most := open_files - min(open_files // 2, _MOST_KEPT)) < self._most:
             self._most = most
             self._why = f"of {open_files} open files (ulimit -n) the store needs the others"
         self.now = broker.loop.time
         self._spare: list[bytearray] = []
-        self._tasks: set[asyncio.Future[Any]] = set()
-        self._told = 0
-        self._told_second = 0
+        self._logged = 0
+        self._logged_second = 0
         self._closing = False
 
     # ---- connections
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: Channel) -> bool:
         """A client has come; False if there are too many."""
         if self._closing or len(self.connections) >= self._most:
             self.metrics.refused += 1
             if not self._closing:
-                self.tell(connection, f"refused: there are {self._most} connections, and {self._why}")
+                self.log_connection_event(
+                    connection, f"connection rejected: limit of {self._most} connections reached ({self._why})"
+                )
             return False
         self.connections.add(connection)
         self.metrics.connections_total += 1
         self.metrics.connections = len(self.connections)
         return True
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: Channel) -> None:
         self.connections.discard(connection)
         self.metrics.connections = len(self.connections)
-        self.broker.parking.forget(connection)
-        self.broker.coordinator.disconnected(connection, now_ms=self.broker.now_ms())
+        self.broker.purgatory.forget(connection.session)
+        self.broker.group_coordinator.disconnected(connection.session, now_ms=self.broker.now_ms())
 
     def close_idle(self, since: float) -> None:
         """Those on which nothing has happened since then."""
@@ -80,23 +77,18 @@ class Listener:
             self.metrics.closed_idle += 1
             connection.close()
 
-    def tell(self, connection: Connection, what: str) -> None:
-        """One line of the log; a flood of them is cut off."""
+    def log_connection_event(self, connection: Channel, what: str) -> None:
+        """Write one line to the log; a flood of them is cut off."""
         second = int(self.now())
-        if second != self._told_second:
-            if self._told > _TOLD_PER_S:
-                _log.warning("%d more lines about connections were left out", self._told - _TOLD_PER_S)
-            self._told, self._told_second = 0, second
-        self._told += 1
-        if self._told <= _TOLD_PER_S:
+        if second != self._logged_second:
+            if self._logged > _LOGGED_PER_S:
+                _log.warning("%d more lines about connections were left out", self._logged - _LOGGED_PER_S)
+            self._logged, self._logged_second = 0, second
+        self._logged += 1
+        if self._logged <= _LOGGED_PER_S:
             _log.warning("%r: %s", connection, what)
 
     # ---- what is under way
-
-    def keep(self, task: asyncio.Future[Any]) -> None:
-        """The loop itself only knows tasks weakly."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def begin_to_close(self) -> None:
         """Take no one else, and no further request."""
@@ -114,8 +106,7 @@ class Listener:
     def close(self) -> None:
         for connection in list(self.connections):
             connection.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self.broker.tasks.cancel_all()
 
     # ---- room for large requests
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_state import Held, Member, Parked
-from klamm.kafka.group_values import JoinAnswer, JoinReply, SyncAnswer, SyncReply
+from klamm.kafka.group_values import JoinReply, JoinResponse, SyncReply, SyncResponse
 
 __all__ = ["Mailbox"]
 
@@ -45,21 +45,21 @@ class Mailbox:
         member.group.park_join(member, parked)
         self._note(member, parked)
         self._forget(member, earlier)
-        self.answer(earlier, JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.id))
+        self.answer(earlier, JoinResponse(ErrorCode.REBALANCE_IN_PROGRESS, member.id))
 
     def park_sync(self, member: Member, parked: Parked[SyncReply]) -> None:
         """An earlier one of the member is overtaken."""
-        self.answer_sync(member, SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS))
+        self.answer_sync(member, SyncResponse(ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync = parked
         self._note(member, parked)
 
-    def answer_join(self, member: Member, answer: JoinAnswer) -> None:
+    def answer_join(self, member: Member, answer: JoinResponse) -> None:
         """If it has one parked."""
         parked = member.group.unpark_join(member)
         self._forget(member, parked)
         self.answer(parked, answer)
 
-    def answer_sync(self, member: Member, answer: SyncAnswer) -> bool:
+    def answer_sync(self, member: Member, answer: SyncResponse) -> bool:
         """If it has one parked; whether it had."""
         parked, member.sync = member.sync, None
         self._forget(member, parked)
@@ -76,7 +76,7 @@ class Mailbox:
         held, member.held = member.held, None
         if held is not None:
             self._forget(member, held.parked)
-            self.answer(held.parked, JoinAnswer(error, "") if error else held.answer)
+            self.answer(held.parked, JoinResponse(error, "") if error else held.answer)
         return held is not None
 
     def disconnect(self, connection: object) -> list[Member]:

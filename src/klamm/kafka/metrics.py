@@ -38,11 +38,11 @@ class Metrics:
         "closed_idle",
         "connections",
         "connections_total",
+        "delayed_fetches",
         "errors",
         "failed",
         "fetch_waits",
         "malformed",
-        "parked",
         "queued_bytes",
         "records_in",
         "refused",
@@ -61,7 +61,7 @@ class Metrics:
         self.batches_in = 0  # appended
         self.records_in = 0
         self.fetch_waits = 0  # fetches that had to wait for records
-        self.parked = 0  # fetches that wait for records, now
+        self.delayed_fetches = 0  # fetches that wait for records, now
         self.queued_bytes = 0  # of requests that are being read or wait for their turn, now
         self.requests: dict[str, Timings] = {}  # by the name of the API
         self.errors: dict[tuple[str, int], int] = {}  # by the name of the API and Kafka's code

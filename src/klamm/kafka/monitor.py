@@ -122,7 +122,7 @@ class Monitor:
                 "node_id": broker.node_id,
                 "connections": metrics.connections,
                 "requests": sum(timings.count for timings in list(metrics.requests.values())),
-                "parked_requests": metrics.parked,
+                "delayed_fetches": metrics.delayed_fetches,
                 "queued_bytes": metrics.queued_bytes,
             }
         return status

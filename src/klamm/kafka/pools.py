@@ -4,9 +4,9 @@ read          reads of SQLite and of cold files                  a few, in any o
 write         short writes of SQLite                             one, in the order they were asked for
 administer    what takes long: create, alter, compact            a few
 
-A lane is a thread for one partition, as long as there is something to do that may block: its appends, in order, when
-somebody holds the append lock; to open it; to delete from it. So a stopped process makes those wait who want the same
-partition, and nobody else.
+A partition executor is a queue and a thread for one partition, as long as there is something to do that may block: its
+appends, in order, when another process holds the append lock; to open it; to delete from it. So a stopped process
+delays requests for its partition, and no others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 from klamm.errors import StoreBusy
 
-__all__ = ["Lanes", "Pools"]
+__all__ = ["PartitionExecutors", "Pools"]
 
 Result = TypeVar("Result")
 
-MAX_LANES = 256
+MAX_PARTITION_EXECUTORS = 256
 
 
 class Pools:
@@ -56,59 +56,59 @@ class Pools:
             pool.shutdown(wait=False)
 
 
-class _Lane:
+class _PartitionExecutor:
     __slots__ = ("jobs",)
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
 
 
-class Lanes:
+class PartitionExecutors:
     """By key: jobs that may block, one after the other. Used from the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lanes: dict[object, _Lane] = {}
+        self._by_key: dict[object, _PartitionExecutor] = {}
         self._mutex = threading.Lock()
 
     def is_busy(self, key: object) -> bool:
         """Whether something is queued: then what comes must queue behind it, or overtake it."""
-        return key in self._lanes
+        return key in self._by_key
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._by_key)
 
     def run(self, key: object, job: Callable[[], Result]) -> asyncio.Future[Result]:
         done: asyncio.Future[Result] = self._loop.create_future()
         with self._mutex:
-            lane = self._lanes.get(key)
-            if lane is not None:
-                lane.jobs.append((job, done))
+            executor = self._by_key.get(key)
+            if executor is not None:
+                executor.jobs.append((job, done))
                 return done
-            if len(self._lanes) >= MAX_LANES:
+            if len(self._by_key) >= MAX_PARTITION_EXECUTORS:
                 done.set_exception(StoreBusy("too many partitions are held by other processes", hint="try again"))
                 return done
-            lane = self._lanes[key] = _Lane()
-            lane.jobs.append((job, done))
-        threading.Thread(target=self._work, args=(key, lane), name="klamm-lane", daemon=True).start()
+            executor = self._by_key[key] = _PartitionExecutor()
+            executor.jobs.append((job, done))
+        threading.Thread(target=self._work, args=(key, executor), name="klamm-partition", daemon=True).start()
         return done
 
-    def _work(self, key: object, lane: _Lane) -> None:
+    def _work(self, key: object, executor: _PartitionExecutor) -> None:
         while True:
             with self._mutex:
-                if not lane.jobs:
-                    del self._lanes[key]
+                if not executor.jobs:
+                    del self._by_key[key]
                     return
-                job, done = lane.jobs[0]
+                job, done = executor.jobs[0]
             try:
                 result, error = job(), None
             except BaseException as raised:  # noqa: BLE001  # it is told to whoever waits
                 result, error = None, raised
             with self._mutex:
-                lane.jobs.popleft()
-                last = not lane.jobs
+                executor.jobs.popleft()
+                last = not executor.jobs
                 if last:
-                    del self._lanes[key]
+                    del self._by_key[key]
             try:
                 self._loop.call_soon_threadsafe(_settle, done, result, error)
             except RuntimeError:

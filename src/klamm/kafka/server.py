@@ -24,10 +24,11 @@ from klamm.disk import files
 from klamm.disk._os import HeldBytes
 from klamm.disk.locks import SERVER
 from klamm.errors import KlammError, StoreBusy
+from klamm.kafka.admission import Admission
 from klamm.kafka.apis import TABLE
 from klamm.kafka.apis.cluster import api_versions_unsupported
 from klamm.kafka.broker import Broker
-from klamm.kafka.connection import Connection
+from klamm.kafka.channel import Channel
 from klamm.kafka.listener import Listener
 from klamm.kafka.metrics import Metrics
 from klamm.kafka.settings import ServerSettings
@@ -82,9 +83,10 @@ class Server:
                 self.broker = Broker(core, self.settings, self.metrics, new_id=lambda: str(uuid.uuid4()))
                 try:
                     await self.broker.topics.refresh()
-                    await self.broker.write(self.broker.desk.load)
+                    await self.broker.write(self.broker.transaction_coordinator.load)
                     await self.broker.group_store.load()
-                    self.listener = Listener(self.broker, TABLE, lambda: api_versions_unsupported(self.broker))
+                    admission = Admission(self.broker, TABLE, api_versions_unsupported)
+                    self.listener = Listener(self.broker, admission)
                     await self._listen()
                 except BaseException:
                     self.broker.close()
@@ -146,33 +148,33 @@ class Server:
         host, port = self.settings.host, self.settings.kafka
         if host == _EVERYWHERE and socket.has_dualstack_ipv6():  # the loop would take clients of IPv6 alone
             bound = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-            self._server = await loop.create_server(self._connection, sock=bound, backlog=_BACKLOG)
+            self._server = await loop.create_server(self._channel, sock=bound, backlog=_BACKLOG)
         else:
-            self._server = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+            self._server = await loop.create_server(self._channel, host, port, backlog=_BACKLOG)
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
         told = json.dumps({"pid": os.getpid(), "address": self.address})
         files.replace(f"{self.broker.core.path}/server", told.encode())
 
-    def _connection(self) -> Connection:
-        return Connection(self.listener)
+    def _channel(self) -> Channel:
+        return Channel(self.listener)
 
     # ---- meanwhile
 
     async def _beat(self) -> None:
-        coordinator, now_ms = self.broker.coordinator, self.broker.now_ms
+        coordinator, now_ms = self.broker.group_coordinator, self.broker.now_ms
         while True:
             await asyncio.sleep(_BEAT_S)
             due = coordinator.next_deadline()
             if due is not None and due <= now_ms():
                 coordinator.tick(now_ms())
             self.broker.group_store.leave_doors()
-            self.metrics.parked = len(self.broker.parking)
+            self.metrics.delayed_fetches = len(self.broker.purgatory)
             self.metrics.queued_bytes = self.listener.budget.used + self.listener.budget.ahead
 
     async def _end_transactions(self) -> None:
         while True:
             await asyncio.sleep(_TRANSACTIONS_S)
-            await self._chore("transactions", lambda: self.broker.write(self.broker.desk.tick))
+            await self._chore("transactions", lambda: self.broker.write(self.broker.transaction_coordinator.tick))
 
     async def _forget_groups(self) -> None:
         while True:
@@ -181,9 +183,9 @@ class Server:
 
     async def settle(self) -> None:
         """Do what is due by now: for tests, which set the clock ahead."""
-        self.broker.coordinator.tick(self.broker.now_ms())
-        await self.broker.write(self.broker.desk.tick)
-        await self.broker.write(self.broker.desk.expire)
+        self.broker.group_coordinator.tick(self.broker.now_ms())
+        await self.broker.write(self.broker.transaction_coordinator.tick)
+        await self.broker.write(self.broker.transaction_coordinator.expire)
         await self._maintained()
         self.broker.close_unlinked()
 
@@ -227,14 +229,14 @@ class Server:
         self.listener.begin_to_close()
         for chore in self._chores:
             chore.cancel()
-        self.broker.parking.release_all()
-        self.broker.coordinator.close()
+        self.broker.purgatory.release_all()
+        self.broker.group_coordinator.close()
         until = loop.time() + drain_s
         while not self.listener.is_quiet and loop.time() < until:
             await asyncio.sleep(0.005)
         self.listener.close()
         await self.broker.group_store.settle(max(until - loop.time(), 0.1))
-        await loop.run_in_executor(None, self.broker.desk.close)
+        await loop.run_in_executor(None, self.broker.transaction_coordinator.close)
         self.broker.close()
         self.broker.group_store.leave_doors()
         self._resign(core)

@@ -56,16 +56,25 @@ class Topics:
         return bytes.fromhex(opened.topic.id)
 
     async def refresh(self) -> None:
-        """Read what changed. Whoever comes while that is done waits for the same."""
+        """Read what changed. All callers wait for the same read."""
         while not self.is_fresh:
-            if self._refreshing is None or self._refreshing.done():  # to await one that is done gives nobody a turn
-                self._refreshing = asyncio.ensure_future(self._read())
-                self._refreshing.add_done_callback(self._refreshed)
-            await asyncio.shield(self._refreshing)
+            await asyncio.shield(self._refresh())
 
-    def _refreshed(self, done: object) -> None:
+    def refresh_soon(self) -> None:
+        """Begin to read what changed. An error is left to the first caller of `refresh`."""
+        self._refresh()
+
+    def _refresh(self) -> asyncio.Future[None]:
+        if self._refreshing is None or self._refreshing.done():  # to await one that is done lets no other task run
+            self._refreshing = asyncio.ensure_future(self._read())
+            self._refreshing.add_done_callback(self._refreshed)
+        return self._refreshing
+
+    def _refreshed(self, done: asyncio.Future[None]) -> None:
         if self._refreshing is done:
             self._refreshing = None
+        if not done.cancelled():
+            done.exception()  # seen: `refresh` raises it, `refresh_soon` tries again with the next request
 
     async def _read(self) -> None:
         version, topics = await self._pools.read(self._core.all_topics)

@@ -9,7 +9,7 @@ import pytest
 
 import klamm
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.transaction_desk import TransactionDesk
+from klamm.kafka.transaction_coordinator import TransactionCoordinator
 from tests.kafka.producing import Client, serving
 
 NONE = ErrorCode.NONE
@@ -23,27 +23,27 @@ def store(path: Path) -> Iterator[klamm.Store]:
 
 
 @pytest.fixture
-def desk(store: klamm.Store) -> Iterator[TransactionDesk]:
+def desk(store: klamm.Store) -> Iterator[TransactionCoordinator]:
     with serving(store) as made:
         yield made
 
 
 @pytest.fixture(params=[False, True], ids=["older", "kip-890"])
-def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionDesk) -> Client:
+def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionCoordinator) -> Client:
     made = Client(store, desk, bumps=request.param)
     assert made.init() is NONE
     return made
 
 
 @pytest.fixture
-def older(store: klamm.Store, desk: TransactionDesk) -> Client:
+def older(store: klamm.Store, desk: TransactionCoordinator) -> Client:
     made = Client(store, desk, bumps=False)
     assert made.init() is NONE
     return made
 
 
 @pytest.fixture
-def newer(store: klamm.Store, desk: TransactionDesk) -> Client:
+def newer(store: klamm.Store, desk: TransactionCoordinator) -> Client:
     made = Client(store, desk, bumps=True)
     assert made.init() is NONE
     return made

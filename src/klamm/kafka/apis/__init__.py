@@ -1,4 +1,4 @@
-"""The dispatch table: which APIs are honoured, in which versions, and by whom. Nothing else is advertised."""
+"""The dispatch table: which APIs are supported, in which versions, and by whom. Nothing else is advertised."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from klamm.kafka.apis import (
     topics,
     transactions,
 )
-from klamm.kafka.call import Honoured
+from klamm.kafka.call import SupportedApi
 
 __all__ = ["TABLE"]
 
 _MODULES = (produce, fetch, list_offsets, cluster, group_offsets, groups, transactions, topics, configs)
 
-TABLE: dict[int, Honoured] = {
+TABLE: dict[int, SupportedApi] = {
     each.api.key: each
     for each in sorted((row for module in _MODULES for row in module.HANDLERS), key=lambda row: row.api.key)
 }

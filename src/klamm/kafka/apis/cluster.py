@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from klamm.errors import KlammError, TopicExists
-from klamm.kafka.call import Honoured
+from klamm.kafka.api_error import code_and_message, unknown_topic
+from klamm.kafka.call import CATALOG, DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.refusal import told, unknown_topic
 from klamm.kafka.wire.messages import (
     API_VERSIONS,
     DESCRIBE_CLUSTER,
@@ -33,7 +33,7 @@ from klamm.store.names import RESERVED
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import Answer, Call
+    from klamm.kafka.call import Call, Result
     from klamm.kafka.wire.structs import Struct
     from klamm.store.directory import OpenTopic
 
@@ -65,7 +65,7 @@ def api_versions(broker: Broker, call: Call) -> Struct:
         return API_VERSIONS.response(error_code=ErrorCode.INVALID_REQUEST)
     response = API_VERSIONS.response
     return response(
-        api_keys=_honoured(),
+        api_keys=_supported_versions(),
         supported_features=[
             response.SupportedFeature(name=name, min_version=low, max_version=high)
             for name, (low, high) in _FEATURES.items()
@@ -79,12 +79,12 @@ def api_versions(broker: Broker, call: Call) -> Struct:
     )
 
 
-def api_versions_unsupported(broker: Broker) -> Struct:
+def api_versions_unsupported() -> Struct:
     """For a version that we do not know: the list all the same, and the client asks again."""
-    return API_VERSIONS.response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_honoured())
+    return API_VERSIONS.response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_supported_versions())
 
 
-def _honoured() -> list[Struct]:
+def _supported_versions() -> list[Struct]:
     from klamm.kafka.apis import TABLE  # which names us
 
     return [
@@ -96,7 +96,7 @@ def _honoured() -> list[Struct]:
 # ---- Metadata
 
 
-def metadata(broker: Broker, call: Call) -> Answer:
+def metadata(broker: Broker, call: Call) -> Result:
     request = call.request
     if request.topics is None or (call.version == 0 and not request.topics):
         return _metadata(broker, call, [_topic(broker, call, each) for each in broker.topics.all()])
@@ -118,7 +118,7 @@ async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[byte
             except TopicExists:
                 await broker.topics.refresh()  # somebody else was faster
             except KlammError as error:
-                topics.append(METADATA.response.Topic(error_code=told(error)[0], name=name))
+                topics.append(METADATA.response.Topic(error_code=code_and_message(error)[0], name=name))
                 continue
         topics.append(_wanted(broker, call, uuid, name))
     return _metadata(broker, call, topics)
@@ -308,10 +308,33 @@ def _sized(path: str, chosen: list[tuple[OpenTopic, Iterable[int]]]) -> Struct:
     )
 
 
-HANDLERS: tuple[Honoured, ...] = (
-    Honoured(API_VERSIONS, 0, 4, api_versions),
-    Honoured(METADATA, 0, 13, metadata),
-    Honoured(DESCRIBE_CLUSTER, 0, 2, describe_cluster),
-    Honoured(DESCRIBE_TOPIC_PARTITIONS, 0, 0, describe_topic_partitions),
-    Honoured(DESCRIBE_LOG_DIRS, 1, 5, describe_log_dirs),
+HANDLERS = (
+    SupportedApi(API_VERSIONS, 0, 4, api_versions, needs_catalog=False),
+    SupportedApi(
+        METADATA,
+        0,
+        13,
+        metadata,
+        runs=(LOOP, CATALOG),
+        rights=("Describe Topic", "Create Topic"),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(DESCRIBE_CLUSTER, 0, 2, describe_cluster, rights=("Describe Cluster",), needs_catalog=False),
+    SupportedApi(
+        DESCRIBE_TOPIC_PARTITIONS,
+        0,
+        0,
+        describe_topic_partitions,
+        rights=("Describe Topic",),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        DESCRIBE_LOG_DIRS,
+        1,
+        5,
+        describe_log_dirs,
+        runs=(DISK,),
+        rights=("Describe Cluster",),
+        max_response_bytes=LARGE,
+    ),
 )

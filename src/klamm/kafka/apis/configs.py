@@ -17,17 +17,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting, KlammError
-from klamm.kafka.call import Honoured
-from klamm.kafka.config_entries import STATIC_NAMES, Entry, Source, honoured, is_list, of_broker, of_topic
+from klamm.kafka.api_error import ApiError, code_and_message, unknown_topic
+from klamm.kafka.call import CATALOG, LARGE, LOOP, SupportedApi
+from klamm.kafka.config_entries import STATIC_NAMES, Entry, Source, is_list, of_broker, of_topic, supported
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.refusal import Refusal, told, unknown_topic
 from klamm.kafka.wire.messages import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from klamm.store.settings import SETTINGS, Settings
 from klamm.store.store_settings import STORE_SETTINGS, StoreSettings
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import Answer, Call
+    from klamm.kafka.call import Call, Result
     from klamm.kafka.wire.structs import Struct
     from klamm.store.directory import Core
 
@@ -43,7 +43,7 @@ Changes = tuple[dict[str, str], list[str]]
 # ---- DescribeConfigs
 
 
-def describe_configs(broker: Broker, call: Call) -> Answer:
+def describe_configs(broker: Broker, call: Call) -> Result:
     if any(resource.resource_type == _BROKER for resource in call.request.resources):
         return _describe_with_store(broker, call)
     return _describe(broker, call, StoreSettings())
@@ -62,8 +62,8 @@ def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
         entries: tuple[Entry, ...] = ()
         try:
             entries = _entries(broker, resource, store)
-        except (Refusal, KlammError) as error:
-            code, message = told(error)
+        except (ApiError, KlammError) as error:
+            code, message = code_and_message(error)
         keys = set(resource.configuration_keys or ())
         answer.results.append(
             response.Resource(
@@ -99,11 +99,11 @@ def _entries(broker: Broker, resource: Struct, store: StoreSettings) -> tuple[En
 
 def _check_broker(broker: Broker, resource: Struct) -> None:
     if resource.resource_type != _BROKER:
-        raise Refusal(
+        raise ApiError(
             ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} have no settings here; want 2 or 4"
         )
     if resource.resource_name not in ("", str(broker.node_id)):
-        raise Refusal(
+        raise ApiError(
             ErrorCode.INVALID_REQUEST, f"there is no broker {resource.resource_name!r}; this is {broker.node_id}"
         )
 
@@ -148,14 +148,14 @@ async def _alter(
         code, message = ErrorCode.NONE, None
         try:
             if times[kind, name] > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}: is in the request more than once")
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"{name}: is in the request more than once")
             if kind == _TOPIC:
                 await _alter_topic(broker, call, resource, changes_of)
             else:
                 _check_broker(broker, resource)
                 await _alter_store(broker, call, resource, changes_of)
-        except (Refusal, KlammError) as error:
-            code, message = told(error)
+        except (ApiError, KlammError) as error:
+            code, message = code_and_message(error)
         answer.responses.append(
             response.Resource(error_code=code, error_message=message, resource_type=kind, resource_name=name)
         )
@@ -171,7 +171,7 @@ async def _alter_topic(
         raise unknown_topic(name)
     settings = found.topic.settings
     changes, resets = changes_of(resource, settings)
-    changes = honoured(changes)
+    changes = supported(changes)
     settings.changed(changes, resets, where=name)
     if not call.request.validate_only:
         await broker.administer(_store_topic, broker.core, name, changes, resets)
@@ -191,13 +191,13 @@ async def _alter_store(
     changes, resets = changes_of(resource, settings)
     for name in (*changes, *resets):
         if name in STATIC_NAMES:
-            raise Refusal(
+            raise ApiError(
                 ErrorCode.INVALID_REQUEST, f"{name}: cannot be changed while the server runs; set it when it is started"
             )
     settings.changed(changes, resets)
     if not call.request.validate_only:
         settings = await broker.administer(catalog.alter, changes, resets)
-        broker.coordinator.config = broker.coordinator.config._replace(max_size=settings.group_max_size)
+        broker.group_coordinator.config = broker.group_coordinator.config._replace(max_size=settings.group_max_size)
 
 
 def _replacing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
@@ -224,7 +224,7 @@ def _changing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
         if operation == _SET:
             changes[each.name] = each.value
         elif operation not in (_APPEND, _SUBTRACT):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{each.name}: there is no operation {operation}")
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{each.name}: there is no operation {operation}")
         elif not is_list(each.name):
             raise InvalidSetting(f"{each.name}: is not a list, so nothing can be added or taken out")
         else:
@@ -241,16 +241,40 @@ def _changing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
 def _refuse_twice(configs: Iterable[Struct]) -> None:
     for name, times in Counter(each.name for each in configs).items():
         if times > 1:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}: is in the request {times} times")
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{name}: is in the request {times} times")
 
 
 def _refuse_null(config: Struct) -> None:
     if config.value is None:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"{config.name}: has no value")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{config.name}: has no value")
 
 
-HANDLERS: tuple[Honoured, ...] = (
-    Honoured(DESCRIBE_CONFIGS, 1, 4, describe_configs),
-    Honoured(ALTER_CONFIGS, 0, 2, alter_configs),
-    Honoured(INCREMENTAL_ALTER_CONFIGS, 0, 1, incremental_alter_configs),
+HANDLERS = (
+    SupportedApi(
+        DESCRIBE_CONFIGS,
+        1,
+        4,
+        describe_configs,
+        runs=(LOOP, CATALOG),
+        rights=("DescribeConfigs Topic", "DescribeConfigs Cluster"),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        ALTER_CONFIGS,
+        0,
+        2,
+        alter_configs,
+        runs=(LOOP, CATALOG),
+        rights=("AlterConfigs Topic", "AlterConfigs Cluster"),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        INCREMENTAL_ALTER_CONFIGS,
+        0,
+        1,
+        incremental_alter_configs,
+        runs=(LOOP, CATALOG),
+        rights=("AlterConfigs Topic", "AlterConfigs Cluster"),
+        max_response_bytes=LARGE,
+    ),
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from klamm.disk import _os
 from klamm.errors import KlammError
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import LATER, Answer, Call, Honoured, Put
+from klamm.kafka.call import DISK, LARGE, LOOP, Call, Result, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.wire.messages import FETCH
@@ -203,7 +203,7 @@ def _refused(index: int, error: int) -> Any:
     )
 
 
-def _fetch(broker: Broker, call: Call) -> Answer:
+def _fetch(broker: Broker, call: Call) -> Result:
     request = call.request
     if request.session_id != 0 and request.session_epoch != -1:  # -1 ends it, and that is well: there is none
         return _response(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -230,7 +230,7 @@ def _resolved(broker: Broker, call: Call, partition_of: Callable[..., Partition 
     return topics
 
 
-async def _opened_first(broker: Broker, call: Call) -> Put:
+async def _opened_first(broker: Broker, call: Call) -> Struct | None:
     """Some of the partitions were never used: open them, then go on as usual."""
     failed: dict[tuple[str, int], ErrorCode] = {}
     by_id = call.version >= 13
@@ -254,18 +254,20 @@ async def _opened_first(broker: Broker, call: Call) -> Put:
             assert opened is not None
             each.error = failed.get((opened.name, each.index), each.error)
     answer = _answer(broker, call, topics)
-    return await cast("Coroutine[Any, Any, Put]", answer) if isinstance(answer, Coroutine) else answer
+    if answer is None or isinstance(answer, Struct):
+        return answer
+    return await cast("Coroutine[Any, Any, Struct | None]", answer)
 
 
-def _answer(broker: Broker, call: Call, topics: Any) -> Answer:
+def _answer(broker: Broker, call: Call, topics: Any) -> Result:
     fetching = _Fetching(broker, call, topics)
     request = call.request
     waits = request.max_wait_ms > 0 and bool(request.topics)
     response = fetching.attempt(not waits)
     if response is None:
         broker.metrics.fetch_waits += 1
-        broker.parking.park(call, fetching.attempt, fetching.partitions(), request.max_wait_ms / 1000)
-        return LATER
+        broker.purgatory.delay(call, fetching.attempt, fetching.partitions(), request.max_wait_ms / 1000)
+        return None
     cold = _cold(response)
     return _warmed(broker, response, cold) if cold else response
 
@@ -312,7 +314,7 @@ def _read_warm(found: Range) -> bytes | None:
     return None
 
 
-async def _warmed(broker: Broker, response: Struct, cold: list[Range]) -> Put:
+async def _warmed(broker: Broker, response: Struct, cold: list[Range]) -> Struct | None:
     await broker.read(_warm, cold)
     return response
 
@@ -325,4 +327,15 @@ def _warm(cold: list[Range]) -> None:
             position += len(data)
 
 
-HANDLERS = (Honoured(FETCH, FETCH.min_version, FETCH.max_version, _fetch, "No fetch sessions: session 0 is given."),)
+HANDLERS = (
+    SupportedApi(
+        FETCH,
+        FETCH.min_version,
+        FETCH.max_version,
+        _fetch,
+        runs=(LOOP, DISK),
+        rights=("Read Topic",),
+        max_response_bytes=LARGE,
+        notes="No fetch sessions: session 0 is given.",
+    ),
+)

@@ -19,7 +19,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import GroupBusy, KlammError
-from klamm.kafka.call import Call, Honoured
+from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
@@ -43,7 +43,7 @@ async def offset_commit(broker: Broker, call: Call) -> Struct:
     request = call.request
     error = ErrorCode.INVALID_GROUP_ID
     if is_group_id(request.group_id):
-        error = broker.coordinator.check_commit(
+        error = broker.group_coordinator.check_commit(
             request.group_id,
             request.member_id,
             request.generation_id_or_member_epoch,
@@ -191,7 +191,7 @@ async def _unstable(broker: Broker, wanted: list[_Wanted]) -> list[frozenset[Par
             if wanted[place].topics is None and not isinstance(offsets, ErrorCode):
                 keys[place] = list(offsets)
     return [
-        frozenset(key for key in known if broker.desk.has_pending(each.group_id, *key))
+        frozenset(key for key in known if broker.transaction_coordinator.has_pending(each.group_id, *key))
         for each, known in zip(wanted, keys, strict=True)
     ]
 
@@ -276,7 +276,9 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
     request, response = call.request, OFFSET_DELETE.response
     if not is_group_id(request.group_id):
         return response(error_code=ErrorCode.INVALID_GROUP_ID)
-    error, consumed = broker.coordinator.check_offset_delete(request.group_id, [each.name for each in request.topics])
+    error, consumed = broker.group_coordinator.check_offset_delete(
+        request.group_id, [each.name for each in request.topics]
+    )
     if error:
         return response(error_code=error)
     keys: list[PartitionKey] = []
@@ -301,8 +303,33 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
     return response(topics=topics)
 
 
-HANDLERS: tuple[Honoured, ...] = (
-    Honoured(OFFSET_COMMIT, 2, 10, offset_commit, "offsets do not expire, whatever the retention time asked for"),
-    Honoured(OFFSET_FETCH, 1, 10, offset_fetch),
-    Honoured(OFFSET_DELETE, 0, 0, offset_delete),
+HANDLERS = (
+    SupportedApi(
+        OFFSET_COMMIT,
+        2,
+        10,
+        offset_commit,
+        runs=(LOOP, WRITE),
+        rights=("Read Group", "Read Topic"),
+        max_response_bytes=LARGE,
+        notes="offsets do not expire, whatever the retention time asked for",
+    ),
+    SupportedApi(
+        OFFSET_FETCH,
+        1,
+        10,
+        offset_fetch,
+        runs=(CATALOG, WRITE),
+        rights=("Describe Group", "Describe Topic"),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        OFFSET_DELETE,
+        0,
+        0,
+        offset_delete,
+        runs=(WRITE,),
+        rights=("Delete Group", "Read Topic"),
+        max_response_bytes=LARGE,
+    ),
 )

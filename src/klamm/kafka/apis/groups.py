@@ -1,7 +1,7 @@
 """Groups: who coordinates them, membership, and what people see of them and do with them.
 
 FindCoordinator   this server, for groups and for transactions; there is no other
-JoinGroup SyncGroup Heartbeat LeaveGroup   the coordinator's (coordinator.py)
+JoinGroup SyncGroup Heartbeat LeaveGroup   the coordinator's (group_coordinator.py)
 DescribeGroups ListGroups DeleteGroups     the coordinator's groups, and those of the store that it does not know: such
                   a group is Empty. If processes that have the store open are its members, it is Stable: they are shown
                   with the partitions they have, as consumers without an address
@@ -22,19 +22,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from klamm.errors import GroupBusy, KlammError
-from klamm.kafka.call import LATER, Answer, Call, Honoured
+from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, Result, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
-from klamm.kafka.group_store import Admission, is_group_id
+from klamm.kafka.group_store import JoinPermit, is_group_id
 from klamm.kafka.group_values import (
     GroupDescription,
     GroupListing,
-    JoinAnswer,
     JoinRequest,
+    JoinResponse,
     LeavingMember,
     MemberDescription,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
 )
 from klamm.kafka.wire.messages import (
     DELETE_GROUPS,
@@ -78,18 +78,18 @@ def find_coordinator(broker: Broker, call: Call) -> Struct:
 # ---- membership
 
 
-def join_group(broker: Broker, call: Call) -> Answer:
+def join_group(broker: Broker, call: Call) -> Result:
     request = call.request
     if not is_group_id(request.group_id):
-        return _joined(call, JoinAnswer(ErrorCode.INVALID_GROUP_ID, request.member_id))
+        return _joined(call, JoinResponse(ErrorCode.INVALID_GROUP_ID, request.member_id))
     if request.member_id:  # not new: it was let in before, or nobody knows it
         _join(broker, call)
     else:
         broker.group_store.admit(request.group_id).add_done_callback(partial(_join_admitted, broker, call))
-    return LATER
+    return None
 
 
-def _join_admitted(broker: Broker, call: Call, looked: asyncio.Future[Admission]) -> None:
+def _join_admitted(broker: Broker, call: Call, looked: asyncio.Future[JoinPermit]) -> None:
     if call.is_gone or looked.cancelled():
         return
     group_id, error = call.request.group_id, looked.exception()
@@ -101,7 +101,7 @@ def _join_admitted(broker: Broker, call: Call, looked: asyncio.Future[Admission]
     if isinstance(error, GroupBusy):
         broker.group_store.refused(group_id, error)
         code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    call.reply(_joined(call, JoinAnswer(code, "")))
+    call.respond(_joined(call, JoinResponse(code, "")))
 
 
 def _join(broker: Broker, call: Call) -> None:
@@ -120,15 +120,15 @@ def _join(broker: Broker, call: Call) -> None:
         can_skip_assignment=call.version >= 9,
     )
 
-    def reply(answer: JoinAnswer) -> None:
+    def reply(answer: JoinResponse) -> None:
         if answer.generation > 0:
             broker.group_store.has_begun(answer.generation)
-        call.reply(_joined(call, answer))
+        call.respond(_joined(call, answer))
 
-    broker.coordinator.join(asked, reply, now_ms=broker.now_ms(), connection=call.connection)
+    broker.group_coordinator.join(asked, reply, now_ms=broker.now_ms(), connection=call.session)
 
 
-def _joined(call: Call, answer: JoinAnswer) -> Struct:
+def _joined(call: Call, answer: JoinResponse) -> Struct:
     response = JOIN_GROUP.response
     protocol = answer.protocol
     return response(
@@ -146,16 +146,16 @@ def _joined(call: Call, answer: JoinAnswer) -> Struct:
     )
 
 
-def sync_group(broker: Broker, call: Call) -> Answer:
+def sync_group(broker: Broker, call: Call) -> Result:
     request = call.request
 
-    def reply(answer: SyncAnswer) -> None:
-        call.reply(_synced(answer))
+    def reply(answer: SyncResponse) -> None:
+        call.respond(_synced(answer))
 
     if not is_group_id(request.group_id):
-        return _synced(SyncAnswer(ErrorCode.INVALID_GROUP_ID))
+        return _synced(SyncResponse(ErrorCode.INVALID_GROUP_ID))
     if call.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
-        return _synced(SyncAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+        return _synced(SyncResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     asked = SyncRequest(
         request.group_id,
         request.member_id,
@@ -165,11 +165,11 @@ def sync_group(broker: Broker, call: Call) -> Answer:
         request.protocol_type,
         request.protocol_name,
     )
-    broker.coordinator.sync(asked, reply, now_ms=broker.now_ms(), connection=call.connection)
-    return LATER
+    broker.group_coordinator.sync(asked, reply, now_ms=broker.now_ms(), connection=call.session)
+    return None
 
 
-def _synced(answer: SyncAnswer) -> Struct:
+def _synced(answer: SyncResponse) -> Struct:
     return SYNC_GROUP.response(
         error_code=answer.error,
         protocol_type=answer.protocol_type,
@@ -182,7 +182,7 @@ def heartbeat(broker: Broker, call: Call) -> Struct:
     request = call.request
     if not is_group_id(request.group_id):
         return HEARTBEAT.response(error_code=ErrorCode.INVALID_GROUP_ID)
-    error = broker.coordinator.heartbeat(
+    error = broker.group_coordinator.heartbeat(
         request.group_id,
         request.member_id,
         request.generation_id,
@@ -200,7 +200,7 @@ def leave_group(broker: Broker, call: Call) -> Struct:
         leaving = [LeavingMember(request.member_id)]
     else:
         leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
-    answer = broker.coordinator.leave(request.group_id, leaving, now_ms=broker.now_ms())
+    answer = broker.group_coordinator.leave(request.group_id, leaving, now_ms=broker.now_ms())
     error = answer.error
     if call.version < 3 and answer.members:
         error = answer.members[0].error
@@ -215,7 +215,7 @@ def leave_group(broker: Broker, call: Call) -> Struct:
 
 
 async def describe_groups(broker: Broker, call: Call) -> Struct:
-    described = {name: broker.coordinator.describe(name) for name in call.request.groups}
+    described = {name: broker.group_coordinator.describe(name) for name in call.request.groups}
     others = [name for name, description in described.items() if description is None and is_group_id(name)]
     error = ErrorCode.NONE
     stored: dict[str, Embedded] = {}
@@ -287,7 +287,7 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_GROUPS.response
     states = {state.lower() for state in request.states_filter}
     types = {each.lower() for each in request.types_filter}
-    found = {each.group_id: each for each in broker.coordinator.list_groups()}
+    found = {each.group_id: each for each in broker.group_coordinator.list_groups()}
     try:
         stored = await broker.read(broker.group_store.groups.all)
     except KlammError as failure:
@@ -306,7 +306,7 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
 
 async def delete_groups(broker: Broker, call: Call) -> Struct:
     """From the coordinator's first: nobody can join or commit until the store has done it, or has not."""
-    coordinator, names = broker.coordinator, call.request.groups_names
+    coordinator, names = broker.group_coordinator, call.request.groups_names
     errors: list[ErrorCode] = []
     doomed: dict[int, str] = {}
     for place, name in enumerate(names):
@@ -331,16 +331,62 @@ async def delete_groups(broker: Broker, call: Call) -> Struct:
 
 def _forget_deleted(broker: Broker, names: list[str], _: object) -> None:
     for name in names:
-        broker.coordinator.deleted(name)
+        broker.group_coordinator.deleted(name)
 
 
-HANDLERS: tuple[Honoured, ...] = (
-    Honoured(FIND_COORDINATOR, 0, 6, find_coordinator, "groups and transactions; there are no share groups"),
-    Honoured(JOIN_GROUP, 0, 9, join_group),
-    Honoured(HEARTBEAT, 0, 4, heartbeat),
-    Honoured(LEAVE_GROUP, 0, 5, leave_group),
-    Honoured(SYNC_GROUP, 0, 5, sync_group),
-    Honoured(DESCRIBE_GROUPS, 0, 6, describe_groups),
-    Honoured(LIST_GROUPS, 0, 5, list_groups, "groups are classic ones"),
-    Honoured(DELETE_GROUPS, 0, 2, delete_groups),
+HANDLERS = (
+    SupportedApi(
+        FIND_COORDINATOR,
+        0,
+        6,
+        find_coordinator,
+        rights=("Describe Group", "Describe TransactionalId"),
+        max_response_bytes=LARGE,
+        needs_catalog=False,
+        notes="groups and transactions; there are no share groups",
+    ),
+    SupportedApi(
+        JOIN_GROUP,
+        0,
+        9,
+        join_group,
+        runs=(LOOP, CATALOG, WRITE),
+        rights=("Read Group",),
+        max_response_bytes=LARGE,
+        needs_catalog=False,
+    ),
+    SupportedApi(HEARTBEAT, 0, 4, heartbeat, rights=("Read Group",), needs_catalog=False),
+    SupportedApi(LEAVE_GROUP, 0, 5, leave_group, rights=("Read Group",), max_response_bytes=LARGE, needs_catalog=False),
+    SupportedApi(SYNC_GROUP, 0, 5, sync_group, rights=("Read Group",), max_response_bytes=LARGE, needs_catalog=False),
+    SupportedApi(
+        DESCRIBE_GROUPS,
+        0,
+        6,
+        describe_groups,
+        runs=(LOOP, CATALOG),
+        rights=("Describe Group",),
+        max_response_bytes=LARGE,
+        needs_catalog=False,
+    ),
+    SupportedApi(
+        LIST_GROUPS,
+        0,
+        5,
+        list_groups,
+        runs=(LOOP, CATALOG),
+        rights=("Describe Group",),
+        max_response_bytes=LARGE,
+        needs_catalog=False,
+        notes="groups are classic ones",
+    ),
+    SupportedApi(
+        DELETE_GROUPS,
+        0,
+        2,
+        delete_groups,
+        runs=(LOOP, WRITE),
+        rights=("Delete Group",),
+        max_response_bytes=LARGE,
+        needs_catalog=False,
+    ),
 )

@@ -12,7 +12,7 @@ A look-up by time sees the log as it lies, markers and aborted records included,
 is not found is offset -1. The time-out of version 10 is for logs in remote storage, of which there are none.
 
 Beginning and end of an open partition are answered on the loop. For the rest a thread reads; a partition that has to be
-opened first is opened in its lane, for that may wait for whoever appends there.
+opened first is opened by its executor, for that may wait for whoever appends there.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from klamm.errors import KlammError
+from klamm.kafka.api_error import ApiError, code_and_message
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import Honoured
+from klamm.kafka.call import DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.refusal import Refusal, told
 from klamm.kafka.wire.messages import LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
 from klamm.log import lookup
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import Answer, Call
+    from klamm.kafka.call import Call, Result
     from klamm.kafka.wire.structs import Struct
     from klamm.log.lookup import Found
     from klamm.log.partition import Partition
@@ -58,23 +58,23 @@ def _partition(broker: Broker, name: str, number: int) -> Partition:
     return partition
 
 
-def _unknown(name: str, number: int) -> Refusal:
-    return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}/{number}")
+def _unknown(name: str, number: int) -> ApiError:
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}/{number}")
 
 
 def _check_epoch(partition: Partition, epoch: int) -> None:
     """Whether the client knows the leader, if it says whom it takes for it."""
     current = partition.ends().leader_epoch
     if 0 <= epoch < current:
-        raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {epoch} is over; it is {current} now")
+        raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {epoch} is over; it is {current} now")
     if epoch > current:
-        raise Refusal(ErrorCode.UNKNOWN_LEADER_EPOCH, f"epoch {epoch} is not known; it is {current} now")
+        raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, f"epoch {epoch} is not known; it is {current} now")
 
 
 # ---- ListOffsets
 
 
-def list_offsets(broker: Broker, call: Call) -> Answer:
+def list_offsets(broker: Broker, call: Call) -> Result:
     request, response = call.request, LIST_OFFSETS.response
     committed = request.isolation_level == _COMMITTED
     slow: list[tuple[str, Struct, Struct]] = []
@@ -87,12 +87,12 @@ def list_offsets(broker: Broker, call: Call) -> Answer:
             partitions.append(place)
             try:
                 if times[wanted.partition_index] > 1:
-                    raise Refusal(ErrorCode.INVALID_REQUEST, f"{wanted.partition_index}: is there more than once")
+                    raise ApiError(ErrorCode.INVALID_REQUEST, f"{wanted.partition_index}: is there more than once")
                 if wanted.timestamp < 0 and call.version < _SINCE.get(wanted.timestamp, call.version + 1):
-                    raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"time {wanted.timestamp} is unknown")
+                    raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"time {wanted.timestamp} is unknown")
                 _fill_at_once(_partition(broker, topic.name, wanted.partition_index), wanted, place, committed)
-            except (Refusal, KlammError) as error:
-                place.error_code, _ = told(error)
+            except (ApiError, KlammError) as error:
+                place.error_code, _ = code_and_message(error)
             except _Slow:
                 slow.append((topic.name, wanted, place))
         answer.topics.append(response.Topic(name=topic.name, partitions=partitions))
@@ -121,8 +121,8 @@ async def _finish(broker: Broker, answer: Struct, slow: list[tuple[str, Struct, 
                 raise _unknown(name, wanted.partition_index)
             partition = await broker.opened(found, wanted.partition_index)
             await broker.read(_fill, partition, wanted, place, committed)
-        except (Refusal, KlammError) as error:
-            place.error_code, _ = told(error)
+        except (ApiError, KlammError) as error:
+            place.error_code, _ = code_and_message(error)
     return answer
 
 
@@ -162,8 +162,8 @@ async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
             try:
                 partition = await broker.opened(found, wanted.partition)
                 place.leader_epoch, place.end_offset = await broker.read(_end_of_epoch, partition, wanted)
-            except (Refusal, KlammError) as error:
-                place.error_code, _ = told(error)
+            except (ApiError, KlammError) as error:
+                place.error_code, _ = code_and_message(error)
         answer.topics.append(response.Topic(topic=topic.topic, partitions=partitions))
     return answer
 
@@ -178,7 +178,17 @@ def _end_of_epoch(partition: Partition, wanted: Struct) -> tuple[int, int]:
     return max(known, default=wanted.leader_epoch), partition.end_of_epoch(wanted.leader_epoch)
 
 
-HANDLERS: tuple[Honoured, ...] = (
-    Honoured(LIST_OFFSETS, 1, 11, list_offsets),
-    Honoured(OFFSET_FOR_LEADER_EPOCH, 2, 4, offset_for_leader_epoch),
+HANDLERS = (
+    SupportedApi(
+        LIST_OFFSETS, 1, 11, list_offsets, runs=(LOOP, DISK), rights=("Describe Topic",), max_response_bytes=LARGE
+    ),
+    SupportedApi(
+        OFFSET_FOR_LEADER_EPOCH,
+        2,
+        4,
+        offset_for_leader_epoch,
+        runs=(DISK,),
+        rights=("Describe Topic",),
+        max_response_bytes=LARGE,
+    ),
 )

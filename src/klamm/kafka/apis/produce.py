@@ -1,7 +1,7 @@
 """Produce: batches are checked and appended as they came.
 
 acks means here what it means at every door: 0 no answer, 1 committed, -1 (all) on disk. The loop only tries: a batch
-whose partition somebody else is appending to just now, or needs something first, goes to that partition's lane.
+whose partition somebody else is appending to just now, or needs something first, goes to that partition's executor.
 
 What is checked, in this order: one batch of magic 2, whole, its CRC, its attribute bits, no control batch, as many
 records as it says, readable (a compressed one is decompressed for that, within bounds), keys where the topic is
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from klamm.batch import patch, scan_records, verify
 from klamm.batch.header import CODEC_MASK, CONTROL, HEADER_SIZE, MAGIC, TRANSACTIONAL, Header, parse
 from klamm.errors import CorruptBatch, InvalidTimestamp, KlammError
+from klamm.kafka.api_error import ApiError
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import LATER, Answer, Call, Honoured
+from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
-from klamm.kafka.transaction_desk import NEEDS_REGISTRATION
+from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION
 from klamm.kafka.wire.messages import PRODUCE
-from klamm.kafka.wire.structs import Struct
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -54,59 +54,50 @@ class Slow(Exception):
     """A batch that takes too long to look into, on the loop."""
 
 
-class Refused(Exception):
-    """A batch that is not taken."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 def check(records: Any, version: int, *, quick: bool = False) -> Header:
-    """Return the header of a batch that may be appended, with the true max_timestamp put into `records`; else Refused.
+    """Return the header of a batch that may be appended, with the true max_timestamp put into `records`; else ApiError.
 
     Slow: if it is to be `quick`, and cannot.
     """
     # Clients send again what is CORRUPT_MESSAGE: that is for what may have been damaged on its way.
     if records is None or len(records) <= _MAGIC_AT:
-        raise Refused(ErrorCode.INVALID_RECORD, "no whole batch")
+        raise ApiError(ErrorCode.INVALID_RECORD, "no whole batch")
     if (magic := records[_MAGIC_AT]) != MAGIC:
         code = ErrorCode.INVALID_RECORD if magic < MAGIC else ErrorCode.CORRUPT_MESSAGE
-        raise Refused(
+        raise ApiError(
             ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if version < 3 else code,
             f"magic is {magic}; only batches of magic {MAGIC} are taken",
         )
     if len(records) < HEADER_SIZE:
-        raise Refused(ErrorCode.INVALID_RECORD, "no whole batch")
+        raise ApiError(ErrorCode.INVALID_RECORD, "no whole batch")
     try:
         header = parse(records)
         if header.size < len(records):
-            raise Refused(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
+            raise ApiError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
         if header.size > len(records):
-            raise Refused(ErrorCode.INVALID_RECORD, f"{len(records)} of {header.size} bytes of a batch")
+            raise ApiError(ErrorCode.INVALID_RECORD, f"{len(records)} of {header.size} bytes of a batch")
         done, _ = verify(records, header.base_offset, True)
     except CorruptBatch as error:
-        raise Refused(ErrorCode.CORRUPT_MESSAGE, error.message) from None
+        raise ApiError(ErrorCode.CORRUPT_MESSAGE, error.message) from None
     if done != len(records):
-        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {header.size} bytes, of which {len(records)} came")
+        raise ApiError(ErrorCode.CORRUPT_MESSAGE, f"a batch of {header.size} bytes, of which {len(records)} came")
     attributes = header.attributes
     if attributes & CONTROL:
-        raise Refused(ErrorCode.INVALID_RECORD, "clients may not write control batches")
+        raise ApiError(ErrorCode.INVALID_RECORD, "clients may not write control batches")
     if attributes & ~_KNOWN_BITS:
-        raise Refused(ErrorCode.INVALID_RECORD, f"attributes are {attributes:#x}")
+        raise ApiError(ErrorCode.INVALID_RECORD, f"attributes are {attributes:#x}")
     if header.codec > _HIGHEST_CODEC or (header.codec == _ZSTD and version < _ZSTD_SINCE):
-        raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} in version {version}")
+        raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} in version {version}")
     if header.record_count != header.last_offset_delta + 1 or header.record_count < 1:
-        raise Refused(
+        raise ApiError(
             ErrorCode.INVALID_RECORD,
             f"{header.record_count} records with a last offset delta of {header.last_offset_delta}",
         )
     if header.producer_id >= 0:
         if header.producer_epoch < 0 or header.base_sequence < 0:
-            raise Refused(ErrorCode.INVALID_RECORD, "a producer id without an epoch and a sequence")
+            raise ApiError(ErrorCode.INVALID_RECORD, "a producer id without an epoch and a sequence")
     elif attributes & TRANSACTIONAL:
-        raise Refused(ErrorCode.INVALID_RECORD, "a transactional batch without a producer id")
+        raise ApiError(ErrorCode.INVALID_RECORD, "a transactional batch without a producer id")
     quick = quick and header.codec != 0
     if quick and len(records) > _QUICK_BYTES:
         raise Slow
@@ -115,7 +106,7 @@ def check(records: Any, version: int, *, quick: bool = False) -> Header:
     except CorruptBatch as error:
         if quick:
             raise Slow from None
-        raise Refused(ErrorCode.INVALID_RECORD, error.message) from None
+        raise ApiError(ErrorCode.INVALID_RECORD, error.message) from None
     if max_timestamp != header.max_timestamp:
         patch.set_max_timestamp(records, len(records), max_timestamp)
         header = header._replace(max_timestamp=max_timestamp)
@@ -137,7 +128,7 @@ class _Producing:
         self.wrong = False
         self.response = _response()
 
-    def run(self) -> Answer:
+    def run(self) -> None:
         broker, version = self.broker, self.call.version
         by_id = version >= 13
         request = self.call.request
@@ -158,11 +149,8 @@ class _Producing:
                 else:
                     self._take(answered, opened, each)
         self.left -= 1
-        if self.left:
-            return LATER
-        self.is_answered = True
-        self._wake_soon()
-        return self._result()
+        if not self.left:
+            self._respond()
 
     def _take(self, answered: Any, opened: OpenTopic, asked: Any) -> None:
         """On the loop: append at once if nothing is in the way."""
@@ -171,9 +159,9 @@ class _Producing:
             header = check(asked.records, self.call.version, quick=True)
             partition = broker.partition(opened, asked.index)
             if partition is None:
-                raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
+                raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
             if header.is_transactional:
-                code = broker.desk.check_produce(
+                code = broker.transaction_coordinator.check_produce(
                     header.producer_id, header.producer_epoch, (opened.topic.id, asked.index)
                 )
                 if code is NEEDS_REGISTRATION:
@@ -181,34 +169,34 @@ class _Producing:
                     self._put_off(answered, work)
                     return
                 if code:
-                    raise Refused(ErrorCode(code), "the partition is in no transaction of this producer")
+                    raise ApiError(ErrorCode(code), "the partition is in no transaction of this producer")
             offset = partition.append_now(asked.records)
         except Slow:
             self._put_off(answered, self._check_first(answered, opened, asked.index, self._kept(asked)))
         except NotOpened:
             self._put_off(answered, self._open_first(answered, opened, asked.index, header, self._kept(asked)))
-        except Refused as error:
+        except ApiError as error:
             self._refuse(answered, error.code, error.message or None)
         except KlammError as error:
             self._refuse_error(answered, error)
         else:
             if offset is None:
-                self._put_off(answered, self._append_in_lane(answered, partition, header, self._kept(asked)))
+                self._put_off(answered, self._append_in_order(answered, partition, header, self._kept(asked)))
             else:
                 self._appended(answered, partition, header, offset)
 
     def _kept(self, asked: Any) -> memoryview:
-        return self.call.keep(asked.records)
+        return self.call.copy(asked.records)
 
     def _put_off(self, answered: Any, work: Any) -> None:
         self.left += 1
-        self.broker.spawn(self._finish(answered, work))
+        self.broker.tasks.spawn(self._finish(answered, work))
 
     async def _finish(self, answered: Any, work: Any) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001  # logged, and told to the client: else it would take it for done
-            _log.exception("%r: a batch could not be appended", self.call.connection)
+            _log.exception("%r: a batch could not be appended", self.call.session)
             self._refuse(answered, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
         finally:
             self._one_less()
@@ -217,7 +205,7 @@ class _Producing:
         """A batch that takes a while to look into."""
         try:
             header = await self.broker.read(check, records, self.call.version)
-        except Refused as error:
+        except ApiError as error:
             self._refuse(answered, error.code, error.message)
         else:
             await self._open_first(answered, opened, number, header, records)
@@ -230,7 +218,7 @@ class _Producing:
             if header.is_transactional:
                 await self._register_first(answered, opened, number, header, records)
             else:
-                await self._append_in_lane(answered, partition, header, records)
+                await self._append_in_order(answered, partition, header, records)
         except KlammError as error:
             self._refuse_error(answered, error)
 
@@ -241,12 +229,12 @@ class _Producing:
         broker, place = self.broker, (opened.topic.id, number)
         try:
             partition = await broker.opened(opened, number)
-            code = broker.desk.check_produce(header.producer_id, header.producer_epoch, place)
+            code = broker.transaction_coordinator.check_produce(header.producer_id, header.producer_epoch, place)
             if code is NEEDS_REGISTRATION:
                 if self.call.version < _IMPLICIT_SINCE:
                     code = ErrorCode.INVALID_TXN_STATE
                 else:
-                    code = await broker.desk.register_produce(
+                    code = await broker.transaction_coordinator.register_produce(
                         broker, header.producer_id, header.producer_epoch, self.call.request.transactional_id, [place]
                     )
             if code:
@@ -255,14 +243,14 @@ class _Producing:
         except KlammError as error:
             self._refuse_error(answered, error)
             return
-        await self._append_in_lane(answered, partition, header, records)
+        await self._append_in_order(answered, partition, header, records)
 
-    async def _append_in_lane(self, answered: Any, partition: Partition, header: Header, records: memoryview) -> None:
+    async def _append_in_order(self, answered: Any, partition: Partition, header: Header, records: memoryview) -> None:
         try:
             # Redundant as long as a connection has one request at a time: then nothing of its own is queued here.
-            offset = None if self.broker.lanes.is_busy(partition) else partition.append_now(records)
+            offset = None if self.broker.partition_executors.is_busy(partition) else partition.append_now(records)
             if offset is None:
-                offset = await self.broker.lanes.run(partition, partial(partition.append, records))
+                offset = await self.broker.partition_executors.run(partition, partial(partition.append, records))
         except KlammError as error:
             self._refuse_error(answered, error)
         else:
@@ -283,7 +271,7 @@ class _Producing:
             end = offset + header.record_count
             if partition.log.flushed_offset < end:
                 self.left += 1
-                self.broker.syncing.wait(partition, end, partial(self._synced, answered))
+                self.broker.sync_queue.wait(partition, end, partial(self._synced, answered))
 
     def _synced(self, answered: Any, error: BaseException | None) -> None:
         if isinstance(error, KlammError):
@@ -311,35 +299,40 @@ class _Producing:
     def _one_less(self) -> None:
         self.left -= 1
         if not self.left:
-            self.is_answered = True
-            self.call.reply(self._result())
-            self._wake_soon()
+            self._respond()
 
-    def _result(self) -> Struct | None:
-        if self.acks == 0:
+    def _respond(self) -> None:
+        """All partitions are done. Clients that wait for the records come after the one that waits for this."""
+        self.is_answered = True
+        if self.acks:
+            self.call.respond(self.response)
+        else:
             if self.wrong:  # there is no other way to tell
-                self.call.connection.close("closed, for what it sent without acks was refused")
-            return None
-        return self.response
+                self.call.session.disconnect("connection closed: a batch sent with acks=0 was rejected")
+            self.call.respond(None)
+        self._wake_soon()
 
     def _wake_soon(self) -> None:
         """Those who wait for records, after whoever waits for the answer."""
         touched, self.touched = self.touched, []
         for partition in touched:
-            self.broker.parking.wake_soon(partition)
+            self.broker.purgatory.wake_soon(partition)
 
 
-def _produce(broker: Broker, call: Call) -> Answer:
-    return _Producing(broker, call).run()
+def _produce(broker: Broker, call: Call) -> None:
+    _Producing(broker, call).run()
 
 
 HANDLERS = (
-    Honoured(
+    SupportedApi(
         PRODUCE,
         PRODUCE.min_version,
         PRODUCE.max_version,
         _produce,
-        "acks=all: on disk. Versions 0 to 2 are offered because old clients compress only then; the formats that"
+        runs=(LOOP, CODEC, DISK, WRITE),
+        rights=("Write Topic", "Write TransactionalId"),
+        max_response_bytes=LARGE,
+        notes="acks=all: on disk. Versions 0 to 2 are offered because old clients compress only then; the formats that"
         " they carry (magic 0 and 1) are refused.",
     ),
 )

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting, KlammError, TopicExists
-from klamm.kafka.call import Honoured
-from klamm.kafka.config_entries import honoured, of_topic
+from klamm.kafka.api_error import ApiError, code_and_message
+from klamm.kafka.call import CATALOG, DISK, LARGE, LOOP, SupportedApi
+from klamm.kafka.config_entries import of_topic, supported
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.refusal import Refusal, told
 from klamm.kafka.wire.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
 from klamm.store.catalog import MAX_PARTITIONS
 from klamm.store.deletion import delete_topic
@@ -43,7 +43,7 @@ _END = -1  # of an offset in a request: "all there is"
 def _check_time(broker: Broker, call: Call) -> None:
     timeout_ms = call.request.timeout_ms
     if 0 < timeout_ms < (broker.loop.time() - call.started) * 1000:
-        raise Refusal(ErrorCode.REQUEST_TIMED_OUT, "not begun: the request's time is over")
+        raise ApiError(ErrorCode.REQUEST_TIMED_OUT, "not begun: the request's time is over")
 
 
 def _once(topics: Iterable[Struct]) -> Iterator[tuple[Struct, int]]:
@@ -57,12 +57,12 @@ def _once(topics: Iterable[Struct]) -> Iterator[tuple[Struct, int]]:
 
 def _check_once(name: str, times: int) -> None:
     if times > 1:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}: is in the request {times} times")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{name}: is in the request {times} times")
 
 
-def _unknown(name: str) -> Refusal:
+def _unknown(name: str) -> ApiError:
     """Of whatever name: here Kafka does not look whether there could be such a topic."""
-    return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
 
 
 # ---- CreateTopics
@@ -76,8 +76,8 @@ async def create_topics(broker: Broker, call: Call) -> Struct:
             _check_once(topic.name, times)
             _check_time(broker, call)
             answer.topics.append(await _create_topic(broker, topic, call.request.validate_only))
-        except (Refusal, KlammError) as error:
-            code, message = told(error)
+        except (ApiError, KlammError) as error:
+            code, message = code_and_message(error)
             answer.topics.append(response.Topic(name=topic.name, error_code=code, error_message=message))
     return answer
 
@@ -87,7 +87,7 @@ async def _create_topic(broker: Broker, topic: Struct, validate_only: bool) -> S
     if broker.topics.find(topic.name) is not None:  # before anything that may be wrong with it
         raise TopicExists(f"there is a topic {topic.name!r} already")
     count = _count_of(broker, topic)
-    wanted = honoured(_values(topic.name, ((each.name, each.value) for each in topic.configs)))
+    wanted = supported(_values(topic.name, ((each.name, each.value) for each in topic.configs)))
     topic_id = _NO_ID
     if validate_only:
         settings: Settings = await broker.read(broker.core.catalog.check_new, topic.name, count, wanted)
@@ -123,7 +123,7 @@ def _count_of(broker: Broker, topic: Struct) -> int:
     """How many partitions it is to have."""
     if not topic.assignments:
         if topic.replication_factor < 1 and topic.replication_factor != _DEFAULT:
-            raise Refusal(
+            raise ApiError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"{topic.name}: a replication factor of {topic.replication_factor}; want 1, or -1 for the default",
             )
@@ -133,12 +133,12 @@ def _count_of(broker: Broker, topic: Struct) -> int:
         return int(topic.num_partitions)
     for what in ("num_partitions", "replication_factor"):
         if getattr(topic, what) != _DEFAULT:
-            raise Refusal(
+            raise ApiError(
                 ErrorCode.INVALID_REQUEST, f"{topic.name}: {what} is said by the assignments, so it has to be -1"
             )
     numbers = sorted(each.partition_index for each in topic.assignments)
     if numbers != list(range(len(numbers))):
-        raise Refusal(
+        raise ApiError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"{topic.name}: partitions are assigned once each, and numbered from 0; not {numbers[:10]}",
         )
@@ -150,12 +150,12 @@ def _count_of(broker: Broker, topic: Struct) -> int:
 
 def _check_count(name: str, count: int) -> None:
     if not 1 <= count <= MAX_PARTITIONS:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"{name}: {count} partitions; want 1 to {MAX_PARTITIONS}")
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, f"{name}: {count} partitions; want 1 to {MAX_PARTITIONS}")
 
 
 def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
     if brokers != [broker.node_id]:
-        raise Refusal(
+        raise ApiError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"{name}: a partition assigned to {brokers}; there is one broker, {broker.node_id}",
         )
@@ -177,8 +177,8 @@ async def create_partitions(broker: Broker, call: Call) -> Struct:
                 await broker.administer(_add_partitions, broker.core, topic.name, topic.count)
         except InvalidSetting as error:  # somebody else was faster, or the store is full
             code, message = ErrorCode.INVALID_PARTITIONS, str(error)
-        except (Refusal, KlammError) as error:
-            code, message = told(error)
+        except (ApiError, KlammError) as error:
+            code, message = code_and_message(error)
         answer.results.append(response.Topic(name=topic.name, error_code=code, error_message=message))
     await broker.topics.refresh()
     return answer
@@ -190,12 +190,12 @@ def _check_growth(broker: Broker, topic: Struct) -> None:
         raise _unknown(topic.name)
     _check_count(topic.name, topic.count)
     if topic.count <= found.count:
-        raise Refusal(
+        raise ApiError(
             ErrorCode.INVALID_PARTITIONS, f"{topic.name}: has {found.count} partitions; {topic.count} would not be more"
         )
     if topic.assignments is not None:
         if len(topic.assignments) != topic.count - found.count:
-            raise Refusal(
+            raise ApiError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"{topic.name}: {topic.count - found.count} new partitions, but {len(topic.assignments)} assignments",
             )
@@ -228,8 +228,8 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
             name, uuid = found.name, broker.topics.uuid(found)
             _check_time(broker, call)
             await broker.delete(found.topic.id, delete_topic, broker.core, name, found.topic.id)
-        except (Refusal, KlammError) as error:
-            code, message = told(error)
+        except (ApiError, KlammError) as error:
+            code, message = code_and_message(error)
         answer.responses.append(response.Topic(name=name, topic_id=uuid, error_code=code, error_message=message))
     await broker.topics.refresh()
     return answer
@@ -237,7 +237,7 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
 
 def _to_delete(broker: Broker, name: str | None, uuid: bytes) -> OpenTopic:
     if (name is None) == (uuid == _NO_ID):
-        raise Refusal(ErrorCode.INVALID_REQUEST, "a topic is deleted by its name or by its id: want one of them")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "a topic is deleted by its name or by its id: want one of them")
     if name is not None:
         found = broker.topics.find(name)
         if found is None:
@@ -245,7 +245,7 @@ def _to_delete(broker: Broker, name: str | None, uuid: bytes) -> OpenTopic:
         return found
     found = broker.topics.by_id(uuid)
     if found is None:
-        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with the id {uuid.hex()}")
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with the id {uuid.hex()}")
     return found
 
 
@@ -261,8 +261,8 @@ async def delete_records(broker: Broker, call: Call) -> Struct:
             code, low = ErrorCode.NONE, -1
             try:
                 low = await _delete_records(broker, topic.name, wanted.partition_index, wanted.offset)
-            except (Refusal, KlammError) as error:
-                code, _ = told(error)
+            except (ApiError, KlammError) as error:
+                code, _ = code_and_message(error)
             partitions.append(
                 response.Partition(partition_index=wanted.partition_index, low_watermark=low, error_code=code)
             )
@@ -276,15 +276,34 @@ async def _delete_records(broker: Broker, name: str, number: int, offset: int) -
         raise _unknown(name)
     partition = await broker.opened(found, number)
     if "delete" not in found.topic.settings.cleanup_policy:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"{name}: its cleanup.policy does not let records be deleted")
+        raise ApiError(ErrorCode.POLICY_VIOLATION, f"{name}: its cleanup.policy does not let records be deleted")
     if offset == _END:
         offset = partition.ends().end
     return await broker.delete(partition, partition.housekeeping.delete_before, offset)
 
 
-HANDLERS: tuple[Honoured, ...] = (
-    Honoured(CREATE_TOPICS, 2, 7, create_topics, "one replica, whatever is asked for"),
-    Honoured(DELETE_TOPICS, 1, 6, delete_topics),
-    Honoured(CREATE_PARTITIONS, 0, 3, create_partitions),
-    Honoured(DELETE_RECORDS, 0, 2, delete_records),
+HANDLERS = (
+    SupportedApi(
+        CREATE_TOPICS,
+        2,
+        7,
+        create_topics,
+        runs=(LOOP, CATALOG),
+        rights=("Create Topic",),
+        max_response_bytes=LARGE,
+        notes="one replica, whatever is asked for",
+    ),
+    SupportedApi(DELETE_TOPICS, 1, 6, delete_topics, runs=(DISK,), rights=("Delete Topic",), max_response_bytes=LARGE),
+    SupportedApi(
+        CREATE_PARTITIONS,
+        0,
+        3,
+        create_partitions,
+        runs=(LOOP, CATALOG),
+        rights=("Alter Topic",),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        DELETE_RECORDS, 0, 2, delete_records, runs=(DISK,), rights=("Delete Topic",), max_response_bytes=LARGE
+    ),
 )

@@ -1,8 +1,8 @@
 """Transactional and idempotent producers: who they are, what is part of a transaction, how it ends, who has one open.
 
-The desk (transaction_desk.py) knows the rules, and works in the thread that writes. Here is what the loop does: topics
-by name, the coordinator's word on who may commit offsets, and the codes that older versions know. Whatever writes
-offsets goes through the same queue as other commits of groups (group_store.py), so that none overtakes another.
+The coordinator (transaction_coordinator.py) knows the rules, and works in the thread that writes. Here is what the
+loop does: topics by name, who may commit offsets, and the codes that older versions know. Whatever writes offsets goes
+through the same queue as other commits of groups (group_store.py), so that none overtakes another.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.errors import KlammError
 from klamm.kafka.apis.group_offsets import offset_row, refused
-from klamm.kafka.call import Call, Honoured
+from klamm.kafka.call import DISK, LARGE, LOOP, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
-from klamm.kafka.transaction_desk import STATES, Identified
+from klamm.kafka.transaction_coordinator import STATES, Identified
 from klamm.kafka.wire.messages import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
@@ -62,7 +62,7 @@ async def init_producer_id(broker: Broker, call: Call) -> Struct:
     request = call.request
     try:
         found = await broker.write(
-            broker.desk.init_producer_id,
+            broker.transaction_coordinator.init_producer_id,
             request.transactional_id,
             request.transaction_timeout_ms,
             request.producer_id,
@@ -112,7 +112,7 @@ async def _add_partitions(
     elif not name:
         codes = dict.fromkeys(asked.places, ErrorCode.INVALID_REQUEST)
     elif verify_only:
-        found = broker.desk.verify(name, producer_id, epoch, known)
+        found = broker.transaction_coordinator.verify(name, producer_id, epoch, known)
         missing = ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
         codes = {
             key: found if isinstance(found, ErrorCode) else ErrorCode.NONE if place in found else missing
@@ -120,7 +120,7 @@ async def _add_partitions(
         }
     else:
         try:
-            code = await broker.write(broker.desk.add_partitions, name, producer_id, epoch, known)
+            code = await broker.write(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
         except KlammError as error:
             code = code_of(error)
         codes = dict.fromkeys(asked.places, _spelled(call, code))
@@ -173,7 +173,7 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
     else:
         try:
             code = await broker.write(
-                broker.desk.add_group,
+                broker.transaction_coordinator.add_group,
                 request.transactional_id,
                 request.producer_id,
                 request.producer_epoch,
@@ -188,7 +188,7 @@ async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
     request, response = call.request, TXN_OFFSET_COMMIT.response
     error = ErrorCode.INVALID_GROUP_ID
     if is_group_id(request.group_id):
-        error = broker.coordinator.check_commit(
+        error = broker.group_coordinator.check_commit(
             request.group_id,
             request.member_id,
             request.generation_id,
@@ -220,7 +220,7 @@ async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> 
     request = call.request
 
     def commit() -> ErrorCode:
-        return broker.desk.commit_offsets(
+        return broker.transaction_coordinator.commit_offsets(
             request.transactional_id,
             request.producer_id,
             request.producer_epoch,
@@ -242,7 +242,7 @@ async def end_txn(broker: Broker, call: Call) -> Struct:
     request = call.request
 
     def end() -> Identified:
-        return broker.desk.end(
+        return broker.transaction_coordinator.end(
             request.transactional_id,
             request.producer_id,
             request.producer_epoch,
@@ -268,7 +268,7 @@ def describe_transactions(broker: Broker, call: Call) -> Struct:
     response = DESCRIBE_TRANSACTIONS.response
     states = []
     for name in call.request.transactional_ids:
-        row = broker.desk.row(name) if name else None
+        row = broker.transaction_coordinator.row(name) if name else None
         if row is not None:
             states.append(_described(broker, row))
         else:
@@ -299,7 +299,7 @@ def list_transactions(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_TRANSACTIONS.response
     now_ms = broker.core.heads.wall_ms()
     found = []
-    for row in broker.desk.rows():
+    for row in broker.transaction_coordinator.rows():
         state = STATES[row.state]
         if request.state_filters and state not in request.state_filters:
             continue
@@ -359,24 +359,77 @@ def _producers(core: Core, partition: Partition) -> list[Struct]:
 _NO_SEQUENCE = 2**31 - 1  # of a marker that begins a new epoch: the next sequence is 0
 
 HANDLERS = (
-    Honoured(INIT_PRODUCER_ID, 0, 5, init_producer_id),
-    Honoured(ADD_PARTITIONS_TO_TXN, 0, 5, add_partitions_to_txn),
-    Honoured(ADD_OFFSETS_TO_TXN, 0, 4, add_offsets_to_txn),
-    Honoured(
+    SupportedApi(
+        INIT_PRODUCER_ID,
+        0,
+        5,
+        init_producer_id,
+        runs=(WRITE,),
+        rights=("Write TransactionalId", "IdempotentWrite Cluster"),
+        needs_catalog=False,
+    ),
+    SupportedApi(
+        ADD_PARTITIONS_TO_TXN,
+        0,
+        5,
+        add_partitions_to_txn,
+        runs=(LOOP, WRITE),
+        rights=("Write TransactionalId", "Write Topic"),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        ADD_OFFSETS_TO_TXN,
+        0,
+        4,
+        add_offsets_to_txn,
+        runs=(WRITE,),
+        rights=("Write TransactionalId", "Read Group"),
+        needs_catalog=False,
+    ),
+    SupportedApi(
         END_TXN,
         0,
         5,
         end_txn,
-        "Answers when the end is on disk in every partition; from version 5 on with the next epoch.",
+        runs=(WRITE,),
+        rights=("Write TransactionalId",),
+        needs_catalog=False,
+        notes="Answers when the end is on disk in every partition; from version 5 on with the next epoch.",
     ),
-    Honoured(TXN_OFFSET_COMMIT, 0, 5, txn_offset_commit),
-    Honoured(DESCRIBE_PRODUCERS, 0, 0, describe_producers),
-    Honoured(DESCRIBE_TRANSACTIONS, 0, 0, describe_transactions, "Of clients of this server, not of programs."),
-    Honoured(
+    SupportedApi(
+        TXN_OFFSET_COMMIT,
+        0,
+        5,
+        txn_offset_commit,
+        runs=(LOOP, WRITE),
+        rights=("Write TransactionalId", "Read Group", "Read Topic"),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        DESCRIBE_PRODUCERS,
+        0,
+        0,
+        describe_producers,
+        runs=(DISK,),
+        rights=("Read Topic",),
+        max_response_bytes=LARGE,
+    ),
+    SupportedApi(
+        DESCRIBE_TRANSACTIONS,
+        0,
+        0,
+        describe_transactions,
+        rights=("Describe TransactionalId",),
+        max_response_bytes=LARGE,
+        notes="Of clients of this server, not of programs.",
+    ),
+    SupportedApi(
         LIST_TRANSACTIONS,
         0,
         1,
         list_transactions,
-        "No patterns (version 2): matching what a stranger sends could take for ever.",
+        rights=("Describe TransactionalId",),
+        max_response_bytes=LARGE,
+        notes="No patterns (version 2): matching what a stranger sends could take for ever.",
     ),
 )

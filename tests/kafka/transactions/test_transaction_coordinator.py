@@ -9,7 +9,7 @@ import pytest
 import klamm
 from klamm.errors import Aborted, Fenced, GroupBusy, OutOfOrderSequence
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.transaction_desk import NEEDS_REGISTRATION, TransactionDesk
+from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION, TransactionCoordinator
 from klamm.store.transaction_state import MAX_EPOCH
 from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving, set_epoch
 from tests.procs import children, until
@@ -21,13 +21,13 @@ NONE = ErrorCode.NONE
 # ---- who they are
 
 
-def test_without_a_transactional_id_everybody_is_new(desk: TransactionDesk) -> None:
+def test_without_a_transactional_id_everybody_is_new(desk: TransactionCoordinator) -> None:
     first, second = desk.init_producer_id(None, 0), desk.init_producer_id(None, 0, 5, 3)
     assert first == (NONE, first.producer_id, 0) and second == (NONE, second.producer_id, 0)
     assert first.producer_id != second.producer_id
 
 
-def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(desk: TransactionDesk) -> None:
+def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(desk: TransactionCoordinator) -> None:
     first = desk.init_producer_id("a", 1000)
     assert first.epoch == 0
     assert desk.init_producer_id("a", 1000) == (NONE, first.producer_id, 1)
@@ -47,13 +47,13 @@ def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(desk: Tran
     ],
 )
 def test_an_init_that_is_refused_leaves_no_row(
-    desk: TransactionDesk, arguments: tuple[str, int], code: ErrorCode
+    desk: TransactionCoordinator, arguments: tuple[str, int], code: ErrorCode
 ) -> None:
     assert desk.init_producer_id(*arguments) == (code, -1, -1)
     assert desk.rows() == []
 
 
-def test_who_says_who_he_was_gets_the_next_epoch_once(desk: TransactionDesk) -> None:
+def test_who_says_who_he_was_gets_the_next_epoch_once(desk: TransactionCoordinator) -> None:
     producer_id = desk.init_producer_id("a", 1000).producer_id
     assert desk.init_producer_id("a", 1000, producer_id, 0) == (NONE, producer_id, 1)
     assert desk.init_producer_id("a", 1000, producer_id, 0) == (NONE, producer_id, 1), "the answer was lost"
@@ -271,7 +271,7 @@ def test_offsets_become_the_groups_with_the_commit(store: klamm.Store, client: C
     assert store.check().breaches == []
 
 
-def test_what_committing_offsets_refuses(store: klamm.Store, older: Client, desk: TransactionDesk) -> None:
+def test_what_committing_offsets_refuses(store: klamm.Store, older: Client, desk: TransactionCoordinator) -> None:
     rows, me = [offset_row(store, 1)], (older.producer_id, older.epoch)
 
     def commit(name: str, producer_id: int, epoch: int, group: str = "g", *, implicit: bool = True) -> ErrorCode:
@@ -415,7 +415,7 @@ def test_a_program_in_another_process_takes_a_name_over(
     assert seen(store, 0, 1) == [[b"x"] if state == "complete" else [], [b"program"]]
 
 
-def test_a_client_that_takes_a_name_over_fences_the_program(store: klamm.Store, desk: TransactionDesk) -> None:
+def test_a_client_that_takes_a_name_over_fences_the_program(store: klamm.Store, desk: TransactionCoordinator) -> None:
     mine = store.transaction("billing", batch_bytes=1)
     mine.send("t", b"program", partition=0)
     client = Client(store, desk, bumps=False)

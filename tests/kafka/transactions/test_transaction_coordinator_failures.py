@@ -14,7 +14,7 @@ import pytest
 import klamm
 from klamm.disk.locks import SERVER
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.transaction_desk import Identified
+from klamm.kafka.transaction_coordinator import Identified
 from klamm.store import markers as store_markers
 from tests.kafka.producing import Client, hasten, hold_server, offset_of, place_of, serving
 from tests.procs import Flag, children

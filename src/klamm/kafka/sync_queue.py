@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from klamm.kafka.pools import Pools
     from klamm.log.partition import Partition
 
-__all__ = ["Syncing"]
+__all__ = ["SyncQueue"]
 
 Done = Callable[[BaseException | None], None]
 
 
-class Syncing:
+class SyncQueue:
     """Of one server, on its loop."""
 
     def __init__(self, pools: Pools) -> None:

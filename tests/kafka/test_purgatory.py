@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 
 def waiting(server: Served) -> int:
-    return server.call(lambda: len(server.broker.parking))
+    return server.call(lambda: len(server.broker.purgatory))
 
 
 @contextmanager
@@ -76,10 +76,10 @@ def test_others_are_answered_while_many_are_woken(server: Served, raw: Raw) -> N
             """In the loop, which so sees the append when all are to be woken, and not before."""
             partition = server.broker.core.topic("orders").partition(0)
             partition.append(sealed([b"x"]))
-            server.broker.parking.wake_soon(partition)
+            server.broker.purgatory.wake_soon(partition)
 
             def count() -> None:
-                left = len(server.broker.parking._ready)
+                left = len(server.broker.purgatory._ready)
                 turns.append(left)
                 if left:
                     server.loop.call_soon(count)
@@ -105,7 +105,7 @@ def test_many_whose_time_is_over_at_once(server: Served, raw: Raw) -> None:
     with parked(server, 200, wait_ms=1500) as clients:
         assert [read(client) for client in clients] == [[]] * 200
     assert waiting(server) == 0
-    assert server.call(lambda: len(server.broker.parking._ticks)) == 0
+    assert server.call(lambda: len(server.broker.purgatory._ticks)) == 0
 
 
 def test_nothing_is_kept_of_those_who_were_answered_or_left(server: Served, raw: Raw) -> None:
@@ -116,8 +116,8 @@ def test_nothing_is_kept_of_those_who_were_answered_or_left(server: Served, raw:
     with parked(server, 10, wait_ms=2**31 - 1, offset=1):
         pass
     until(lambda: waiting(server) == 0, "they are gone")
-    assert server.call(lambda: (len(server.broker.parking._ticks), len(server.broker.parking._ready))) == (0, 0)
-    assert server.call(lambda: sum(map(len, server.broker.parking._waiting.values()))) == 0
+    assert server.call(lambda: (len(server.broker.purgatory._ticks), len(server.broker.purgatory._ready))) == (0, 0)
+    assert server.call(lambda: sum(map(len, server.broker.purgatory._waiting.values()))) == 0
 
 
 def test_who_is_gone_before_it_can_wait_is_not_kept(server: Served) -> None:
@@ -130,18 +130,18 @@ def test_who_is_gone_before_it_can_wait_is_not_kept(server: Served) -> None:
             places = {(f"t{number}", each): 0 for each in range(5)}
             client.send(FETCH, 12, **fetching(places, wait_ms=2**31 - 1))
     until(lambda: server.call(lambda: len(server.server.listener.connections)) == 0, "they are gone")
-    until(lambda: server.call(lambda: not server.server.listener._tasks), "nothing is under way")
+    until(lambda: server.call(lambda: not len(server.broker.tasks)), "nothing is under way")
     until(lambda: waiting(server) == 0, "nobody waits")
 
 
 def test_partitions_nobody_waits_for_are_not_watched_any_more(server: Served, raw: Raw) -> None:
     with parked(server, 3, number=0), parked(server, 3, number=1):
-        assert server.call(lambda: len(server.broker.parking._chime)) == 2
-        server.call(server.broker.parking._sweep)
-        assert server.call(lambda: len(server.broker.parking._chime)) == 2
+        assert server.call(lambda: len(server.broker.purgatory._chime)) == 2
+        server.call(server.broker.purgatory._sweep)
+        assert server.call(lambda: len(server.broker.purgatory._chime)) == 2
     until(lambda: waiting(server) == 0, "they are gone")
-    server.call(server.broker.parking._sweep)
-    assert server.call(lambda: len(server.broker.parking._chime)) == 0
+    server.call(server.broker.purgatory._sweep)
+    assert server.call(lambda: len(server.broker.purgatory._chime)) == 0
     with parked(server, 3, number=1) as clients:
         produce(raw, "orders", sealed([b"again"]), 1)
         assert [read(client) for client in clients] == [[b"again"]] * 3
@@ -153,7 +153,7 @@ def test_one_that_cannot_be_tried_takes_nobody_with_it(
     with parked(server, 1) as (bad,), parked(server, 5) as clients:
 
         def spoil() -> None:
-            first = next(iter(server.broker.parking._by_connection.values()))
+            first = next(iter(server.broker.purgatory._by_session.values()))
 
             def attempt(now_or_never: bool) -> None:
                 raise ZeroDivisionError
@@ -174,13 +174,13 @@ def test_one_that_cannot_be_tried_takes_nobody_with_it(
 
 def test_what_comes_just_before_it_is_watched_is_not_missed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fetch has looked, somebody appends, and only then the fetch begins to wait."""
-    place, park = server.broker.core.topic("orders").partition(0), server.broker.parking.park
+    place, park = server.broker.core.topic("orders").partition(0), server.broker.purgatory.delay
 
     def late(*given: Any) -> None:
         place.append(sealed([b"just before"]))
         park(*given)
 
-    monkeypatch.setattr(server.broker.parking, "park", late)
+    monkeypatch.setattr(server.broker.purgatory, "delay", late)
     with server.dial() as client:
         assert values(fetch(client, "orders", 0, wait_ms=FOREVER_MS)) == [b"just before"]
 

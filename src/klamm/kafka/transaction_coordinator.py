@@ -1,4 +1,4 @@
-"""The desk of transactional producers: Kafka's transaction coordinator, on the store's own transactions.
+"""The transaction coordinator: Kafka's protocol for transactional producers, backed by the store's transactions.
 
     init        a transactional id gets a producer id, or the next epoch of the one it has; what it had open is aborted
     add         a partition, or a group, becomes part of its transaction; before the first batch, or the first offset
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from klamm.store.groups import OffsetRow
     from klamm.store.transactions import PendingKey
 
-__all__ = ["NEEDS_REGISTRATION", "STATES", "DeskSettings", "Identified", "TransactionDesk"]
+__all__ = ["NEEDS_REGISTRATION", "STATES", "Identified", "TransactionCoordinator", "TransactionSettings"]
 
 _MAX_NAME = 4096
 _EXPIRE_EVERY_S = 600.0
@@ -92,8 +92,8 @@ NEEDS_REGISTRATION: Final = _Registration.NEEDED
 """A batch is its producer's, but its partition is not in a transaction yet."""
 
 
-class DeskSettings(Protocol):
-    """What the desk wants to know of the server's settings."""
+class TransactionSettings(Protocol):
+    """The settings of the server that the coordinator reads."""
 
     @property
     def transaction_max_timeout_ms(self) -> int: ...
@@ -109,10 +109,10 @@ class Identified(NamedTuple):
     epoch: int = -1
 
 
-class TransactionDesk:
+class TransactionCoordinator:
     """Of one server, which holds the store's SERVER byte. `load` it first."""
 
-    def __init__(self, core: Core, settings: DeskSettings) -> None:
+    def __init__(self, core: Core, settings: TransactionSettings) -> None:
         self._core = core
         self._settings = settings
         self._transactions = core.transactions

@@ -1,6 +1,6 @@
 """Fetches that wait for records.
 
-A parked fetch is tried again when one of its partitions moves, whoever appended there: this server, which says so
+A delayed fetch is tried again when one of its partitions moves, whoever appended there: this server, which says so
 itself, or any other process, which rings the bell of the store (log/_chime.pxi: one thread listens, without the GIL).
 When its time is over it is answered with what there is.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from klamm.kafka.call import Call
     from klamm.log.partition import Partition
 
-__all__ = ["Attempt", "Parking"]
+__all__ = ["Attempt", "FetchPurgatory"]
 
 Attempt = Callable[[bool], Struct | None]
 """The answer, or None: not yet. True: now or never."""
@@ -37,7 +37,7 @@ _TICK_S = 0.01  # time-outs are this exact
 _SWEEP_S = 5.0  # how long a partition is watched for nobody
 
 
-class _Parked:
+class _DelayedFetch:
     __slots__ = ("attempt", "call", "is_due", "is_ready", "partitions", "tick")
 
     def __init__(self, call: Call, attempt: Attempt, partitions: tuple[Partition, ...], tick: int) -> None:
@@ -98,19 +98,19 @@ class _Pipe:
         os.close(self._end)
 
 
-class Parking:
+class FetchPurgatory:
     """Of one server, on its loop."""
 
     def __init__(self, heads: Heads, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[Partition, dict[_Parked, None]] = {}
+        self._waiting: dict[Partition, dict[_DelayedFetch, None]] = {}
         self._places: dict[Partition, int] = {}
         self._partitions: dict[int, Partition] = {}
-        self._by_connection: dict[object, _Parked] = {}
-        self._ticks: dict[int, dict[_Parked, None]] = {}
+        self._by_session: dict[object, _DelayedFetch] = {}
+        self._ticks: dict[int, dict[_DelayedFetch, None]] = {}
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
         self._moved: dict[Partition, None] = {}  # whose waiters are to be made ready
-        self._ready: deque[_Parked] = deque()
+        self._ready: deque[_DelayedFetch] = deque()
         self._is_serving = False
         self._signal = (_EventFd if hasattr(os, "eventfd") else _Pipe)(loop, self._rung)
         self._chime = Chime(heads, self._signal.fd)
@@ -120,31 +120,31 @@ class Parking:
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._by_connection)
+        return len(self._by_session)
 
-    def park(self, call: Call, attempt: Attempt, partitions: Iterable[Partition], wait_s: float) -> None:
+    def delay(self, call: Call, attempt: Attempt, partitions: Iterable[Partition], wait_s: float) -> None:
         """Answer the call when an attempt succeeds, or when `wait_s` have passed."""
         if call.is_gone:
             return
         tick = int((self._loop.time() + wait_s) / _TICK_S) + 1
-        parked = _Parked(call, attempt, tuple(partitions), tick)
-        for partition in parked.partitions:
+        delayed = _DelayedFetch(call, attempt, tuple(partitions), tick)
+        for partition in delayed.partitions:
             if partition not in self._places:
                 place = self._chime.watch(partition.log)
                 self._places[partition] = place
                 self._partitions[place] = partition
-            self._waiting.setdefault(partition, {})[parked] = None
-        self._by_connection[call.connection] = parked
+            self._waiting.setdefault(partition, {})[delayed] = None
+        self._by_session[call.session] = delayed
         self._chime.arm()
         response = attempt(False)  # something may have come before it was watched
         if response is not None:
-            self._answer(parked, response)
+            self._answer(delayed, response)
             return
         due = self._ticks.get(tick)
         if due is not None:
-            due[parked] = None
+            due[delayed] = None
         else:
-            self._ticks[tick] = {parked: None}
+            self._ticks[tick] = {delayed: None}
             if self._timer is None or tick < self._timer[0]:
                 self._set_timer(tick)
 
@@ -157,14 +157,14 @@ class Parking:
 
     def forget(self, connection: object) -> None:
         """It is gone."""
-        parked = self._by_connection.pop(connection, None)
-        if parked is not None:
-            self._leave(parked)
+        delayed = self._by_session.pop(connection, None)
+        if delayed is not None:
+            self._leave(delayed)
 
     def release_all(self) -> None:
         """Answer everybody, with what there is."""
-        for parked in list(self._by_connection.values()):
-            self._try(parked, True)
+        for delayed in list(self._by_session.values()):
+            self._try(delayed, True)
 
     def close(self) -> None:
         self._sweeper.cancel()
@@ -180,7 +180,7 @@ class Parking:
         for place in self._chime.moved():
             self._moved[self._partitions[place]] = None
         self._serve_soon()
-        if self._by_connection:
+        if self._by_session:
             self._chime.arm()
 
     def _serve_soon(self) -> None:
@@ -189,11 +189,11 @@ class Parking:
             self._is_serving = True
             self._loop.call_soon(self._serve)
 
-    def _make_ready(self, waiting: Iterable[_Parked]) -> None:
-        for parked in waiting:
-            if not parked.is_ready:
-                parked.is_ready = True
-                self._ready.append(parked)
+    def _make_ready(self, waiting: Iterable[_DelayedFetch]) -> None:
+        for delayed in waiting:
+            if not delayed.is_ready:
+                delayed.is_ready = True
+                self._ready.append(delayed)
 
     def _serve(self) -> None:
         moved, self._moved = self._moved, {}
@@ -201,10 +201,10 @@ class Parking:
             self._make_ready(self._waiting.get(partition, ()))
         ready = self._ready
         for _ in range(min(_SLICE, len(ready))):
-            parked = ready.popleft()
-            parked.is_ready = False
-            if self._by_connection.get(parked.call.connection) is parked:
-                self._try(parked, parked.is_due)
+            delayed = ready.popleft()
+            delayed.is_ready = False
+            if self._by_session.get(delayed.call.session) is delayed:
+                self._try(delayed, delayed.is_due)
         if ready or self._moved:
             self._loop.call_soon(self._serve)
         else:
@@ -222,8 +222,8 @@ class Parking:
         now = self._loop.time()
         for tick in sorted(tick for tick in self._ticks if tick * _TICK_S <= now + 0.001):
             due = self._ticks.pop(tick)
-            for parked in due:
-                parked.is_due = True
+            for delayed in due:
+                delayed.is_due = True
             self._make_ready(due)
         self._serve_soon()
         if self._ticks:
@@ -231,29 +231,29 @@ class Parking:
 
     # ---- either way
 
-    def _try(self, parked: _Parked, now_or_never: bool) -> None:
+    def _try(self, delayed: _DelayedFetch, now_or_never: bool) -> None:
         """What goes wrong with one is no matter of the others."""
         try:
-            response = parked.attempt(now_or_never)
+            response = delayed.attempt(now_or_never)
             if response is not None:
-                self._answer(parked, response)
+                self._answer(delayed, response)
         except Exception:  # noqa: BLE001  # logged, and the connection closed
-            self.forget(parked.call.connection)
-            parked.call.fail()
+            self.forget(delayed.call.session)
+            delayed.call.fail()
 
-    def _answer(self, parked: _Parked, response: Struct) -> None:
-        self._by_connection.pop(parked.call.connection, None)
-        self._leave(parked)
-        parked.call.reply(response)
+    def _answer(self, delayed: _DelayedFetch, response: Struct) -> None:
+        self._by_session.pop(delayed.call.session, None)
+        self._leave(delayed)
+        delayed.call.respond(response)
 
-    def _leave(self, parked: _Parked) -> None:
-        for partition in parked.partitions:
-            self._waiting[partition].pop(parked, None)
-        due = self._ticks.get(parked.tick)
+    def _leave(self, delayed: _DelayedFetch) -> None:
+        for partition in delayed.partitions:
+            self._waiting[partition].pop(delayed, None)
+        due = self._ticks.get(delayed.tick)
         if due is not None:
-            due.pop(parked, None)
+            due.pop(delayed, None)
             if not due:
-                del self._ticks[parked.tick]
+                del self._ticks[delayed.tick]
 
     def _sweep(self) -> None:
         """Stop watching what nobody waits for."""

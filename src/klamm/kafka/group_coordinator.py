@@ -51,20 +51,20 @@ from klamm.kafka.group_values import (
     GroupConfig,
     GroupDescription,
     GroupListing,
-    JoinAnswer,
     JoinReply,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
+    LeaveResponse,
     LeavingMember,
     LeftMember,
-    SyncAnswer,
     SyncReply,
     SyncRequest,
+    SyncResponse,
 )
 from klamm.kafka.mailbox import Mailbox
 from klamm.kafka.timers import Timer, Timers
 
-__all__ = ["Coordinator"]
+__all__ = ["GroupCoordinator"]
 
 _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000  # a new member cannot send heartbeats; Kafka lets its JoinGroup wait so long
 _MAX_PENDING = 1_000  # ids of a group that nobody has joined with yet
@@ -72,7 +72,7 @@ _MAX_RETIRED = 10_000  # groups that are gone, whose generations are remembered 
 _log = logging.getLogger("klamm")
 
 
-class Coordinator:
+class GroupCoordinator:
     """All groups of a server. `config` may be replaced at any time."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Coordinator:
             else:
                 group = self._create(request.group_id)
         if error or group is None:
-            self._mail.answer(parked, JoinAnswer(error, request.member_id))
+            self._mail.answer(parked, JoinResponse(error, request.member_id))
         else:
             self._join(group, request, parked, now_ms)
             self._try_complete(group, now_ms)
@@ -145,16 +145,16 @@ class Coordinator:
             self._drop_pending(group, member_id)
             if member_id in group.members:
                 self._remove(group.members[member_id])
-            self._mail.answer(parked, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+            self._mail.answer(parked, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
         elif not group.supports(request):
-            self._mail.answer(parked, JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id))
+            self._mail.answer(parked, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id))
         elif not member_id:
             self._join_as_new(group, request, parked, now_ms)
         elif member_id in group.pending and request.instance_id is None:
             self._drop_pending(group, member_id)
             self._add(group, member_id, request, parked, now_ms)
         elif error := group.identify(member_id, request.instance_id):
-            self._mail.answer(parked, JoinAnswer(error, member_id))
+            self._mail.answer(parked, JoinResponse(error, member_id))
         else:
             self._join_again(group, group.members[member_id], request, parked, now_ms)
 
@@ -170,7 +170,7 @@ class Coordinator:
                 self._drop_pending(group, next(iter(group.pending)))
             expiry = group.pending[member_id] = Timer(partial(self._expire_pending, group, member_id))
             self._timers.arm(expiry, now_ms + request.session_timeout_ms)
-            self._mail.answer(parked, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            self._mail.answer(parked, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
 
     def _add(self, group: Group, member_id: str, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
         member = Member(group, member_id, request, self._expire_member)
@@ -208,8 +208,8 @@ class Coordinator:
     ) -> None:
         """A static member has come back, without the id it had."""
         old_id = member.id
-        self._mail.answer_join(member, JoinAnswer(ErrorCode.FENCED_INSTANCE_ID, old_id))
-        self._mail.answer_sync(member, SyncAnswer(ErrorCode.FENCED_INSTANCE_ID))
+        self._mail.answer_join(member, JoinResponse(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        self._mail.answer_sync(member, SyncResponse(ErrorCode.FENCED_INSTANCE_ID))
         self._mail.answer_held(member, ErrorCode.FENCED_INSTANCE_ID)
         group.rename(member, member_id)
         group.update(member, request)
@@ -246,7 +246,7 @@ class Coordinator:
         _log.info("group %r: rebalances after generation %d: %s", group.id, group.generation, why)
         if group.state is State.COMPLETING:
             for member in group.members.values():
-                if self._mail.answer_sync(member, SyncAnswer(to_syncs)):
+                if self._mail.answer_sync(member, SyncResponse(to_syncs)):
                     self._heard_of(member, now_ms)
         for member in group.members.values():
             self._mail.answer_held(member, ErrorCode.REBALANCE_IN_PROGRESS)
@@ -319,7 +319,7 @@ class Coordinator:
         if not error:
             error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request)
         if error or group is None:
-            self._mail.answer(parked, SyncAnswer(error))
+            self._mail.answer(parked, SyncResponse(error))
         else:
             self._sync(group, group.members[request.member_id], request, parked, now_ms)
         self._mail.deliver()
@@ -347,7 +347,7 @@ class Coordinator:
         """To those who wait for it."""
         for each in members:
             group = each.group
-            answer = SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
+            answer = SyncResponse(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
             if self._mail.answer_sync(each, answer):
                 self._heard_of(each, now_ms)
 
@@ -406,16 +406,16 @@ class Coordinator:
         self._heard_of(group.members[member_id], now_ms)
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING else ErrorCode.NONE
 
-    def leave(self, group_id: str, leaving: Iterable[LeavingMember], *, now_ms: int) -> LeaveAnswer:
+    def leave(self, group_id: str, leaving: Iterable[LeavingMember], *, now_ms: int) -> LeaveResponse:
         """LeaveGroup."""
         if error := self._refused(group_id):
-            return LeaveAnswer(error)
+            return LeaveResponse(error)
         group = self._groups.get(group_id)
         left = tuple(LeftMember(*each, self._leave(group, *each, now_ms)) for each in leaving)
         if group is not None:
             self._forget_blank(group)
         self._mail.deliver()
-        return LeaveAnswer(ErrorCode.NONE, left)
+        return LeaveResponse(ErrorCode.NONE, left)
 
     def _leave(self, group: Group | None, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
         if group is None:
@@ -475,8 +475,8 @@ class Coordinator:
 
     def _remove(self, member: Member) -> None:
         group = member.group
-        self._mail.answer_join(member, JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, ""))
-        self._mail.answer_sync(member, SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID))
+        self._mail.answer_join(member, JoinResponse(ErrorCode.UNKNOWN_MEMBER_ID, ""))
+        self._mail.answer_sync(member, SyncResponse(ErrorCode.UNKNOWN_MEMBER_ID))
         self._mail.answer_held(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._timers.cancel(member.session)
         group.remove(member)
@@ -568,8 +568,8 @@ class Coordinator:
         self._closed = True
         for group in self._groups.values():
             for member in group.members.values():
-                self._mail.answer_join(member, JoinAnswer(ErrorCode.NOT_COORDINATOR, member.id))
-                self._mail.answer_sync(member, SyncAnswer(ErrorCode.NOT_COORDINATOR))
+                self._mail.answer_join(member, JoinResponse(ErrorCode.NOT_COORDINATOR, member.id))
+                self._mail.answer_sync(member, SyncResponse(ErrorCode.NOT_COORDINATOR))
                 self._mail.answer_held(member, ErrorCode.NOT_COORDINATOR)
         self._groups.clear()
         self._timers = Timers()

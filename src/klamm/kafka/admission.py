@@ -1,0 +1,56 @@
+"""What is checked before a request is handled: whether it is supported, and what it has to wait for.
+
+look_up        the row of the dispatch table, or UnsupportedVersion
+needs_catalog  whether changes of the catalog have to be read first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from klamm.kafka.wire.errors import UnsupportedVersion
+from klamm.kafka.wire.frames import RequestHeader, read_request_header
+from klamm.kafka.wire.structs import Struct
+
+if TYPE_CHECKING:
+    from klamm.kafka.broker import Broker
+    from klamm.kafka.call import SupportedApi
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Of one server, on its loop."""
+
+    def __init__(
+        self, broker: Broker, table: Mapping[int, SupportedApi], supported_versions: Callable[[], Struct]
+    ) -> None:
+        self._broker = broker
+        self.table = table
+        self.supported_versions = supported_versions
+        """Return the response to ApiVersions of an unknown version."""
+
+    def look_up(self, frame: memoryview) -> tuple[RequestHeader, SupportedApi]:
+        """Return the header of a request, and its row of the dispatch table."""
+        header = read_request_header(frame)
+        row = self.table.get(header.api.key)
+        if row is None or not row.min_version <= header.version <= row.max_version:
+            raise UnsupportedVersion(
+                f"{header.api.name} v{header.version} is not supported",
+                key=header.api.key,
+                version=header.version,
+                correlation_id=header.correlation_id,
+            )
+        return header, row
+
+    def needs_catalog(self, row: SupportedApi, version: int, request: Struct) -> bool:
+        """Return whether the request has to wait until the catalog has been read."""
+        topics = self._broker.topics
+        if topics.is_fresh:
+            return False
+        needs = row.needs_catalog
+        if needs if isinstance(needs, bool) else needs(self._broker, version, request):
+            return True
+        topics.refresh_soon()
+        return False

@@ -1,0 +1,179 @@
+"""The bytes of one connection, in and out, and back-pressure.
+
+A channel hands whole requests to its session (session.py) and sends responses. It hands over one request at a time: the
+next when the response to the last one is sent. So responses are in the order of the requests, and a client that asks
+faster than it reads holds one response, no more. While a request is handled, no more than a little is received.
+
+A client that sends many requests at once has the loop for TURN_S at a time; then other connections have their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+from klamm.kafka.addresses import plain
+from klamm.kafka.frame_reader import FrameReader
+from klamm.kafka.response_writer import ResponseWriter
+from klamm.kafka.session import Session
+from klamm.kafka.wire.errors import MalformedMessage
+
+if TYPE_CHECKING:
+    from klamm.kafka.listener import Listener
+
+__all__ = ["Channel"]
+
+TURN_S = 0.001
+
+
+class Channel(asyncio.BufferedProtocol):
+    """Made by the listener for each connection."""
+
+    __slots__ = ("_is_paused", "_is_serving", "_listener", "_transport", "_yields", "active", "is_closed", "reader",
+                 "session", "writer")  # fmt: skip
+
+    writer: ResponseWriter
+    session: Session
+    _transport: asyncio.Transport
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.reader = FrameReader(listener, self._resume_reading)
+        self._is_paused = False  # nothing is received
+        self._is_serving = False  # in `_serve`
+        self._yields = False  # more requests were received; other connections have their turn first
+        self.is_closed = False
+        self.active = 0.0
+        """When something was last received or sent."""
+
+    def __repr__(self) -> str:
+        return repr(self.session)
+
+    # ---- the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        listener = self._listener
+        self._transport = transport
+        given = transport.get_extra_info("socket")
+        self.writer = ResponseWriter(transport, given, listener.metrics, self.close)
+        peer, dialled = (plain(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        self.session = Session(self, listener, peer, dialled)
+        self.active = listener.now()
+        if not listener.admit(self):
+            transport.abort()
+            return
+        given.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        given.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        transport.set_write_buffer_limits(high=0)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closed = True
+        self.writer.close()
+        self.reader.close()
+        self.session.close()
+        self._listener.gone(self)
+
+    def close(self, why: str = "") -> None:
+        """Close the connection at once; log `why`."""
+        if not self.is_closed:
+            self.is_closed = self.writer.is_closed = True
+            if why:
+                self._listener.log_connection_event(self, why)
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self.writer.pause()
+
+    def resume_writing(self) -> None:
+        self.active = self._listener.now()
+        self.writer.resume()
+        self.go_on()
+
+    def eof_received(self) -> bool:
+        return False
+
+    # ---- in
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being handled, or its response sent."""
+        return self.session.call is not None or self._yields or self.writer.is_busy
+
+    def is_idle(self, since: float) -> bool:
+        """Return whether nothing was received or sent since then and no request is being handled, or a partial request
+        is older than that.
+        """
+        if self.reader.has_partial and self.reader.partial_since < since:
+            return True
+        return self.active < since and self.session.call is None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.reader.buffer(self.is_busy)
+
+    def buffer_updated(self, count: int) -> None:
+        listener = self._listener
+        self.active = listener.now()
+        listener.metrics.bytes_in += count
+        is_busy = self.is_busy
+        self.reader.received(count, is_busy)
+        if is_busy:
+            self._pause_reading()
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Hand complete requests to the session, in order; stop at the first whose response is not sent at once."""
+        reader, session, now = self.reader, self.session, self._listener.now
+        turn_ends = now() + TURN_S
+        self._is_serving = True
+        try:
+            while (frame := reader.next_frame()) is not None:
+                session.handle(frame)
+                if self.is_closed:
+                    return
+                reader.release()
+                if self.is_busy:
+                    break
+                if now() >= turn_ends:
+                    self._yields = True
+                    self._listener.broker.loop.call_soon(self._take_turn)
+                    break
+        except MalformedMessage as error:
+            self._listener.metrics.malformed += 1
+            self.close(f"connection closed: malformed request: {error.message}")
+        finally:
+            self._is_serving = False
+            reader.stash()
+        if reader.is_blocked:
+            self._pause_reading()
+
+    def _take_turn(self) -> None:
+        self._yields = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """After a response: handle the next request, which may be here already, or receive it."""
+        if self._is_serving or self.is_busy or self.is_closed:
+            return
+        self._serve()
+        if not self.is_busy and not self.reader.is_blocked:
+            self._resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._is_paused and not self.is_closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_paused and not self.is_closed:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # ---- out
+
+    def send(self, parts: list[Any]) -> None:
+        """Send the parts of a response."""
+        self.active = self._listener.now()
+        self.writer.send(parts)

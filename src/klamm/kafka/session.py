@@ -1,0 +1,155 @@
+"""One client: its address, the request that is being handled, and what is allowed to it.
+
+A session has no socket. It gets whole requests from its channel, lets admission check them, runs their handlers, and
+gives responses to the channel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from klamm.kafka.call import Call
+from klamm.kafka.response_errors import errors_in
+from klamm.kafka.wire.errors import UnsupportedVersion
+from klamm.kafka.wire.frames import response_frame
+from klamm.kafka.wire.messages import API_VERSIONS
+from klamm.kafka.wire.structs import Struct
+
+if TYPE_CHECKING:
+    from klamm.kafka.channel import Channel
+    from klamm.kafka.listener import Listener
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("klamm.kafka")
+
+
+class Session:
+    """Of one channel."""
+
+    __slots__ = ("_channel", "_copied", "_listener", "call", "dialled", "peer_host", "peer_port")
+
+    def __init__(self, channel: Channel, listener: Listener, peer: tuple[str, int], dialled: tuple[str, int]) -> None:
+        self._channel = channel
+        self._listener = listener
+        self._copied = 0  # bytes of the budget, for the call
+        self.call: Call | None = None
+        """The request that is being handled."""
+        self.peer_host, self.peer_port = peer
+        self.dialled = dialled
+        """The address of the server that the client connected to."""
+
+    def __repr__(self) -> str:
+        return f"{self.peer_host}:{self.peer_port}"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._channel.is_closed
+
+    def close(self) -> None:
+        """The connection is closed."""
+        self._release_copies()
+
+    def disconnect(self, why: str) -> None:
+        """Close the connection; log `why`."""
+        self._channel.close(why)
+
+    # ---- in
+
+    def handle(self, frame: memoryview) -> None:
+        """Handle one request. MalformedMessage: it is none."""
+        listener = self._listener
+        if listener.is_closing:
+            self._channel.close()
+            return
+        admission = listener.admission
+        try:
+            header, row = admission.look_up(frame)
+        except UnsupportedVersion as error:
+            self._reject_version(error)
+            return
+        request = header.api.request.decode(frame, header.version, header.position)
+        if admission.needs_catalog(row, header.version, request):
+            request = header.api.request.decode(self.copy(frame), header.version, header.position)
+            self.call = Call(self, row, header, request, self._channel.active)
+            listener.broker.tasks.spawn(self._run_after_refresh(self.call))
+        else:
+            self.call = Call(self, row, header, request, self._channel.active)
+            self._run(self.call)
+
+    def _reject_version(self, error: UnsupportedVersion) -> None:
+        """ApiVersions of an unknown version gets the list of versions; clients know other APIs from that list."""
+        if error.key == API_VERSIONS.key:
+            response = self._listener.admission.supported_versions()
+            self._channel.send(response_frame(API_VERSIONS, 0, error.correlation_id, response))
+        else:
+            self._channel.close(f"connection closed: {error.message}")
+
+    def _run(self, call: Call) -> None:
+        try:
+            result = call.row.handler(self._listener.broker, call)
+            if isinstance(result, Struct):
+                self._respond(call, result)
+            elif result is not None:
+                self._listener.broker.tasks.spawn(self._run_to_end(call, result))
+        except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
+            self.fail(call)
+
+    async def _run_after_refresh(self, call: Call) -> None:
+        """The catalog has changed: read it, then handle the request."""
+        try:
+            await self._listener.broker.topics.refresh()
+        except Exception:  # noqa: BLE001  # as in `_run`
+            self.fail(call)
+            return
+        self._run(call)
+        self._channel.go_on()
+
+    async def _run_to_end(self, call: Call, work: Coroutine[Any, Any, Struct | None]) -> None:
+        try:
+            response = await work
+            if response is not None:
+                self.respond(call, response)
+        except Exception:  # noqa: BLE001  # as in `_run`
+            self.fail(call)
+
+    # ---- for calls
+
+    def copy(self, view: memoryview) -> memoryview:
+        """See Call."""
+        moved = self._channel.reader.hand_over(len(view))
+        self._listener.budget.charge(len(view) - moved)
+        self._copied += len(view)
+        return memoryview(bytearray(view))
+
+    def respond(self, call: Call, response: Struct | None) -> None:
+        """See Call."""
+        if not self.is_closed and self.call is call:
+            self._respond(call, response)
+            self._channel.go_on()
+
+    def fail(self, call: Call) -> None:
+        """See Call."""
+        self._listener.metrics.failed += 1
+        _log.exception("%r: %s v%d failed; the connection is closed", self, call.api.name, call.version)
+        self.call = None
+        self._channel.close()
+
+    # ---- out
+
+    def _respond(self, call: Call, response: Struct | None) -> None:
+        self.call = None
+        if self._copied:
+            self._release_copies()
+        metrics = self._listener.metrics
+        metrics.observe(call.api.name, self._listener.now() - call.started)
+        if response is not None:
+            for code in errors_in(call.api, response):
+                metrics.error(call.api.name, code)
+            self._channel.send(response_frame(call.api, call.version, call.correlation_id, response))
+
+    def _release_copies(self) -> None:
+        copied, self._copied = self._copied, 0
+        self._listener.budget.give_back(None, copied)
