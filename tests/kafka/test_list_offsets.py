@@ -181,7 +181,8 @@ def test_the_end_of_an_open_log_is_told_while_every_thread_is_busy(server: Serve
     assert at(raw, LATEST) == (0, 5, -1, 0)  # open from now on
     release = threading.Event()
     try:
-        server.call(lambda: [server.broker.read(release.wait) for _ in range(16)] and None)
+        for run in (server.broker.catalog, server.broker.disk):
+            server.call(lambda run=run: [run(release.wait) for _ in range(16)] and None)  # type: ignore[misc]
         assert listed(raw, (0, LATEST), (9, LATEST))[0] == (0, 5, -1, 0)
         assert at(raw, EARLIEST) == (0, 0, -1, 0)
     finally:

@@ -29,6 +29,7 @@ from klamm.kafka.wire.messages import (
     CREATE_TOPICS,
     DELETE_RECORDS,
     DELETE_TOPICS,
+    HEARTBEAT,
     LIST_OFFSETS,
     METADATA,
     OFFSET_COMMIT,
@@ -303,11 +304,11 @@ def test_a_batch_that_takes_long_to_decompress_keeps_only_its_own_client_waiting
     begun, may_end = threading.Event(), threading.Event()
     check = produce_api.check
 
-    def held(records: Any, version: int, *, quick: bool = False) -> Header:
+    def held(records: Any, version: int, max_bytes: int, *, quick: bool = False) -> Header:
         if not quick:  # it is, on the loop
             begun.set()
             assert may_end.wait(PATIENCE)
-        return check(records, version, quick=quick)
+        return check(records, version, max_bytes, quick=quick)
 
     monkeypatch.setattr(produce_api, "check", held)
     with server.dial() as sender:
@@ -363,3 +364,58 @@ def test_under_load_the_loop_makes_no_call_that_may_wait(tmp_path: Path) -> None
                 each.answer()
         watched.down()
         assert Counter(seen.read_text().split("\n")[:-1]) == {}
+
+
+# ---- threads of one kind are not taken from another
+
+
+@contextmanager
+def busy(server: Served, *places: str) -> Iterator[None]:
+    """All threads of these places are busy, and more work waits for each."""
+    release = threading.Event()
+    try:
+        for place in places:
+            run = getattr(server.broker, place)
+            server.call(lambda run=run: [run(release.wait, PATIENCE) for _ in range(32)] and None)  # type: ignore[misc]
+        yield
+    finally:
+        release.set()
+
+
+def create_elsewhere(server: Served, name: str) -> None:
+    """In another process: the server has to read its catalog again."""
+
+    def create() -> None:
+        with opened(server.broker.core.path) as core:
+            core.create_topic(name, 1, {})
+
+    with children() as start:
+        start(create).answer()
+
+
+def test_decompression_and_cold_reads_do_not_delay_the_catalog(server: Served, raw: Raw) -> None:
+    with busy(server, "codec", "disk"):
+        create_elsewhere(server, "new")
+        assert raw.ask(API_VERSIONS, 0).error_code == 0
+        assert raw.ask(METADATA, 12, topics=[METADATA.request.Topic(name="new")]).topics[0].error_code == 0
+
+
+def test_what_names_no_new_topic_does_not_wait_for_the_catalog(server: Served, raw: Raw) -> None:
+    (found,) = raw.ask(METADATA, 12, topics=[METADATA.request.Topic(name="orders")]).topics
+    fields = producing({("orders", 0): sealed([b"by id"])}, ids={"orders": found.topic_id})
+    beat = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+    with busy(server, "catalog"), server.dial() as waiting:
+        create_elsewhere(server, "new")
+        waiting.send(METADATA, 12, topics=[METADATA.request.Topic(name="new")])
+        assert raw.ask(API_VERSIONS, 0).error_code == 0
+        assert raw.ask(HEARTBEAT, 3, **beat).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+        assert raw.ask(PRODUCE, 13, **fields).responses[0].partition_responses[0].error_code == 0
+        assert is_unanswered(waiting)
+    with server.dial() as other:  # and the catalog was read meanwhile, or is now
+        assert other.ask(METADATA, 12, topics=[METADATA.request.Topic(name="new")]).topics[0].error_code == 0
+
+
+def test_a_change_of_the_catalog_is_read_though_no_request_waits_for_it(server: Served, raw: Raw) -> None:
+    create_elsewhere(server, "new")
+    assert raw.ask(API_VERSIONS, 0).error_code == 0
+    until(lambda: server.call(lambda: server.broker.topics.is_fresh), "it is read")

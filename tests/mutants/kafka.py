@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "a fetch waits at the end of a segment",
         "as in Kafka, a fetch does not wait while the next segment has more",
-        ((FETCH, " or self.is_followed else None", " else None"),),
+        ((FETCH, " or self.has_more else None", " else None"),),
         (f"{FETCH_TESTS}::test_a_fetch_does_not_wait_at_the_end_of_a_segment_when_the_next_one_has_more",),
     ),
     Mutant(

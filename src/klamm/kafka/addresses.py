@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["CANNOT_LISTEN", "plain", "refused", "spelled"]
+__all__ = ["CANNOT_LISTEN", "is_loopback", "plain", "refused", "spelled"]
 
 # What binding to an address may fail with.
 CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT, socket.EAI_NONAME})
@@ -17,6 +18,11 @@ CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, 
 def spelled(host: str, port: int) -> str:
     """127.0.0.1:9092, [::1]:9092."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address that a socket is bound to."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def plain(name: Sequence[Any] | None) -> tuple[str, int]:

@@ -1,12 +1,13 @@
-"""What is checked before a request is handled: whether it is supported, and what it has to wait for.
+"""What is checked before a request is handled: whether it is supported, what it repeats, what it has to wait for.
 
 look_up        the row of the dispatch table, or UnsupportedVersion
+decode         the request, each thing in it once (repeats.py); or MalformedMessage
 needs_catalog  whether changes of the catalog have to be read first
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from klamm.kafka.wire.errors import UnsupportedVersion
@@ -24,7 +25,7 @@ class Admission:
     """Of one server, on its loop."""
 
     def __init__(
-        self, broker: Broker, table: Mapping[int, SupportedApi], supported_versions: Callable[[], Struct]
+        self, broker: Broker, table: dict[int, SupportedApi], supported_versions: Callable[[], Struct]
     ) -> None:
         self._broker = broker
         self.table = table
@@ -43,6 +44,14 @@ class Admission:
                 correlation_id=header.correlation_id,
             )
         return header, row
+
+    @staticmethod
+    def decode(header: RequestHeader, row: SupportedApi, frame: memoryview) -> Struct:
+        """Return the request. It refers to the bytes of the frame."""
+        request = header.api.request.decode(frame, header.version, header.position)
+        if row.merge is not None:
+            row.merge(request)
+        return request
 
     def needs_catalog(self, row: SupportedApi, version: int, request: Struct) -> bool:
         """Return whether the request has to wait until the catalog has been read."""

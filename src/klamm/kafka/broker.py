@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from klamm.disk import files
 from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.group_store import GroupStore
 from klamm.kafka.group_values import GroupConfig
+from klamm.kafka.limited_log import LimitedLog
 from klamm.kafka.pools import PartitionExecutors, Pools
 from klamm.kafka.purgatory import FetchPurgatory
 from klamm.kafka.sync_queue import SyncQueue
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "NotOpened"]
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger("klamm.kafka")
 
 
 class NotOpened(Exception):
@@ -57,19 +61,32 @@ class Broker:
             max_session_timeout_ms=settings.group_max_session_timeout_ms,
             initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
             max_size=core.catalog.settings().group_max_size,
+            max_bytes=settings.group_max_bytes,
+            max_groups=settings.max_groups,
         )
         self.group_store = GroupStore(self)
         self.group_coordinator = GroupCoordinator(config, new_id=new_id, keep=self.group_store.keep)
         self.tasks = Tasks(self.loop)
         self._advertised = settings.advertised()
+        self.max_open_ranges = settings.max_open_ranges or max(64, files.most_open() // 4)
+        self.log = LimitedLog(_log, "partitions that cannot be read", self.loop.time)
+        """For what clients can make happen often."""
         self._files = SegmentFiles(max(16, min(512, files.most_open() // 16)))
         self._ranges: weakref.WeakKeyDictionary[Partition, Ranges] = weakref.WeakKeyDictionary()
 
     # ---- threads
 
-    def read(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread: reads of SQLite, cold files."""
-        return self.pools.read(function, *args)
+    def catalog(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """Run in a thread for reads of SQLite."""
+        return self.pools.catalog(function, *args)
+
+    def disk(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """Run in a thread for segment files."""
+        return self.pools.disk(function, *args)
+
+    def codec(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """Run in a thread for decompression and checks of large batches."""
+        return self.pools.codec(function, *args)
 
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         """In the one thread for short writes of SQLite, in order."""

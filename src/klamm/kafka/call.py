@@ -18,7 +18,21 @@ if TYPE_CHECKING:
     from klamm.kafka.session import Session
     from klamm.kafka.wire.frames import RequestHeader
 
-__all__ = ["CATALOG", "CODEC", "DISK", "LARGE", "LOOP", "WRITE", "Call", "Handler", "Place", "Result", "SupportedApi"]
+__all__ = [
+    "ADMIN",
+    "CATALOG",
+    "CODEC",
+    "DISK",
+    "LARGE",
+    "LOOP",
+    "SMALL",
+    "WRITE",
+    "Call",
+    "Handler",
+    "Place",
+    "Result",
+    "SupportedApi",
+]
 
 SMALL = 64 * 1024
 LARGE = 100 * 1024 * 1024
@@ -34,16 +48,18 @@ class Place(Enum):
     LOOP = "loop"
     """The event loop: memory, and system calls that do not wait."""
     CATALOG = "catalog"
-    """Reads and changes of the catalog, and other reads of SQLite."""
+    """Reads of SQLite: topics, groups, offsets."""
     DISK = "disk"
     """Segment files: cold reads, seeks, recovery, locks of partitions."""
     CODEC = "codec"
     """Decompression and checks of large batches."""
     WRITE = "write"
     """The one thread that writes groups, offsets and transactions, in order."""
+    ADMIN = "admin"
+    """Changes of the catalog, which may take long."""
 
 
-LOOP, CATALOG, DISK, CODEC, WRITE = Place
+LOOP, CATALOG, DISK, CODEC, WRITE, ADMIN = Place
 
 
 class SupportedApi(NamedTuple):
@@ -59,6 +75,8 @@ class SupportedApi(NamedTuple):
     """Operation and resource, in the words of Kafka's ACLs."""
     max_response_bytes: int = SMALL
     """The most memory that a response may take; a larger one is not sent. Ranges of files do not count."""
+    merge: Callable[[Struct], None] | None = None
+    """Leaves in the request each thing once that it names: see repeats.py."""
     needs_catalog: bool | Callable[[Broker, int, Struct], bool] = True
     """Whether a request, of that version, waits until changes of the catalog have been read."""
     notes: str = ""

@@ -57,7 +57,7 @@ class Channel(asyncio.BufferedProtocol):
         listener = self._listener
         self._transport = transport
         given = transport.get_extra_info("socket")
-        self.writer = ResponseWriter(transport, given, listener.metrics, self.close)
+        self.writer = ResponseWriter(transport, given, listener, self.close)
         peer, dialled = (plain(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         self.session = Session(self, listener, peer, dialled)
         self.active = listener.now()
@@ -102,12 +102,10 @@ class Channel(asyncio.BufferedProtocol):
         return self.session.call is not None or self._yields or self.writer.is_busy
 
     def is_idle(self, since: float) -> bool:
-        """Return whether nothing was received or sent since then and no request is being handled, or a partial request
-        is older than that.
+        """Return whether nothing was received or sent since then, or a partial request is older than that. As in Kafka,
+        a request that waits does not count: its client may be dead, and one that lives asks again.
         """
-        if self.reader.has_partial and self.reader.partial_since < since:
-            return True
-        return self.active < since and self.session.call is None
+        return self.active < since or (self.reader.has_partial and self.reader.partial_since < since)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.reader.buffer(self.is_busy)
@@ -173,7 +171,7 @@ class Channel(asyncio.BufferedProtocol):
 
     # ---- out
 
-    def send(self, parts: list[Any]) -> None:
-        """Send the parts of a response."""
+    def send(self, parts: list[Any], max_bytes: int) -> None:
+        """Send the parts of a response of which up to `max_bytes` may lie in memory."""
         self.active = self._listener.now()
-        self.writer.send(parts)
+        self.writer.send(parts, max_bytes)

@@ -5,19 +5,17 @@
     heartbeat    a member lives, and learns whether it has to join again
     leave        members go, also several, also others than who asks
 
-Every method is told the time, in milliseconds that never go back. Whoever drives the machine calls `tick` when
-`next_deadline` has come. Offsets are the store's (store/groups.py); here is only said who may commit them.
+Every method takes the time, in milliseconds that never go back; `tick` is to be called at `next_deadline`. Offsets are
+the store's (store/groups.py); here is only said who may commit them.
 
-What outlives a restart: `keep`, if there is one, is called with the image of each generation that is about to be
-stable, and with one without members when the group is empty. Whoever keeps it says so (`kept`), and the next server
-gets it (`restore`): members go on as if nothing had been. A rebalance that had begun is forgotten, and begins anew.
+What outlives a restart: `keep` is called with the image of each generation that is about to be stable, and with one
+without members when the group is empty. The caller confirms it (`kept`); the next server gets it (`restore`).
 
-Who answers whom: join and sync answer by the callback that came with them, at once or later, once. Callbacks run when
-the machine has done its work, just before the method returns that made the answers, so they may call it again. They
-must not raise. One thread at a time. So is `keep` called.
+join and sync respond by the callback that came with them, at once or later, once. Callbacks, and `keep`, run just
+before the method returns that made the responses; they may call it again, and must not raise. One thread at a time.
 
-With whom it shares a group: the store lets the members of a group sit at one door at a time. Before a join to a group
-that the machine does not know (`knows`), the server claims the group for "kafka" there.
+The members of a group belong to one door at a time. Before a join to a group that is not here (`knows`), the server
+claims the group for "kafka" in the store.
 
 Promises
   C1  Every parked request is answered, unless its connection goes (`disconnected`): a join within the longest rebalance
@@ -27,7 +25,7 @@ Promises
   C4  Whoever is fenced, or is no member, changes nothing.
   C5  A member that is not heard of for its session timeout is removed. What it has parked is being heard of, as long as
       its connection stays.
-  C6  What clients can make it keep is bounded: by `max_size` members a group, _MAX_PENDING ids given out and not used.
+  C6  What clients can make it hold is bounded by `config`: groups, members, bytes; and _MAX_PENDING ids of a group.
   C7  Nobody is told an assignment, or in a stable group a new id, before it is kept. If that fails, the answer is
       COORDINATOR_NOT_AVAILABLE, and a generation is followed by a rebalance.
 
@@ -129,8 +127,10 @@ class GroupCoordinator:
         if not error and group is None:
             if request.member_id:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
-            else:
+            elif self.config.allows_group(len(self._groups)):
                 group = self._create(request.group_id)
+            else:
+                error = ErrorCode.GROUP_MAX_SIZE_REACHED
         if error or group is None:
             self._mail.answer(parked, JoinResponse(error, request.member_id))
         else:
@@ -141,7 +141,7 @@ class GroupCoordinator:
 
     def _join(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
         member_id = request.member_id
-        if not group.has_room(request, self.config.max_size):
+        if not group.has_room(request, self.config.max_size, self.config.max_bytes):
             self._drop_pending(group, member_id)
             if member_id in group.members:
                 self._remove(group.members[member_id])
@@ -317,7 +317,7 @@ class GroupCoordinator:
         group = self._groups.get(request.group_id)
         error = self._refused(request.group_id)
         if not error:
-            error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request)
+            error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request, self.config.max_bytes)
         if error or group is None:
             self._mail.answer(parked, SyncResponse(error))
         else:

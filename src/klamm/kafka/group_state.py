@@ -88,6 +88,7 @@ class Member:
         "rebalance_timeout_ms",
         "session",
         "session_timeout_ms",
+        "size",
         "sync",
     )
 
@@ -100,7 +101,7 @@ class Member:
         self.client_id = request.client_id
         self.client_host = request.client_host
         self.protocols: tuple[tuple[str, bytes], ...] = ()
-        self.session_timeout_ms = self.rebalance_timeout_ms = 0
+        self.session_timeout_ms = self.rebalance_timeout_ms = self.size = 0
         self.take(request)
         self.session = Timer(partial(expire, self))
         """Fires when it was not heard of for too long."""
@@ -116,6 +117,7 @@ class Member:
     def take(self, request: JoinRequest) -> None:
         """What the request says of it. Bytes are copied out of buffers that may be used again."""
         self.protocols = _copied(request.protocols)
+        self.size = request.size
         self.session_timeout_ms = request.session_timeout_ms
         timeout_ms = request.rebalance_timeout_ms
         self.rebalance_timeout_ms = timeout_ms if timeout_ms >= 0 else request.session_timeout_ms
@@ -174,6 +176,7 @@ class Group:
         """There may be an image of it that is to be removed when the group is empty."""
         self.above = 0
         """Its next generations are higher than this, too."""
+        self._size = 0  # of all members: see JoinRequest.size
         self._joining = 0
         self._supporters: Counter[str] = Counter()
 
@@ -217,7 +220,7 @@ class Group:
         self.members[member.id] = member
         if member.instance_id is not None:
             self.static[member.instance_id] = member
-        self._supporters.update({name for name, _ in member.protocols})
+        self._count(member)
         if self.leader is None:
             self.leader = member
 
@@ -243,9 +246,14 @@ class Group:
     def update(self, member: Member, request: JoinRequest) -> None:
         self._discount(member)
         member.take(request)
+        self._count(member)
+
+    def _count(self, member: Member) -> None:
+        self._size += member.size
         self._supporters.update({name for name, _ in member.protocols})
 
     def _discount(self, member: Member) -> None:
+        self._size -= member.size
         self._supporters.subtract({name for name, _ in member.protocols})
         self._supporters += Counter()  # without those that nobody supports
 
@@ -274,8 +282,13 @@ class Group:
     def rebalance_timeout_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    def has_room(self, request: JoinRequest, max_size: int) -> bool:
-        """Whether it can join. While members join anew, those who have joined count: the last ones stay outside."""
+    def has_room(self, request: JoinRequest, max_size: int, max_bytes: int) -> bool:
+        """Return whether the member can join. While members rejoin, those that have joined count: the last ones stay
+        outside.
+        """
+        member = self.members.get(request.member_id) or self.static.get(request.instance_id or "")
+        if self._size - (0 if member is None else member.size) + request.size > max_bytes:
+            return False
         member = self.members.get(request.member_id)
         if self.state in (State.EMPTY, State.DEAD):
             return True
@@ -303,8 +316,10 @@ class Group:
                 return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def check_sync(self, request: SyncRequest) -> ErrorCode:
-        """Whether this SyncGroup is one of the generation that there is."""
+    def check_sync(self, request: SyncRequest, max_bytes: int) -> ErrorCode:
+        """Whether this SyncGroup is one of the generation that there is, and its assignments fit."""
+        if request.size > max_bytes:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
         if error := self.identify(request.member_id, request.instance_id):
             return error
         if request.generation != self.generation:

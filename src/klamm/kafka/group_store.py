@@ -140,7 +140,7 @@ class GroupStore:
     async def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> list[Offsets | KlammError]:
         """What is committed: see WireGroups.offsets."""
         behind = self._last is not None and not self._last.done()
-        run = self._broker.write if behind else self._broker.read
+        run = self._broker.write if behind else self._broker.catalog
         return await run(self.groups.offsets, list(wanted))
 
     # ---- joining
@@ -150,7 +150,7 @@ class GroupStore:
         its members are processes that have the store open.
         """
         self._coming[name] += 1
-        looked = self._broker.read(self._look) if name in self._here else self.write(self._claim, name)
+        looked = self._broker.catalog(self._look) if name in self._here else self.write(self._claim, name)
         looked.add_done_callback(lambda _: self._has_come(name))
         return looked
 
@@ -204,7 +204,7 @@ class GroupStore:
         coordinator = self._broker.group_coordinator
         names = [
             name
-            for name in await self._broker.read(self.groups.blank)
+            for name in await self._broker.catalog(self.groups.blank)
             if not (name in self._here or name in self._coming) and not coordinator.delete(name)
         ]
         if names:

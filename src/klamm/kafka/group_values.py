@@ -26,15 +26,21 @@ __all__ = [
 
 
 class GroupConfig(NamedTuple):
-    """Kafka's settings of that name, with Kafka's defaults (but for the size, which Kafka does not limit)."""
+    """Kafka's settings of that name, with Kafka's defaults (but for the last three, which Kafka does not limit)."""
 
     min_session_timeout_ms: int = 6_000  # group.min.session.timeout.ms
     max_session_timeout_ms: int = 1_800_000  # group.max.session.timeout.ms
     initial_rebalance_delay_ms: int = 3_000  # group.initial.rebalance.delay.ms
     max_size: int = 1_000  # group.max.size
+    max_bytes: int = 4 * 1024 * 1024  # group.max.bytes
+    max_groups: int = 10_000  # max.groups
 
     def allows_session(self, timeout_ms: int) -> bool:
         return self.min_session_timeout_ms <= timeout_ms <= self.max_session_timeout_ms
+
+    def allows_group(self, count: int) -> bool:
+        """Return whether there may be one more than `count` groups."""
+        return count < self.max_groups
 
 
 class JoinRequest(NamedTuple):
@@ -49,6 +55,11 @@ class JoinRequest(NamedTuple):
     client_host: str = ""
     member_id_required: bool = True  # since version 4: a new member is told its id before it joins
     can_skip_assignment: bool = False  # since version 9: a leader can be told not to assign
+
+    @property
+    def size(self) -> int:
+        """How many bytes the group holds for the member."""
+        return sum(len(name) + len(metadata) for name, metadata in self.protocols) + len(self.instance_id or "")
 
 
 class JoinedMember(NamedTuple):
@@ -76,6 +87,11 @@ class SyncRequest(NamedTuple):
     instance_id: str | None = None
     protocol_type: str | None = None  # None: not said (before version 5)
     protocol: str | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes the group holds for the assignments."""
+        return sum(map(len, self.assignments.values()))
 
 
 class SyncResponse(NamedTuple):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from klamm.disk import files
 from klamm.kafka.admission import Admission
 from klamm.kafka.budget import Budget
 from klamm.kafka.channel import Channel
+from klamm.kafka.limited_log import LimitedLog
+from klamm.kafka.unread import Unread
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -20,7 +23,6 @@ _ROOM_STEP = 256 * 1024
 _MOST_SPARE = 4
 _LARGEST_SPARE = 2 * 1024 * 1024
 _MOST_KEPT = 4096  # descriptors that connections leave to the store: half of them, but no more than that
-_LOGGED_PER_S = 20  # lines of the log about connections
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -33,6 +35,9 @@ class Listener:
         self.admission = admission
         self.metrics = broker.metrics
         self.max_request = broker.settings.socket_request_max_bytes
+        self.max_response = broker.settings.socket_response_max_bytes
+        self.unread_bytes = Unread(broker.settings.queued_max_response_bytes, "queued.max.response.bytes")
+        self.unread_ranges = Unread(broker.max_open_ranges, "max.open.ranges")
         self.budget = Budget(broker.settings.queued_max_request_bytes)
         self.buffer = memoryview(bytearray(_BUFFER))
         """Where everybody receives. What has to stay is copied before the loop goes on."""
@@ -45,8 +50,9 @@ class Listener:
             self._why = f"of {open_files} open files (ulimit -n) the store needs the others"
         self.now = broker.loop.time
         self._spare: list[bytearray] = []
-        self._logged = 0
-        self._logged_second = 0
+        self._log = LimitedLog(_log, "connections", self.now)
+        self._per_ip: Counter[str] = Counter()
+        self._most_per_ip = broker.settings.max_connections_per_ip
         self._closing = False
 
     # ---- connections
@@ -60,13 +66,24 @@ class Listener:
                     connection, f"connection rejected: limit of {self._most} connections reached ({self._why})"
                 )
             return False
+        host = connection.session.peer_host
+        if self._per_ip[host] >= self._most_per_ip:
+            self.metrics.refused += 1
+            self.log_connection_event(
+                connection, f"connection rejected: limit of {self._most_per_ip} connections of an address reached"
+            )
+            return False
+        self._per_ip[host] += 1
         self.connections.add(connection)
         self.metrics.connections_total += 1
         self.metrics.connections = len(self.connections)
         return True
 
     def gone(self, connection: Channel) -> None:
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._per_ip[connection.session.peer_host] -= 1
+            self._per_ip += Counter()  # without addresses that have none
         self.metrics.connections = len(self.connections)
         self.broker.purgatory.forget(connection.session)
         self.broker.group_coordinator.disconnected(connection.session, now_ms=self.broker.now_ms())
@@ -79,14 +96,7 @@ class Listener:
 
     def log_connection_event(self, connection: Channel, what: str) -> None:
         """Write one line to the log; a flood of them is cut off."""
-        second = int(self.now())
-        if second != self._logged_second:
-            if self._logged > _LOGGED_PER_S:
-                _log.warning("%d more lines about connections were left out", self._logged - _LOGGED_PER_S)
-            self._logged, self._logged_second = 0, second
-        self._logged += 1
-        if self._logged <= _LOGGED_PER_S:
-            _log.warning("%r: %s", connection, what)
+        self._log.warning("%r: %s", connection, what)
 
     # ---- what is under way
 

@@ -1,8 +1,16 @@
-"""Threads for what the loop may not wait for: SQLite, locks, disks.
+"""Threads for what the loop may not wait for: SQLite, locks, disks, decompression.
 
-read          reads of SQLite and of cold files                  a few, in any order
-write         short writes of SQLite                             one, in the order they were asked for
-administer    what takes long: create, alter, compact            a few
+Each kind of work has threads of its own, so that none can starve another: clients that send batches that take long to
+decompress delay each other, but not the reading of the catalog, which requests of all clients wait for.
+
+catalog       reads of SQLite: topics, groups, offsets           2, in any order
+disk          segment files: cold reads, seeks, look-ups         4, in any order
+codec         checks of large batches, decompression             2, in any order
+write         short writes of SQLite                             1, in the order of the calls
+administer    what takes long: create, alter, compact            4, in any order
+sync          syncs of logs                                      16, in any order
+
+What is queued is bounded by the number of connections: each has one request at a time.
 
 A partition executor is a queue and a thread for one partition, as long as there is something to do that may block: its
 appends, in order, when another process holds the append lock; to open it; to delete from it. So a stopped process
@@ -32,13 +40,21 @@ class Pools:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._read = ThreadPoolExecutor(4, "klamm-read")
+        self._catalog = ThreadPoolExecutor(2, "klamm-catalog")
+        self._disk = ThreadPoolExecutor(4, "klamm-disk")
+        self._codec = ThreadPoolExecutor(2, "klamm-codec")
         self._write = ThreadPoolExecutor(1, "klamm-write")
         self._administer = ThreadPoolExecutor(4, "klamm-admin")
         self._sync = ThreadPoolExecutor(16, "klamm-sync")
 
-    def read(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        return self._loop.run_in_executor(self._read, function, *args)
+    def catalog(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        return self._loop.run_in_executor(self._catalog, function, *args)
+
+    def disk(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        return self._loop.run_in_executor(self._disk, function, *args)
+
+    def codec(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        return self._loop.run_in_executor(self._codec, function, *args)
 
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         return self._loop.run_in_executor(self._write, function, *args)
@@ -52,7 +68,7 @@ class Pools:
 
     def close(self) -> None:
         """What is queued is done; what is stuck is left."""
-        for pool in (self._read, self._write, self._administer, self._sync):
+        for pool in (self._catalog, self._disk, self._codec, self._write, self._administer, self._sync):
             pool.shutdown(wait=False)
 
 

@@ -2,7 +2,7 @@
 
 Small responses go in one send. Records that lie in files go by `sendfile` (where the system has none, by a copy through
 memory). If the socket is full, a piece is left to the transport, and the rest goes on when that is gone. So a slow
-reader holds a piece, and a position in a file.
+reader holds a piece, and a position in a file. What it holds is counted until it has read all (unread.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klamm.disk import _os
-from klamm.kafka.metrics import Metrics
 from klamm.log.ranges import Range
+
+if TYPE_CHECKING:
+    from klamm.kafka.listener import Listener
 
 __all__ = ["ResponseWriter"]
 
@@ -42,14 +44,15 @@ else:
 class ResponseWriter:
     """Of one channel. `close` is called with the reason when it cannot go on."""
 
-    __slots__ = ("_close", "_is_stuck", "_metrics", "_out", "_socket", "_transport", "is_closed")
+    __slots__ = ("_close", "_is_stuck", "_listener", "_metrics", "_out", "_socket", "_transport", "is_closed")
 
     def __init__(
-        self, transport: asyncio.Transport, given: socket.socket, metrics: Metrics, close: Callable[[str], None]
+        self, transport: asyncio.Transport, given: socket.socket, listener: Listener, close: Callable[[str], None]
     ) -> None:
         self._transport = transport
         self._socket = socket.socket(given.family, given.type, given.proto, fileno=given.fileno())
-        self._metrics = metrics
+        self._metrics = listener.metrics
+        self._listener = listener
         self._close = close
         self._out: deque[bytes | Range] = deque()  # of a response: what is still to be sent
         self._is_stuck = False  # the transport has a piece that the socket did not take
@@ -64,6 +67,7 @@ class ResponseWriter:
         self.is_closed = True
         self._socket.detach()  # the transport closes it
         self._out.clear()
+        self._release()
 
     def pause(self) -> None:
         """The transport has bytes that the socket did not take."""
@@ -73,9 +77,16 @@ class ResponseWriter:
         """The socket took them: send on."""
         self._is_stuck = False
         self._send_on()
+        if not self.is_busy:
+            self._release()
 
-    def send(self, parts: list[Any]) -> None:
-        """Send a response. Bytes between files are sent together."""
+    def _release(self) -> None:
+        self._listener.unread_bytes.release(self)
+        self._listener.unread_ranges.release(self)
+
+    def send(self, parts: list[Any], max_bytes: int) -> None:
+        """Send a response of which up to `max_bytes` lie in memory. Bytes between files are sent together."""
+        size, ranges = len(parts[0]), 0
         if len(parts) > 1:
             joined: list[bytes | Range] = []
             run: list[Any] = []
@@ -90,8 +101,16 @@ class ResponseWriter:
             if run:
                 joined.append(b"".join(run))
             parts = joined
+            ranges = sum(type(part) is Range for part in parts)
+            size = sum(len(part) for part in parts if type(part) is not Range)
+        if size > max_bytes:
+            self._close(f"connection closed: a response of {size} bytes, where {max_bytes} are sent")
+            return
         self._out.extend(parts)
         self._send_on()
+        if self.is_busy and not self.is_closed:
+            self._listener.unread_bytes.hold(self, size + _PIECE, self._close)
+            self._listener.unread_ranges.hold(self, ranges, self._close)
 
     def _send_on(self) -> None:
         out = self._out

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from klamm.kafka.addresses import CANNOT_LISTEN, refused
+from klamm.kafka.addresses import CANNOT_LISTEN, is_loopback, refused
 from klamm.kafka.logs import event
 from klamm.kafka.server import Server
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from klamm.kafka.settings import ServerSettings
 
 __all__ = ["Service"]
+
+_log = logging.getLogger("klamm.kafka")
 
 
 class Service:
@@ -50,6 +53,12 @@ class Service:
             raise
         if self.monitor is not None:
             self.monitor.ready(self.server.broker, self.address)
+        if not is_loopback(self.server.host):
+            _log.warning(
+                "listening on %s, beyond this machine: there is no authentication and no encryption, so every client"
+                " that reaches the port can read, write and delete (host=127.0.0.1 is this machine alone)",
+                self.address,
+            )
         event("listening", address=self.address, store_id=self.store_id, pid=os.getpid(), metrics=self.metrics or None)
 
     @property

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from klamm.kafka.call import Call
+from klamm.kafka.call import SMALL, Call
 from klamm.kafka.response_errors import errors_in
 from klamm.kafka.wire.errors import UnsupportedVersion
 from klamm.kafka.wire.frames import response_frame
@@ -70,9 +70,9 @@ class Session:
         except UnsupportedVersion as error:
             self._reject_version(error)
             return
-        request = header.api.request.decode(frame, header.version, header.position)
+        request = admission.decode(header, row, frame)
         if admission.needs_catalog(row, header.version, request):
-            request = header.api.request.decode(self.copy(frame), header.version, header.position)
+            request = admission.decode(header, row, self.copy(frame))
             self.call = Call(self, row, header, request, self._channel.active)
             listener.broker.tasks.spawn(self._run_after_refresh(self.call))
         else:
@@ -83,7 +83,7 @@ class Session:
         """ApiVersions of an unknown version gets the list of versions; clients know other APIs from that list."""
         if error.key == API_VERSIONS.key:
             response = self._listener.admission.supported_versions()
-            self._channel.send(response_frame(API_VERSIONS, 0, error.correlation_id, response))
+            self._channel.send(response_frame(API_VERSIONS, 0, error.correlation_id, response), SMALL)
         else:
             self._channel.close(f"connection closed: {error.message}")
 
@@ -148,7 +148,8 @@ class Session:
         if response is not None:
             for code in errors_in(call.api, response):
                 metrics.error(call.api.name, code)
-            self._channel.send(response_frame(call.api, call.version, call.correlation_id, response))
+            max_bytes = min(call.row.max_response_bytes, self._listener.max_response)
+            self._channel.send(response_frame(call.api, call.version, call.correlation_id, response), max_bytes)
 
     def _release_copies(self) -> None:
         copied, self._copied = self._copied, 0

@@ -55,12 +55,29 @@ class ServerSettings:
         doc="The port of /metrics, /healthz and /status; 0: any that is free, -1: none.")
     max_connections: int = _number("max.connections", 10_000, 1,
         doc="How many connections there may be at a time; further ones are closed at once.")
+    max_connections_per_ip: int = _number("max.connections.per.ip", _INT32, 1,
+        doc="How many connections one client address may have at a time; further ones are closed at once.")
     connections_max_idle_ms: int = _number("connections.max.idle.ms", 600_000, 1, _INT64,
         doc="A connection on which nothing came, and for which nothing is under way, is closed after this time.")
     socket_request_max_bytes: int = _number("socket.request.max.bytes", 100 * _MIB, 1024,
         doc="The largest request that is read; a connection with a larger one is closed.")
     queued_max_request_bytes: int = _number("queued.max.request.bytes", 256 * _MIB, _MIB, _INT64,
         doc="How many bytes of requests may be in memory, of all connections together; beyond it, nothing is read.")
+    socket_response_max_bytes: int = _number("socket.response.max.bytes", 100 * _MIB, 64 * 1024,
+        doc="The largest response that is sent, records aside; a connection that asks for a larger one is closed.")
+    queued_max_response_bytes: int = _number("queued.max.response.bytes", 256 * _MIB, _MIB, _INT64,
+        doc="How many bytes of responses may wait in memory for clients that do not read them, of all connections"
+            " together; beyond it, the connection whose client has not read for longest is closed.")
+    max_open_ranges: int = _number("max.open.ranges", 0, 0,
+        doc="How many ranges of segment files the responses may hold open that clients have not read, of all"
+            " connections together; 0: a quarter of the open files that the process may have. Beyond it, the connection"
+            " whose client has not read for longest is closed; one response holds up to a sixteenth of them.")
+    auto_create_topics_max: int = _number("auto.create.topics.max", 100, 1,
+        doc="How many topics one Metadata request may create; further ones are UNKNOWN_TOPIC_OR_PARTITION.")
+    max_groups: int = _number("max.groups", 10_000, 1,
+        doc="How many groups may have members at a time; joining a further one is GROUP_MAX_SIZE_REACHED.")
+    group_max_bytes: int = _number("group.max.bytes", 4 * _MIB, 1024,
+        doc="How many bytes the subscriptions of a group's members may have together, and its assignments.")
     group_initial_rebalance_delay_ms: int = _number("group.initial.rebalance.delay.ms", 0, 0,
         doc="How long an empty group waits for more members before its first assignment. (Kafka: 3000.)")
     group_min_session_timeout_ms: int = _number("group.min.session.timeout.ms", 6_000, 1,

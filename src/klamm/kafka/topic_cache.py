@@ -77,7 +77,7 @@ class Topics:
             done.exception()  # seen: `refresh` raises it, `refresh_soon` tries again with the next request
 
     async def _read(self) -> None:
-        version, topics = await self._pools.read(self._core.all_topics)
+        version, topics = await self._pools.catalog(self._core.all_topics)
         self._by_name = {each.name: each for each in topics}
         self._by_id = {self.uuid(each): each for each in topics}
         self._sorted = topics
@@ -91,4 +91,4 @@ class Topics:
         await self._pools.administer(self._core.create_topic, name, count, settings or {})
         await self.refresh()
         found = self.find(name)
-        return found if found is not None else await self._pools.read(self._core.topic, name)
+        return found if found is not None else await self._pools.catalog(self._core.topic, name)

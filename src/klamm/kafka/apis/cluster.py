@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from klamm.errors import KlammError, TopicExists
 from klamm.kafka.api_error import code_and_message, unknown_topic
-from klamm.kafka.call import CATALOG, DISK, LARGE, LOOP, SupportedApi
+from klamm.kafka.call import ADMIN, CATALOG, DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import (
     API_VERSIONS,
@@ -111,8 +111,10 @@ def metadata(broker: Broker, call: Call) -> Result:
 
 async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[bytes, str | None]]) -> Struct:
     topics = []
+    left = broker.settings.auto_create_topics_max
     for uuid, name in wanted:
-        if uuid == NO_ID and broker.topics.find(name or "") is None:
+        if uuid == NO_ID and broker.topics.find(name or "") is None and left and not call.is_gone:
+            left -= 1
             try:
                 await broker.topics.create(name or "")
             except TopicExists:
@@ -285,7 +287,7 @@ async def describe_log_dirs(broker: Broker, call: Call) -> Struct:
             if found is not None:
                 numbers = set(topic.partitions).intersection(range(found.count))
                 chosen[found.name] = found, sorted(numbers.union(chosen.get(found.name, (found, ()))[1]))
-    return await broker.read(_sized, broker.core.path, list(chosen.values()))
+    return await broker.disk(_sized, broker.core.path, list(chosen.values()))
 
 
 def _sized(path: str, chosen: list[tuple[OpenTopic, Iterable[int]]]) -> Struct:
@@ -315,7 +317,7 @@ HANDLERS = (
         0,
         13,
         metadata,
-        runs=(LOOP, CATALOG),
+        runs=(LOOP, CATALOG, ADMIN),
         rights=("Describe Topic", "Create Topic"),
         max_response_bytes=LARGE,
     ),

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting, KlammError
 from klamm.kafka.api_error import ApiError, code_and_message, unknown_topic
-from klamm.kafka.call import CATALOG, LARGE, LOOP, SupportedApi
+from klamm.kafka.call import ADMIN, CATALOG, LARGE, LOOP, SupportedApi
 from klamm.kafka.config_entries import STATIC_NAMES, Entry, Source, is_list, of_broker, of_topic, supported
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.repeats import distinct
 from klamm.kafka.wire.messages import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from klamm.store.settings import SETTINGS, Settings
 from klamm.store.store_settings import STORE_SETTINGS, StoreSettings
@@ -50,7 +51,7 @@ def describe_configs(broker: Broker, call: Call) -> Result:
 
 
 async def _describe_with_store(broker: Broker, call: Call) -> Struct:
-    return _describe(broker, call, await broker.read(broker.core.catalog.settings))
+    return _describe(broker, call, await broker.catalog(broker.core.catalog.settings))
 
 
 def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
@@ -187,7 +188,7 @@ async def _alter_store(
     broker: Broker, call: Call, resource: Struct, changes_of: Callable[[Struct, Settings | StoreSettings], Changes]
 ) -> None:
     catalog = broker.core.catalog
-    settings: StoreSettings = await broker.read(catalog.settings)
+    settings: StoreSettings = await broker.catalog(catalog.settings)
     changes, resets = changes_of(resource, settings)
     for name in (*changes, *resets):
         if name in STATIC_NAMES:
@@ -249,12 +250,17 @@ def _refuse_null(config: Struct) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"{config.name}: has no value")
 
 
+def _merge(request: Struct) -> None:
+    request.resources = distinct(request.resources, "resource_type", "resource_name")
+
+
 HANDLERS = (
     SupportedApi(
         DESCRIBE_CONFIGS,
         1,
         4,
         describe_configs,
+        merge=_merge,
         runs=(LOOP, CATALOG),
         rights=("DescribeConfigs Topic", "DescribeConfigs Cluster"),
         max_response_bytes=LARGE,
@@ -264,7 +270,7 @@ HANDLERS = (
         0,
         2,
         alter_configs,
-        runs=(LOOP, CATALOG),
+        runs=(LOOP, CATALOG, ADMIN),
         rights=("AlterConfigs Topic", "AlterConfigs Cluster"),
         max_response_bytes=LARGE,
     ),
@@ -273,7 +279,7 @@ HANDLERS = (
         0,
         1,
         incremental_alter_configs,
-        runs=(LOOP, CATALOG),
+        runs=(LOOP, CATALOG, ADMIN),
         rights=("AlterConfigs Topic", "AlterConfigs Cluster"),
         max_response_bytes=LARGE,
     ),

@@ -9,7 +9,6 @@ in it were aborted: the client leaves those out. With read_uncommitted there is 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +19,7 @@ from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import DISK, LARGE, LOOP, Call, Result, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
+from klamm.kafka.repeats import merge_partitions
 from klamm.kafka.wire.messages import FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.log.head import DELETED
@@ -38,8 +38,6 @@ _CHUNK = 256 * 1024  # read at a time by the thread that reads what is not in me
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """The flag of a read that fails rather than waits for the disk. Only Linux with a C library that has preadv2 knows it;
 elsewhere nobody can tell whether a file is in memory, and a thread reads all of a range before the loop sends it."""
-
-_log = logging.getLogger("klamm.kafka")
 
 _response = FETCH.response
 _Topic = _response.Topic
@@ -65,7 +63,17 @@ class _Wanted:
 class _Fetching:
     """A request, tried as often as need be."""
 
-    __slots__ = ("broker", "call", "committed", "is_followed", "max_bytes", "min_bytes", "small_left", "topics")
+    __slots__ = (
+        "broker",
+        "call",
+        "committed",
+        "has_more",
+        "max_bytes",
+        "min_bytes",
+        "ranges_left",
+        "small_left",
+        "topics",
+    )
 
     def __init__(self, broker: Broker, call: Call, topics: list[tuple[Struct, list[_Wanted]]]) -> None:
         request = call.request
@@ -75,8 +83,8 @@ class _Fetching:
         self.committed = request.isolation_level == 1
         self.max_bytes: int = request.max_bytes
         self.min_bytes: int = min(request.min_bytes, request.max_bytes)  # else it could never be enough
-        self.small_left = 0
-        self.is_followed = False  # a segment ends in the response, and the next one has more: as in Kafka, it is sent
+        self.small_left = self.ranges_left = 0
+        self.has_more = False  # it ends with a segment, or with the files that it may open: as in Kafka, it is sent
 
     def partitions(self) -> list[Partition]:
         return [each.partition for _, wanted in self.topics for each in wanted if each.partition is not None]
@@ -88,7 +96,7 @@ class _Fetching:
         response, size, wrong = self._build()
         if wrong:
             self._count(response)
-        return response if now_or_never or wrong or size >= self.min_bytes or self.is_followed else None
+        return response if now_or_never or wrong or size >= self.min_bytes or self.has_more else None
 
     def _count(self, response: Struct) -> None:
         for topic in response.responses:
@@ -118,7 +126,8 @@ class _Fetching:
         size, wrong = 0, False
         left = self.max_bytes
         self.small_left = _SMALL_TOGETHER
-        self.is_followed = False
+        self.ranges_left = max(1, self.broker.max_open_ranges // 16)
+        self.has_more = False
         topics = []
         for asked, wanted in self.topics:
             partitions = []
@@ -151,6 +160,8 @@ class _Fetching:
                 aborted_transactions=[] if self.committed else None,
                 records=b"",
             )
+            if wanted.last_epoch >= 0 and not partition.knows_epochs:  # the leader has changed since they were read
+                return _refused(wanted.index, ErrorCode.FENCED_LEADER_EPOCH)
             if wanted.last_epoch >= 0 and partition.end_of_epoch(wanted.last_epoch) < wanted.offset:
                 known = max((each for each, _ in partition.epochs() if each <= wanted.last_epoch), default=-1)
                 end = partition.end_of_epoch(wanted.last_epoch)
@@ -160,13 +171,15 @@ class _Fetching:
                 answered.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 return answered
             limit = ends.stable if self.committed else ends.end
-            if wanted.offset < limit and (left > 0 or first):
+            if not self.ranges_left:
+                self.has_more = True
+            elif wanted.offset < limit and (left > 0 or first):
                 self._put_records(answered, wanted, partition, limit, min(left, wanted.max_bytes), first)
             return answered
         except KlammError as error:
             code = code_of(error)
         except OSError:
-            _log.exception("%r: cannot be read", partition)
+            self.broker.log.warning("%r: cannot be read", partition, exc_info=True)
             code = ErrorCode.KAFKA_STORAGE_ERROR
         return _refused(wanted.index, code)
 
@@ -178,8 +191,8 @@ class _Fetching:
         found = ranges.find(wanted.offset, max_bytes, limit, now, at_least_one=first)
         if found is None:
             return
-        if found.size < self.min_bytes and not self.is_followed:
-            self.is_followed = ranges.is_followed(found, limit, now)
+        if found.size < self.min_bytes and not self.has_more:
+            self.has_more = ranges.is_followed(found, limit, now)
         if self.committed:
             aborted = ranges.aborted_in(wanted.offset, found, now)
             answered.aborted_transactions = [_Aborted(producer_id=p, first_offset=begin) for p, begin in aborted]
@@ -189,6 +202,8 @@ class _Fetching:
             if data is not None:
                 answered.records = data
                 self.small_left -= len(data)
+                return
+        self.ranges_left -= 1
 
 
 def _refused(index: int, error: int) -> Any:
@@ -210,13 +225,16 @@ def _fetch(broker: Broker, call: Call) -> Result:
     if request.session_epoch > 0:
         return _response(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
     try:
-        topics = _resolved(broker, call, broker.partition)
+        topics = _resolved(broker, call, broker.partition, with_epochs=True)
     except NotOpened:
         return _opened_first(broker, call)
     return _answer(broker, call, topics)
 
 
-def _resolved(broker: Broker, call: Call, partition_of: Callable[..., Partition | None]) -> Any:
+def _resolved(
+    broker: Broker, call: Call, partition_of: Callable[..., Partition | None], *, with_epochs: bool = False
+) -> Any:
+    """Return the topics of a request with their partitions. NotOpened: a file has to be read first."""
     by_id = call.version >= 13
     topics = []
     for asked in call.request.topics:
@@ -225,13 +243,15 @@ def _resolved(broker: Broker, call: Call, partition_of: Callable[..., Partition 
         wanted = []
         for each in asked.partitions:
             partition = partition_of(opened, each.partition) if opened is not None else None
+            if with_epochs and partition is not None and each.last_fetched_epoch >= 0 and not partition.knows_epochs:
+                raise NotOpened(f"{partition!r}: epochs")
             wanted.append(_Wanted(each, partition, error))
         topics.append((asked, wanted))
     return topics
 
 
 async def _opened_first(broker: Broker, call: Call) -> Struct | None:
-    """Some of the partitions were never used: open them, then go on as usual."""
+    """Open partitions that were never used, and read epochs that are not known; then go on as usual."""
     failed: dict[tuple[str, int], ErrorCode] = {}
     by_id = call.version >= 13
     for asked in call.request.topics:
@@ -240,7 +260,9 @@ async def _opened_first(broker: Broker, call: Call) -> Struct | None:
             assert opened is not None
             if 0 <= each.partition < opened.count:
                 try:
-                    await broker.opened(opened, each.partition)
+                    partition = await broker.opened(opened, each.partition)
+                    if each.last_fetched_epoch >= 0:
+                        await broker.disk(partition.epochs)
                 except KlammError as error:
                     failed[opened.name, each.partition] = code_of(error)
 
@@ -315,7 +337,7 @@ def _read_warm(found: Range) -> bytes | None:
 
 
 async def _warmed(broker: Broker, response: Struct, cold: list[Range]) -> Struct | None:
-    await broker.read(_warm, cold)
+    await broker.disk(_warm, cold)
     return response
 
 
@@ -327,12 +349,17 @@ def _warm(cold: list[Range]) -> None:
             position += len(data)
 
 
+def _merge(request: Struct) -> None:
+    merge_partitions(request.topics, "partitions", "partition")
+
+
 HANDLERS = (
     SupportedApi(
         FETCH,
         FETCH.min_version,
         FETCH.max_version,
         _fetch,
+        merge=_merge,
         runs=(LOOP, DISK),
         rights=("Read Topic",),
         max_response_bytes=LARGE,

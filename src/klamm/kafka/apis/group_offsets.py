@@ -23,6 +23,7 @@ from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
+from klamm.kafka.repeats import distinct, merge_partitions
 from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.store.groups import OffsetRow
@@ -303,6 +304,13 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
     return response(topics=topics)
 
 
+def _merge(request: Struct) -> None:
+    merge_partitions(request.topics, "partition_indexes")
+    request.groups = distinct(request.groups, "group_id")
+    for group in request.groups or ():
+        merge_partitions(group.topics, "partition_indexes")
+
+
 HANDLERS = (
     SupportedApi(
         OFFSET_COMMIT,
@@ -319,6 +327,7 @@ HANDLERS = (
         1,
         10,
         offset_fetch,
+        merge=_merge,
         runs=(CATALOG, WRITE),
         rights=("Describe Group", "Describe Topic"),
         max_response_bytes=LARGE,

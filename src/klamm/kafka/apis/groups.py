@@ -36,6 +36,7 @@ from klamm.kafka.group_values import (
     SyncRequest,
     SyncResponse,
 )
+from klamm.kafka.repeats import distinct
 from klamm.kafka.wire.messages import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
@@ -221,7 +222,7 @@ async def describe_groups(broker: Broker, call: Call) -> Struct:
     stored: dict[str, Embedded] = {}
     if others:
         try:
-            stored = await broker.read(broker.group_store.groups.find, others)
+            stored = await broker.catalog(broker.group_store.groups.find, others)
         except KlammError as failure:
             error = code_of(failure)
     groups = []
@@ -289,7 +290,7 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
     types = {each.lower() for each in request.types_filter}
     found = {each.group_id: each for each in broker.group_coordinator.list_groups()}
     try:
-        stored = await broker.read(broker.group_store.groups.all)
+        stored = await broker.catalog(broker.group_store.groups.all)
     except KlammError as failure:
         return response(error_code=code_of(failure))
     for name, embedded in stored:
@@ -334,12 +335,21 @@ def _forget_deleted(broker: Broker, names: list[str], _: object) -> None:
         broker.group_coordinator.deleted(name)
 
 
+def _merge_groups(request: Struct) -> None:
+    request.groups = distinct(request.groups)
+
+
+def _merge_keys(request: Struct) -> None:
+    request.coordinator_keys = distinct(request.coordinator_keys)
+
+
 HANDLERS = (
     SupportedApi(
         FIND_COORDINATOR,
         0,
         6,
         find_coordinator,
+        merge=_merge_keys,
         rights=("Describe Group", "Describe TransactionalId"),
         max_response_bytes=LARGE,
         needs_catalog=False,
@@ -363,6 +373,7 @@ HANDLERS = (
         0,
         6,
         describe_groups,
+        merge=_merge_groups,
         runs=(LOOP, CATALOG),
         rights=("Describe Group",),
         max_response_bytes=LARGE,

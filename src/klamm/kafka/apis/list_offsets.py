@@ -25,6 +25,7 @@ from klamm.kafka.api_error import ApiError, code_and_message
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.repeats import merge_partitions
 from klamm.kafka.wire.messages import LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
 from klamm.log import lookup
 
@@ -120,7 +121,7 @@ async def _finish(broker: Broker, answer: Struct, slow: list[tuple[str, Struct, 
             if found is None:
                 raise _unknown(name, wanted.partition_index)
             partition = await broker.opened(found, wanted.partition_index)
-            await broker.read(_fill, partition, wanted, place, committed)
+            await broker.disk(_fill, partition, wanted, place, committed)
         except (ApiError, KlammError) as error:
             place.error_code, _ = code_and_message(error)
     return answer
@@ -161,7 +162,7 @@ async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
                 continue
             try:
                 partition = await broker.opened(found, wanted.partition)
-                place.leader_epoch, place.end_offset = await broker.read(_end_of_epoch, partition, wanted)
+                place.leader_epoch, place.end_offset = await broker.disk(_end_of_epoch, partition, wanted)
             except (ApiError, KlammError) as error:
                 place.error_code, _ = code_and_message(error)
         answer.topics.append(response.Topic(topic=topic.topic, partitions=partitions))
@@ -178,6 +179,10 @@ def _end_of_epoch(partition: Partition, wanted: Struct) -> tuple[int, int]:
     return max(known, default=wanted.leader_epoch), partition.end_of_epoch(wanted.leader_epoch)
 
 
+def _merge(request: Struct) -> None:
+    merge_partitions(request.topics, "partitions", "partition")
+
+
 HANDLERS = (
     SupportedApi(
         LIST_OFFSETS, 1, 11, list_offsets, runs=(LOOP, DISK), rights=("Describe Topic",), max_response_bytes=LARGE
@@ -187,6 +192,7 @@ HANDLERS = (
         2,
         4,
         offset_for_leader_epoch,
+        merge=_merge,
         runs=(DISK,),
         rights=("Describe Topic",),
         max_response_bytes=LARGE,

@@ -3,10 +3,10 @@
 acks means here what it means at every door: 0 no answer, 1 committed, -1 (all) on disk. The loop only tries: a batch
 whose partition somebody else is appending to just now, or needs something first, goes to that partition's executor.
 
-What is checked, in this order: one batch of magic 2, whole, its CRC, its attribute bits, no control batch, as many
-records as it says, readable (a compressed one is decompressed for that, within bounds), keys where the topic is
-compacted, its size, its timestamps; for a transactional batch, that its transaction has this partition; then producer
-and sequence. The header's max_timestamp is not believed: the server computes it from the records, as Kafka does, for
+What is checked, in this order: one batch of magic 2, whole, its size, its CRC, its attribute bits, no control batch, as
+many records as it says, readable (a compressed one is decompressed for that, within bounds), keys where the topic is
+compacted, its timestamps; for a transactional batch, that its transaction has this partition; then producer and
+sequence. The header's max_timestamp is not believed: the server computes it from the records, as Kafka does, for
 retention and look-ups by time depend on it.
 """
 
@@ -29,6 +29,7 @@ from klamm.kafka.wire.messages import PRODUCE
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
+    from klamm.kafka.wire.structs import Struct
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
 
@@ -43,9 +44,11 @@ _KNOWN_BITS = CODEC_MASK | TRANSACTIONAL
 _HIGHEST_CODEC = 4
 _ZSTD = 4
 _ZSTD_SINCE = 7
+_ID_SINCE = 13  # a topic is named by its id
 _IMPLICIT_SINCE = 12  # KIP-890: a partition is added to its transaction by the first batch
-_QUICK_BYTES = 64 * 1024  # a compressed batch of more is looked into by a thread
-_QUICK_DECODED = 1024 * 1024  # and so is one that turns out to be longer
+_NO_LIMIT = 2**31 - 1
+_QUICK_BYTES = 64 * 1024  # a larger batch is checked by a thread
+_QUICK_DECODED = 1024 * 1024  # and so is a compressed one that turns out to be longer
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -54,7 +57,7 @@ class Slow(Exception):
     """A batch that takes too long to look into, on the loop."""
 
 
-def check(records: Any, version: int, *, quick: bool = False) -> Header:
+def check(records: Any, version: int, max_bytes: int = _NO_LIMIT, *, quick: bool = False) -> Header:
     """Return the header of a batch that may be appended, with the true max_timestamp put into `records`; else ApiError.
 
     Slow: if it is to be `quick`, and cannot.
@@ -76,6 +79,10 @@ def check(records: Any, version: int, *, quick: bool = False) -> Header:
             raise ApiError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
         if header.size > len(records):
             raise ApiError(ErrorCode.INVALID_RECORD, f"{len(records)} of {header.size} bytes of a batch")
+        if header.size > max_bytes:  # before anything that takes time with the size
+            raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {header.size} bytes, where {max_bytes} are taken")
+        if quick and header.size > _QUICK_BYTES:
+            raise Slow
         done, _ = verify(records, header.base_offset, True)
     except CorruptBatch as error:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, error.message) from None
@@ -98,13 +105,11 @@ def check(records: Any, version: int, *, quick: bool = False) -> Header:
             raise ApiError(ErrorCode.INVALID_RECORD, "a producer id without an epoch and a sequence")
     elif attributes & TRANSACTIONAL:
         raise ApiError(ErrorCode.INVALID_RECORD, "a transactional batch without a producer id")
-    quick = quick and header.codec != 0
-    if quick and len(records) > _QUICK_BYTES:
-        raise Slow
     try:  # whether its records can be read; whether each needs a key, the topic knows
-        _, _, max_timestamp = scan_records(records, _QUICK_DECODED if quick else -1)
+        is_compressed = header.codec != 0
+        _, _, max_timestamp = scan_records(records, _QUICK_DECODED if quick and is_compressed else -1)
     except CorruptBatch as error:
-        if quick:
+        if quick and is_compressed:
             raise Slow from None
         raise ApiError(ErrorCode.INVALID_RECORD, error.message) from None
     if max_timestamp != header.max_timestamp:
@@ -130,8 +135,9 @@ class _Producing:
 
     def run(self) -> None:
         broker, version = self.broker, self.call.version
-        by_id = version >= 13
+        by_id = version >= _ID_SINCE
         request = self.call.request
+        seen: set[tuple[bytes, str, int]] = set()
         for topic in request.topic_data:
             opened = broker.topics.by_id(topic.topic_id) if by_id else broker.topics.find(topic.name)
             partitions: list[Any] = []
@@ -141,6 +147,11 @@ class _Producing:
             for each in topic.partition_data:
                 answered = _Partition(index=each.index, base_offset=-1)
                 partitions.append(answered)
+                key = (topic.topic_id, topic.name, each.index)
+                if key in seen:
+                    self._refuse(answered, ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
+                    continue
+                seen.add(key)
                 if self.acks not in (-1, 0, 1):
                     self._refuse(answered, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {self.acks}")
                 elif opened is None:
@@ -156,7 +167,8 @@ class _Producing:
         """On the loop: append at once if nothing is in the way."""
         broker = self.broker
         try:
-            header = check(asked.records, self.call.version, quick=True)
+            max_bytes = opened.topic.settings.max_message_bytes
+            header = check(asked.records, self.call.version, max_bytes, quick=True)
             partition = broker.partition(opened, asked.index)
             if partition is None:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
@@ -204,7 +216,8 @@ class _Producing:
     async def _check_first(self, answered: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
         """A batch that takes a while to look into."""
         try:
-            header = await self.broker.read(check, records, self.call.version)
+            max_bytes = opened.topic.settings.max_message_bytes
+            header = await self.broker.codec(check, records, self.call.version, max_bytes)
         except ApiError as error:
             self._refuse(answered, error.code, error.message)
         else:
@@ -323,6 +336,11 @@ def _produce(broker: Broker, call: Call) -> None:
     _Producing(broker, call).run()
 
 
+def _names_unknown_topic(broker: Broker, version: int, request: Struct) -> bool:
+    """Topics that are known by their id stay what they are; what a name stands for may have changed."""
+    return version < _ID_SINCE or any(broker.topics.by_id(topic.topic_id) is None for topic in request.topic_data)
+
+
 HANDLERS = (
     SupportedApi(
         PRODUCE,
@@ -332,6 +350,7 @@ HANDLERS = (
         runs=(LOOP, CODEC, DISK, WRITE),
         rights=("Write Topic", "Write TransactionalId"),
         max_response_bytes=LARGE,
+        needs_catalog=_names_unknown_topic,
         notes="acks=all: on disk. Versions 0 to 2 are offered because old clients compress only then; the formats that"
         " they carry (magic 0 and 1) are refused.",
     ),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting, KlammError, TopicExists
 from klamm.kafka.api_error import ApiError, code_and_message
-from klamm.kafka.call import CATALOG, DISK, LARGE, LOOP, SupportedApi
+from klamm.kafka.call import ADMIN, CATALOG, DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.config_entries import of_topic, supported
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
@@ -90,7 +90,7 @@ async def _create_topic(broker: Broker, topic: Struct, validate_only: bool) -> S
     wanted = supported(_values(topic.name, ((each.name, each.value) for each in topic.configs)))
     topic_id = _NO_ID
     if validate_only:
-        settings: Settings = await broker.read(broker.core.catalog.check_new, topic.name, count, wanted)
+        settings: Settings = await broker.catalog(broker.core.catalog.check_new, topic.name, count, wanted)
     else:
         made = await broker.topics.create(topic.name, count, wanted)
         topic_id, settings = broker.topics.uuid(made), made.topic.settings
@@ -288,18 +288,20 @@ HANDLERS = (
         2,
         7,
         create_topics,
-        runs=(LOOP, CATALOG),
+        runs=(LOOP, CATALOG, ADMIN),
         rights=("Create Topic",),
         max_response_bytes=LARGE,
         notes="one replica, whatever is asked for",
     ),
-    SupportedApi(DELETE_TOPICS, 1, 6, delete_topics, runs=(DISK,), rights=("Delete Topic",), max_response_bytes=LARGE),
+    SupportedApi(
+        DELETE_TOPICS, 1, 6, delete_topics, runs=(CATALOG, DISK), rights=("Delete Topic",), max_response_bytes=LARGE
+    ),
     SupportedApi(
         CREATE_PARTITIONS,
         0,
         3,
         create_partitions,
-        runs=(LOOP, CATALOG),
+        runs=(LOOP, CATALOG, ADMIN),
         rights=("Alter Topic",),
         max_response_bytes=LARGE,
     ),

@@ -16,6 +16,7 @@ from klamm.kafka.call import DISK, LARGE, LOOP, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
+from klamm.kafka.repeats import distinct, merge_partitions
 from klamm.kafka.transaction_coordinator import STATES, Identified
 from klamm.kafka.wire.messages import (
     ADD_OFFSETS_TO_TXN,
@@ -328,7 +329,7 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
                 continue
             try:
                 partition = await broker.opened(opened, number)
-                answer.active_producers = await broker.read(_producers, broker.core, partition)
+                answer.active_producers = await broker.disk(_producers, broker.core, partition)
             except KlammError as error:
                 answer.error_code = code_of(error)
                 answer.error_message = error.message
@@ -357,6 +358,15 @@ def _producers(core: Core, partition: Partition) -> list[Struct]:
 
 
 _NO_SEQUENCE = 2**31 - 1  # of a marker that begins a new epoch: the next sequence is 0
+
+
+def _merge_partitions(request: Struct) -> None:
+    merge_partitions(request.topics, "partition_indexes")
+
+
+def _merge_ids(request: Struct) -> None:
+    request.transactional_ids = distinct(request.transactional_ids)
+
 
 HANDLERS = (
     SupportedApi(
@@ -410,6 +420,7 @@ HANDLERS = (
         0,
         0,
         describe_producers,
+        merge=_merge_partitions,
         runs=(DISK,),
         rights=("Read Topic",),
         max_response_bytes=LARGE,
@@ -419,6 +430,7 @@ HANDLERS = (
         0,
         0,
         describe_transactions,
+        merge=_merge_ids,
         rights=("Describe TransactionalId",),
         max_response_bytes=LARGE,
         notes="Of clients of this server, not of programs.",

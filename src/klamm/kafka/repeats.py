@@ -1,0 +1,57 @@
+"""Requests that name the same thing again and again. A response that repeats what it says of a thing could be a
+thousand times as large as the request: so each is named once before a handler sees the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from klamm.kafka.wire.structs import Struct
+
+__all__ = ["distinct", "merge_partitions"]
+
+
+def distinct(entries: list[Any] | None, *fields: str) -> Any:
+    """Return the first entry of each key, which are these fields; without fields, entries are plain values."""
+    if not entries or len(entries) == 1:
+        return entries
+    keys = [_key(entry, fields) for entry in entries]
+    if len(set(keys)) == len(keys):
+        return entries
+    first: dict[Hashable, Any] = {}
+    for key, entry in zip(keys, entries, strict=True):
+        first.setdefault(key, entry)
+    return list(first.values())
+
+
+def merge_partitions(topics: Iterable[Struct] | None, partitions: str, *fields: str) -> None:
+    """Leave each partition of a topic in the request once. `partitions` is the array, `fields` are those of its key."""
+    seen: dict[Hashable, set[Hashable]] = {}
+    for topic in topics or ():
+        entries = getattr(topic, partitions)
+        if not entries:
+            continue
+        keys = [_key(entry, fields) for entry in entries]
+        known = seen.setdefault(_topic_key(topic), set())
+        new = set(keys) - known
+        if len(new) < len(keys):
+            kept = []
+            for key, entry in zip(keys, entries, strict=True):
+                if key in new:
+                    new.discard(key)
+                    kept.append(entry)
+            setattr(topic, partitions, kept)
+        known.update(keys)
+
+
+def _key(entry: Any, fields: tuple[str, ...]) -> Hashable:
+    if not fields:
+        return entry  # type: ignore[no-any-return]
+    return getattr(entry, fields[0]) if len(fields) == 1 else tuple(getattr(entry, field) for field in fields)
+
+
+def _topic_key(topic: Struct) -> Hashable:
+    """By name or id, as far as the API has them."""
+    return tuple(getattr(topic, field, None) for field in ("name", "topic", "topic_id"))
