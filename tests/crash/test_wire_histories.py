@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, Message
 
 from klamm.kafka.apis import produce
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_coordinator import GroupCoordinator
 from tests.crash import rounds, wire_workload
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.checker import Anomaly, check

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from klamm.kafka.apis import fetch
-from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.transaction_coordinator import Identified, TransactionCoordinator
 from klamm.store.wire_groups import WireGroups
 from tests.crash import rounds

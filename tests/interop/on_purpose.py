@@ -66,7 +66,6 @@ BITS = "what a batch must not say is refused as such, whoever sends it"
 UNKNOWN = "Kafka answers that it does not know what went wrong"
 IN_WORDS = "Kafka names the record; we say the same in words"
 NOTHING = _fetched(_records(1, 0, [], []))
-FIRST_BATCH = [(n, f"NOW+{n}", b"key-%d" % n, b"value-%d" % n, ()) for n in range(3)]
 
 ON_PURPOSE: dict[str, dict[str, Pinned]] = {
     "nobody_need_say_who_he_is": {"a mechanism": Pinned("there is no SASL here, and none is offered", "closed")},
@@ -129,12 +128,6 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
         "second again": Pinned(DUPLICATE, _appended(3)),
         "one of the last five, again": Pinned(DUPLICATE, _appended(24)),
         "negative epoch": Pinned(BITS, _refused("INVALID_RECORD")),
-    },
-    "fetch_little": {
-        "the same partition twice": Pinned(
-            "each is answered; Kafka answers once",
-            _fetched(_records(0, 9, [(0, 3, 0)], FIRST_BATCH), _records(0, 9, [], [])),
-        )
     },
     "topics_are_made": {
         "only tried": Pinned(TRIED, _tried("<dry>", 3)),

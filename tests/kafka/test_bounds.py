@@ -119,10 +119,17 @@ def test_the_first_of_each_is_left_in_order() -> None:
     assert distinct(entries, "resource_type", "resource_name") == entries[:2]
     topics: list[Struct] = [
         DESCRIBE_PRODUCERS.request.Topic(name=name, partition_indexes=numbers)
-        for name, numbers in (("a", [1, 2]), ("b", [1]), ("a", [2, 3, 3]))
+        for name, numbers in (("a", [1, 2]), ("b", [1]), ("a", [2, 3, 3]), ("b", [1, 1]), ("c", []))
     ]
-    merge_partitions(topics, "partition_indexes")
-    assert [each.partition_indexes for each in topics] == [[1, 2], [1], [3]]
+    merged = merge_partitions(topics, "partition_indexes")
+    assert merged is not None
+    assert [(each.name, each.partition_indexes) for each in merged] == [
+        ("a", [1, 2]),
+        ("b", [1]),
+        ("a", [3]),
+        ("c", []),
+    ]
+    assert merge_partitions(None, "partition_indexes") is None
 
 
 # ---- responses

@@ -14,6 +14,7 @@ from klamm.kafka.apis import TABLE, group_offsets, groups
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_store import _GENERATIONS
 from klamm.kafka.wire.messages import (
+    CONSUMER_GROUP_HEARTBEAT,
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     FIND_COORDINATOR,
@@ -24,7 +25,7 @@ from klamm.kafka.wire.messages import (
     SYNC_GROUP,
 )
 from klamm.store import wire_groups
-from tests.kafka.dial import Served, served
+from tests.kafka.dial import Raw, Served, served
 from tests.kafka.member import GROUP, Client, Joined, address_in, every, hold_writes, serve_for_ever
 from tests.procs import children, until
 
@@ -33,7 +34,7 @@ TOO_LONG = "x" * 250
 ROW_OF_HANDLERS = groups.HANDLERS + group_offsets.HANDLERS
 
 
-def test_every_version_in_the_tables_is_honoured() -> None:
+def test_every_version_in_the_tables_is_supported() -> None:
     assert all(
         (row.min_version, row.max_version) == (row.api.min_version, row.api.max_version) for row in ROW_OF_HANDLERS
     )
@@ -406,3 +407,12 @@ def test_nobody_joins_or_commits_while_a_group_is_being_deleted(server: Served, 
         assert client.answer().results[0].error_code == 0
         assert other.offsets() == {}
         assert other.become_member().generation == 1
+
+
+@every(CONSUMER_GROUP_HEARTBEAT)
+def test_a_client_of_the_newer_protocol_is_told_at_once(raw: Raw, version: int) -> None:
+    answered = raw.ask(
+        CONSUMER_GROUP_HEARTBEAT, version, group_id="g", member_id="m", subscribed_topic_names=["orders"]
+    )
+    assert answered.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert "group.protocol=classic" in answered.error_message

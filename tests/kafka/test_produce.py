@@ -215,6 +215,15 @@ def test_append_time_is_told_and_stored(raw: Raw) -> None:
     assert header.crc == crc32c(stored[21:])
 
 
+def test_append_time_is_that_of_the_batch_though_the_log_has_later_records(tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "events") as store, served(tmp_path / "events") as server, server.dial() as raw:
+        store.create_topic("orders", 1, {"message.timestamp.after.max.ms": 2**63 - 1})
+        later = time.time_ns() // 1_000_000 + 10**9
+        assert produce(raw, "orders", sealed([(None, b"later", None, later)])).error_code == 0
+        store.alter_topic("orders", {"message.timestamp.type": "LogAppendTime"})
+        assert produce(raw, "orders", sealed(1)).log_append_time_ms < later
+
+
 def test_create_time_is_not_told(raw: Raw) -> None:
     assert produce(raw, "orders", GOOD).log_append_time_ms == -1
 

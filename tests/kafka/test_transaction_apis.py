@@ -26,7 +26,8 @@ from klamm.kafka.wire.messages import (
     TXN_OFFSET_COMMIT,
 )
 from tests.interop.raw import Raw
-from tests.kafka.asking import producing, sealed
+from tests.kafka.asking import produce, producing, sealed
+from tests.kafka.dial import served
 from tests.kafka.member import address_in, serve_for_ever
 from tests.kafka.producing import offset_of
 from tests.procs import children
@@ -344,3 +345,28 @@ def test_a_client_goes_on_though_the_server_is_killed_after_every_call(tmp_path:
     with klamm.open(path) as opened:
         assert seen(opened, 0) == [[b"0", b"2"]] and offset_of(opened, "g") == 2
         assert opened.transactions() == [] and opened.check().breaches == []
+
+
+def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_in_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path / "events") as server, server.dial() as raw:
+        raw.create("many", 32)
+        for number in range(32):
+            assert produce(raw, "many", sealed(1), number).error_code == 0  # open from now on
+        coordinator, added = server.broker.transaction_coordinator, list[int]()
+        add_partitions = coordinator.add_partitions
+
+        def counted(name: str, producer_id: int, epoch: int, keys: list[Any]) -> E:
+            added.append(len(keys))
+            return add_partitions(name, producer_id, epoch, keys)
+
+        monkeypatch.setattr(coordinator, "add_partitions", counted)
+        producer = Producer(raw, bumps=True)
+        assert producer.init() == 0
+        identity = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch, "base_sequence": 0}
+        batches = {("many", n): sealed(1, attributes=TRANSACTIONAL, **identity) for n in range(32)}
+        fields = {**producing(batches), "transactional_id": NAME}
+        (told,) = raw.ask(PRODUCE, 12, **fields).responses
+        assert {each.error_code for each in told.partition_responses} == {0}
+        assert added == [32]

@@ -4,7 +4,7 @@ thousand times as large as the request: so each is named once before a handler s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,24 +26,33 @@ def distinct(entries: list[Any] | None, *fields: str) -> Any:
     return list(first.values())
 
 
-def merge_partitions(topics: Iterable[Struct] | None, partitions: str, *fields: str) -> None:
-    """Leave each partition of a topic in the request once. `partitions` is the array, `fields` are those of its key."""
+def merge_partitions(topics: list[Struct] | None, partitions: str, *fields: str) -> list[Struct] | None:
+    """Return the topics of a request with each partition of a topic once, and without those that only repeat.
+    `partitions` is the array in a topic, `fields` are those of a partition's key.
+    """
+    if topics is None:
+        return None
     seen: dict[Hashable, set[Hashable]] = {}
-    for topic in topics or ():
-        entries = getattr(topic, partitions)
-        if not entries:
-            continue
-        keys = [_key(entry, fields) for entry in entries]
-        known = seen.setdefault(_topic_key(topic), set())
-        new = set(keys) - known
-        if len(new) < len(keys):
-            kept = []
-            for key, entry in zip(keys, entries, strict=True):
-                if key in new:
-                    new.discard(key)
-                    kept.append(entry)
-            setattr(topic, partitions, kept)
-        known.update(keys)
+    merged = []
+    for topic in topics:
+        entries = distinct(getattr(topic, partitions), *fields)
+        known = seen.get(key := _topic_key(topic))
+        if known is None or not entries:
+            seen[key] = {_key(entry, fields) for entry in entries or ()} | (known or set())
+        else:
+            entries = [entry for entry in entries if _key(entry, fields) not in known]
+            if not entries:
+                continue
+            known.update(_key(entry, fields) for entry in entries)
+        if entries is not getattr(topic, partitions):
+            topic = _with(topic, partitions, entries)
+        merged.append(topic)
+    return merged
+
+
+def _with(topic: Struct, partitions: str, entries: list[Any]) -> Struct:
+    fields = {name: getattr(topic, name) for name in topic.__slots__}
+    return type(topic)(**{**fields, partitions: entries})
 
 
 def _key(entry: Any, fields: tuple[str, ...]) -> Hashable:

@@ -350,7 +350,7 @@ def _warm(cold: list[Range]) -> None:
 
 
 def _merge(request: Struct) -> None:
-    merge_partitions(request.topics, "partitions", "partition")
+    request.topics = merge_partitions(request.topics, "partitions", "partition")
 
 
 HANDLERS = (

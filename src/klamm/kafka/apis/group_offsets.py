@@ -305,10 +305,10 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
 
 
 def _merge(request: Struct) -> None:
-    merge_partitions(request.topics, "partition_indexes")
+    request.topics = merge_partitions(request.topics, "partition_indexes")
     request.groups = distinct(request.groups, "group_id")
     for group in request.groups or ():
-        merge_partitions(group.topics, "partition_indexes")
+        group.topics = merge_partitions(group.topics, "partition_indexes")
 
 
 HANDLERS = (

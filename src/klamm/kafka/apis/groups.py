@@ -38,6 +38,7 @@ from klamm.kafka.group_values import (
 )
 from klamm.kafka.repeats import distinct
 from klamm.kafka.wire.messages import (
+    CONSUMER_GROUP_HEARTBEAT,
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     FIND_COORDINATOR,
@@ -212,6 +213,16 @@ def leave_group(broker: Broker, call: Call) -> Struct:
     return response(error_code=error, members=members)
 
 
+def consumer_group_heartbeat(broker: Broker, call: Call) -> Struct:
+    """Tell clients with group.protocol=consumer at once that there are classic groups only, as a Kafka broker does
+    whose feature group.version is 0. If the API were not advertised, some of them would wait forever.
+    """
+    return CONSUMER_GROUP_HEARTBEAT.response(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        error_message="this server has classic groups only (set group.protocol=classic)",
+    )
+
+
 # ---- for people
 
 
@@ -364,6 +375,15 @@ HANDLERS = (
         rights=("Read Group",),
         max_response_bytes=LARGE,
         needs_catalog=False,
+    ),
+    SupportedApi(
+        CONSUMER_GROUP_HEARTBEAT,
+        0,
+        1,
+        consumer_group_heartbeat,
+        rights=("Read Group",),
+        needs_catalog=False,
+        notes="UNSUPPORTED_VERSION at once: groups are classic ones",
     ),
     SupportedApi(HEARTBEAT, 0, 4, heartbeat, rights=("Read Group",), needs_catalog=False),
     SupportedApi(LEAVE_GROUP, 0, 5, leave_group, rights=("Read Group",), max_response_bytes=LARGE, needs_catalog=False),

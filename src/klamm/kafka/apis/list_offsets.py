@@ -180,7 +180,7 @@ def _end_of_epoch(partition: Partition, wanted: Struct) -> tuple[int, int]:
 
 
 def _merge(request: Struct) -> None:
-    merge_partitions(request.topics, "partitions", "partition")
+    request.topics = merge_partitions(request.topics, "partitions", "partition")
 
 
 HANDLERS = (

@@ -12,6 +12,7 @@ retention and look-ups by time depend on it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from klamm.kafka.wire.structs import Struct
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
+    from klamm.types import PartitionKey
 
 __all__ = ["HANDLERS"]
 
@@ -121,7 +123,8 @@ def check(records: Any, version: int, max_bytes: int = _NO_LIMIT, *, quick: bool
 class _Producing:
     """A request on its way: one answer for each partition, then one for all."""
 
-    __slots__ = ("acks", "broker", "call", "is_answered", "left", "response", "touched", "wrong")
+    __slots__ = ("acks", "broker", "call", "is_answered", "left", "registrations", "response", "touched",
+                 "unregistered", "wrong")  # fmt: skip
 
     def __init__(self, broker: Broker, call: Call) -> None:
         self.broker = broker
@@ -132,6 +135,9 @@ class _Producing:
         self.touched: list[Partition] = []
         self.wrong = False
         self.response = _response()
+        self.unregistered: dict[tuple[int, int], list[PartitionKey]] = {}
+        """Partitions whose batches begin a transaction there, by producer id and epoch."""
+        self.registrations: dict[tuple[int, int], asyncio.Future[ErrorCode]] = {}
 
     def run(self) -> None:
         broker, version = self.broker, self.call.version
@@ -177,6 +183,8 @@ class _Producing:
                     header.producer_id, header.producer_epoch, (opened.topic.id, asked.index)
                 )
                 if code is NEEDS_REGISTRATION:
+                    identity = header.producer_id, header.producer_epoch
+                    self.unregistered.setdefault(identity, []).append((opened.topic.id, asked.index))
                     work = self._register_first(answered, opened, asked.index, header, self._kept(asked))
                     self._put_off(answered, work)
                     return
@@ -195,7 +203,7 @@ class _Producing:
             if offset is None:
                 self._put_off(answered, self._append_in_order(answered, partition, header, self._kept(asked)))
             else:
-                self._appended(answered, partition, header, offset)
+                self._appended(answered, partition, header, offset, asked.records)
 
     def _kept(self, asked: Any) -> memoryview:
         return self.call.copy(asked.records)
@@ -247,9 +255,7 @@ class _Producing:
                 if self.call.version < _IMPLICIT_SINCE:
                     code = ErrorCode.INVALID_TXN_STATE
                 else:
-                    code = await broker.transaction_coordinator.register_produce(
-                        broker, header.producer_id, header.producer_epoch, self.call.request.transactional_id, [place]
-                    )
+                    code = await self._register(header, place)
             if code:
                 self._refuse(answered, ErrorCode(code), "the partition is in no transaction of this producer")
                 return
@@ -257,6 +263,20 @@ class _Producing:
             self._refuse_error(answered, error)
             return
         await self._append_in_order(answered, partition, header, records)
+
+    async def _register(self, header: Header, place: PartitionKey) -> ErrorCode:
+        """Add the partition to its transaction, and in the same write all others of this request that are to be."""
+        identity = header.producer_id, header.producer_epoch
+        keys = self.unregistered.get(identity, [])
+        if place not in keys:  # it had to be opened first
+            return await self._register_all(identity, [place])
+        if identity not in self.registrations:
+            self.registrations[identity] = asyncio.ensure_future(self._register_all(identity, keys))
+        return await asyncio.shield(self.registrations[identity])
+
+    async def _register_all(self, identity: tuple[int, int], keys: list[PartitionKey]) -> ErrorCode:
+        broker, name = self.broker, self.call.request.transactional_id
+        return await broker.transaction_coordinator.register_produce(broker, *identity, name, keys)
 
     async def _append_in_order(self, answered: Any, partition: Partition, header: Header, records: memoryview) -> None:
         try:
@@ -267,16 +287,16 @@ class _Producing:
         except KlammError as error:
             self._refuse_error(answered, error)
         else:
-            self._appended(answered, partition, header, offset)
+            self._appended(answered, partition, header, offset, records)
 
-    def _appended(self, answered: Any, partition: Partition, header: Header, offset: int) -> None:
+    def _appended(self, answered: Any, partition: Partition, header: Header, offset: int, records: memoryview) -> None:
         metrics = self.broker.metrics
         metrics.batches_in += 1
         metrics.records_in += header.record_count
         answered.base_offset = offset
         answered.log_start_offset = partition.snapshot().log_start
-        if partition.stamps:
-            answered.log_append_time_ms = partition.snapshot().max_timestamp
+        if partition.stamps:  # the batch has its time: appending has put it there
+            answered.log_append_time_ms = parse(records).max_timestamp
         self.touched.append(partition)
         if self.is_answered:
             self._wake_soon()

@@ -361,7 +361,7 @@ _NO_SEQUENCE = 2**31 - 1  # of a marker that begins a new epoch: the next sequen
 
 
 def _merge_partitions(request: Struct) -> None:
-    merge_partitions(request.topics, "partition_indexes")
+    request.topics = merge_partitions(request.topics, "partition_indexes")
 
 
 def _merge_ids(request: Struct) -> None:

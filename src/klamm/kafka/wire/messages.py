@@ -17,6 +17,7 @@ from klamm.kafka.wire.tables.cluster import (
     SASL_HANDSHAKE,
 )
 from klamm.kafka.wire.tables.groups import (
+    CONSUMER_GROUP_HEARTBEAT,
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     FIND_COORDINATOR,
@@ -61,6 +62,7 @@ __all__ = [
     "ALTER_CONFIGS",
     "APIS",
     "API_VERSIONS",
+    "CONSUMER_GROUP_HEARTBEAT",
     "CREATE_PARTITIONS",
     "CREATE_TOPICS",
     "DELETE_GROUPS",
@@ -135,6 +137,7 @@ APIS: dict[int, Api] = {
         DESCRIBE_PRODUCERS,
         DESCRIBE_TRANSACTIONS,
         LIST_TRANSACTIONS,
+        CONSUMER_GROUP_HEARTBEAT,
         DESCRIBE_TOPIC_PARTITIONS,
     )
 }

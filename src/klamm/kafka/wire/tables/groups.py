@@ -3,6 +3,7 @@
 from klamm.kafka.wire.codec import Api
 
 __all__ = [
+    "CONSUMER_GROUP_HEARTBEAT",
     "DELETE_GROUPS",
     "DESCRIBE_GROUPS",
     "FIND_COORDINATOR",
@@ -15,6 +16,34 @@ __all__ = [
     "OFFSET_FETCH",
     "SYNC_GROUP",
 ]
+
+CONSUMER_GROUP_HEARTBEAT = Api("""
+    ConsumerGroupHeartbeat 68, versions 0-1, flexible 0-
+    request
+      group_id                string
+      member_id               string
+      member_epoch            int32
+      instance_id             string?            =null
+      rack_id                 string?            =null
+      rebalance_timeout_ms    int32              =-1
+      subscribed_topic_names  [string]?          =null
+      subscribed_topic_regex  string?        1-  =null
+      server_assignor         string?            =null
+      topic_partitions        [TopicPartitions]?  =null
+        topic_id              uuid
+        partitions            [int32]
+    response
+      throttle_time_ms        int32
+      error_code              int16
+      error_message           string?      =null
+      member_id               string?      =null
+      member_epoch            int32
+      heartbeat_interval_ms   int32
+      assignment              Assignment?  =null
+        topic_partitions      [TopicPartitions]
+          topic_id            uuid
+          partitions          [int32]
+""")
 
 FIND_COORDINATOR = Api("""
     FindCoordinator 10, versions 0-6, flexible 3-
