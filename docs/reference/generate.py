@@ -22,10 +22,12 @@ HERE = Path(__file__).parent
 
 
 def apis() -> str:
-    rows = ["| API | key | versions | |", "|---|---|---|---|"]
+    rows = ["| API | key | versions | runs in | rights | |", "|---|---|---|---|---|---|"]
     for _, row in sorted(TABLE.items()):
         versions = f"{row.min_version}–{row.max_version}" if row.min_version < row.max_version else str(row.max_version)
-        rows.append(f"| {row.api.name} | {row.api.key} | {versions} | {_cell(row.notes)} |")
+        runs = ", ".join(place.value for place in row.runs)
+        rights = ", ".join(row.rights)
+        rows.append(f"| {row.api.name} | {row.api.key} | {versions} | {runs} | {rights} | {_cell(row.notes)} |")
     return "\n".join(rows)
 
 
