@@ -82,8 +82,10 @@ class Listener:
     def gone(self, connection: Channel) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
-            self._per_ip[connection.session.peer_host] -= 1
-            self._per_ip += Counter()  # without addresses that have none
+            host = connection.session.peer_host
+            self._per_ip[host] -= 1
+            if not self._per_ip[host]:
+                del self._per_ip[host]
         self.metrics.connections = len(self.connections)
         self.broker.purgatory.forget(connection.session)
         self.broker.group_coordinator.disconnected(connection.session, now_ms=self.broker.now_ms())

@@ -30,29 +30,20 @@ def merge_partitions(topics: list[Struct] | None, partitions: str, *fields: str)
     """Return the topics of a request with each partition of a topic once, and without those that only repeat.
     `partitions` is the array in a topic, `fields` are those of a partition's key.
     """
-    if topics is None:
-        return None
     seen: dict[Hashable, set[Hashable]] = {}
     merged = []
-    for topic in topics:
-        entries = distinct(getattr(topic, partitions), *fields)
-        known = seen.get(key := _topic_key(topic))
-        if known is None or not entries:
-            seen[key] = {_key(entry, fields) for entry in entries or ()} | (known or set())
-        else:
-            entries = [entry for entry in entries if _key(entry, fields) not in known]
-            if not entries:
+    for topic in topics or ():
+        entries = getattr(topic, partitions)
+        once = distinct(entries, *fields)
+        if len(topics or ()) > 1 and entries:
+            known = seen.setdefault(_topic_key(topic), set())
+            once = [entry for entry in once if _key(entry, fields) not in known]
+            if not once:
                 continue
-            known.update(_key(entry, fields) for entry in entries)
-        if entries is not getattr(topic, partitions):
-            topic = _with(topic, partitions, entries)
+            known.update(_key(entry, fields) for entry in once)
+        setattr(topic, partitions, once)
         merged.append(topic)
-    return merged
-
-
-def _with(topic: Struct, partitions: str, entries: list[Any]) -> Struct:
-    fields = {name: getattr(topic, name) for name in topic.__slots__}
-    return type(topic)(**{**fields, partitions: entries})
+    return None if topics is None else merged
 
 
 def _key(entry: Any, fields: tuple[str, ...]) -> Hashable:
