@@ -113,7 +113,7 @@ def passed_on() -> dict[str, dict[str, Parameter]]:
 
     return {
         "store.producer": options_of(Producer.__init__, "core"),
-        "store.consumer": sharing_options() | options_of(Consumer.__init__, "core", "topics"),
+        "store.consumer": sharing_options() | options_of(Consumer.__init__, "core", "topics", "store"),
         "store.transaction": options_of(Transaction.__init__, "pool", "name"),
         "store.scan": options_of(Scan.__init__, "open_topic"),
     }

@@ -61,7 +61,7 @@ def check(
 
 
 def _size_of_logs(path: str) -> int:
-    """About; others may append or delete meanwhile."""
+    """Return about how many bytes there are: blocks ahead of the commit count, and others may append or delete."""
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
