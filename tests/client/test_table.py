@@ -387,6 +387,8 @@ def test_a_deleted_topic_takes_its_table_with_it(store: klamm.Store, users: Tabl
     for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=False), lambda: len(users)):
         with pytest.raises(klamm.UnknownTopic):
             use()
+    with users._shared._mutex, ThreadPoolExecutor(1) as other, pytest.raises(klamm.UnknownTopic):
+        other.submit(users.get, b"a", wait=False).result()  # it waits for no thread that is at the table, and is told
     until(lambda: not directory.exists(), "the table is removed")
     store.create_topic("users")
     put(store, {b"b": b"1"})

@@ -44,7 +44,7 @@ from klamm.types import TopicId
 if TYPE_CHECKING:
     from klamm.client.rocks import Rocks, Tree
     from klamm.log.partition import Partition
-    from klamm.store.directory import Core
+    from klamm.store.directory import Core, OpenTopic
     from klamm.types import Position
 
 __all__ = ["Materialised", "acquire", "close_all", "release", "release_later"]
@@ -138,6 +138,7 @@ class Materialised:
         if not self._mutex.acquire(blocking=False):
             if wait_s == 0:
                 self.check_usable()
+                self._find_topic()
                 return
             self._wait_for_mutex(wait_s)
         try:
@@ -187,15 +188,20 @@ class Materialised:
             hint="read again, give it more time with wait_ms, or read what it has with wait=False",
         )
 
+    def _find_topic(self) -> OpenTopic:
+        """Return the table's topic; UnknownTopic if it was deleted."""
+        opened = self.core.topic(self.name)
+        if opened.topic.id != self.id:
+            raise UnknownTopic(f"{self.name}: the topic was deleted, and another made with its name")
+        return opened
+
     # ---- catching up, with the mutex held
 
     def _look_at_catalog(self) -> None:
         version = self.heads.catalog_version
         if version == self.version:
             return
-        opened = self.core.topic(self.name)
-        if opened.topic.id != self.id:
-            raise UnknownTopic(f"{self.name}: the topic was deleted, and another made with its name")
+        opened = self._find_topic()
         if opened.count > len(self.logs):
             self._arrange(opened.partitions())
         self.version = version
