@@ -175,8 +175,7 @@ def test_an_error_of_the_reader_is_raised_when_what_runs_is_done(orders: klamm.S
         orders.delete_topic("orders")
 
         def failure() -> BaseException | None:
-            sharing = session_of(consumer).sharing
-            runner = None if sharing is None else sharing.runner
+            runner = getattr(session_of(consumer).sharing, "runner", None)
             return runner._tasks.error if isinstance(runner, _Run) else None
 
         until(failure, "the reader fails")
