@@ -11,6 +11,8 @@ GROUP_OFFSETS = "src/klamm/kafka/apis/group_offsets.py"
 COORDINATOR_TESTS = "tests/kafka/test_coordinator.py"
 OFFSET_TESTS = "tests/kafka/test_group_offset_apis.py"
 FETCH_TESTS = "tests/kafka/test_fetch.py"
+BOUNDS_TESTS = "tests/kafka/test_bounds.py"
+LOOP_TESTS = "tests/kafka/test_loop.py"
 ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
 MUTANTS = [
@@ -144,5 +146,65 @@ MUTANTS = [
             ),
         ),
         (f"{OFFSET_TESTS}::test_an_offset_that_a_transaction_is_about_to_move_is_not_told_to_who_wants_it_stable",),
+    ),
+    Mutant(
+        "a request may name a thing as often as it likes",
+        "guide/serving.md: what a request names several times it gets once",
+        (("src/klamm/kafka/admission.py", "        if row.merge is not None:\n", "        if False:\n"),),
+        (f"{BOUNDS_TESTS}::test_a_partition_is_fetched_once_however_often_it_is_named",),
+    ),
+    Mutant(
+        "a second batch for a partition is appended, too",
+        "kafka/apis/produce.py: a partition is in a request once",
+        (("src/klamm/kafka/apis/produce.py", "                if key in seen:\n", "                if False:\n"),),
+        (f"{BOUNDS_TESTS}::test_a_partition_that_is_produced_to_twice_is_refused_the_second_time",),
+    ),
+    Mutant(
+        "the CRC of a batch is computed before its size is looked at",
+        "kafka/apis/produce.py: size before CRC",
+        (("src/klamm/kafka/apis/produce.py", "        if header.size > max_bytes:", "        if False:"),),
+        (f"{BOUNDS_TESTS}::test_a_batch_that_is_too_large_is_refused_for_that_though_it_is_corrupt",),
+    ),
+    Mutant(
+        "members of a group may say as much as they like",
+        "kafka/group_coordinator.py C6",
+        ((GROUP_STATE, " + request.size > max_bytes:\n", " + request.size < 0:\n"),),
+        (f"{BOUNDS_TESTS}::test_what_the_members_of_a_group_say_is_bounded",),
+    ),
+    Mutant(
+        "responses of any size are sent",
+        "guide/serving.md: socket.response.max.bytes",
+        (("src/klamm/kafka/response_writer.py", "        if size > max_bytes:\n", "        if False:\n"),),
+        (f"{BOUNDS_TESTS}::test_a_response_that_is_too_large_is_not_sent",),
+    ),
+    Mutant(
+        "responses that are not read are held without a bound",
+        "guide/serving.md: queued.max.response.bytes, max.open.ranges",
+        (("src/klamm/kafka/unread.py", "        while self.used > self._limit:\n", "        while False:\n"),),
+        (f"{BOUNDS_TESTS}::test_what_is_held_beyond_the_limit_closes_the_oldest_holders",),
+    ),
+    Mutant(
+        "decompression takes the threads of the catalog",
+        "internals/server.md: threads are kept apart by what must not starve what",
+        (
+            (
+                "src/klamm/kafka/pools.py",
+                "run_in_executor(self._codec, function, *args)",
+                "run_in_executor(self._catalog, function, *args)",
+            ),
+        ),
+        (f"{LOOP_TESTS}::test_decompression_and_cold_reads_do_not_delay_the_catalog",),
+    ),
+    Mutant(
+        "every request waits for the catalog",
+        "internals/server.md: requests that name no new topic do not",
+        (
+            (
+                "src/klamm/kafka/admission.py",
+                "        topics.refresh_soon()\n        return False\n",
+                "        return True\n",
+            ),
+        ),
+        (f"{LOOP_TESTS}::test_what_names_no_new_topic_does_not_wait_for_the_catalog",),
     ),
 ]
