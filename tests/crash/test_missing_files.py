@@ -305,6 +305,16 @@ def test_pairs_of_files_that_are_removed_are_made_again_or_named(stages: Stages,
     run_cases(dice.sample(pairs(stages), 24), lambda case, worker: check(case, stages, scratch / str(worker)))
 
 
+def test_a_repaired_log_that_was_compacted_keeps_its_gaps(stages: Stages, scratch: Path) -> None:
+    keyed = sorted(file for file in files_of(stages.final) if "/keyed-" in file)
+    (checkpoint,) = (file for file in keyed if file.endswith("/cleaner-checkpoint"))
+    logs = [file for file in keyed if file.endswith(".log")]
+    run_cases(
+        [Case((log, checkpoint), "removed", boot) for log in logs for boot in ("same", "other", "running", "beside")],
+        lambda case, worker: check(case, stages, scratch / str(worker)),
+    )
+
+
 @pytest.mark.soak
 def test_every_pair_of_files_that_are_removed_is_made_again_or_named(stages: Stages, scratch: Path) -> None:
     run_cases(pairs(stages), lambda case, worker: check(case, stages, scratch / str(worker)))

@@ -436,9 +436,10 @@ class Examination:
         """Gaps may be anywhere below the active segment, and everything is to be compacted again."""
         assert self.lock is not None
         with self.lock.hold(head.clean_byte(self.slot)):
-            known = point.load(self.directory)
-            below = known.base if isinstance(known, point.Point) else self.log.snapshot().active_base
-            cleaned.store(self.directory, cleaned.Cleaned(0, below))
+            if self._gaps() == cleaned.EVERYWHERE:  # else mending the log has made it again
+                known = point.load(self.directory)
+                below = known.base if isinstance(known, point.Point) else self.log.snapshot().active_base
+                cleaned.store(self.directory, cleaned.Cleaned(0, below))
         return "made anew: everything will be compacted again"
 
     def _reindex(self, base: int) -> str:
