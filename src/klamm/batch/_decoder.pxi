@@ -23,7 +23,6 @@ cdef class Decoder:
     cdef int on_bad
     cdef View view
     cdef Py_ssize_t position            # in the data: behind the batch that is being read
-    cdef Py_ssize_t batch_position      # of that batch
     cdef int64_t end_offset
     cdef klamm_batch batch
     cdef bytes unpacked                 # its records, if it is compressed
@@ -112,15 +111,15 @@ cdef class Decoder:
         if p != end:
             raise bad_records(&batch, self.position, f"{end - p} bytes after the last record")
         self.batch, self.unpacked, self.end, self.left = batch, unpacked, end, batch.record_count
-        self.batch_position = self.position
         self.position += batch.size
         return 0
 
     def take(self, Py_ssize_t most, Py_ssize_t most_bytes=INT64_MAX):
         """Return the next records, at most `most`, all of one leader epoch, and their offsets.
 
-        Records of compressed batches take about `most_bytes` of memory, or are one. The offsets are None if they follow on from `offset`, without a gap. What is wrong with a batch, or with a record by its serde, is raised when it comes first: what is good before
-        it is returned by one call, and the next call raises.
+        Records of compressed batches take about `most_bytes` of memory, or are one. The offsets are None if they follow on
+        from `offset`, without a gap. What is wrong with a batch, or with a record by its serde, is raised when it comes
+        first: what is good before it is returned by one call, and the next call raises.
         """
         cdef list out = []
         self.first, self.offsets, self.bytes_left = self.offset, None, most_bytes

@@ -42,7 +42,7 @@ def _never() -> bool:
     return False
 
 
-class Session:
+class Session(fork.ForkAware):
     """Made by a consumer; see the top of this module."""
 
     def __init__(
@@ -266,12 +266,6 @@ class Session:
             )
         if self.is_closed:
             raise StoreError("the consumer is closed", hint="make another with store.consumer()")
-
-    def before_fork(self) -> None:
-        """Nothing: the child does not use it."""
-
-    def after_fork(self) -> None:
-        """Nothing: the parent goes on."""
 
     def in_child(self) -> None:
         self._is_forked = True
