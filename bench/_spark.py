@@ -89,7 +89,7 @@ def part_of(count: int, size: int) -> tuple[peers.Records, int]:
 def fill_store(path: str, part: peers.Records, times: int) -> None:
     """A store with a topic `bench`: the records, so often, in turn to the partitions."""
     with klamm.open(path) as store:
-        store.create_topic("bench", PARTITIONS)
+        store.topics.create("bench", PARTITIONS)
         for _ in range(times):
             for number in range(PARTITIONS):
                 store.append_many("bench", part[number::PARTITIONS], partition=number, acks=1)

@@ -16,7 +16,7 @@ EPOCHS = 30_000  # of one producer id
 
 
 def fill(store: klamm.Store, topic: str, count: int) -> None:
-    store.create_topic(topic)
+    store.topics.create(topic)
     partition = store._acquired().topic(topic).partition(0)
     builder = Builder(4096)
     for number in range(count):
@@ -33,7 +33,7 @@ def main() -> None:
     with harness.folder() as path, klamm.open(path + "/store") as store:
 
         def read(topic: str, aborted: int) -> harness.Sample:
-            with harness.clock(aborted) as sample, store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+            with harness.clock(aborted) as sample, store.consumer(topic, start="earliest", wait=0) as consumer:
                 assert len(list(consumer)) == 1
             return sample
 

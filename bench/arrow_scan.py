@@ -22,7 +22,7 @@ def main() -> None:
     count = 5_000 if options.quick else options.count
     part = peers.records(min(count, 100_000))
     with harness.folder() as path, klamm.open(path + "/store") as store, duckdb.connect(path + "/db") as connection:
-        store.create_topic("bench", partitions=1)
+        store.topics.create("bench", partitions=1)
         for _ in range(count // len(part)):
             store.append_many("bench", part, acks=1)
         filled = pa.RecordBatchReader.from_stream(store.scan("bench", columns=COLUMNS))

@@ -31,9 +31,9 @@ MIB = 1 << 20
 
 def fill(path: str, size: int) -> None:
     with klamm.open(path) as store:
-        store.create_topic("bench", partitions=1, settings={"retention.ms": -1})
+        store.topics.create("bench", partitions=1, settings={"retention.ms": -1})
         part = [(None, os.urandom(len(VALUE)))] * 10_000
-        while store.topic("bench").partitions[0].size < size:
+        while store.topics.describe("bench").partitions[0].size < size:
             store.append_many("bench", part, acks=1)
 
 
@@ -42,7 +42,7 @@ def open_and_append(start, path: str) -> tuple[float, float]:
     start()
     begin = time.perf_counter()
     with klamm.open(path) as store:
-        assert store.topic("bench").partitions[0].end
+        assert store.topics.describe("bench").partitions[0].end
         opened = time.perf_counter()
         store.append("bench", VALUE, acks=1)
         appended = time.perf_counter()

@@ -31,7 +31,7 @@ def main() -> None:
 
     def ours(append) -> harness.Sample:
         with harness.folder() as path, klamm.open(path + "/store") as store:
-            store.create_topic("bench", partitions=1)
+            store.topics.create("bench", partitions=1)
             store.append_many("bench", rows[:1], acks=1)  # the files are there
             with harness.clock(count) as sample:
                 append(store)

@@ -86,9 +86,9 @@ def tail(rounds: int, sizes: list[int]) -> None:
 
 def fill(path: str, size: int) -> None:
     with klamm.open(path) as store:
-        store.create_topic("bench", partitions=1, settings={"retention.ms": -1})
+        store.topics.create("bench", partitions=1, settings={"retention.ms": -1})
         part = [(None, os.urandom(1000)) for _ in range(2_000)]
-        while store.topic("bench").partitions[0].size < size:
+        while store.topics.describe("bench").partitions[0].size < size:
             store.append_many("bench", part, acks=1)
 
 
@@ -98,7 +98,7 @@ import klamm
 
 path, count = sys.argv[1], int(sys.argv[2])
 with klamm.open(path) as store:
-    store.create_topic("bench")
+    store.topics.create("bench")
 child = os.fork()
 with klamm.open(path) as store:
     if child:
@@ -110,7 +110,7 @@ with klamm.open(path) as store:
         os.waitpid(child, 0)
     else:
         done = 0
-        with store.consumer("bench", start="earliest", form="values", wait_ms=100) as reader:
+        with store.consumer("bench", start="earliest", form="values", wait=0.1) as reader:
             while done < count:
                 done += len(reader.poll(10_000))
 """

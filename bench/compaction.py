@@ -31,12 +31,12 @@ PART = 100_000
 def fill(path: str, keys: int, again: int, rounds: int) -> int:
     """Every key once, then the first `again` of them `rounds` times more: bytes of log."""
     with klamm.open(path) as store:
-        store.create_topic("bench", partitions=1, settings=SETTINGS)
+        store.topics.create("bench", partitions=1, settings=SETTINGS)
         for count in [keys] + [again] * rounds:
             for start in range(0, count, PART):
                 part = range(start, min(start + PART, count))
                 store.append_many("bench", [(number.to_bytes(8, "little"), VALUE) for number in part], acks=1)
-        return store.topic("bench").size
+        return store.topics.describe("bench").size
 
 
 def compact(start, path: str) -> tuple[float, float, int, int, int]:
@@ -46,7 +46,7 @@ def compact(start, path: str) -> tuple[float, float, int, int, int]:
         start()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin, cpu = time.perf_counter(), time.process_time()
-        report = store.compact("bench", force=True)
+        report = store["bench"].compact(force=True)
         took, cpu = time.perf_counter() - begin, time.process_time() - cpu
         grown = max((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, 4096)
         return took, cpu, report.passes, report.records_left, grown

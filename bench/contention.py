@@ -38,7 +38,7 @@ def total(writers: int, acks: int | str, seconds: float) -> tuple[float, float]:
     """Records a second of all, and the worst writer's p99."""
     with harness.folder() as path:
         with klamm.open(path + "/store") as store:
-            store.create_topic("bench", partitions=1)
+            store.topics.create("bench", partitions=1)
         found = together([(writer, (path + "/store", acks, seconds))] * writers)
     return sum(count / took for count, took, _ in found), max(p99 for _, _, p99 in found)
 

@@ -56,7 +56,7 @@ def main() -> None:
     with harness.folder() as path, ExitStack() as stack:
         with klamm.open(path + "/original") as store:
             segment = 1 << 20 if options.quick else 64 << 20
-            store.create_topic("bench", settings={"segment.bytes": segment})
+            store.topics.create("bench", settings={"segment.bytes": segment})
             for _ in range(records // 100):
                 store.append_many("bench", [VALUE] * 100, acks=1)
         subprocess.run(["cp", "-r", path + "/original", path + "/cp"], check=True)

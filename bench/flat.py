@@ -41,9 +41,9 @@ def nanoseconds(store: klamm.Store, numbers: list[int], watch: Callable[[], None
 def by_partitions(options, partitions: int, count: int) -> None:
     draw = random.Random(1)
     with harness.folder() as path, klamm.open(path + "/one") as one, klamm.open(path + "/many") as many:
-        one.create_topic("bench", partitions=1)
+        one.topics.create("bench", partitions=1)
         begin = time.perf_counter()
-        many.create_topic("bench", partitions=partitions)
+        many.topics.create("bench", partitions=partitions)
         created = time.perf_counter()
         for number in range(partitions):
             many.append("bench", VALUE, partition=number, acks=1)
@@ -85,21 +85,21 @@ def fill(store: klamm.Store, records: int) -> None:
     part = [(None, b"")] * min(records, 100_000)
     for _ in range(records // len(part)):
         store.append_many("bench", part, partition=0, acks=1)
-    assert store.topic("bench").partitions[0].end >= records
+    assert store.topics.describe("bench").partitions[0].end >= records
 
 
 def by_records(options, records: int, count: int) -> None:
     with harness.folder() as path, klamm.open(path + "/few") as few, klamm.open(path + "/many") as many:
         for store, size in ((few, 1000), (many, records)):
-            store.create_topic("bench", partitions=1)
+            store.topics.create("bench", partitions=1)
             fill(store, size)
         numbers = [0] * count
 
         def fresh() -> float:
             """The small one stays small: what is measured in it is thrown away."""
             nonlocal few
-            few.delete_topic("bench")
-            few.create_topic("bench", partitions=1)
+            few.topics.delete("bench")
+            few.topics.create("bench", partitions=1)
             fill(few, 1000)
             few.append("bench", VALUE, acks=1)
             return nanoseconds(few, numbers)

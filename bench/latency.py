@@ -59,17 +59,17 @@ def klamm_writer(start, path: str, count: int) -> None:
         stamps(start, count, lambda value: store.append("bench", value, acks=1))
 
 
-def klamm_reader(start, path: str, timeout_ms: int) -> list[float]:
+def klamm_reader(start, path: str, timeout: float) -> list[float]:
     with klamm.open(path) as store, store.consumer("bench", start="earliest", form="values") as consumer:
         poll = consumer.poll
-        return ages(start, lambda: poll(500, timeout_ms))
+        return ages(start, lambda: poll(500, timeout=timeout))
 
 
-def klamm_round(count: int, timeout_ms: int) -> list[float]:
+def klamm_round(count: int, timeout: float) -> list[float]:
     with harness.folder() as path:
         with klamm.open(path + "/store") as store:
-            store.create_topic("bench", partitions=1)
-        jobs = [(klamm_reader, (path + "/store", timeout_ms)), (klamm_writer, (path + "/store", count))]
+            store.topics.create("bench", partitions=1)
+        jobs = [(klamm_reader, (path + "/store", timeout)), (klamm_writer, (path + "/store", count))]
         return together(jobs)[0][1:]
 
 
@@ -161,7 +161,7 @@ def main() -> None:
             {
                 "spin": lambda: klamm_round(count, 0),
                 "lmdb": lambda: lmdb_round(count, False),
-                "block": lambda: klamm_round(count, 1000),
+                "block": lambda: klamm_round(count, 1),
                 "futex": lambda: futex_round(program, count),
                 "lmdb, writemap": lambda: lmdb_round(count, True),
                 "json": lambda: json_round(count),

@@ -32,7 +32,7 @@ def timed(commit, seconds: float) -> tuple[float, float, float]:
 def member(start, path: str, number: int, seconds: float) -> tuple[float, float, float]:
     with klamm.open(path) as store, store.consumer("bench", group="bench") as consumer:
         while len(consumer.assignment()) != 1:
-            consumer.poll(timeout_ms=10)
+            consumer.poll(timeout=0.01)
         start()
         ((topic, partition),) = consumer.assignment()
         return timed(lambda offset: consumer.commit({(topic, partition): offset}), seconds)
@@ -54,7 +54,7 @@ def writer(start, path: str, number: int, seconds: float) -> tuple[float, float,
 def klamm_side(processes: int, seconds: float) -> tuple[float, float, float]:
     with harness.folder() as path:
         with klamm.open(path + "/store") as store:
-            store.create_topic("bench", partitions=processes)
+            store.topics.create("bench", partitions=processes)
             for number in range(processes):
                 store.append_many("bench", [b"x"] * 10, partition=number, acks=1)
         return summed(together([(member, (path + "/store", number, seconds)) for number in range(processes)]))

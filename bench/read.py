@@ -16,7 +16,7 @@ def main() -> None:
     count = 5_000 if options.quick else options.count
     rows = peers.records(count)
     with harness.folder() as path, klamm.open(path + "/store") as store, peers.open_lmdb(path + "/lmdb") as env:
-        store.create_topic("bench", partitions=1)
+        store.topics.create("bench", partitions=1)
         store.append_many("bench", rows, acks=1)
         peers.lmdb_putmulti(env, rows)
         sqlite = peers.open_sqlite(path + "/db")
@@ -26,7 +26,7 @@ def main() -> None:
 
         def ours(form: str) -> harness.Sample:
             seen = 0
-            consumer = store.consumer("bench", start="earliest", wait_ms=0, form=form)
+            consumer = store.consumer("bench", start="earliest", wait=0, form=form)
             with harness.clock(count) as sample, consumer:
                 for batch in consumer.batches(max_records=5000):
                     for _ in batch:

@@ -19,7 +19,7 @@ def main() -> None:
 
     def ours(partitions: int = 1) -> harness.Sample:
         with harness.folder() as path, klamm.open(path + "/store") as store:
-            store.create_topic("bench", partitions=partitions)
+            store.topics.create("bench", partitions=partitions)
             store.append_many("bench", rows[:1], acks=1)
             with harness.clock(count) as sample, store.producer(acks=1) as producer:
                 send = producer.send

@@ -23,7 +23,7 @@ def main() -> None:
 
     def ours() -> harness.Sample:
         with harness.folder() as path, klamm.open(path + "/store") as store:
-            store.create_topic("bench", partitions=1)
+            store.topics.create("bench", partitions=1)
             append = store.append
             append("bench", b"", acks=1)
             with harness.clock(count) as sample:

@@ -69,7 +69,7 @@ def fill(path: str, size: int) -> int:
     """How many records that are."""
     count = 0
     with klamm.open(path) as store:
-        store.create_topic("bench", spark.PARTITIONS, settings={"retention.ms": -1})
+        store.topics.create("bench", spark.PARTITIONS, settings={"retention.ms": -1})
         part = [(None, os.urandom(SIZE)) for _ in range(5_000)]
         while count * SIZE < size:
             for number in range(spark.PARTITIONS):

@@ -38,12 +38,12 @@ def main() -> None:
             return rows.write.format(form).mode("append")
 
         def ours(acks: str) -> harness.Sample:
-            store.create_topic("bench", spark.PARTITIONS)
+            store.topics.create("bench", spark.PARTITIONS)
             with spark.clock(count, server) as sample:
                 writer("klamm").options(topic="bench", acks=acks).save(f"{path}/store")
-            found = sum(each.end for each in store.topic("bench").partitions)
+            found = sum(each.end for each in store.topics.describe("bench").partitions)
             assert count < found <= count + spark.PARTITIONS, found  # and the transaction's markers
-            store.delete_topic("bench")
+            store.topics.delete("bench")
             return sample
 
         def theirs() -> harness.Sample:

@@ -107,7 +107,7 @@ def main() -> None:
         spark.session(quick=quick, **{"spark.sql.streaming.numRecentProgressUpdates": "1000"}) as session,
     ):
         for name in ("from", "to"):
-            store.create_topic(name, spark.PARTITIONS)
+            store.topics.create(name, spark.PARTITIONS)
         topics = [spark.topic(server) for _ in range(2)]
         checkpoints = iter(range(1_000_000))
         producer = producer_of(server)

@@ -32,7 +32,7 @@ def get(rows: list[tuple[bytes, bytes]], chance: random.Random, rounds: int) -> 
     keys = [key for key, _ in chance.sample(rows, reads)]
     for partitions in (1, 8):
         with harness.folder() as path, klamm.open(path + "/store") as store:
-            store.create_topic("users", partitions=partitions)
+            store.topics.create("users", partitions=partitions)
             store.append_many("users", rows, acks=1)
             users = store.table("users")
             assert len(users) == len(rows)
@@ -63,7 +63,7 @@ def get(rows: list[tuple[bytes, bytes]], chance: random.Random, rounds: int) -> 
 def own_write(rows: list[tuple[bytes, bytes]], chance: random.Random, rounds: int) -> None:
     rows = rows[: max(100, len(rows) // 20)]
     with harness.folder() as path, klamm.open(path + "/store") as store:
-        store.create_topic("users")
+        store.topics.create("users")
         append = store.append
 
         def alone() -> harness.Sample:
@@ -93,13 +93,13 @@ def own_write(rows: list[tuple[bytes, bytes]], chance: random.Random, rounds: in
 
 def reopen(rows: list[tuple[bytes, bytes]], chance: random.Random, rounds: int) -> None:
     with harness.folder() as path, klamm.open(path + "/store") as store:
-        store.create_topic("users", partitions=3)
+        store.topics.create("users", partitions=3)
         for _ in range(10):
             store.append_many("users", rows, acks=1)
 
         def ready() -> harness.Sample:
             with harness.clock(1) as sample:
-                users = store.table("users", wait_ms=None)
+                users = store.table("users", wait=None)
                 assert users[rows[0][0]] == rows[0][1]
             users.close()
             return sample

@@ -18,7 +18,7 @@ from _processes import _spawn
 def member(pipe, path: str) -> None:
     with klamm.open(path) as store, store.consumer("bench", group="bench") as consumer:
         while True:
-            batch = consumer.poll(timeout_ms=50)
+            batch = consumer.poll(timeout=0.05)
             if batch:
                 pipe.send((batch.partition, time.monotonic()))
                 consumer.commit(batch)
@@ -28,7 +28,7 @@ def takeover() -> float:
     """Seconds."""
     with harness.folder() as path:
         store = klamm.open(path + "/store")
-        store.create_topic("bench", partitions=2)
+        store.topics.create("bench", partitions=2)
         members = []
         for _ in range(2):
             ours, theirs = _spawn.Pipe()

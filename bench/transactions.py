@@ -18,7 +18,7 @@ BATCH = 500
 
 def small(count: int) -> harness.Sample:
     with harness.folder() as path, klamm.open(path + "/store") as store:
-        store.create_topic("bench")
+        store.topics.create("bench")
         with store.transaction() as tx:
             tx.send("bench", b"x")
         with harness.clock(count) as sample:
@@ -46,16 +46,16 @@ def rows(count: int) -> harness.Sample:
 def pipeline(batches: int, *, exactly_once: bool) -> harness.Sample:
     with harness.folder() as path, klamm.open(path + "/store") as store:
         for topic in ("in", "out"):
-            store.create_topic(topic)
+            store.topics.create(topic)
         store.append_many("in", [(bytes(8), bytes(100))] * (batches * BATCH))
         done = 0
         with (
-            store.consumer("in", group="bench", wait_ms=0) as consumer,
+            store.consumer("in", group="bench", wait=0) as consumer,
             harness.clock(batches * BATCH) as sample,
         ):
             for batch in consumer.batches(max_records=BATCH):
                 if exactly_once:
-                    with store.transaction() as tx:
+                    with consumer.transaction() as tx:
                         for record in batch:
                             tx.send("out", record.value, key=record.key)
                         tx.commit_offsets(batch)

@@ -18,7 +18,7 @@ def seconds_of(action) -> float:
 
 
 def first_poll(store: klamm.Store, group: str) -> float:
-    with store.consumer("wide", group=group, wait_ms=0) as consumer:
+    with store.consumer("wide", group=group, wait=0) as consumer:
         return seconds_of(consumer.poll)
 
 
@@ -26,15 +26,15 @@ def main() -> None:
     options = harness.arguments(__doc__.splitlines()[0], rounds=3, count=(10_000, "partitions"))
     count = 200 if options.quick else options.count
     with harness.folder() as path, klamm.open(path + "/store") as store:
-        store.create_topic("wide", partitions=count)
+        store.topics.create("wide", partitions=count)
         for number in range(0, count, 10):
             store.append("wide", b"x", partition=number, acks=0)
-        store.reset_offsets(store.plan_reset("shown", "wide", to="earliest"))
+        store.groups.reset("shown", "wide", to="earliest")
         found = harness.interleave(
             {
                 "poll": lambda: first_poll(store, f"group {time.time_ns()}"),
-                "group": lambda: seconds_of(lambda: store.group("shown")),
-                "plan": lambda: seconds_of(lambda: store.plan_reset("shown", "wide", to="latest")),
+                "group": lambda: seconds_of(lambda: store.groups.describe("shown")),
+                "plan": lambda: seconds_of(lambda: store.groups.plan_reset("shown", "wide", to="latest")),
                 "tail": lambda: seconds_of(lambda: list(store.tail("wide", 3))),
             },
             options.rounds,

@@ -25,7 +25,7 @@ def say(text: str) -> None:
 
 def service(path: str, name: str, most: int) -> None:
     """Handles orders until there are no more, or, to be killed, until it has handled so many."""
-    with klamm.open(path) as store, store.consumer("orders", group=name, serde="json", wait_ms=200) as orders:
+    with klamm.open(path) as store, store.consumer("orders", group=name, serde="json", wait=0.2) as orders:
         handled = 0
         for batch in orders.batches(max_records=100):
             orders.commit(batch)
@@ -42,7 +42,7 @@ def start(path: str, name: str, most: int = ORDERS * 2) -> subprocess.Popen[byte
 
 def main(path: str) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders", partitions=3, exist_ok=True)
+        store.topics.create("orders", partitions=3, exist_ok=True)
         billing, shipping = start(path, "billing", 500), start(path, "shipping")
         with store.producer(serde="json") as producer:
             for n in range(ORDERS):
@@ -50,8 +50,8 @@ def main(path: str) -> None:
         billing.wait()
         for running in (start(path, "billing"), shipping, start(path, "statistics")):
             running.wait()
-        for name in store.groups():
-            say(f"{name} is {store.group(name).lag} behind")
+        for name in store.groups:
+            say(f"{name} is {store.groups.describe(name).lag} behind")
 
 
 if __name__ == "__main__":

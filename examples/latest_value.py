@@ -16,7 +16,7 @@ SENSORS, REPORTS = 50, 200
 
 def main(path: str) -> None:
     with klamm.open(path) as store:
-        store.create_topic("sensors", 1, {"cleanup.policy": "compact"}, exist_ok=True)
+        store.topics.create("sensors", 1, {"cleanup.policy": "compact"}, exist_ok=True)
         with store.producer(serde="json") as producer:
             for n in range(REPORTS):
                 for sensor in range(SENSORS):
@@ -27,9 +27,9 @@ def main(path: str) -> None:
         print(f"{len(sensors)} sensors; sensor-07 reports {sensors['sensor-07']['celsius']} °C")
         print("sensor-49 is there:", "sensor-49" in sensors)
 
-        before = store.topic("sensors").size
-        report = store.compact("sensors", force=True)
-        after = store.topic("sensors").size
+        before = store.topics.describe("sensors").size
+        report = store["sensors"].compact(force=True)
+        after = store.topics.describe("sensors").size
         print(f"compacted: {report.records_removed:,} records less, {before / after:.0f} times smaller")
         print(f"the table is the same: {sensors['sensor-07']['celsius']} °C")
 

@@ -27,14 +27,14 @@ def main(path: str) -> None:
         seen[record.key].append(record.value)
 
     with klamm.open(path) as store:
-        store.create_topic("payments", partitions=4, exist_ok=True)
+        store.topics.create("payments", partitions=4, exist_ok=True)
         with store.producer(serde="json") as producer:
             for n in range(PAYMENTS):
                 for account in range(ACCOUNTS):
                     producer.send("payments", n, key=f"account-{account}")
 
-        with store.consumer("payments", group="bank", serde="json", wait_ms=0) as payments:
-            report = payments.run(pay, workers=WORKERS, on_error="dead-letter", retries=1, backoff_ms=1)
+        with store.consumer("payments", group="bank", serde="json", wait=0) as payments:
+            report = payments.run(pay, workers=WORKERS, on_error="dead-letter", retries=1, backoff=0.001)
         in_order = all(amounts == sorted(amounts) for amounts in seen.values())
         print(f"{report.done} paid by {len(threads)} workers; in order within each account: {in_order}")
         letters = list(store.dead_letters("payments.dlq"))

@@ -15,11 +15,11 @@ import klamm
 
 def main(path: str, name: str = "reader") -> None:
     with klamm.open(path) as store:
-        store.create_topic("news", exist_ok=True)
-        first = store.topic("news").count
+        store.topics.create("news", exist_ok=True)
+        first = store.topics.describe("news").count
         store.append_many("news", [b"message %d" % (first + n) for n in range(5)])
 
-        with store.consumer("news", group=name, serde="str", wait_ms=0) as news:
+        with store.consumer("news", group=name, serde="str", wait=0) as news:
             for batch in news.batches():
                 print(f"{name}: new:", ", ".join(record.value for record in batch))
                 news.commit(batch)

@@ -17,7 +17,7 @@ COUNT = 100_000
 
 def main(path: str) -> None:
     with klamm.open(path) as store:
-        store.create_topic("messages", exist_ok=True)
+        store.topics.create("messages", exist_ok=True)
         began = time.perf_counter()
         with store.producer(serde="json") as producer:
             for n in range(COUNT):
@@ -26,7 +26,7 @@ def main(path: str) -> None:
 
         for run in (1, 2):
             began, total = time.perf_counter(), 0
-            with store.consumer("messages", serde="json", wait_ms=0) as messages:
+            with store.consumer("messages", serde="json", wait=0) as messages:
                 for message in messages:
                     total += message.value["n"]
             print(f"run {run}: the sum of all n is {total:,}, in {time.perf_counter() - began:.2f} s")

@@ -40,7 +40,7 @@ def child(part: str, path: Path) -> subprocess.Popen[str]:
 
 def write_a_million(store: klamm.Store) -> None:
     say("1. Write a million records to a topic of three partitions.")
-    store.create_topic("orders", partitions=3)
+    store.topics.create("orders", partitions=3)
     half = MILLION // 2
     users = [b"user-%02d" % n for n in range(100)]
 
@@ -73,7 +73,7 @@ def part_read(path: Path) -> None:
     store = klamm.open(path, read_only=True)
     count = 0
     began = time.perf_counter()
-    with store.consumer("orders", start="earliest", wait_ms=0) as orders:
+    with store.consumer("orders", start="earliest", wait=0) as orders:
         for batch in orders.batches(max_records=10_000):
             count += len(batch)
     say(f"   {f'process {os.getpid()} read':34} {rate(count, time.perf_counter() - began)}")
@@ -101,7 +101,7 @@ def query(store: klamm.Store) -> None:
 
 def kill_writers(store: klamm.Store, path: Path) -> None:
     say(f"4. Kill a writer with SIGKILL in the middle of its work, {KILLS} times. Each counts on where the last ended.")
-    store.create_topic("counts")
+    store.topics.create("counts")
     written = 0
     for _ in range(KILLS):
         before = written
@@ -118,7 +118,7 @@ def kill_writers(store: klamm.Store, path: Path) -> None:
                     announced = int(line)
         assert writer.returncode == -signal.SIGKILL
         began = time.perf_counter()
-        with store.consumer("counts", start="earliest", wait_ms=0, serde="str") as counts:
+        with store.consumer("counts", start="earliest", wait=0, serde="str") as counts:
             numbers = [int(record.value) for record in counts]
         spent = (time.perf_counter() - began) * 1e3
         assert numbers == list(range(len(numbers))), "a number is missing, doubled or out of order"
@@ -135,7 +135,7 @@ def kill_writers(store: klamm.Store, path: Path) -> None:
 
 def part_count(path: Path) -> None:
     store = klamm.open(path)
-    with store.consumer("counts", start="earliest", wait_ms=0) as counts:
+    with store.consumer("counts", start="earliest", wait=0) as counts:
         n = sum(len(batch) for batch in counts.batches(max_records=10_000))
     while True:
         store.append("counts", str(n).encode(), acks=1)

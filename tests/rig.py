@@ -107,6 +107,15 @@ def batch(
     return bytearray(builder.seal(producer_id=producer, producer_epoch=epoch, base_sequence=sequence))
 
 
+def wait_any(heads: head.Heads, logs: list[head.Log], seqs: list[int], timeout_us: int, spin_us: int = 0) -> bool:
+    """Wait until the head of one of `logs` has moved on from its `seqs`; whether one has in time."""
+    poller = head.Poller(heads)
+    poller.watch(logs)
+    for index, seq in enumerate(seqs):
+        poller.seen(index, seq)
+    return poller.wait(timeout_us, spin_us) is not None
+
+
 Seen = list[tuple[int, int]]
 
 

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from tests.procs import children
 
 @pytest.fixture
 def store(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders")
+    store.topics.create("orders")
     return store
 
 
 def everything(store: klamm.Store, topic: str = "orders") -> list[klamm.Record]:
-    with store.consumer(topic, wait_ms=0) as consumer:
+    with store.consumer(topic, wait=0) as consumer:
         return list(consumer)
 
 
@@ -42,7 +43,7 @@ def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
 
 def test_a_store_is_made_at_its_first_open_and_found_at_the_next(path: Path) -> None:
     with klamm.open(str(path)) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"hello", key=b"user-1")
         identity = store.store_id
     with klamm.open(path, create=False) as store:
@@ -59,7 +60,7 @@ def test_two_opens_in_one_process_share_the_directory(store: klamm.Store, path: 
 
 
 @pytest.mark.parametrize("options", [{"create": False}, {"read_only": True}])
-def test_opening_what_is_not_there_says_so(path: Path, options: dict[str, bool]) -> None:
+def test_opening_what_is_not_there_says_so(path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(klamm.NotAStore, match="nothing here"):
         klamm.open(path, **options)
     assert not path.exists()
@@ -111,14 +112,14 @@ def test_a_directory_that_cannot_be_written_says_so_and_can_be_read(store: klamm
     code = f"""
 import os, klamm
 with klamm.open({str(path)!r}, read_only=True) as store:  # imports everything, while that is allowed
-    list(store.consumer("orders", wait_ms=0))
+    list(store.consumer("orders", wait=0))
 os.setgid(65534); os.setuid(65534)
 try:
     klamm.open({str(path)!r})
 except klamm.ReadOnly as error:
     print(error)
 with klamm.open({str(path)!r}, read_only=True) as store:
-    print([record.value for record in store.consumer("orders", wait_ms=0)])
+    print([record.value for record in store.consumer("orders", wait=0)])
 """
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
@@ -131,17 +132,17 @@ with klamm.open({str(path)!r}, read_only=True) as store:
 def test_a_read_only_store_reads_and_refuses_every_write(store: klamm.Store, path: Path) -> None:
     store.append("orders", b"hello")
     with klamm.open(path, read_only=True) as reading:
-        assert values(reading) == [b"hello"] and reading.topics() == ["orders"] and reading.read_only
+        assert values(reading) == [b"hello"] and list(reading.topics) == ["orders"] and reading.read_only
         writes: list[Any] = [
             lambda: reading.append("orders", b"x"),
             lambda: reading.append("orders", b"x", acks=1),
             lambda: reading.append_many("orders", [b"x"]),
             reading.producer,
-            lambda: reading.create_topic("users"),
-            lambda: reading.delete_topic("orders"),
-            lambda: reading.alter_topic("orders", {"retention.ms": 1}),
-            lambda: reading.add_partitions("orders", 2),
-            lambda: reading.delete_records("orders", {0: 1}),
+            lambda: reading.topics.create("users"),
+            lambda: reading.topics.delete("orders"),
+            lambda: reading.topics.alter("orders", {"retention.ms": 1}),
+            lambda: reading.topics.add_partitions("orders", 2),
+            lambda: reading["orders"].delete_records({0: 1}),
             reading.maintain,
         ]
         for write in writes:
@@ -152,12 +153,19 @@ def test_a_read_only_store_reads_and_refuses_every_write(store: klamm.Store, pat
 
 def test_a_closed_store_says_so_and_closing_twice_is_nothing(path: Path) -> None:
     store = klamm.open(path)
-    store.create_topic("orders")
-    store.append("orders", b"x", acks=1)
+    orders = store.topics.create("orders")
+    orders.append(b"x", acks=1)
     store.close()
     store.close()
     assert store.closed and "closed" in repr(store)
-    for use in (lambda: store.append("orders", b"x"), store.topics, lambda: store.append("orders", b"x", acks=1)):
+    uses: list[Callable[[], object]] = [
+        lambda: store.append("orders", b"x"),
+        lambda: store.append("orders", b"x", acks=1),
+        lambda: list(store.topics),
+        lambda: orders.append(b"x", acks=1),
+        lambda: store["orders"],
+    ]
+    for use in uses:
         with pytest.raises(klamm.StoreError, match="closed"):
             use()
 
@@ -169,7 +177,7 @@ import klamm
 main = int
 {where}
     store = klamm.open({str(path)!r})
-    store.create_topic("orders")
+    store.topics.create("orders")
     producer = store.producer(linger_ms=60_000)
     for n in range(100):
         producer.send("orders", b"%d" % n)
@@ -193,7 +201,7 @@ def test_a_store_that_is_dropped_lets_go_of_its_descriptors(path: Path) -> None:
 
 def test_a_store_lives_for_as_long_as_what_is_read_or_written_through_it(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
     with klamm.open(path).transaction() as tx:
         tx.send("orders", b"0", headers=[("klamm.dlq.error", b"x")])
     klamm.open(path).producer().send("orders", b"1").result(30)
@@ -275,14 +283,14 @@ def test_a_process_sees_topics_settings_and_deletions_of_another(store: klamm.St
 
     def change() -> None:
         with klamm.open(path) as other:
-            other.alter_topic("orders", {"max.message.bytes": 1000})
-            other.create_topic("users", partitions=2)
+            other.topics.alter("orders", {"max.message.bytes": 1000})
+            other.topics.create("users", partitions=2)
 
     def delete_and_make_anew() -> None:
         with klamm.open(path) as other:
-            other.delete_topic("users")
-            other.delete_topic("orders")
-            other.create_topic("orders", partitions=2)
+            other.topics.delete("users")
+            other.topics.delete("orders")
+            other.topics.create("orders", partitions=2)
 
     with children() as start:
         start(change).answer()
@@ -300,47 +308,48 @@ def test_a_process_sees_topics_settings_and_deletions_of_another(store: klamm.St
 
 
 def test_a_topic_tells_its_partitions_and_settings(store: klamm.Store) -> None:
-    info = store.create_topic("users", partitions=3, settings={"retention.ms": 3_600_000, "segment.bytes": "1048576"})
+    made = store.topics.create("users", partitions=3, settings={"retention.ms": 3_600_000, "segment.bytes": "1048576"})
+    info = made.info()
     assert info.settings == {"retention.ms": "3600000", "segment.bytes": "1048576"}
     assert [partition.number for partition in info.partitions] == [0, 1, 2]
     store.append_many("users", [b"a", b"b"], partition=1)
-    users = store.topic("users")
+    users = store.topics.describe("users")
     assert (users.partitions[1].start, users.partitions[1].end, users.partitions[1].count) == (0, 2, 2)
     assert users.count == 2 and users.size == users.partitions[1].size > 61
-    assert users.id == info.id != store.topic("orders").id
-    assert store.topics() == ["orders", "users"]
+    assert users.id == info.id != store.topics.describe("orders").id
+    assert list(store.topics) == ["orders", "users"]
 
 
 def test_creating_a_topic_twice_is_an_error_unless_it_may_exist(store: klamm.Store) -> None:
     with pytest.raises(klamm.TopicExists):
-        store.create_topic("orders", partitions=5)
-    assert len(store.create_topic("orders", partitions=5, exist_ok=True).partitions) == 1
+        store.topics.create("orders", partitions=5)
+    assert len(store.topics.create("orders", partitions=5, exist_ok=True).info().partitions) == 1
 
 
 @pytest.mark.parametrize("name", ["", ".", "a/b", "käse", "x" * 250, "__klamm-mine"])
 def test_names_kafka_refuses_are_refused(store: klamm.Store, name: str) -> None:
     with pytest.raises(klamm.InvalidTopic):
-        store.create_topic(name)
+        store.topics.create(name)
 
 
 def test_an_unknown_setting_names_the_nearest(store: klamm.Store) -> None:
     with pytest.raises(klamm.InvalidSetting, match=r"retention\.ms"):
-        store.create_topic("users", settings={"retention.mss": 5})
-    assert store.topics() == ["orders"]
+        store.topics.create("users", settings={"retention.mss": 5})
+    assert list(store.topics) == ["orders"]
 
 
 def test_settings_are_altered_and_reset(store: klamm.Store) -> None:
-    store.alter_topic("orders", {"retention.ms": 1000, "segment.bytes": 4096})
-    info = store.alter_topic("orders", {"segment.bytes": 8192}, reset=["retention.ms"])
+    store.topics.alter("orders", {"retention.ms": 1000, "segment.bytes": 4096})
+    info = store.topics.alter("orders", {"segment.bytes": 8192}, reset=["retention.ms"])
     assert info.settings == {"segment.bytes": "8192"}
 
 
 def test_partitions_only_become_more(store: klamm.Store) -> None:
     store.append("orders", b"x", acks=1)
-    assert len(store.add_partitions("orders", 4).partitions) == 4
+    assert len(store.topics.add_partitions("orders", 4).partitions) == 4
     assert store.append("orders", b"y", partition=3, acks=1) == 0
     with pytest.raises(klamm.InvalidSetting):
-        store.add_partitions("orders", 2)
+        store.topics.add_partitions("orders", 2)
 
 
 def test_an_unknown_topic_or_partition_says_so(store: klamm.Store) -> None:
@@ -348,14 +357,14 @@ def test_an_unknown_topic_or_partition_says_so(store: klamm.Store) -> None:
         lambda: store.append("order", b"x"),
         lambda: store.append("order", b"x", acks=1),
         lambda: store.append_many("order", [b"x"]),
-        lambda: store.topic("order"),
-        lambda: store.delete_topic("order"),
-        lambda: store.alter_topic("order", {}),
-        lambda: store.add_partitions("order", 3),
+        lambda: store.topics.describe("order"),
+        lambda: store.topics.delete("order"),
+        lambda: store.topics.alter("order", {}),
+        lambda: store.topics.add_partitions("order", 3),
         lambda: store.consumer("order"),
         lambda: store.tail("order"),
-        lambda: store.delete_records("order", {0: 1}),
-        lambda: store.offset_at("order", 0, 0),
+        lambda: store["order"].delete_records({0: 1}),
+        lambda: store["order"].offset_at(0, 0),
     ]
     for use in uses:
         with pytest.raises(klamm.UnknownTopic, match="did you mean 'orders'"):
@@ -364,8 +373,8 @@ def test_an_unknown_topic_or_partition_says_so(store: klamm.Store) -> None:
         lambda: store.append("orders", b"x", partition=1),
         lambda: store.append_many("orders", [b"x"], partition=-1),
         lambda: store.consumer("orders", partitions=[0, 7]),
-        lambda: store.delete_records("orders", {3: 0}),
-        lambda: store.offset_at("orders", 9, 0),
+        lambda: store["orders"].delete_records({3: 0}),
+        lambda: store["orders"].offset_at(9, 0),
     ):
         with pytest.raises(klamm.UnknownTopic, match="no partition"):
             use()
@@ -373,19 +382,19 @@ def test_an_unknown_topic_or_partition_says_so(store: klamm.Store) -> None:
 
 def test_a_deleted_topic_is_gone_with_its_files_and_its_name_is_free(store: klamm.Store, path: Path) -> None:
     store.append("orders", b"old")
-    store.delete_topic("orders")
-    assert store.topics() == [] and os.listdir(path / "topics") == []
+    store.topics.delete("orders")
+    assert list(store.topics) == [] and os.listdir(path / "topics") == []
     with pytest.raises(klamm.UnknownTopic):
         store.append("orders", b"x", acks=1)
-    store.create_topic("orders")
+    store.topics.create("orders")
     assert store.append("orders", b"new") == 0 and values(store) == [b"new"]
 
 
 def test_whoever_holds_a_partition_of_a_deleted_topic_is_refused(store: klamm.Store) -> None:
     store.append("orders", b"old")
     held = store._acquired().topic("orders").partition(0)
-    with store.consumer("orders", wait_ms=0) as consumer:
-        store.delete_topic("orders")
+    with store.consumer("orders", wait=0) as consumer:
+        store.topics.delete("orders")
         assert held.log.flags & head.DELETED
         with pytest.raises(klamm.UnknownTopic):
             held.append_one(None, b"new")
@@ -396,14 +405,14 @@ def test_whoever_holds_a_partition_of_a_deleted_topic_is_refused(store: klamm.St
 def test_what_a_killed_deleter_left_is_swept(store: klamm.Store, path: Path) -> None:
     store.append("orders", b"old")
     directory = next((path / "topics").iterdir())
-    info = store.topic("orders")
+    info = store.topics.describe("orders")
     store.close()
     with klamm.open(path) as again:
         again._acquired().catalog.delete_topic("orders")  # and killed here
         assert directory.exists()
         again.maintain()
         assert os.listdir(path / "topics") == []
-        again.create_topic("orders")
+        again.topics.create("orders")
         again.append("orders", b"new")
     (path / "topics" / f"{info.id}.deleted" / "0").mkdir(parents=True)  # or killed while removing
     with klamm.open(path) as again:
@@ -415,18 +424,18 @@ def test_what_a_killed_deleter_left_is_swept(store: klamm.Store, path: Path) -> 
 
 def test_offset_at_finds_the_first_record_of_a_time(store: klamm.Store) -> None:
     store.append_many("orders", [(None, b"x", None, 1000 * n) for n in range(100)])
-    assert store.offset_at("orders", 0, 0) == 0
-    assert store.offset_at("orders", 0, 4_500) == 5
-    assert store.offset_at("orders", 0, datetime.fromtimestamp(7, UTC)) == 7
-    assert store.offset_at("orders", 0, 1_000_000) is None
+    assert store["orders"].offset_at(0, 0) == 0
+    assert store["orders"].offset_at(0, 4_500) == 5
+    assert store["orders"].offset_at(0, datetime.fromtimestamp(7, UTC)) == 7
+    assert store["orders"].offset_at(0, 1_000_000) is None
 
 
 def test_delete_records_moves_the_start_and_never_the_offsets(store: klamm.Store) -> None:
     store.append_many("orders", [b"%d" % n for n in range(10)])
-    assert store.delete_records("orders", {0: 4}) == {0: 4}
+    assert store["orders"].delete_records({0: 4}) == {0: 4}
     assert values(store) == [b"4", b"5", b"6", b"7", b"8", b"9"]
     with pytest.raises(klamm.OffsetOutOfRange) as caught:
-        store.delete_records("orders", {0: 11})
+        store["orders"].delete_records({0: 11})
     assert (caught.value.start, caught.value.end) == (4, 10)
     assert store.append("orders", b"10") == 10
 
@@ -435,15 +444,15 @@ def test_maintain_removes_what_retention_says(store: klamm.Store) -> None:
     old = int((datetime.now(UTC) - timedelta(days=2)).timestamp() * 1000)
     store.append_many("orders", [(None, b"old", None, old)] * 10)
     store.maintain()
-    assert store.topic("orders").count == 10
-    store.alter_topic("orders", {"retention.ms": 24 * 3600 * 1000})
+    assert store.topics.describe("orders").count == 10
+    store.topics.alter("orders", {"retention.ms": 24 * 3600 * 1000})
     store.maintain()
-    assert store.topic("orders").partitions[0].start == 10
+    assert store.topics.describe("orders").partitions[0].start == 10
     assert store.append("orders", b"new") == 10 and values(store) == [b"new"]
 
 
 def test_tail_gives_the_last_records_of_all_partitions_by_time(store: klamm.Store) -> None:
-    store.create_topic("users", partitions=3)
+    store.topics.create("users", partitions=3)
     for n in range(30):
         store.append("users", b"%d" % n, timestamp=1000 + n, acks=1)
     assert [record.value for record in store.tail("users", 5)] == [b"25", b"26", b"27", b"28", b"29"]
@@ -460,6 +469,48 @@ def test_tail_that_follows_goes_on_with_what_comes(store: klamm.Store) -> None:
     assert [next(following).value, next(following).value] == [b"1", b"2"]
     store.append("orders", b"3")
     assert next(following).value == b"3"
+
+
+def test_tail_starts_where_it_is_told(store: klamm.Store) -> None:
+    store.topics.create("users", partitions=3)
+    for n in range(30):
+        store.append("users", b"%d" % n, partition=n % 3, timestamp=1000 + n, acks=1)
+
+    def tail(*arguments: Any, **options: Any) -> list[int]:
+        return [int(record.value) for record in store.tail("users", *arguments, **options)]
+
+    assert tail(3, start=("timestamp", 1020)) == [27, 28, 29]
+    assert tail(3, start=("timestamp", 1028)) == [28, 29]
+    assert sorted(tail(start=("timestamp", 1020))) == [*range(20, 30)]
+    assert sorted(tail(start=8)) == [*range(24, 30)]
+    assert tail(start="latest") == tail(0, start="earliest") == []
+    store.append("users", b"30", partition=0, acks=1)
+    assert tail(start=11) == []  # the end of one partition, behind the others
+    with pytest.raises(klamm.OffsetOutOfRange, match=r"offset 12 is not in \[0, 1[01]\)"):
+        tail(start=12)
+    store["users"].delete_records({0: 9})
+    assert sorted(tail(start=8)) == [25, 26, 27, 28, 29, 30]
+
+
+def test_tail_finds_the_last_records_among_offsets_that_have_none(store: klamm.Store) -> None:
+    for n in range(5):
+        store.append("orders", b"%d" % n, acks=1)
+    for _ in range(400):  # markers, and what was aborted
+        with store.transaction() as tx:
+            tx.send("orders", b"aborted")
+            tx.abort()
+    assert [record.value for record in store.tail("orders", 3)] == [b"2", b"3", b"4"]
+    assert list(store.tail("orders", 3, start=5)) == []
+
+
+def test_tail_that_follows_leaves_out_nothing_of_a_transaction_that_was_open(store: klamm.Store) -> None:
+    store.append("orders", b"0")
+    with store.transaction(batch_bytes=1) as tx:
+        tx.send("orders", b"1")
+        assert store.topics.describe("orders").partitions[0].end == 2
+        following = store.tail("orders", follow=True)
+        assert next(following).value == b"0"
+    assert next(following).value == b"1"
 
 
 def test_backup_and_check_are_at_hand(store: klamm.Store, tmp_path: Path) -> None:

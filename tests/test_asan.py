@@ -9,7 +9,9 @@ from tests import asan
 pytestmark = pytest.mark.skipif(asan.library() is None, reason="gcc with AddressSanitizer is not here")
 
 TABLE = "tests/log/test_producer_table.py::test_no_table_of_producers_crashes_a_process_that_uses_it"
-HOSTILE = ["tests/batch/test_hostile.py", "tests/log/test_side_files.py", TABLE]
+HOSTILE = ["tests/batch/test_hostile.py", "tests/batch/test_decoder.py", "tests/log/test_side_files.py", TABLE]
+ENGINE = ["tests/client/test_read_engine.py", "tests/client/test_closing.py", "tests/client/test_waiting.py"]
+WAITING = ["tests/disk/test_bell.py", "tests/disk/test_os.py"]
 ALL = ["tests/batch", "tests/log", "tests/crash/test_damage.py", "--deselect=tests/batch/test_codecs.py"]
 
 
@@ -31,8 +33,9 @@ def test_the_sanitizer_would_have_told(tmp_path_factory: pytest.TempPathFactory)
     script.write_text(
         "import ctypes\n"
         "from klamm.batch import _kernel\n"
+        "from klamm.disk import _os\n"
         "from klamm.log import _head\n"
-        f"assert all(each.__file__.startswith({str(asan.build())!r}) for each in (_kernel, _head))\n"
+        f"assert all(each.__file__.startswith({str(asan.build())!r}) for each in (_kernel, _os, _head))\n"
         "def test_beyond():\n"
         "    data = bytes(100)\n"
         "    ctypes.memmove(ctypes.create_string_buffer(400), ctypes.c_char_p(data), 300)\n"
@@ -44,4 +47,9 @@ def test_the_sanitizer_would_have_told(tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.soak
 def test_everything_stays_within_its_buffers_for_long() -> None:
-    check(ALL, 20_000)
+    check([*ALL, *WAITING], 20_000)
+
+
+@pytest.mark.soak
+def test_engines_and_pollers_stay_within_their_buffers() -> None:
+    check(ENGINE, 100)

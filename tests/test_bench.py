@@ -31,7 +31,11 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
 
 
 @pytest.mark.parametrize(
-    "script", ["import_time", "single_append", "table", "contention", "lock_word", "blocks_ahead", "cli"]
+    "script",
+    [
+        *("import_time", "single_append", "table", "contention", "blocks_ahead", "cli"),
+        pytest.param("lock_word", marks=pytest.mark.soak),  # compiles an older commit first
+    ],
 )
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:
     signed(answers(script, tmp_path), tmp_path)

@@ -24,7 +24,7 @@ PAGES = ["README.md", "docs/start.md", *sorted(f"docs/guide/{path.name}" for pat
 BEFORE_GUIDE = """
 import klamm
 store = klamm.open("events/")
-info = store.create_topic("orders", partitions=3, exist_ok=True)
+orders = store.topics.create("orders", partitions=3, exist_ok=True)
 where = store.append_many("orders", [(b"user-%d" % (n % 10), b"%d" % n) for n in range(1000)])
 """
 
@@ -55,6 +55,9 @@ ELSEWHERE = {
     ("docs/guide/pipeline-streams.md", "py", ""): _STREAMS,
     ("docs/guide/spark-exactly-once.md", "py", ""): _EXACTLY_ONCE,
     ("docs/guide/spark.md", "python", ""): _SPARK,
+    ("docs/guide/workers-and-dead-letters.md", "sh", "klamm work"): (
+        "tests/cli/test_work.py::test_the_command_of_the_guide_works"
+    ),
     ("docs/internals/kafka-wire.md", "python", ">>> "): (
         "tests/test_documents.py::test_a_dialogue_with_a_prompt_goes_as_the_page_says"
     ),

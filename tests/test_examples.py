@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+PUBLIC = {"klamm", "klamm.aio", "klamm.spark", "klamm.spark.pipelines", "klamm.testing"}
 
 
 def run(name: str, *arguments: str | Path) -> list[str]:
@@ -17,6 +20,17 @@ def run(name: str, *arguments: str | Path) -> list[str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_an_example_imports_only_what_is_public(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("klamm"):
+            modules = [str(node.module)]
+            public = importlib.import_module(str(node.module)).__all__
+            assert [alias.name for alias in node.names if alias.name not in public] == []
+        assert {name for name in modules if name.startswith("klamm")} <= PUBLIC
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "tour.py"))
@@ -46,6 +60,12 @@ def test_workers_keep_the_order_of_a_key(tmp_path: Path) -> None:
     paid, letters = run("one_reader_many_workers.py", tmp_path)
     assert paid.startswith("980 paid by") and paid.endswith("in order within each account: True")
     assert letters == "20 dead letters: ValueError: nobody pays 13"
+
+
+def test_totals_are_right_though_a_process_is_killed(tmp_path: Path) -> None:
+    totals, alarms = run("running_totals.py", tmp_path)
+    assert totals == "3,920 invoices of 4,000 orders; 10 totals: {9800}"
+    assert alarms == "alarms: 1830"
 
 
 def test_a_compacted_topic_is_a_view_of_latest_values(tmp_path: Path) -> None:

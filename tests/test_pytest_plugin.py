@@ -30,13 +30,13 @@ def run(tmp_path: Path, code: str, *options: str) -> subprocess.CompletedProcess
 
 
 def test_it_is_a_server_with_an_empty_store_of_the_tests_own(klamm_server: KlammServer, tmp_path: Path) -> None:
-    assert isinstance(klamm_server.store, klamm.Store) and klamm_server.store.topics() == []
+    assert isinstance(klamm_server.store, klamm.Store) and list(klamm_server.store.topics) == []
     assert Path(klamm_server.store.path).is_relative_to(tmp_path)
     assert klamm_server.address == klamm_server.bootstrap_servers == str(klamm_server)
     assert f"{klamm_server.host}:{klamm_server.port}" == klamm_server.address
     assert klamm_server.address in repr(klamm_server)
     send(klamm_server.address, b"a")
-    assert klamm_server.store.topic("orders").partitions[0].end == 1
+    assert klamm_server.store.topics.describe("orders").partitions[0].end == 1
 
 
 @pytest.mark.klamm_server(default_partitions=3, node_id=9)
@@ -44,12 +44,12 @@ class TestMarked:
     def test_a_marker_gives_settings(self, klamm_server: KlammServer) -> None:
         assert list(AdminClient({"bootstrap.servers": str(klamm_server)}).list_topics(timeout=10).brokers) == [9]
         send(klamm_server.address, b"a")
-        assert len(klamm_server.store.topic("orders").partitions) == 3
+        assert len(klamm_server.store.topics.describe("orders").partitions) == 3
 
     @pytest.mark.klamm_server(default_partitions=2)
     def test_the_marker_of_a_test_wins_over_that_of_its_class(self, klamm_server: KlammServer) -> None:
         send(klamm_server.address, b"a")
-        assert len(klamm_server.store.topic("orders").partitions) == 2
+        assert len(klamm_server.store.topics.describe("orders").partitions) == 2
         assert list(AdminClient({"bootstrap.servers": str(klamm_server)}).list_topics(timeout=10).brokers) == [9]
 
 
@@ -67,7 +67,7 @@ def test_topics_come_from_files_that_a_marker_names(tmp_path: Path) -> None:
         def test_of_a_server(klamm_server, klamm_store):
             for store in (klamm_server.store, klamm_store):
                 assert [record.value for record in store.tail("orders", 9)] == [b"one coffee", b"two teas"]
-                assert len(store.topic("prices").partitions) == 2
+                assert len(store.topics.describe("prices").partitions) == 2
             assert klamm_server.store.store_id != klamm_store.store_id
 
         def test_of_another(klamm_store, tmp_path):
@@ -110,9 +110,9 @@ def test_each_test_has_a_server_of_its_own_and_a_session_has_one(tmp_path: Path)
         seen = []
 
         def look(server, session):
-            assert server.store.topics() == []
-            server.store.create_topic("orders")
-            session.store.create_topic("shared", exist_ok=True)
+            assert list(server.store.topics) == []
+            server.store.topics.create("orders")
+            session.store.topics.create("shared", exist_ok=True)
             seen.append((server.store.store_id, session.address))
 
         def test_one(klamm_server, klamm_server_session):

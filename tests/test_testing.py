@@ -22,7 +22,7 @@ BOOT_ID_AT, AHEAD_AT = 16, 152  # in the file heads
 
 
 def values(store: klamm.Store, topic: str = "orders") -> list[bytes | None]:
-    with store.consumer(topic, wait_ms=0) as consumer:
+    with store.consumer(topic, wait=0) as consumer:
         return [record.value for record in consumer]
 
 
@@ -50,10 +50,10 @@ def test_a_file_of_yaml_makes_topics_and_records(store: klamm.Store, tmp_path: P
         empty:
     """)
     assert testing.seed(store, path) == {"orders": 4, "invoices": 2, "empty": 0}
-    assert store.topics() == ["empty", "invoices", "orders"]
-    orders = store.topic("orders")
+    assert list(store.topics) == ["empty", "invoices", "orders"]
+    orders = store.topics.describe("orders")
     assert len(orders.partitions) == 3 and orders.settings["cleanup.policy"] == "compact"
-    with store.consumer("orders", wait_ms=0) as consumer:
+    with store.consumer("orders", wait=0) as consumer:
         found = {record.key if record.value is not None else None: record for record in consumer}
     alice, bob = found[b"alice"], found[b"bob"]
     assert (alice.value, alice.headers) == (b'{"item":"coffee","count":2}', (("source", b"web"),))
@@ -68,7 +68,7 @@ def test_json_lines_go_to_one_topic_or_to_those_they_name(store: klamm.Store, tm
     path = tmp_path / "orders.jsonl"
     path.write_text('{"value": "a"}\n\n{"topic": "others", "value": "b", "partition": 1, "offset": 7}\n')
     assert testing.seed(store, path) == {"orders": 1, "others": 1}
-    assert len(store.topic("others").partitions) == 2
+    assert len(store.topics.describe("others").partitions) == 2
     assert testing.seed(store, path, topic="others") == {"others": 2}
     assert sorted(values(store, "others")) == [b"a", b"b", b"b"]  # type: ignore[type-var]
 
@@ -78,10 +78,10 @@ def test_what_a_store_exports_seeds_another(store: klamm.Store, tmp_path: Path) 
 
     from klamm.cli.main import app
 
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"\xff", key=b"k", headers=[("h", b"1")], timestamp=5)
     path = tmp_path / "orders.jsonl"
-    done = CliRunner().invoke(app, ["export", "orders", "-o", str(path), "--store", store.path])
+    done = CliRunner().invoke(app, ["export", "orders", "--to", str(path), "--store", store.path])
     assert done.exit_code == 0, done.output
     with klamm.open(tmp_path / "another") as another:
         testing.seed(another, path)
@@ -119,11 +119,11 @@ def test_what_a_store_exports_seeds_another(store: klamm.Store, tmp_path: Path) 
 def test_a_file_that_does_not_fit_is_refused_whole(
     store: klamm.Store, tmp_path: Path, name: str, text: str, error: type[Exception], says: str
 ) -> None:
-    store.create_topic("there")
+    store.topics.create("there")
     (tmp_path / name).write_text(text)
     with pytest.raises(error, match=f"(?s){says}"):
         testing.seed(store, tmp_path / name)
-    assert store.topics() == ["there"]
+    assert list(store.topics) == ["there"]
 
 
 def test_a_file_that_is_not_there_or_names_its_topics_itself(store: klamm.Store, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_file_that_is_not_there_or_names_its_topics_itself(store: klamm.Store,
 
 
 def test_retention_goes_by_the_clock_and_new_records_bear_it(store: klamm.Store) -> None:
-    store.create_topic("orders", settings={"retention.ms": HOUR_MS})
+    store.topics.create("orders", settings={"retention.ms": HOUR_MS})
     producer = store.producer()
     producer.send("orders", b"old").result(10)
     store.append("orders", b"old", acks=1)
@@ -155,7 +155,7 @@ def test_retention_goes_by_the_clock_and_new_records_bear_it(store: klamm.Store)
     with store.transaction() as transaction:
         transaction.send("orders", b"in a transaction")
     store.maintain()
-    with store.consumer("orders", wait_ms=0) as consumer:
+    with store.consumer("orders", wait=0) as consumer:
         found = list(consumer)
     assert len(found) == 8
     for record in found:
@@ -165,23 +165,23 @@ def test_retention_goes_by_the_clock_and_new_records_bear_it(store: klamm.Store)
 
 
 def test_times_that_are_relative_are_relative_to_it(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"read")
-    with store.consumer("orders", group="billing", wait_ms=0) as consumer:
+    with store.consumer("orders", group="billing", wait=0) as consumer:
         assert [record.value for record in consumer] == [b"read"]
         consumer.commit()
     store.append("orders", b"old")
     testing.advance(store, hours=2)
     store.append("orders", b"new")
-    with store.consumer("orders", start=timedelta(hours=1), wait_ms=0) as consumer:
+    with store.consumer("orders", start=timedelta(hours=1), wait=0) as consumer:
         assert [record.value for record in consumer] == [b"new"]
-    assert store.scan("orders", since="1h").to_table()["value"].to_pylist() == [b"new"]
-    [offset] = store.group("billing").offsets
+    assert store.scan("orders", start="1h").to_table()["value"].to_pylist() == [b"new"]
+    [offset] = store.groups.describe("billing").offsets
     assert offset.lag == 2 and offset.lag_ms is not None and offset.lag_ms >= 2 * HOUR_MS
 
 
 def test_tombstones_go_by_it(store: klamm.Store) -> None:
-    store.create_topic("users", settings={"cleanup.policy": "compact", "delete.retention.ms": HOUR_MS})
+    store.topics.create("users", settings={"cleanup.policy": "compact", "delete.retention.ms": HOUR_MS})
     store.append("users", b"x", key=b"alice")
     store.append("users", None, key=b"alice")
     store.compact(force=True)
@@ -192,18 +192,18 @@ def test_tombstones_go_by_it(store: klamm.Store) -> None:
 
 
 def test_transactions_time_out_by_it(store: klamm.Store) -> None:
-    store.create_topic("orders")
-    transaction = store.transaction(timeout_ms=60_000, batch_bytes=1)
+    store.topics.create("orders")
+    transaction = store.transaction(timeout=60, batch_bytes=1)
     transaction.send("orders", b"never")
     testing.advance(store, minutes=2)
     with pytest.raises(Aborted):
         transaction.commit()
-    assert values(store) == [] and store.transactions() == []
+    assert values(store) == [] and list(store.transactions) == []
 
 
 def test_a_member_that_may_come_back_is_awaited_by_it(store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=2)
-    options: dict[str, Any] = {"group": "billing", "wait_ms": 0, "rejoin_ms": HOUR_MS}
+    store.topics.create("orders", partitions=2)
+    options: dict[str, Any] = {"group": "billing", "wait": 0, "rejoin_timeout": timedelta(hours=1)}
     with store.consumer("orders", **options, member="a") as one:
         with store.consumer("orders", **options, member="b") as other:
             until(lambda: one.poll() is not None and other.poll() is not None and len(one.assignment()) == 1, "a share")
@@ -214,7 +214,7 @@ def test_a_member_that_may_come_back_is_awaited_by_it(store: klamm.Store) -> Non
 
 
 def test_every_process_sees_it(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     testing.advance(store, hours=2)
 
     def act() -> float:
@@ -268,7 +268,7 @@ def test_retention_of_what_a_kafka_client_sent(klamm_server: KlammServer) -> Non
 
 
 def test_a_transaction_of_a_kafka_client_times_out_by_it(klamm_server: KlammServer) -> None:
-    klamm_server.store.create_topic("orders")
+    klamm_server.store.topics.create("orders")
     settings = {"bootstrap.servers": klamm_server.address, "transactional.id": "t", "transaction.timeout.ms": 60_000}
     producer = Producer(settings)
     producer.init_transactions(20)
@@ -276,14 +276,14 @@ def test_a_transaction_of_a_kafka_client_times_out_by_it(klamm_server: KlammServ
     producer.produce("orders", b"never")
     assert producer.flush(20) == 0
     klamm_server.advance(minutes=2)
-    assert klamm_server.store.transactions() == []
+    assert list(klamm_server.store.transactions) == []
     with pytest.raises(KafkaException):
         producer.commit_transaction(20)
     assert values(klamm_server.store) == []
 
 
 def test_a_session_ends_by_it_and_the_member_joins_again(klamm_server: KlammServer) -> None:
-    klamm_server.store.create_topic("orders")
+    klamm_server.store.topics.create("orders")
     assigned, lost = [], []
     consumer = Consumer({"bootstrap.servers": klamm_server.address, "group.id": "billing"})
     consumer.subscribe(

@@ -91,7 +91,6 @@ SKIPPED = {
     "client/test_waiting.py::test_a_handler_of_ones_own": SIGINT,
     "client/test_waiting.py::test_a_second_ctrl_c": SIGINT,
     "client/test_waiting.py::test_ctrl_c": SIGINT,
-    "client/test_workers.py::test_a_second_ctrl_c": SIGINT,
-    "client/test_workers.py::test_ctrl_c": SIGINT,
+    "client/test_worker_signals.py::": SIGINT,
     "client/test_workers.py::test_workers_of_a_killed_reader_end": ONE_PROCESS,
 }

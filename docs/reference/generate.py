@@ -102,7 +102,8 @@ def _meaning(parameter: Any) -> str:
     told = parameter.help or ""
     if parameter.envvar:
         told += f" Or `${parameter.envvar}`."
-    if parameter.param_type_name == "option" and not parameter.is_flag and parameter.default not in (None, ()):
+    has_default = parameter.default not in (None, ()) and not callable(parameter.default)
+    if parameter.param_type_name == "option" and not parameter.is_flag and has_default:
         told += f" [default: {parameter.default}]"
     return told
 

@@ -21,11 +21,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
-
 import klamm
-from klamm.spark import java
-from klamm.spark.session import settings
+import klamm.spark
 
 NAME = "shop"
 TOPICS = ("orders", "large-orders")
@@ -48,14 +45,14 @@ def conf(events: Path, home: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    return settings(events, master="local[*]", kafka=False, version=pyspark.__version__, conf=catalog)
+    return klamm.spark.session_settings(events, master="local[*]", **catalog)
 
 
 def prepare(events: Path) -> Path:
     """The project's folder, with everything in it that Spark does not make itself."""
     with klamm.open(events) as store:
         for topic in TOPICS:
-            store.create_topic(topic, exist_ok=True)
+            store.topics.create(topic, exist_ok=True)
     home = events / "pipelines" / NAME
     (home / "conf").mkdir(parents=True, exist_ok=True)
     lines = [f"{name} {value}\n" for name, value in conf(events, home).items()]
@@ -73,7 +70,11 @@ def main() -> int:
     options = parser.parse_args()
     home = prepare(options.events.resolve())
     # Settings in a file: what is given by --conf, Spark 4.2 loses on the way to the server that it starts.
-    environment = {"JAVA_HOME": java.find().home, "PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": f"{home}/conf"}
+    environment = {
+        "JAVA_HOME": klamm.spark.java_home(),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": f"{home}/conf",
+    }
     command = [Path(sys.executable).parent / "spark-pipelines", "run"]
     return subprocess.run(command, cwd=home, env={**os.environ, **environment}, check=False).returncode
 

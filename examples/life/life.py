@@ -27,9 +27,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import klamm
 import klamm.spark
-from klamm.errors import InvalidSetting
-from klamm.spark.pipelines.claim import Claim
-from klamm.spark.pipelines.running import home, source
+from klamm.spark.pipelines import checkpoint
 
 TILES = 4  # in a row, and in a column
 ENOUGH = "there are as many generations as were asked for"
@@ -101,15 +99,16 @@ def tile_of(size: int, side: int, until: int) -> Callable[..., Iterator[pd.DataF
 def run(spark: SparkSession, path: str, size: int, generations: int, seed: int, topic: str = world.TOPIC) -> list[dict]:
     """Until the generation is in the log, or nothing changes any more; what Spark says of each micro-batch."""
     if size % TILES or size < 2 * TILES:
-        raise InvalidSetting(f"size: {size} cells cannot be cut into {TILES} tiles", hint=f"try {2 * TILES} or 512")
+        raise klamm.InvalidSetting(
+            f"size: {size} cells cannot be cut into {TILES} tiles", hint=f"try {2 * TILES} or 512"
+        )
     with klamm.open(path) as store:
         world.create(store, topic)
-        read = source(path, topic)
-        claim = Claim.take(home(read, topic, None), read.identity("life"), {"size": size, "seed": seed, "tiles": TILES})
+        location = checkpoint(path, topic, pipeline="life", options={"size": size, "seed": seed, "tiles": TILES})
         world.seed(store, world.random_cells(size, seed), topic)
     events = klamm.spark.read_stream(spark, path, subscribe=topic, startingOffsets="earliest", columns="key,value")
     changes = next_generation(events, size, generations)
-    query = klamm.spark.write_stream(changes, path, topic=topic, checkpointLocation=claim.checkpoint).start()
+    query = klamm.spark.write_stream(changes, path, topic=topic, checkpointLocation=location).start()
     try:
         query.processAllAvailable()  # which never ends, as long as each micro-batch makes the next one's input
     except StreamingQueryException as error:

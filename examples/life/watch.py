@@ -17,10 +17,10 @@ import klamm
 __all__ = ["cell", "region"]
 
 
-def cell(store: klamm.Store, x: int, y: int, topic: str = world.TOPIC, wait_ms: int | None = None) -> Iterator[str]:
-    """What happened to a cell, in order, and what happens to it until nothing came for `wait_ms`."""
+def cell(store: klamm.Store, x: int, y: int, topic: str = world.TOPIC, wait: float | None = None) -> Iterator[str]:
+    """What happened to a cell, in order, and what happens to it until nothing came for `wait`."""
     mine = b"%d,%d" % (x, y)
-    with store.consumer(topic, form="tuples", wait_ms=wait_ms) as consumer:
+    with store.consumer(topic, form="tuples", wait=wait) as consumer:
         for key, value in consumer:
             if key == mine:
                 yield value.decode()
@@ -33,10 +33,10 @@ def region(
     width: int,
     height: int,
     topic: str = world.TOPIC,
-    wait_ms: int | None = None,
+    wait: float | None = None,
 ) -> Iterator[tuple[int, set[tuple[int, int]]]]:
     """The generation and the living cells of a window: as it is, then each generation that changes something there."""
-    table = store.table(topic, wait_ms=None)
+    table = store.table(topic, wait=None)
     here = table.offsets()  # before the table is read: what comes in between is then seen twice, not missed
     living: set[tuple[int, int]] = set()
     latest = 0
@@ -53,13 +53,13 @@ def region(
         latest = max(latest, int(generation))
         is_changed(key, what)
     changed = True
-    with store.consumer(topic, form="tuples", start={0: here[0].offset}, wait_ms=wait_ms) as consumer:
+    with store.consumer(topic, form="tuples", start={0: here[0].offset}, wait=wait) as consumer:
         while True:
-            batch = consumer.poll(10_000, 0 if changed else None)
+            batch = consumer.poll(10_000, timeout=0 if changed else None)
             if changed and not batch:  # everything is read, and a generation becomes visible as a whole
                 yield latest, living
                 changed = False
-            elif not batch and wait_ms is not None:
+            elif not batch and wait is not None:
                 return
             for key, value in batch:
                 generation, what = value.split()

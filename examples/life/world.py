@@ -32,12 +32,12 @@ def random_cells(size: int, number: int) -> np.ndarray:
 
 def create(store: klamm.Store, topic: str = TOPIC) -> None:
     """The topic, if it is not there yet."""
-    store.create_topic(topic, settings={"cleanup.policy": "compact"}, exist_ok=True)
+    store.topics.create(topic, settings={"cleanup.policy": "compact"}, exist_ok=True)
 
 
 def seed(store: klamm.Store, cells: np.ndarray, topic: str = TOPIC) -> None:
     """Generation 0, in one transaction; nothing if the topic has one."""
-    with store.consumer(topic, wait_ms=0) as consumer:
+    with store.consumer(topic, wait=0) as consumer:
         if consumer.poll(1):
             return
     with store.transaction(f"seed of {topic}") as transaction:
@@ -83,7 +83,7 @@ def now(store: klamm.Store, size: int, topic: str = TOPIC) -> tuple[np.ndarray, 
     """The world as a table, compacted or not: cells[y, x], and the generation each cell changed in last (-1: none)."""
     cells = np.zeros((size, size), bool)
     changed = np.full((size, size), -1)
-    for key, value in store.table(topic, wait_ms=None).items():
+    for key, value in store.table(topic, wait=None).items():
         x, y = map(int, key.split(b","))
         generation, what = value.split()
         cells[y, x], changed[y, x] = what == b"born", int(generation)

@@ -1,8 +1,8 @@
 """Klamm: a durable, replayable event log in a directory, shared by processes, without a daemon.
 
     store = klamm.open("events/")
-    store.create_topic("orders")
-    store.append("orders", b"hello", key=b"user-1")
+    orders = store.topics.create("orders")
+    orders.append(b"hello", key=b"user-1")
 
 `klamm.aio` has the same for asyncio; `klamm.server` lets Kafka clients in.
 """
@@ -11,13 +11,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from klamm.api import Store, check, open  # noqa: A004  # klamm.open is meant
-from klamm.batch import Delivery, Record
+from klamm.api import Store, Topic, Topics, Transactions, check, open  # noqa: A004  # klamm.open is meant
+from klamm.batch import Delivery, Headers, Partitioner, Record
 from klamm.client import Consumer, Offsets, Producer
+from klamm.client.groups.assignment import Assignor
+from klamm.client.groups.group_admin import Groups
+from klamm.client.groups.sharing import RebalanceCallback
+from klamm.client.options import Acks
+from klamm.client.serde import Serde
+from klamm.client.subscription import TopicSelection
 from klamm.errors import (
     Aborted,
     BatchConflict,
     BufferFull,
+    Closed,
     CommitGap,
     CorruptBatch,
     DiskFull,
@@ -33,6 +40,7 @@ from klamm.errors import (
     LogError,
     NewerFormat,
     NotAStore,
+    NotInstalled,
     NotOwner,
     OffsetOutOfRange,
     OnceMismatch,
@@ -49,11 +57,14 @@ from klamm.errors import (
     UnknownTopic,
     UnsupportedFilesystem,
 )
+from klamm.times import Duration
 from klamm.types import (
     Appended,
     Batch,
     Committed,
     CompactionReport,
+    Cut,
+    GivenHeaders,
     GroupInfo,
     GroupMember,
     GroupOffset,
@@ -63,41 +74,63 @@ from klamm.types import (
     OffsetMove,
     OutputRange,
     PartitionInfo,
+    PipeReport,
     Position,
     RunReport,
     TopicInfo,
+    TopicPartition,
     TransactionInfo,
 )
+from klamm.where import Where, WhereLike, last
 
 if TYPE_CHECKING:
     from klamm import aio, testing
-    from klamm.client.dead_letters import DeadLetter
-    from klamm.client.sql_offsets import SqlOffsets
-    from klamm.client.table import Table
+    from klamm.arrow.scan import Scan
+    from klamm.arrow.sql_result import SqlResult
+    from klamm.client.groups.sql_offsets import SqlOffsets
+    from klamm.client.pipe.output import Output, to
+    from klamm.client.pipe.pipe import Pipe
+    from klamm.client.pipe.state import State
+    from klamm.client.table.table import Table
     from klamm.client.transaction import Transaction
+    from klamm.client.work.dead_letters import DeadLetter, Origin
+    from klamm.client.work.outcomes import Attempt
     from klamm.kafka.background import server
+    from klamm.store.backup import Copied
+    from klamm.store.examine import Breach, Report
 
 __all__ = [
     "Aborted",
+    "Acks",
     "Appended",
+    "Assignor",
+    "Attempt",
     "Batch",
     "BatchConflict",
+    "Breach",
     "BufferFull",
+    "Closed",
     "CommitGap",
     "Committed",
     "CompactionReport",
     "Consumer",
+    "Copied",
     "CorruptBatch",
+    "Cut",
     "DeadLetter",
     "Delivery",
     "DiskFull",
+    "Duration",
     "Fenced",
     "Forked",
+    "GivenHeaders",
     "GroupBusy",
     "GroupError",
     "GroupInfo",
     "GroupMember",
     "GroupOffset",
+    "Groups",
+    "Headers",
     "InputRange",
     "InvalidRecord",
     "InvalidSetting",
@@ -109,41 +142,62 @@ __all__ = [
     "LogError",
     "NewerFormat",
     "NotAStore",
+    "NotInstalled",
     "NotOwner",
     "OffsetMove",
     "OffsetOutOfRange",
     "Offsets",
     "OnceMismatch",
+    "Origin",
     "OutOfOrderSequence",
+    "Output",
     "OutputRange",
     "PartitionInfo",
+    "Partitioner",
+    "Pipe",
+    "PipeReport",
     "Position",
     "Producer",
     "ReadOnly",
+    "RebalanceCallback",
     "Record",
     "RecordTooLarge",
+    "Report",
     "RunReport",
+    "Scan",
+    "Serde",
     "SqlOffsets",
+    "SqlResult",
+    "State",
     "Store",
     "StoreBusy",
     "StoreError",
     "SyncFailed",
     "Table",
+    "Topic",
     "TopicError",
     "TopicExists",
     "TopicInfo",
+    "TopicPartition",
+    "TopicSelection",
+    "Topics",
     "Transaction",
     "TransactionError",
     "TransactionInfo",
+    "Transactions",
     "UnknownGroup",
     "UnknownTopic",
     "UnsupportedFilesystem",
+    "Where",
+    "WhereLike",
     "__version__",
     "aio",
     "check",
+    "last",
     "open",
     "server",
     "testing",
+    "to",
 ]
 
 __version__ = "0.1.0"
@@ -151,12 +205,27 @@ __version__ = "0.1.0"
 
 # Imported when somebody wants them, so that `import klamm` is quick for everybody else.
 _LATER = {
-    "DeadLetter": "klamm.client.dead_letters",
-    "SqlOffsets": "klamm.client.sql_offsets",
-    "Table": "klamm.client.table",
+    "Attempt": "klamm.client.work.outcomes",
+    "Breach": "klamm.store.examine",
+    "Copied": "klamm.store.backup",
+    "DeadLetter": "klamm.client.work.dead_letters",
+    "Origin": "klamm.client.work.dead_letters",
+    "Report": "klamm.store.examine",
+    "Scan": "klamm.arrow.scan",
+    "Output": "klamm.client.pipe.output",
+    "Pipe": "klamm.client.pipe.pipe",
+    "SqlOffsets": "klamm.client.groups.sql_offsets",
+    "State": "klamm.client.pipe.state",
+    "SqlResult": "klamm.arrow.sql_result",
+    "Table": "klamm.client.table.table",
     "Transaction": "klamm.client.transaction",
     "server": "klamm.kafka.background",
+    "to": "klamm.client.pipe.output",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,16 +2,18 @@
 
     KlammError
     ├── StoreError               opening or holding a directory
+    │   ├── Closed               a store, or a producer, consumer or table of it, was used after its close
     │   ├── NotAStore            the directory holds something else, or a broken store
     │   ├── NewerFormat          written by a newer Klamm
     │   ├── StoreBusy            another process, or another machine, has it in a way that excludes us
     │   ├── ReadOnly             a write through a read-only store
     │   └── UnsupportedFilesystem  locks or mapped files cannot be trusted there
-    ├── TopicError               naming and configuring
-    │   ├── UnknownTopic         also: a partition that is not there, a topic deleted meanwhile
+    ├── TopicError               naming
+    │   ├── UnknownTopic         also: a partition that is not there, a topic deleted since; a LookupError, too
     │   ├── TopicExists
-    │   ├── InvalidTopic         a name Kafka would refuse, too
-    │   └── InvalidSetting       an unknown name or a value that does not fit
+    │   └── InvalidTopic         a name Kafka would refuse, too
+    ├── InvalidSetting           an unknown name, or an invalid value, of a setting or option; a ValueError, too
+    ├── NotInstalled             an optional package is missing; an ImportError, too
     ├── LogError                 appending and reading
     │   ├── CorruptBatch         bytes that are not what was written; carries path and position
     │   ├── OffsetOutOfRange     carries the valid range
@@ -43,6 +45,7 @@ __all__ = [
     "Aborted",
     "BatchConflict",
     "BufferFull",
+    "Closed",
     "CommitGap",
     "CorruptBatch",
     "DiskFull",
@@ -58,6 +61,7 @@ __all__ = [
     "LogError",
     "NewerFormat",
     "NotAStore",
+    "NotInstalled",
     "NotOwner",
     "OffsetOutOfRange",
     "OnceMismatch",
@@ -77,12 +81,17 @@ __all__ = [
 
 
 class KlammError(Exception):
-    """What happened, and in `hint` what to do now."""
+    """What happened, and in `hint` what to do now.
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    `code` names what to do in one word, where `hint` says it in Python: the command line, and whatever else is not
+    Python, chooses its own words by the code, never by ours.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.code = code
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -90,6 +99,10 @@ class KlammError(Exception):
 
 class StoreError(KlammError):
     """A directory cannot be used as asked."""
+
+
+class Closed(StoreError):
+    """A store, or a producer, consumer, table or pipe of it, was used after it was closed."""
 
 
 class NotAStore(StoreError):
@@ -116,7 +129,7 @@ class TopicError(KlammError):
     """A topic cannot be used as asked."""
 
 
-class UnknownTopic(TopicError):
+class UnknownTopic(TopicError, LookupError):
     """No such topic or partition, or not any more."""
 
 
@@ -128,8 +141,41 @@ class InvalidTopic(TopicError):
     """Not a name for a topic."""
 
 
-class InvalidSetting(TopicError):
-    """No such setting, or not a value for it."""
+class InvalidSetting(KlammError, ValueError):
+    """There is no such setting or option, or its value is invalid.
+
+    The message is `where` it was said, the name of the `setting` and the `problem`; the first two only if they are
+    known.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        setting: str | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(": ".join(filter(None, (where, setting, problem))), hint=hint, code=code)
+        self.problem = problem
+        self.setting = setting
+        self.where = where
+
+
+class NotInstalled(KlammError, ImportError):
+    """An optional package that the call needs is not installed. `name` is the package, `hint` how to install it."""
+
+    def __init__(
+        self, message: str, *, name: str | None = None, hint: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.name = name
+
+    @classmethod
+    def package(cls, name: str, install: str) -> NotInstalled:
+        """Return the error for a missing package; `install` is what pip installs."""
+        return cls(f"{name} is not installed", name=name, hint=f"pip install {install}")
 
 
 class LogError(KlammError):
@@ -172,11 +218,7 @@ class RecordTooLarge(LogError):
 
 
 class InvalidRecord(LogError):
-    """A record that the topic does not take: without a key, if it is compacted. Or no record at all, in a file."""
-
-
-class InvalidTimestamp(InvalidRecord):
-    """A record is older than `message.timestamp.before.max.ms` allows, or further ahead than `…after.max.ms`.
+    """A record that the topic does not take: without a key, if it is compacted. Or no record at all, in a file.
 
     `indexes` are the places of such records in their batch, if a batch was refused; no more than the first hundred.
     """
@@ -184,6 +226,10 @@ class InvalidTimestamp(InvalidRecord):
     def __init__(self, message: str, *, indexes: tuple[int, ...] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.indexes = indexes
+
+
+class InvalidTimestamp(InvalidRecord):
+    """A record is older than `message.timestamp.before.max.ms` allows, or further ahead than `…after.max.ms`."""
 
     @classmethod
     def outside(

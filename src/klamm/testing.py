@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from klamm.client.plain import PlainRecord, bytes_of, from_json, from_plain
-from klamm.errors import InvalidRecord, InvalidSetting, KlammError, ReadOnly
+from klamm.errors import InvalidRecord, InvalidSetting, NotInstalled, ReadOnly
 from klamm.store.names import validate
 from klamm.store.settings import Settings
 
@@ -93,19 +93,19 @@ def seed(store: Store, path: str | Path, *, topic: str | None = None) -> dict[st
     """
     path = Path(path)
     found = _read(path, topic)
-    known = store.topics()
+    known = list(store.topics)
     for name, each in found.items():
         if name in known and (each.partitions is not None or each.settings):
             raise InvalidSetting(
                 f"{path}: {name}: is there already",
                 hint="leave out partitions and settings, or do not create it before",
             )
-        _check(each, store.topic(name) if name in known else None, f"{path}: {name}")
+        _check(each, store.topics.describe(name) if name in known else None, f"{path}: {name}")
         validate(name)
     for name, each in found.items():
         if name not in known:
-            store.create_topic(name, each.count, each.settings)
-    with store.producer() as producer:
+            store.topics.create(name, each.count, each.settings)
+    with store.producer(serde="bytes", key_serde="bytes") as producer:
         for name, each in found.items():
             for record in each.records:
                 record.send(producer, name)
@@ -150,8 +150,8 @@ def _of_yaml(text: str, path: Path) -> Iterator[tuple[str, _Topic]]:
     try:
         import yaml
     except ImportError:
-        raise KlammError(
-            f"{path}: PyYAML is not installed", hint="pip install 'klamm[testing]', or use JSON lines"
+        raise NotInstalled(
+            f"{path}: PyYAML is not installed", name="yaml", hint="pip install 'klamm[testing]', or use JSON lines"
         ) from None
     try:
         topics = yaml.safe_load(text)

@@ -5,17 +5,17 @@ What people look at in a notebook has `_repr_html_`: a small table, in which eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NewType
+from typing import Any, NamedTuple, NewType, SupportsIndex, TypeAlias, overload
 
 __all__ = [
-    "UNITS_MS",
     "Appended",
     "Batch",
     "Committed",
     "CompactionReport",
     "Cut",
+    "GivenHeaders",
     "GroupInfo",
     "GroupMember",
     "GroupOffset",
@@ -40,8 +40,9 @@ TopicId = NewType("TopicId", str)
 PartitionKey = tuple[TopicId, int]
 """A partition by its topic's id: what the store remembers."""
 
-UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-"""Units in which people write lengths of time, as in "90s" and "7d"."""
+GivenHeaderValue: TypeAlias = bytes | bytearray | memoryview | str | None
+GivenHeaders: TypeAlias = Mapping[str, GivenHeaderValue] | Iterable[tuple[str, GivenHeaderValue]]
+"""Headers of a record that is written, as a mapping or pairs. Text becomes UTF-8."""
 
 
 def html_table(title: str, names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -303,7 +304,22 @@ class RunReport:
     done: int
     """Handled."""
     failed: int
-    """Attempts that raised."""
+    """Attempts that raised, or took too long."""
+    dead_lettered: int
+    timed_out: int = 0
+    """Of those that failed: attempts that took too long."""
+    lost: int = 0
+    """Records that were handled when their partition had gone to another member, which handles them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipeReport:
+    """What one `pipe.run` has committed."""
+
+    records: int
+    """That were read."""
+    outputs: int
+    """That were written, but for dead letters and state."""
     dead_lettered: int
 
 
@@ -328,9 +344,13 @@ class Batch(list[Any]):
     """Records of one partition, as a consumer hands them out: a list that knows where it comes from.
 
     It covers the offsets from `begin` up to, but not including, `end`. Empty: nothing came in time.
+
+    A slice of it is a Batch: it covers the offsets from its first record up to the record behind it, so that
+    `batch[:10]` and `batch[10:]` cover what `batch` does, and each can be committed. A slice with a step is a list, and
+    so is one of a batch that has become shorter or longer.
     """
 
-    __slots__ = ("_source", "begin", "end", "leader_epoch", "partition", "topic")
+    __slots__ = ("_count", "_offsets", "_source", "begin", "end", "leader_epoch", "partition", "topic")
 
     def __init__(
         self,
@@ -349,9 +369,38 @@ class Batch(list[Any]):
         self.leader_epoch = leader_epoch
         # What can commit it: the session of its consumer, weakly, and the epoch of its ownership; None without a group.
         self._source: tuple[Callable[[], Any], object] | None = None
+        self._offsets: Sequence[int] | None = None  # of its records; None: they follow on from `begin`
+        self._count = len(self)
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice) -> Batch: ...
+    def __getitem__(self, key: Any) -> Any:
+        found = list.__getitem__(self, key)
+        if type(key) is slice and key.step in (None, 1) and len(self) == self._count:
+            return self._slice(found, *key.indices(len(self))[:2])
+        return found
+
+    def _slice(self, records: list[Any], start: int, stop: int) -> Batch:
+        stop = max(start, stop)
+        begin, end = self._offset_of(start), self._offset_of(stop)
+        batch = Batch(records, self.topic, self.partition, begin, end, self.leader_epoch)
+        batch._source = self._source
+        batch._offsets = None if self._offsets is None else self._offsets[start:stop]
+        return batch
+
+    def _offset_of(self, index: int) -> int:
+        """Return the offset from which a slice that starts there begins."""
+        if index == 0:
+            return self.begin
+        if index >= len(self):
+            return self.end
+        return self.begin + index if self._offsets is None else self._offsets[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (list(self), self.topic, self.partition, self.begin, self.end, self.leader_epoch)
+        state = (None, {"_offsets": self._offsets}) if self._offsets is not None else None
+        return Batch, (list(self), self.topic, self.partition, self.begin, self.end, self.leader_epoch), state
 
     def __repr__(self) -> str:
         return f"<Batch {self.topic}/{self.partition} [{self.begin}, {self.end}): {len(self)} records>"

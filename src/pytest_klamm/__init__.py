@@ -3,7 +3,7 @@
     def test_orders_are_billed(klamm_server):
         producer = confluent_kafka.Producer({"bootstrap.servers": klamm_server.address})
         …
-        assert klamm_server.store.topic("invoices").partitions[0].end == 1
+        assert klamm_server.store.topics.describe("invoices").partitions[0].end == 1
 
 Every pytest run on a machine that has klamm imports this file, whether or not it uses it. So it is a package of its
 own (one inside of klamm would import that), and imports klamm when a test asks for a server.

@@ -24,7 +24,7 @@ rows_of = st.lists(st.tuples(payloads, payloads, header_lists, timestamps), max_
 def records(store: klamm.Store, topic: str = "t") -> dict[int, list[Any]]:
     """All records, by partition."""
     found: dict[int, list[Any]] = {}
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         for record in consumer:
             found.setdefault(record.partition, []).append(record)
     return found
@@ -40,7 +40,7 @@ def test_every_row_is_appended_once_in_its_partition_and_in_order(
     store: klamm.Store, rows: list[tuple[Any, ...]], partitions: int, chunk: int, acks: Any
 ) -> None:
     topic = f"t{time.monotonic_ns()}"
-    store.create_topic(topic, partitions, {"message.timestamp.after.max.ms": (1 << 63) - 1})
+    store.topics.create(topic, partitions, {"message.timestamp.after.max.ms": (1 << 63) - 1})
     table = pa.table(
         {
             "key": pa.array([r[0] for r in rows], pa.binary()),
@@ -64,7 +64,7 @@ def test_every_row_is_appended_once_in_its_partition_and_in_order(
 
 
 def test_a_large_table_is_split_into_batches_that_the_topic_takes(store: klamm.Store) -> None:
-    store.create_topic("t", 3, {"max.message.bytes": 20_000})
+    store.topics.create("t", 3, {"max.message.bytes": 20_000})
     count = 50_000
     table = pa.table({"key": [b"%d" % (n % 100) for n in range(count)], "value": [b"%060d" % n for n in range(count)]})
     assert store.append_table("t", table, acks=1).count == count
@@ -76,7 +76,7 @@ def test_a_large_table_is_split_into_batches_that_the_topic_takes(store: klamm.S
 
 
 def test_rows_without_a_key_fill_one_partitions_batch_and_then_the_next(store: klamm.Store) -> None:
-    store.create_topic("t", 3, {"max.message.bytes": 10_000})
+    store.topics.create("t", 3, {"max.message.bytes": 10_000})
     store.append_table("t", pa.table({"value": [b"%0100d" % n for n in range(1000)]}), acks=1)
     found = records(store)
     assert sorted(found) == [0, 1, 2]
@@ -101,13 +101,13 @@ def test_rows_without_a_key_fill_one_partitions_batch_and_then_the_next(store: k
     ids=lambda array: f"{array.type}+{array.offset}",
 )
 def test_every_kind_of_text_and_bytes_is_taken(store: klamm.Store, array: pa.Array) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     store.append_table("t", pa.table({"key": array, "value": array}), acks=1)
     assert [(r.key, r.value) for r in records(store)[0]] == [(b"a", b"a"), (None, None), (b"c", b"c")]
 
 
 def test_a_column_of_nulls_is_tombstones(store: klamm.Store) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     table = pa.table({"key": ["a", "b"], "value": pa.nulls(2), "timestamp": pa.nulls(2), "partition": pa.nulls(2)})
     store.append_table("t", table, acks=1)
     assert [(r.key, r.value) for r in records(store)[0]] == [(b"a", None), (b"b", None)]
@@ -124,7 +124,7 @@ def test_a_column_of_nulls_is_tombstones(store: klamm.Store) -> None:
     ids=lambda array: str(array.type),
 )
 def test_times_of_any_unit_become_milliseconds_and_null_is_now(store: klamm.Store, array: pa.Array) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     before = int(time.time() * 1000)
     store.append_table("t", pa.table({"value": ["a", "b"], "timestamp": array}), acks=1)
     first, second = records(store)[0]
@@ -133,7 +133,7 @@ def test_times_of_any_unit_become_milliseconds_and_null_is_now(store: klamm.Stor
 
 
 def test_one_timestamp_can_be_given_for_all(store: klamm.Store) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     store.append_table("t", pa.table({"value": ["a"]}), timestamp=datetime(2024, 1, 1, tzinfo=UTC), acks=1)
     assert records(store)[0][0].timestamp == 1_704_067_200_000
 
@@ -155,13 +155,13 @@ def test_one_timestamp_can_be_given_for_all(store: klamm.Store) -> None:
     ids=lambda array: f"{array.type}+{array.offset}",
 )
 def test_headers_may_be_lists_of_structs_or_maps(store: klamm.Store, array: pa.Array) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     store.append_table("t", pa.table({"value": ["a", "b", "c"], "headers": array}), acks=1)
     assert [r.headers for r in records(store)[0]] == [(("h", b"1"), ("i", None)), (), ()]
 
 
 def test_a_partition_can_be_given_for_each_row_or_for_all(store: klamm.Store) -> None:
-    store.create_topic("t", 3)
+    store.topics.create("t", 3)
     table = pa.table({"value": ["a", "b", "c"], "partition": pa.array([2, 0, None], pa.int16())})
     store.append_table("t", table, partition=1, acks=1)
     assert {n: [r.value for r in these] for n, these in records(store).items()} == {2: [b"a"], 0: [b"b"], 1: [b"c"]}
@@ -175,10 +175,10 @@ def test_a_partition_can_be_given_for_each_row_or_for_all(store: klamm.Store) ->
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
 def test_batches_may_be_compressed(store: klamm.Store, compression: str) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     store.append_table("t", pa.table({"value": ["abc" * 100] * 500}), compression=compression, acks=1)
     assert values(store) == [b"abc" * 100] * 500
-    assert store.topic("t").size < 20_000
+    assert store.topics.describe("t").size < 20_000
 
 
 def in_duckdb(table: pa.Table) -> Any:
@@ -198,15 +198,15 @@ def in_duckdb(table: pa.Table) -> Any:
     ids=["table", "record batch", "reader", "polars", "pandas", "duckdb"],
 )
 def test_whatever_speaks_arrow_is_taken(store: klamm.Store, make: Any) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     table = pa.table({"key": ["k1", "k2"], "value": ["v1", "v2"]})
     store.append_table("t", make(table), acks=1)
     assert [(r.key, r.value) for r in records(store)[0]] == [(b"k1", b"v1"), (b"k2", b"v2")]
 
 
 def test_a_scan_can_be_appended_to_another_topic_with_everything_it_has(store: klamm.Store) -> None:
-    store.create_topic("t", 2)
-    store.create_topic("copy", 2)
+    store.topics.create("t", 2)
+    store.topics.create("copy", 2)
     rows = [(b"%d" % n, b"v%d" % n, [("h", b"%d" % n)], 1000 + n) for n in range(500)]
     store.append_many("t", rows, acks=1)
     store.append_table("copy", store.scan("t"), acks=1)
@@ -237,22 +237,22 @@ def test_a_scan_can_be_appended_to_another_topic_with_everything_it_has(store: k
 def test_a_table_that_does_not_fit_is_refused_and_nothing_is_appended(
     store: klamm.Store, table: dict[str, Any], error: type[Exception], complaint: str
 ) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     with pytest.raises(error, match=complaint):
         store.append_table("t", pa.table(table))
-    assert store.topic("t").count == 0
+    assert store.topics.describe("t").count == 0
 
 
 @pytest.mark.parametrize("table", [[1, 2], "text", None, {"value": ["a"]}])
 def test_what_is_no_table_is_a_type_error(store: klamm.Store, table: Any) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     with pytest.raises(TypeError, match="a table is"):
         store.append_table("t", table)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_row_that_is_too_large_stops_it_and_the_rows_before_are_appended(store: klamm.Store, partitions: int) -> None:
-    store.create_topic("t", partitions, {"max.message.bytes": 1000})
+    store.topics.create("t", partitions, {"max.message.bytes": 1000})
     rows = [b"%d" % n for n in range(100)]
     rows[60] = b"x" * 1000
     table = pa.table({"key": [b"k%d" % n for n in range(100)], "value": rows})
@@ -263,7 +263,7 @@ def test_a_row_that_is_too_large_stops_it_and_the_rows_before_are_appended(store
 
 
 def test_an_error_in_the_stream_leaves_the_rows_before_it_appended(store: klamm.Store) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     schema = pa.schema([("value", pa.string())])
 
     def batches() -> Any:
@@ -276,6 +276,6 @@ def test_an_error_in_the_stream_leaves_the_rows_before_it_appended(store: klamm.
 
 
 def test_an_empty_table_appends_nothing(store: klamm.Store) -> None:
-    store.create_topic("t")
+    store.topics.create("t")
     empty = pa.table({"value": pa.array([], pa.binary()), "key": pa.array([], pa.string())})
     assert store.append_table("t", empty) == Appended("t", 0, {})

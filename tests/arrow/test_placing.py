@@ -71,8 +71,8 @@ def log_of(store: klamm.Store, topic: str = "t") -> Iterator[Partition]:
 def test_each_row_gets_its_offset_though_the_filling_is_stopped_and_begun_again(
     store: klamm.Store, gaps: list[int], stop: int, chunk: int, size: int
 ) -> None:
-    topic = f"t{len(store.topics())}"
-    store.create_topic(topic, 1, {"max.message.bytes": 1000, "segment.bytes": 4000, "retention.ms": -1})
+    topic = f"t{len(store.topics)}"
+    store.topics.create(topic, 1, {"max.message.bytes": 1000, "segment.bytes": 4000, "retention.ms": -1})
     offsets = [sum(gaps[: n + 1]) for n in range(len(gaps))]
     with log_of(store, topic) as log:
         for upto in (stop, len(offsets)):
@@ -89,7 +89,7 @@ def test_each_row_gets_its_offset_though_the_filling_is_stopped_and_begun_again(
 
 
 def test_a_log_with_gaps_is_a_log(store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("t", 1, {"segment.records": 2000, "index.interval.bytes": 100, "retention.ms": -1})
+    store.topics.create("t", 1, {"segment.records": 2000, "index.interval.bytes": 100, "retention.ms": -1})
     offsets = [*range(7, 3000, 3), 3000 + FAR, 3001 + FAR]
     with log_of(store) as log:
         placer = Placer(log)
@@ -105,16 +105,16 @@ def test_a_log_with_gaps_is_a_log(store: klamm.Store, tmp_path: Path) -> None:
     table = pa.table(store.scan("t", columns=["offset"]))
     assert table["offset"].to_pylist() == [*offsets, 4000 + FAR]
     assert store.check().ok
-    assert store.offset_at("t", 0, 2999) == 3000 + FAR  # the one behind the gap has a later time
+    assert store["t"].offset_at(0, 2999) == 3000 + FAR  # the one behind the gap has a later time
     store.backup(tmp_path / "copy")  # which opens by recovery
     with klamm.open(tmp_path / "copy") as copy:
         assert seen(copy) == seen(store)
         assert copy.check().ok
-        assert copy.topic("t").partitions[0].start == 7
+        assert copy.topics.describe("t").partitions[0].start == 7
 
 
 def test_a_batch_goes_to_its_own_offset_or_nowhere(store: klamm.Store) -> None:
-    store.create_topic("t", 1)
+    store.topics.create("t", 1)
     with log_of(store) as log:
         placer = Placer(log)
         placer.take(rows(0, 1, 2))

@@ -22,7 +22,9 @@ from klamm.batch import (
     TUPLES,
     VALUES,
     Columns,
+    Decoder,
     KeyMap,
+    Records,
     Sieve,
     crc32c,
     decode,
@@ -34,6 +36,7 @@ from klamm.batch import (
 from klamm.batch.codecs import compress
 from klamm.batch.header import DELETE_HORIZON
 from klamm.errors import CorruptBatch
+from klamm.types import Position, TopicPartition
 from tests.batch.strategies import Record, batch_of, codecs, record_lists
 
 MANY = settings(max_examples=int(os.environ.get("KLAMM_EXAMPLES", "100")))
@@ -160,6 +163,20 @@ def check_sifted(records: list[Any], kept: list[Any], data: Any) -> None:
     assert kept == stays
 
 
+def taken(data: Any, most: int) -> list[Any]:
+    """What a Decoder makes of it, some at a time."""
+    decoder = Decoder("", 0)
+    decoder.use(RECORDS, None, None)
+    decoder.seek(0)
+    decoder.feed(data, 0)
+    found: list[Any] = []
+    last = Records(TopicPartition("", 0), Position(0), Position(0))
+    while decoder.has_more:
+        last = decoder.take(last, most)
+        found += last
+    return found
+
+
 def read_in_every_way(given_: bytes) -> Any:
     """All readers give the same records, or CorruptBatch."""
     # A bytes object ends with a zero of its own; here nothing lies behind the last byte, so that a look at it is seen.
@@ -173,6 +190,8 @@ def read_in_every_way(given_: bytes) -> Any:
     rows = outcome(lambda: rows_of(data))
     kept = outcome(lambda: sifted(data))
     outcome(lambda: scan_records(data))
+    for most in (1, 3):
+        assert outcome(partial(taken, data, most)) == records
     if records is CorruptBatch:
         assert tuples is values is rows is kept is CorruptBatch
     else:

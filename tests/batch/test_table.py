@@ -73,7 +73,7 @@ def test_columns_become_the_records_they_hold(rows: list[tuple[Any, ...]], skip:
             builder.clear()
             after = encode_columns(builder, index, count, timestamp=42, **columns)  # type: ignore[arg-type]
             assert after > index and builder.size <= limit
-            got += [(r.key, r.value, r.headers, r.timestamp) for r in decode(builder.seal())]
+            got += [(r.key, r.value, tuple(r.headers), r.timestamp) for r in decode(builder.seal())]
             index = after
     except RecordTooLarge:
         row = rows[skip + index + builder.count]
@@ -86,7 +86,7 @@ def test_columns_become_the_records_they_hold(rows: list[tuple[Any, ...]], skip:
 def test_only_a_value_is_needed() -> None:
     builder = Builder(1000)
     assert encode_columns(builder, 0, 3, binary(pa.array([b"a", None, b""])), timestamp=7) == 3
-    assert [(r.key, r.value, r.headers, r.timestamp) for r in decode(builder.seal())] == [
+    assert [(r.key, r.value, tuple(r.headers), r.timestamp) for r in decode(builder.seal())] == [
         (None, b"a", (), 7),
         (None, None, (), 7),
         (None, b"", (), 7),

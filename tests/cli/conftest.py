@@ -68,5 +68,5 @@ def path(home: Path) -> Path:
 
 def everything(home: Path, topic: str) -> list[tuple[Any, ...]]:
     """All records of a topic, but for their offsets."""
-    with klamm.open(home, create=False) as store, store.consumer(topic, wait_ms=0) as consumer:
+    with klamm.open(home, create=False) as store, store.consumer(topic, wait=0) as consumer:
         return sorted((r.partition, r.offset, r.timestamp, r.key, r.value, r.headers) for r in consumer)

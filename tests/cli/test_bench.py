@@ -25,13 +25,13 @@ def test_producers_and_consumers_of_a_directory_that_is_gone_afterwards(cli: Cli
 
 
 def test_a_store_keeps_what_it_had_and_nothing_else(cli: Cli, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"short")
     (row,) = cli("bench", "--count", 1000, "--consumers", 0).rows
     assert row["who"] == "1 producer" and row["records"] == 1000
-    assert store.topics() == ["orders"] and store.topic("orders").count == 1
+    assert list(store.topics) == ["orders"] and store.topics.describe("orders").count == 1
     cli("bench", "--topic", "orders", "-n", 500)
-    assert store.topic("orders").count == 501
+    assert store.topics.describe("orders").count == 501
     (row,) = cli("bench", "-t", "orders", "--producers", 0).rows
     assert row["who"] == "1 consumer" and row["records"] == 501 and row["p50_ms"] is None
 
@@ -86,13 +86,13 @@ def test_a_store_that_is_served_is_used_by_commands_at_the_same_time(cli: Cli, h
 def test_what_cannot_be_measured_is_said(
     cli: Cli, store: klamm.Store, arguments: list[str], code: int, complaint: str
 ) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     assert complaint in cli("bench", *arguments, code=code).err
-    assert store.topics() == ["orders"]
+    assert list(store.topics) == ["orders"]
 
 
 def test_what_goes_wrong_in_a_worker_is_one_line(cli: Cli, store: klamm.Store) -> None:
-    store.create_topic("orders", 1, {"max.message.bytes": 100})
+    store.topics.create("orders", 1, {"max.message.bytes": 100})
     told = cli("bench", "-t", "orders", "--size", 5000, "-n", 10, "--consumers", 0, code=1).err
     assert "1 worker failed" in told and told.count("\n") == 1
 

@@ -11,9 +11,9 @@ from tests.cli.conftest import Cli
 @pytest.fixture
 def letters(store: klamm.Store) -> klamm.Store:
     """Four orders, of which two were no numbers and one divided by zero."""
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [(b"a", b"1"), (b"\xff", b"one"), (b"c", b"0"), (b"d", b"\xfe")])
-    with store.consumer("orders", group="g", wait_ms=0) as consumer:
+    with store.consumer("orders", group="g", wait=0) as consumer:
         consumer.run(lambda record: 1 // int(record.value), workers=1, retries=0, on_error="dead-letter")
     return store
 
@@ -37,17 +37,17 @@ def test_the_list_of_dead_letters_gives_the_error_of_each(cli: Cli, letters: kla
 def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) -> None:
     told = cli("dlq", "redrive", "orders.dlq", code=2).err
     assert "3 dead letters of orders.dlq would go back to where they came from" in told
-    assert letters.topic("orders").count == 4
+    assert letters.topics.describe("orders").count == 4
     assert cli("dlq", "redrive", "orders.dlq", "--limit", 1, "--yes").rows == [{"topic": "orders.dlq", "redriven": 1}]
     assert len(cli("dlq", "list", "orders.dlq").rows) == 2
     assert cli("dlq", "redrive", "orders.dlq", "-y").rows == [{"topic": "orders.dlq", "redriven": 2}]
     assert cli("dlq", "redrive", "orders.dlq", "-y").err == "no dead letters in orders.dlq\n"
-    values = [row["value"] for row in cli("tail", "orders", "--offset", 4).rows]
+    values = [row["value"] for row in cli("tail", "orders", "--from", 4).rows]
     assert values[:2] == ["one", "0"] and len(values) == 3
 
 
 def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.Store) -> None:
-    letters.create_topic("zeros")
+    letters.topics.create("zeros")
     told = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", code=2).err
     assert "1 dead letter of orders.dlq would go back to zeros" in told
     rows = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", "-y").rows
@@ -61,7 +61,7 @@ def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.
 def test_purge_asks_first_and_removes_what_was_sent_back(cli: Cli, letters: klamm.Store) -> None:
     cli("dlq", "redrive", "orders.dlq", "--limit", 2, "-y")
     assert "what was sent back of orders.dlq would be removed" in cli("dlq", "purge", "orders.dlq", code=2).err
-    assert letters.topic("orders.dlq").partitions[0].start == 0
+    assert letters.topics.describe("orders.dlq").partitions[0].start == 0
     assert cli("dlq", "purge", "orders.dlq", "--yes").rows == [{"topic": "orders.dlq", "purged": 2}]
     assert [row["offset"] for row in cli("dlq", "list", "orders.dlq").rows] == [2]
     assert "not a dead-letter topic" in cli("dlq", "purge", "orders", "-y", code=2).err
@@ -70,4 +70,4 @@ def test_purge_asks_first_and_removes_what_was_sent_back(cli: Cli, letters: klam
 def test_what_are_no_dead_letters_is_not_sent_anywhere(cli: Cli, letters: klamm.Store) -> None:
     told = cli("dlq", "redrive", "orders", "--to", "orders", "-y", code=2).err
     assert "orders: not a dead-letter topic" in told and "did you mean 'orders.dlq'?" in told
-    assert letters.topic("orders").count == 4
+    assert letters.topics.describe("orders").count == 4

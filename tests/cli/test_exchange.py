@@ -43,8 +43,8 @@ def fill(store: klamm.Store) -> Fill:
     """Makes a topic of two partitions with these records in the second, and an empty one like it."""
 
     def fill(rows: Sequence[tuple[object, ...]]) -> klamm.Store:
-        store.create_topic("orders", 2)
-        store.create_topic("copy", 2)
+        store.topics.create("orders", 2)
+        store.topics.create("copy", 2)
         store.append_many("orders", rows, partition=1)
         return store
 
@@ -71,7 +71,7 @@ def test_what_is_exported_and_imported_is_the_same(
     options: list[str],
 ) -> None:
     fill(rows)
-    assert cli("export", "orders", "-o", name, *options).rows == [{"to": name, "records": len(rows)}]
+    assert cli("export", "orders", "--to", name, *options).rows == [{"to": name, "records": len(rows)}]
     assert cli("import", "copy", name, "--partitions", *options).rows == [{"topic": "copy", "records": len(rows)}]
     assert everything(home, "copy") == everything(home, "orders") != []
 
@@ -95,22 +95,22 @@ def test_a_pipe_goes_from_one_store_to_another(cli: Cli, home: Path, tmp_path: P
 def test_without_partitions_keys_decide(cli: Cli, home: Path, fill: Fill) -> None:
     store = fill([(b"k%d" % n, b"v", [], T0 + n) for n in range(20)])
     for form in ("jsonl", "parquet", "csv"):
-        store.create_topic(f"by-key-{form}", 2)
-        cli("export", "orders", "-o", f"o.{form}")
+        store.topics.create(f"by-key-{form}", 2)
+        cli("export", "orders", "--to", f"o.{form}")
         cli("import", f"by-key-{form}", f"o.{form}")
         assert {row[0] for row in everything(home, f"by-key-{form}")} == {0, 1}
 
 
 def test_formats_are_what_others_read(cli: Cli, fill: Fill, tmp_path: Path) -> None:
     fill(TEXT[:1])
-    cli("export", "orders", "-o", "o.jsonl")
+    cli("export", "orders", "--to", "o.jsonl")
     assert json.loads(Path("o.jsonl").read_text()) == cli("tail", "orders").rows[0]
-    cli("export", "orders", "-o", "o.csv")
+    cli("export", "orders", "--to", "o.csv")
     with open("o.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["key"], row["value"], row["timestamp"], row["partition"]) == ("k", "v", str(T0), "1")
     assert json.loads(row["headers"]) == [["h", "1"], ["none", None], ["binary", {"base64": "/Q=="}]]
-    cli("export", "orders", "-o", "o.parquet")
+    cli("export", "orders", "--to", "o.parquet")
     table = pa.parquet.read_table("o.parquet")
     assert table["value"].to_pylist() == [b"v"] and table["timestamp"][0].value == T0
 
@@ -119,18 +119,18 @@ def test_formats_are_what_others_read(cli: Cli, fill: Fill, tmp_path: Path) -> N
 def test_a_part_by_time(cli: Cli, home: Path, fill: Fill, form: str) -> None:
     fill([(None, b"%d" % n, [], T0 + n * 1000) for n in range(10)])
     options = ["--since", "2023-11-14T22:13:22Z", "--until", "2023-11-15T03:43:25+05:30"]
-    assert cli("export", "orders", "-o", f"o.{form}", *options).rows[0]["records"] == 3
+    assert cli("export", "orders", "--to", f"o.{form}", *options).rows[0]["records"] == 3
     cli("import", "copy", f"o.{form}")
     assert sorted(row[4] for row in everything(home, "copy")) == [b"2", b"3", b"4"]
-    assert cli("export", "orders", "-o", f"p.{form}", "--since", "1h").rows[0]["records"] == 0
-    assert cli("export", "orders", "-o", f"q.{form}", "--until", T0).rows[0]["records"] == 0
+    assert cli("export", "orders", "--to", f"p.{form}", "--since", "1h").rows[0]["records"] == 0
+    assert cli("export", "orders", "--to", f"q.{form}", "--until", "2023-11-14T22:13:20Z").rows[0]["records"] == 0
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_the_result_of_a_query(cli: Cli, fill: Fill, form: str) -> None:
     fill([(b"a", b"1", [], T0), (b"b", b"2", [], T0)])
     query = "select text(key) as k, text(value)::int as n, [1, 2] as l from orders order by 1"
-    assert cli("export", "--sql", query, "-o", f"r.{form}").rows == [{"to": f"r.{form}", "rows": 2}]
+    assert cli("export", "--sql", query, "--to", f"r.{form}").rows == [{"to": f"r.{form}", "rows": 2}]
     if form == "jsonl":
         rows = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
         assert rows == [{"k": "a", "n": 1, "l": [1, 2]}, {"k": "b", "n": 2, "l": [1, 2]}]
@@ -138,41 +138,40 @@ def test_the_result_of_a_query(cli: Cli, fill: Fill, form: str) -> None:
         assert Path("r.csv").read_text() == 'k,n,l\na,1,"[1, 2]"\nb,2,"[1, 2]"\n'
     else:
         assert pa.parquet.read_table("r.parquet").to_pylist()[1] == {"k": "b", "n": 2, "l": [1, 2]}
-    assert (
-        "there is no topic 'nothing'" in cli("export", "--sql", "select * from nothing", "-o", f"x.{form}", code=2).err
-    )
+    refused = cli("export", "--sql", "select * from nothing", "--to", f"x.{form}", code=2)
+    assert "there is no topic 'nothing'" in refused.err
     assert not Path(f"x.{form}").exists() and not Path(f"x.{form}.part").exists()
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(cli: Cli, fill: Fill) -> None:
     fill(TEXT)
     Path("o.jsonl").write_text("precious")
-    assert "o.jsonl: is there already (--force overwrites it)" in cli("export", "orders", "-o", "o.jsonl", code=2).err
+    assert "o.jsonl: is there already (--force overwrites it)" in cli("export", "orders", "--to", "o.jsonl", code=2).err
     assert Path("o.jsonl").read_text() == "precious"
-    cli("export", "orders", "-o", "o.jsonl", "--force")
+    cli("export", "orders", "--to", "o.jsonl", "--force")
     assert len(Path("o.jsonl").read_text().splitlines()) == len(TEXT)
 
 
 def test_what_csv_cannot_say_is_refused_and_leaves_no_file(cli: Cli, fill: Fill) -> None:
     store = fill([(b"\xff", b"v", [], T0)])
-    assert "orders/1/0: its key is no text (--base64" in cli("export", "orders", "-o", "o.csv", code=1).err
+    assert "orders/1/0: its key is no text (--base64" in cli("export", "orders", "--to", "o.csv", code=1).err
     store.append("copy", None, key=b"k", partition=0)
-    assert "copy/0/0: is a tombstone" in cli("export", "copy", "-o", "o.csv", "--base64", code=1).err
+    assert "copy/0/0: is a tombstone" in cli("export", "copy", "--to", "o.csv", "--base64", code=1).err
     assert not list(Path.cwd().glob("o.csv*"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["export"], 2, "export: what? (want a topic, or --sql"),
-        (["export", "orders", "--sql", "select 1"], 2, "export: what?"),
-        (["export", "orders", "-o", "o.xml"], 2, "o.xml: in which format? (want --format jsonl, csv or parquet)"),
-        (["export", "orders", "--format", "xml"], 2, "--format xml: does not fit"),
+        (["export"], 2, "export: nothing to export (give a topic, or --sql"),
+        (["export", "orders", "--sql", "select 1"], 2, "a topic and --sql exclude each other"),
+        (["export", "orders", "--to", "o.xml"], 2, "o.xml: the name does not say the format (expected --format jsonl,"),
+        (["export", "orders", "--format", "xml"], 2, "--format xml: is invalid"),
         (["export", "orders", "--base64"], 2, "--base64: is for CSV"),
-        (["export", "--sql", "select 1", "--since", "1h"], 2, "--since and --until are for topics"),
-        (["export", "orders", "-o", "no/where.csv"], 2, "there is no directory no"),
-        (["export", "nothing", "-o", "n.csv"], 1, "nothing"),
-        (["export", "orders", "--since", "noon"], 2, "--since: 'noon' is no time"),
+        (["export", "--sql", "select 1", "--since", "1h"], 2, "--from and --until are for topics"),
+        (["export", "orders", "--to", "no/where.csv"], 2, "there is no directory no"),
+        (["export", "nothing", "--to", "n.csv"], 1, "nothing"),
+        (["export", "orders", "--from", "noon"], 2, "--from: 'noon' is invalid"),
         (["import", "orders", "no.csv"], 2, "no.csv: is not there"),
         (["import", "orders", "--format", "parquet"], 2, "cannot be read from stdin"),
         (["import", "orders", "--base64"], 2, "--base64: is for CSV"),
@@ -248,10 +247,10 @@ def test_a_spreadsheets_csv_with_its_mark_and_times_as_people_write_them(
 def test_where_a_file_cannot_be_written_is_told(cli: Cli, fill: Fill, tmp_path: Path) -> None:
     fill([(None, b"x" * 1000, [], T0)] * 4000)
     (tmp_path / "folder").mkdir()
-    told = cli("export", "orders", "-o", "folder", "--format", "csv", "--force", code=2).err
+    told = cli("export", "orders", "--to", "folder", "--format", "csv", "--force", code=2).err
     assert "folder: is a directory" in told
     with small_disk(tmp_path / "full", 1 << 20):
-        told = cli("export", "orders", "-o", "full/o.jsonl", code=1).err
+        told = cli("export", "orders", "--to", "full/o.jsonl", code=1).err
         assert "klamm: full/o.jsonl: No space left on device" in told
         assert list((tmp_path / "full").iterdir()) == []
 

@@ -20,7 +20,7 @@ def segment(home: Path) -> Path:
 
 @pytest.fixture
 def orders(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders")
+    store.topics.create("orders")
     return store
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from tests.serving import KLAMM
 ACTS = ["tail", "send", "sql", "export", "import"]
 NOUNS = {
     "topic": ["create", "list", "show", "set", "purge", "delete"],
-    "group": ["list", "show", "reset", "delete"],
+    "group": ["list", "show", "reset", "delete", "export", "import"],
+    "tx": ["list", "abort"],
     "dlq": ["list", "redrive", "purge"],
     "pipeline": ["archive", "restore", "compact", "aggregate", "join", "deduplicate", "quality"],
 }
@@ -58,8 +60,8 @@ def test_without_a_command_help_goes_to_stderr_and_it_was_a_wrong_call(cli: Cli)
     ("arguments", "complaint"),
     [
         (["tial", "orders"], "did you mean 'tail'"),
-        (["tail"], "tail: missing argument 'TOPIC'"),
-        (["tail", "orders", "--ofset", "1"], "--offset"),
+        (["tail"], "tail: missing argument 'TOPIC…'"),
+        (["tail", "orders", "--frm", "1"], "--from"),
         (["tail", "orders", "-n", "few"], "'few' is no whole number"),
         (["tail", "orders", "-n", "-1"], "-1 is not in the range"),
         (["topic", "lst"], "did you mean 'list'"),
@@ -75,7 +77,7 @@ def test_a_store_is_found_by_option_by_environment_or_here(
 ) -> None:
     for name in ("events", "other"):
         with klamm.open(tmp_path / name) as store:
-            store.create_topic(f"of-{name}")
+            store.topics.create(f"of-{name}")
     assert cli("topic", "list").rows[0]["topic"] == "of-events"
     assert cli("topic", "list", "--store", tmp_path / "other").rows[0]["topic"] == "of-other"
     monkeypatch.delenv("KLAMM_STORE")
@@ -102,10 +104,10 @@ def test_what_a_cluster_would_be_is_refused(cli: Cli) -> None:
 def test_an_unforeseen_error_is_one_line_and_a_traceback_only_if_asked_for(
     home: Path, store: klamm.Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(self: klamm.Store) -> list[str]:
+    def broken(self: klamm.Topics) -> Iterator[str]:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(klamm.Store, "topics", broken)
+    monkeypatch.setattr(klamm.Topics, "__iter__", broken)
     assert run(["topic", "list"]) == 1
     assert "ZeroDivisionError: division by zero (this should not have happened" in capsys.readouterr().err
     monkeypatch.setenv("KLAMM_TRACEBACK", "1")
@@ -130,10 +132,10 @@ def test_every_command_of_the_cheat_sheet_can_be_called(cli: Cli) -> None:
 
 
 def test_commands_that_only_look_need_no_right_to_write(home: Path, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"one")
-    store.reset_offsets(store.plan_reset("billing", ["orders"], to=0))
-    store.create_topic("orders.dlq")
+    store.groups.reset("billing", ["orders"], to=0)
+    store.topics.create("orders.dlq")
     store.close()
     somebody: list[str] = []
     if os.geteuid() == 0:  # who may write everything
@@ -160,7 +162,7 @@ def test_commands_that_only_look_need_no_right_to_write(home: Path, store: klamm
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_do_not_matter(home: Path, store: klamm.Store, closed: str) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     for command in ("send orders one", "send orders", "tail orders"):
         assert subprocess.run(["sh", "-c", f"{KLAMM} {command} {closed}"], input=b"two\n", timeout=60).returncode == 0
     values = [record.value for record in store.tail("orders", 10)]
@@ -188,14 +190,14 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["tail", "orders", "--offset", "0"],
+        ["tail", "orders", "--from", "0"],
         ["export", "orders", "--format", "csv"],
         ["sql", "select text(value) from orders"],
     ],
     ids=" ".join,
 )
 def test_whoever_has_seen_enough_ends_it_without_a_word(home: Path, store: klamm.Store, command: list[str]) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [(b"k", b"v" * 100) for _ in range(20_000)])
     child = subprocess.Popen([KLAMM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None and child.stderr is not None
@@ -207,19 +209,19 @@ def test_whoever_has_seen_enough_ends_it_without_a_word(home: Path, store: klamm
 
 
 def test_a_shell_pipe_ends_without_noise(home: Path, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [(None, b"%d" % n) for n in range(50_000)])
-    script = rf"set -o pipefail; '{KLAMM}' tail orders --offset 0 '%v\n' | head -1"
+    script = rf"set -o pipefail; '{KLAMM}' tail orders --from 0 -o '%v\n' | head -1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands_options_topics_and_groups(home: Path, store: klamm.Store, shell: str) -> None:
-    store.create_topic("orders")
-    store.create_topic("other")
+    store.topics.create("orders")
+    store.topics.create("other")
     store.append("orders", b"v")
-    with store.consumer("orders", group="billing", wait_ms=0) as consumer:
+    with store.consumer("orders", group="billing", wait=0) as consumer:
         for batch in consumer.batches():
             consumer.commit(batch)
 
@@ -244,6 +246,8 @@ def test_a_shell_completes_commands_options_topics_and_groups(home: Path, store:
         assert completed("klamm topic delete o").split() == ["orders", "other"]
         assert completed("klamm group show b").split() == ["billing"]
         assert completed("klamm tail --store /nowhere o").split() == []
+        assert completed("klamm tail orders ot").split() == ["other"]
+        assert completed("klamm topic list -o ").split() == ["json", "table"]
 
 
 def test_completion_can_be_installed() -> None:

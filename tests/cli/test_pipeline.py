@@ -26,7 +26,7 @@ def test_what_is_not_there_is_told_at_once(cli: Cli, home: Path, command: str) -
 
 def test_a_setting_of_sparks_is_one(cli: Cli, home: Path) -> None:
     with klamm.open(home) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
     assert "--conf x=1: does not fit" in cli("pipeline", "quality", "orders", "--conf", "x=1", code=2).err
 
 
@@ -35,7 +35,7 @@ def test_a_setting_of_sparks_is_one(cli: Cli, home: Path) -> None:
 def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", 2)
+        store.topics.create("orders", 2)
         store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)])
     command: list[str | Path] = [
         KLAMM,

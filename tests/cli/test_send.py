@@ -16,7 +16,7 @@ T0 = 1_700_000_000_000
 
 @pytest.fixture
 def orders(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     return store
 
 
@@ -161,7 +161,7 @@ def test_a_record_that_is_too_large_says_so(cli: Cli, orders: klamm.Store, tmp_p
 
 def test_what_tail_prints_send_takes(cli: Cli, home: Path, orders: klamm.Store) -> None:
     orders.append_many("orders", [(b"\xff", b"1", [("h", None)], T0), (None, None, [], T0 + 1), (b"", b"", [], T0 + 2)])
-    orders.create_topic("copy", 2)
+    orders.topics.create("copy", 2)
     cli("send", "copy", "--json", stdin=cli("tail", "orders").out)
     assert everything(home, "copy") == everything(home, "orders")
 
@@ -175,7 +175,7 @@ def test_arguments_that_are_no_text_are_sent_as_they_are(home: Path, orders: kla
 def test_lines_are_sent_as_they_come(home: Path, orders: klamm.Store) -> None:
     child = subprocess.Popen([KLAMM, "send", "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None
-    with orders.consumer("orders", start="latest", form="values", wait_ms=30_000) as consumer:
+    with orders.consumer("orders", start="latest", form="values", wait=30) as consumer:
         for line in (b"one", b"two"):
             child.stdin.write(line + b"\n")
             child.stdin.flush()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.cli.database import Database
+from klamm.arrow.database import Database
 from tests.cli.conftest import Cli
 
 pytest.importorskip("duckdb")
@@ -19,13 +19,13 @@ T0 = 1_700_000_000_000
 
 @pytest.fixture
 def topics(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     rows = [(b"a", b'{"n": 1}', [("h", b"x")], T0), (b"b", b'{"n": 2}', [], T0 + 1), (b"a", b'{"n": 3}', [], T0 + 2)]
     store.append_many("orders", rows, partition=1)
     for name in ("my-topic", "my.dotted.topic", "select", "Mixed"):
-        store.create_topic(name)
+        store.topics.create(name)
         store.append(name, name.encode())
-    store.create_topic("empty")
+    store.topics.create("empty")
     return store
 
 
@@ -57,7 +57,7 @@ def test_topics_with_odd_names_are_tables_in_quotes(cli: Cli, topics: klamm.Stor
 
 
 def test_latest_is_what_compaction_would_leave(cli: Cli, store: klamm.Store) -> None:
-    store.create_topic("users", 2)
+    store.topics.create("users", 2)
     rows = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (None, b"no key"), (b"b", None), (b"c", b"3")]
     # Times run backwards: the offset counts.
     store.append_many("users", [(*row, [], T0 - n) for n, row in enumerate(rows)], partition=0)
@@ -72,7 +72,7 @@ def test_topics_join_each_other_and_themselves(cli: Cli, topics: klamm.Store) ->
 
 
 def test_topics_that_differ_by_case_alone_are_refused_rather_than_mixed_up(cli: Cli, topics: klamm.Store) -> None:
-    topics.create_topic("Orders")
+    topics.topics.create("Orders")
     told = cli("sql", 'select * from "Orders"', code=2).err
     assert "Orders and orders differ by case alone" in told and "store.scan" in told
     assert cli("sql", 'select count(*) as n from "my-topic"').rows == [{"n": 1}]
@@ -115,12 +115,12 @@ def test_every_query_of_several_is_answered(cli: Cli, topics: klamm.Store) -> No
 
 
 def test_topics_are_listed_as_tables(cli: Cli, topics: klamm.Store) -> None:
-    assert [row["name"] for row in cli("sql", "show tables").rows] == sorted(topics.topics())
+    assert [row["name"] for row in cli("sql", "show tables").rows] == sorted(topics)
 
 
 @pytest.mark.parametrize("delay_ms", [0, 2, 10, 50, 500])
 def test_ctrl_c_ends_a_query_whenever_it_comes_and_the_next_one_is_answered(topics: klamm.Store, delay_ms: int) -> None:
-    database = Database(topics, whole=True)
+    database = Database(topics._acquired(), whole=True)
     for_hours = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b, orders"
     ctrl_c = threading.Timer(delay_ms / 1000, lambda: os.kill(os.getpid(), signal.SIGINT))
 

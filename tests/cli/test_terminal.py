@@ -32,7 +32,7 @@ def screen(home: Path) -> Iterator[Terminal]:
 
 @pytest.fixture
 def orders(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders", 2, {"retention.ms": 3_600_000_000})
+    store.topics.create("orders", 2, {"retention.ms": 3_600_000_000})
     store.append_many("orders", [(b"user-%d" % n, b"value-%d" % n, [], T0 + n) for n in range(12)], partition=0)
     return store
 
@@ -63,7 +63,7 @@ def test_records_have_colours_and_control_characters_do_nothing(screen: Terminal
 
 
 def test_a_table_has_colours_and_fits_into_80_columns(screen: Terminal, orders: klamm.Store) -> None:
-    orders.create_topic("a-topic.with-a-name-that-is-longer-than-people-like", 1, {"cleanup.policy": "compact"})
+    orders.topics.create("a-topic.with-a-name-that-is-longer-than-people-like", 1, {"cleanup.policy": "compact"})
     listed = screen.run("klamm topic list").splitlines()
     head = next(line for line in listed if "partitions" in line)
     assert head.split() == ["topic", "partitions", "offsets", "size", "settings"]
@@ -93,27 +93,27 @@ def test_only_so_many_rows_come_to_a_terminal_and_it_says_so(screen: Terminal, o
 def test_a_destructive_verb_asks_and_no_means_no(screen: Terminal, orders: klamm.Store) -> None:
     screen.start("klamm topic delete orders")
     shown = screen.shows("Do it?")
-    assert "The topic orders would be deleted, for good: 12 records" in shown
+    assert "The topic orders would be deleted, for good: 12 offsets" in shown
     screen.type("n")
-    assert screen.code() == 1 and orders.topics() == ["orders"]
+    assert screen.code() == 1 and list(orders.topics) == ["orders"]
     screen.start("klamm topic delete orders")
     screen.shows("Do it?")
     screen.press("C-c")
-    assert screen.code() == 1 and orders.topics() == ["orders"]
+    assert screen.code() == 1 and list(orders.topics) == ["orders"]
     screen.start("klamm topic delete orders")
     screen.shows("Do it?")
     screen.type("y")
-    assert screen.code() == 0 and orders.topics() == []
+    assert screen.code() == 0 and list(orders.topics) == []
 
 
 def test_a_group_is_reset_after_its_plan_was_seen(screen: Terminal, orders: klamm.Store) -> None:
-    orders.reset_offsets(orders.plan_reset("billing", {"orders": [0]}, to=3))
-    screen.start("klamm group reset billing --to-latest")
+    orders.groups.reset("billing", {"orders": [0]}, to=3)
+    screen.start("klamm group reset billing --to latest")
     assert "orders/0: 3 → 12" in screen.shows("Do it?")
     screen.type("y")
     shown = screen.ended()
     assert re.search(r"^ orders +0 +3 +12\s*$", shown, re.MULTILINE)
-    assert orders.group("billing").lag == 0
+    assert orders.groups.describe("billing").lag == 0
 
 
 def test_a_prompt_of_sql(screen: Terminal, orders: klamm.Store) -> None:
@@ -134,7 +134,7 @@ def test_a_prompt_of_sql(screen: Terminal, orders: klamm.Store) -> None:
     screen.type("select sum(a.range * b.range) from range(10000000) a, range(10000000) b;")
     screen.press("C-c")
     screen.until(lambda shown: shown.rstrip().endswith("sql>"), "a prompt after a query that would last for hours")
-    orders.create_topic("made-meanwhile")
+    orders.topics.create("made-meanwhile")
     screen.type('select 6 * 7 as answer; select count(*) as none from "made-meanwhile";')
     assert "42" in screen.until(lambda shown: re.search(r"none\s.*\s0\s.*sql>\s*$", shown, re.DOTALL), "both answers")
     screen.press("C-d")
@@ -147,7 +147,7 @@ def test_lines_typed_at_a_terminal_are_sent(screen: Terminal, orders: klamm.Stor
     screen.type("typed")
     screen.press("C-d")
     assert "1 record to orders" in screen.ended()
-    with orders.consumer("orders", partitions=[1], form="values", wait_ms=0) as consumer:
+    with orders.consumer("orders", partitions=[1], form="values", wait=0) as consumer:
         assert list(consumer) == [b"typed"]
 
 
@@ -156,7 +156,7 @@ def test_ctrl_c_amid_sending_tells_how_many_were_sent(screen: Terminal, orders: 
     screen.shows("a record a line; Ctrl-D ends")
     screen.type("one")
     screen.type("two")
-    screen.until(lambda _: orders.topic("orders").partitions[1].end == 2, "both are there")
+    screen.until(lambda _: orders.topics.describe("orders").partitions[1].end == 2, "both are there")
     screen.press("C-c")
     assert "klamm: interrupted (2 records before it were sent)" in screen.ended()
     assert screen.code() == 1
@@ -218,25 +218,25 @@ class _Screen(io.StringIO):
         (["upgrade"], "upgrading"),
         (["backup", "copy"], "copying"),
         (["compact", "--force"], "compacting"),
-        (["export", "users", "-o", "users.parquet"], "exporting"),
+        (["export", "users", "--to", "users.parquet"], "exporting"),
         (["import", "users", "in.jsonl"], "importing"),
         (["tail", "users", "--key", "nobody"], "searching"),
         (["tail", "users", "--since", "1h"], "reading"),
         (["dlq", "redrive", "jobs.dlq", "--yes"], "redriving"),
         (["send", "users", "--json"], "sending"),
         (["sql", "select count(*) from users"], "reading"),
-        (["export", "--sql", "select * from users", "-o", "users.csv"], "exporting"),
+        (["export", "--sql", "select * from users", "--to", "users.csv"], "exporting"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_whatever_may_take_long_has_a_bar(
     home: Path, store: klamm.Store, monkeypatch: pytest.MonkeyPatch, command: list[str], shown: str
 ) -> None:
-    store.create_topic("users", 1, {"cleanup.policy": "compact"})
+    store.topics.create("users", 1, {"cleanup.policy": "compact"})
     store.append_many("users", [(b"k%d" % (n % 7), b"v" * 100) for n in range(3000)])
-    store.create_topic("jobs")
+    store.topics.create("jobs")
     store.append_many("jobs", [b"job"] * 5)
-    with store.consumer("jobs", group="workers", wait_ms=0) as jobs:
+    with store.consumer("jobs", group="workers", wait=0) as jobs:
         jobs.run(lambda record: 1 // 0, workers=1, retries=0, on_error="dead-letter")
     Path("in.jsonl").write_text('{"key": "k", "value": "v"}\n' * 2000)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("in.jsonl").read_bytes())))
@@ -265,7 +265,7 @@ def test_a_bar_gives_way_to_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pipe_gets_whole_lines_without_colours(home: Path, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"v" * 5000, key=b"k")
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "40"}
     for command in (["tail", "orders"], ["sql", "select text(value) as v from orders"]):

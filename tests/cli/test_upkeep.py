@@ -15,7 +15,7 @@ from tests.cli.conftest import Cli, everything
 def damaged(home: Path) -> Path:
     """A store in which a byte of the second of three batches was turned."""
     with klamm.open(home) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         for n in range(3):
             store.append_many("orders", [(b"k", b"value %d" % n)] * 10)
     (segment,) = home.glob("topics/orders-*/0/*.log")
@@ -26,7 +26,7 @@ def damaged(home: Path) -> Path:
 
 
 def test_check_of_a_good_store(cli: Cli, store: klamm.Store) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     store.append_many("orders", [b"x"] * 5)
     (row,) = cli("check").rows
     assert row == {**row, "topics": 1, "partitions": 2, "records": 5, "ok": True} and row["size"] > 0
@@ -50,6 +50,22 @@ def test_repair_asks_first_and_then_all_is_well(cli: Cli, home: Path, damaged: P
     assert values == [b"value 0"] * 10 + [b"value 2"] * 10
 
 
+def test_what_was_cut_off_is_printed_as_records_and_can_be_imported(cli: Cli, home: Path, damaged: Path) -> None:
+    assert cli("salvage").rows == []
+    cli("check", "--repair", "--yes")
+    assert cli("salvage").rows == []  # no batch of it is whole
+    (cut,) = home.glob("topics/orders-*/0/*.cut-*")
+    cut.write_bytes(cut.read_bytes().replace(b"walue 1", b"value 1"))
+    rows = cli("salvage", "orders").rows
+    assert {row["value"] for row in rows} == {"value 1"} and len(rows) == 10
+    assert cli("salvage", "-o", "table").text.splitlines()[0].endswith("orders/0/10  k  value 1")
+    assert cli("salvage", "orders", "-o", r"%v\n").out == b"value 1\n" * 10
+    (row,) = cli("salvage", "--files").rows
+    assert row["path"] == str(cut) and row["size"] == cut.stat().st_size
+    cli("import", "again", "--create", stdin=cli("salvage").out)
+    assert [record[4] for record in everything(home, "again")] == [b"value 1"] * 10
+
+
 def test_a_catalog_that_cannot_be_read_is_damage_too(cli: Cli, home: Path, store: klamm.Store) -> None:
     store.close()
     for beside in home.glob("klamm.db-*"):
@@ -61,12 +77,12 @@ def test_a_catalog_that_cannot_be_read_is_damage_too(cli: Cli, home: Path, store
 
 
 def test_reading_damage_ends_with_3(cli: Cli, damaged: Path) -> None:
-    assert "CRC" in cli("tail", "orders", "--offset", 0, code=3).err
+    assert "CRC" in cli("tail", "orders", "--from", 0, code=3).err
     for command in (
-        ("export", "orders", "-o", "o.jsonl"),
-        ("export", "orders", "-o", "o.parquet"),
-        ("export", "--sql", "select * from orders", "-o", "q.csv"),
-        ("export", "--sql", "select * from orders", "-o", "q.parquet"),
+        ("export", "orders", "--to", "o.jsonl"),
+        ("export", "orders", "--to", "o.parquet"),
+        ("export", "--sql", "select * from orders", "--to", "q.csv"),
+        ("export", "--sql", "select * from orders", "--to", "q.parquet"),
         ("sql", "select count(*) from orders"),
         ("backup", "copy"),
     ):
@@ -82,7 +98,7 @@ def test_path_and_option_are_one_too_many(cli: Cli, home: Path, store: klamm.Sto
 
 def test_compact_leaves_the_latest_of_each_key(cli: Cli, home: Path, store: klamm.Store) -> None:
     for name in ("users", "others"):
-        store.create_topic(name, 1, {"cleanup.policy": "compact"})
+        store.topics.create(name, 1, {"cleanup.policy": "compact"})
         store.append_many(name, [(b"k%d" % (n % 3), b"%d" % n) for n in range(300)])
     (row,) = cli("compact", "--topic", "users", "--force").rows
     assert row["partitions"] == 1 and row["records_removed"] == 297 and row["bytes_after"] < row["bytes_before"]
@@ -93,14 +109,14 @@ def test_compact_leaves_the_latest_of_each_key(cli: Cli, home: Path, store: klam
 
 
 def test_compact_of_a_topic_that_is_not_compacted(cli: Cli, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     told = cli("compact", "-t", "orders", code=2).err
-    assert "orders: is not compacted" in told and "klamm topic set orders cleanup.policy=compact makes it so" in told
+    assert "orders: is not compacted" in told and "klamm topic set TOPIC cleanup.policy=compact makes it so" in told
     assert "nothing" in cli("compact", "-t", "nothing", code=1).err
 
 
 def test_backup_is_a_store_of_its_own(cli: Cli, home: Path, tmp_path: Path, store: klamm.Store) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)])
     (row,) = cli("backup", tmp_path / "copy").rows
     assert row == {"destination": str(tmp_path / "copy"), "topics": 1, "partitions": 2, "size": row["size"]}
@@ -111,10 +127,10 @@ def test_backup_is_a_store_of_its_own(cli: Cli, home: Path, tmp_path: Path, stor
 
 
 def test_progress_of_check_and_backup_counts_bytes_up_to_all(home: Path, tmp_path: Path, store: klamm.Store) -> None:
-    store.create_topic("orders", 2, {"segment.bytes": 1 << 20})
+    store.topics.create("orders", 2, {"segment.bytes": 1 << 20})
     for _ in range(40):
         store.append_many("orders", [b"x" * 1000] * 100, acks=1)
-    size = store.topic("orders").size
+    size = store.topics.describe("orders").size
     ahead = 2 << 20  # blocks ahead of the commit, of two partitions: a check counts them
     for most, act in (
         (size + ahead, lambda tick: klamm.check(home, progress=tick)),

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(not _os.HAS_BYTE_LOCKS, reason="one process at a
 
 
 def test_who_lists_the_locks_of_open_processes(cli: Cli, home: Path, store: klamm.Store) -> None:
-    store.create_topic("orders")
-    with store.consumer("orders", group="bills", member="m1", wait_ms=0) as consumer:
-        consumer.poll(timeout_ms=0)
+    store.topics.create("orders")
+    with store.consumer("orders", group="bills", member="m1", wait=0) as consumer:
+        consumer.poll(timeout=0)
         rows = cli("who", home).rows
     assert {(row["lock"], row["of"], row["state"], row["pid"], row["stopped"]) for row in rows} == {
         ("open", None, "holds", os.getpid(), False),

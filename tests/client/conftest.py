@@ -15,13 +15,22 @@ import klamm
 @pytest.fixture
 def orders(store: klamm.Store) -> klamm.Store:
     """The store, with a topic `orders` of one partition."""
-    store.create_topic("orders")
+    store.topics.create("orders")
+    return store
+
+
+@pytest.fixture
+def shop(store: klamm.Store) -> klamm.Store:
+    """The store, with a topic `orders` of two partitions, and `invoices` and `refunds`."""
+    store.topics.create("orders", 2)
+    for name in "invoices", "refunds":
+        store.topics.create(name)
     return store
 
 
 def values_in(store: klamm.Store, topic: str = "orders", **options: Any) -> list[Any]:
     """The values of everything in a topic, partition after partition."""
-    with store.consumer(topic, wait_ms=0, form="values", **options) as consumer:
+    with store.consumer(topic, wait=0, form="values", **options) as consumer:
         return [value for batch in consumer.batches() for value in batch]
 
 
@@ -34,7 +43,7 @@ def fill(store: klamm.Store, count: int, topic: str = "orders", **options: Any) 
 @pytest.fixture
 def users(store: klamm.Store) -> Iterator[klamm.Table]:
     """A table, of a topic `users` of three partitions."""
-    store.create_topic("users", partitions=3)
+    store.topics.create("users", partitions=3)
     with store.table("users") as table:
         yield table
 
@@ -46,7 +55,7 @@ def put(store: klamm.Store, changes: dict[bytes, bytes | None], topic: str = "us
 
 def directory_of(store: klamm.Store, topic: str = "users") -> Path:
     """Where a topic's table is kept."""
-    return Path(store.path) / "tables" / f"{topic}-{store.topic(topic).id}"
+    return Path(store.path) / "tables" / f"{topic}-{store.topics.describe(topic).id}"
 
 
 def partition_of(store: klamm.Store, topic: str = "orders", number: int = 0) -> Any:

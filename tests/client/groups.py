@@ -11,7 +11,7 @@ from tests.procs import until
 
 def turn(consumers: Iterable[klamm.Consumer]) -> list[klamm.Batch]:
     """One poll each: what came."""
-    return [batch for consumer in consumers if (batch := consumer.poll(timeout_ms=0))]
+    return [batch for consumer in consumers if (batch := consumer.poll(timeout=0))]
 
 
 def settled(consumers: list[klamm.Consumer], holds: Callable[[], Any], what: str = "the group settles") -> None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from klamm.batch import BAD_RAISE, BAD_SKIP, Record
-from klamm.client.consume.read_engine import TURN_S, HandedOut, ReadFormat, Records
-from klamm.client.record_format import converted
+from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records
+from klamm.client.consume.record_format import converted
 from klamm.errors import StoreBusy, StoreError
 from klamm.types import Position, TopicPartition
 
@@ -37,14 +37,16 @@ class MemoryLog:
 
 
 class _Cursor:
-    def __init__(self, position: Position) -> None:
-        self.handed = HandedOut(position, position)
+    def __init__(self, name: TopicPartition, position: Position) -> None:
+        self.name = name
+        self.handed = Records(name, position, position)
         self.chunk: deque[Record] = deque()  # that was read, and not returned
         self.is_paused = False
 
     def seek(self, position: Position) -> None:
         self.chunk.clear()
-        self.handed = HandedOut(position, position)
+        before, self.handed = self.handed, Records(self.name, position, position)
+        before.end_iteration()
 
 
 class MemoryEngine:
@@ -90,7 +92,7 @@ class MemoryEngine:
             cursor = self._cursors[name]
             if not cursor.is_paused:
                 if not cursor.chunk:
-                    cursor.chunk.extend(self._log.read(name, cursor.handed.position.offset, self._chunk_records))
+                    cursor.chunk.extend(self._log.read(name, cursor.handed.offset, self._chunk_records))
                 if cursor.chunk:
                     return name
         return None
@@ -115,23 +117,21 @@ class MemoryEngine:
             offsets.append(record.offset)
             position = Position(record.offset + 1, 0)
         self._returned = cursor
-        records = Records(name, cursor.handed.position.offset, position, found)
-        cursor.handed = HandedOut(cursor.handed.position, position, iter(records), offsets, len(found))
+        records = cursor.handed = Records(name, cursor.handed.position, position, found, offsets)
         return records if found else None
 
     def _put_back(self) -> None:
         """Drop what was handed out; a partition whose chunk is used up goes to the end of the queue."""
         cursor, self._returned = self._returned, None
         if cursor is not None:
-            position = cursor.handed.position
-            while cursor.chunk and cursor.chunk[0].offset < position.offset:
+            cursor.handed = cursor.handed.stop()
+            while cursor.chunk and cursor.chunk[0].offset < cursor.handed.offset:
                 cursor.chunk.popleft()
             if not cursor.chunk:
                 name = next((name for name, each in self._cursors.items() if each is cursor), None)
                 if name is not None:
                     self._order.remove(name)
                     self._order.append(name)
-            cursor.handed = HandedOut(position, position)
 
     def _wait(self, deadline: float | None) -> bool:
         with self._log.changed:
@@ -144,13 +144,13 @@ class MemoryEngine:
 
     def _has_records(self) -> bool:
         return any(
-            not cursor.is_paused and self._log.read(name, cursor.handed.position.offset, 1)
+            not cursor.is_paused and self._log.read(name, cursor.handed.offset, 1)
             for name, cursor in self._cursors.items()
         )
 
     # ---- positions
 
-    def handed_out(self, partition: TopicPartition) -> HandedOut | None:
+    def handed_out(self, partition: TopicPartition) -> Records | None:
         cursor = self._cursors.get(partition)
         return None if cursor is None else cursor.handed
 
@@ -161,7 +161,7 @@ class MemoryEngine:
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
         with self._urgent():
-            self._cursors = {**self._cursors, **{name: _Cursor(position) for name, position in positions.items()}}
+            self._cursors = {**self._cursors, **{name: _Cursor(name, position) for name, position in positions.items()}}
             self._order.extend(name for name in positions if name not in self._order)
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:

@@ -22,14 +22,14 @@ def run(path: Path, test: Test) -> None:
 
     async def main() -> None:
         async with aio.open(path) as store:
-            await store.create_topic("orders")
+            await store.topics.create("orders")
             await asyncio.wait_for(test(store), WAIT)
 
     asyncio.run(main())
 
 
 async def values(store: aio.Store, topic: str = "orders") -> list[bytes]:
-    async with store.consumer(topic, wait_ms=0) as consumer:
+    async with store.consumer(topic, wait=0) as consumer:
         return [record.value async for record in consumer]
 
 
@@ -42,10 +42,10 @@ def test_what_a_coroutine_appends_another_reads(path: Path) -> None:
         assert await store.append("orders", b"0", key=b"k") == 0
         assert (await store.append_many("orders", [b"1", b"2"], acks=1)).count == 2
         assert await values(store) == [b"0", b"1", b"2"]
-        async with store.consumer("orders", wait_ms=0) as consumer:
+        async with store.consumer("orders", wait=0) as consumer:
             assert [len(batch) async for batch in consumer.batches(2)] == [2, 1]
             await consumer.seek("orders", 0, 1)
-            assert [record.offset for record in await consumer.poll(timeout_ms=0)] == [1, 2]
+            assert [record.offset for record in await consumer.poll(timeout=0)] == [1, 2]
             assert consumer.position("orders", 0).offset == 3
             await consumer.seek_to("earliest")
             async for record in consumer:
@@ -59,19 +59,19 @@ def test_what_a_coroutine_appends_another_reads(path: Path) -> None:
 
 def test_coroutines_create_alter_and_maintain_topics(path: Path, tmp_path: Path) -> None:
     async def test(store: aio.Store) -> None:
-        await store.create_topic("users", 2, {"retention.ms": 1000})
-        assert await store.topics() == ["orders", "users"]
-        await store.alter_topic("users", {"segment.bytes": 4096}, reset=["retention.ms"])
-        await store.add_partitions("users", 3)
-        info = await store.topic("users")
+        await store.topics.create("users", 2, {"retention.ms": 1000})
+        assert [each async for each in store.topics] == ["orders", "users"]
+        await store.topics.alter("users", {"segment.bytes": 4096}, reset=["retention.ms"])
+        await store.topics.add_partitions("users", 3)
+        info = await store.topics.describe("users")
         assert len(info.partitions) == 3 and info.settings == {"segment.bytes": "4096"}
         await store.append_many("orders", [(None, b"x", None, 1000 * n) for n in range(10)])
-        assert await store.offset_at("orders", 0, 4500) == 5
-        assert await store.delete_records("orders", {0: 5}) == {0: 5}
-        await store.delete_topic("users")
+        assert await store["orders"].offset_at(0, 4500) == 5
+        assert await store["orders"].delete_records({0: 5}) == {0: 5}
+        await store.topics.delete("users")
         await store.maintain()
         await store.backup(tmp_path / "copy")
-        assert (await store.check()).ok and (await store.topics()) == ["orders"]
+        assert (await store.check()).ok and [each async for each in store.topics] == ["orders"]
         with pytest.raises(klamm.UnknownTopic):
             await store.append("users", b"x")
 
@@ -188,7 +188,7 @@ def test_a_poll_that_is_given_up_loses_nothing(path: Path) -> None:
                 except asyncio.CancelledError:
                     pass
             while len(found) < 50:
-                found += [int(record.value) for record in await consumer.poll(7, timeout_ms=WAIT * 1000)]
+                found += [int(record.value) for record in await consumer.poll(7, timeout=WAIT)]
             assert found == list(range(50))
 
     run(path, test)
@@ -199,7 +199,7 @@ def test_a_cancelled_wait_ends_though_nothing_comes(path: Path) -> None:
         async with store.consumer("orders") as consumer:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(consumer.poll(), 0.05)
-            assert await consumer.poll(timeout_ms=1) == []
+            assert await consumer.poll(timeout=0.001) == []
 
     run(path, test)
 
@@ -221,16 +221,16 @@ def test_tail_gives_records_as_they_are_appended(path: Path) -> None:
 def test_a_store_can_be_awaited_and_closed(path: Path) -> None:
     async def main() -> None:
         store = await aio.open(path)
-        await store.create_topic("orders")
+        await store.topics.create("orders")
         producer = await store.producer()
         await producer.send("orders", b"x")
         await producer.close()
-        consumer = await store.consumer("orders", wait_ms=0)
+        consumer = await store.consumer("orders", wait=0)
         assert [record.value async for record in consumer] == [b"x"]
         await consumer.close()
         await store.close()
         with pytest.raises(klamm.StoreError):
-            await store.topics()
+            [each async for each in store.topics]
         with pytest.raises(klamm.NotAStore):
             await aio.open(path / "nothing", create=False)
 
@@ -239,7 +239,7 @@ def test_a_store_can_be_awaited_and_closed(path: Path) -> None:
 
 def test_a_group_shares_and_commits(path: Path) -> None:
     async def test(store: aio.Store) -> None:
-        await store.create_topic("users", 2)
+        await store.topics.create("users", 2)
         for number in (0, 1):
             await store.append_many("users", [b"x"] * 10, partition=number, acks=1)
         async with store.consumer("users", group="g") as first, store.consumer("users", group="g") as second:
@@ -250,14 +250,14 @@ def test_a_group_shares_and_commits(path: Path) -> None:
             with pytest.raises(klamm.NotOwner):
                 await second.commit(batch)
             await second.commit()
-        assert await store.groups() == ["g"]
-        assert (await store.group("g")).lag == 12
-        await store.reset_offsets(await store.plan_reset("g", to="latest"))
-        assert (await store.group("g")).lag == 0
-        data = await store.export_group("g")
-        await store.delete_group("g")
-        await store.import_group(data, "h")
-        assert await store.groups() == ["h"]
+        assert [each async for each in store.groups] == ["g"]
+        assert (await store.groups.describe("g")).lag == 12
+        assert len(await store.groups.reset("g", to="latest")) == 2
+        assert (await store.groups.describe("g")).lag == 0
+        data = await store.groups.export("g")
+        await store.groups.delete("g")
+        await store.groups.import_(data, "h")
+        assert [each async for each in store.groups] == ["h"]
         altered = await store.alter({"group.max.size": 3})
         assert altered == await store.settings()
         assert altered["group.max.size"] == "3"
@@ -273,8 +273,8 @@ def test_a_task_that_is_cancelled_while_it_waits_stays_a_member(path: Path) -> N
                 await asyncio.sleep(0.001)
             poll.cancel()
             await store.append("orders", b"x", acks=1)
-            assert len(await consumer.poll(timeout_ms=WAIT * 1000)) == 1
+            assert len(await consumer.poll(timeout=WAIT)) == 1
             await consumer.commit()
-        assert (await store.group("g")).lag == 0
+        assert (await store.groups.describe("g")).lag == 0
 
     run(path, test)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.client.assignment import assigned, pools, quota, share
+from klamm.client.groups.assignment import assigned, pools, quota, share
 from klamm.errors import GroupError
 from klamm.types import TopicPartition
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client import dead_letters
+from klamm.client.work import dead_letters
 from tests.client.conftest import fill
 
 # Ctrl-C
@@ -30,10 +30,10 @@ def press_at(records: Iterable[Any], offset: int) -> list[int]:
 
 
 READS: dict[str, Callable[[klamm.Store], Iterable[Any]]] = {
-    "wait_ms=0": lambda store: store.consumer("orders", wait_ms=0),
-    "wait_ms=10": lambda store: store.consumer("orders", wait_ms=10),
-    "batches": lambda store: (record for batch in store.consumer("orders", wait_ms=0).batches(10) for record in batch),
-    "group": lambda store: store.consumer("orders", group="g", wait_ms=0),
+    "wait=0": lambda store: store.consumer("orders", wait=0),
+    "wait=0.01": lambda store: store.consumer("orders", wait=0.01),
+    "batches": lambda store: (record for batch in store.consumer("orders", wait=0).batches(10) for record in batch),
+    "group": lambda store: store.consumer("orders", group="g", wait=0),
     "tail": lambda store: store.tail("orders", 50),
     "changes": lambda store: store.table("orders").changes(),
 }
@@ -83,7 +83,7 @@ def test_ctrl_c_in_a_redrive_puts_no_letter_back_twice(orders: klamm.Store) -> N
     def fail(record: Any) -> None:
         raise ValueError(record.offset)
 
-    with orders.consumer("orders", group="g", wait_ms=0) as consumer:
+    with orders.consumer("orders", group="g", wait=0) as consumer:
         consumer.run(fail, 1, on_error="dead-letter", retries=0)
     assert orders.redrive("orders.dlq", limit=20) == 20
     # 80 records are there: letters, and then the notes of those that went back. Press among the letters; and again in
@@ -91,7 +91,7 @@ def test_ctrl_c_in_a_redrive_puts_no_letter_back_twice(orders: klamm.Store) -> N
     with pressed_in("_noted", {62, 64}), pytest.raises(KeyboardInterrupt):
         orders.redrive("orders.dlq")
     assert orders.redrive("orders.dlq") == 40
-    with orders.consumer("orders", start={0: 60}, wait_ms=0) as consumer:
+    with orders.consumer("orders", start={0: 60}, wait=0) as consumer:
         assert sorted(int(record.value) for record in consumer) == list(range(60))
 
 
@@ -101,7 +101,7 @@ def test_ctrl_c_in_dead_letters_is_not_a_short_list(orders: klamm.Store) -> None
     def fail(record: Any) -> None:
         raise ValueError(record.offset)
 
-    with orders.consumer("orders", group="g", wait_ms=0) as consumer:
+    with orders.consumer("orders", group="g", wait=0) as consumer:
         consumer.run(fail, 1, on_error="dead-letter", retries=0)
     with pressed_in("_noted", {10}), pytest.raises(KeyboardInterrupt):
         list(orders.dead_letters("orders.dlq"))
@@ -116,13 +116,13 @@ def test_ctrl_c_in_dead_letters_is_not_a_short_list(orders: klamm.Store) -> None
 def test_memory_of_a_consumer_is_bounded_by_max_bytes_and_the_largest_batch(
     store: klamm.Store, how: str, batch_bytes: int, max_bytes: int
 ) -> None:
-    store.create_topic("small")
+    store.topics.create("small")
     with store.producer(compression="zstd", batch_bytes=batch_bytes, acks=1, linger_ms=1000) as producer:
         for n in range(30_000):  # 30 MB; less than one, compressed
             producer.send("small", b"%06d" % n + b"x" * 1000)
-    size = store.topic("small").size
+    size = store.topics.describe("small").size
     assert size < 4 << 20
-    with store.consumer("small", wait_ms=0, max_bytes=max_bytes) as consumer:
+    with store.consumer("small", wait=0, max_bytes=max_bytes) as consumer:
         consumer.poll(1)  # modules, and a first batch
         tracemalloc.start()
         try:
@@ -153,11 +153,11 @@ def test_on_bad_record_says_what_becomes_of_a_value_that_does_not_suit_the_serde
         records = consumer if how == "iterate" else (each for batch in consumer.batches(2) for each in batch)
         return [record.value for record in records]
 
-    with orders.consumer("orders", serde="json", wait_ms=0, on_bad_record="skip") as consumer:
+    with orders.consumer("orders", serde="json", wait=0, on_bad_record="skip") as consumer:
         assert read(consumer) == [1, 3, 5] and consumer.position("orders", 0).offset == 5
-    with orders.consumer("orders", serde="json", wait_ms=0, on_bad_record="raw") as consumer:
+    with orders.consumer("orders", serde="json", wait=0, on_bad_record="raw") as consumer:
         assert read(consumer) == [1, b"{", 3, b"nothing", 5]
-    with orders.consumer("orders", serde="json", wait_ms=0) as consumer:
+    with orders.consumer("orders", serde="json", wait=0) as consumer:
         for _ in range(2):
             with pytest.raises(ValueError) as caught:
                 read(consumer)
@@ -171,12 +171,12 @@ def test_on_bad_record_says_what_becomes_of_a_value_that_does_not_suit_the_serde
 
 def test_a_group_moves_past_records_that_are_skipped(orders: klamm.Store) -> None:
     orders.append_many("orders", [b"1", b"{", b"nothing"], acks=1)
-    with orders.consumer("orders", group="g", serde="json", wait_ms=0, on_bad_record="skip") as consumer:
+    with orders.consumer("orders", group="g", serde="json", wait=0, on_bad_record="skip") as consumer:
         assert [record.value for record in consumer] == [1]
         consumer.commit()
         committed = consumer.committed("orders", 0)
         assert committed is not None and committed.offset == 3
-    with orders.consumer("orders", group="g", wait_ms=0) as consumer:
+    with orders.consumer("orders", group="g", wait=0) as consumer:
         assert list(consumer) == []
 
 
@@ -184,9 +184,10 @@ def test_a_group_moves_past_records_that_are_skipped(orders: klamm.Store) -> Non
 
 
 def test_a_plan_refuses_what_is_not_a_position_even_if_the_group_has_no_offsets(orders: klamm.Store) -> None:
-    with orders.consumer("orders", group="g", wait_ms=0) as consumer:
-        consumer.poll(timeout_ms=0)
-    for wrong in ("begin", ("by", "x"), ("last", -1)):
+    with orders.consumer("orders", group="g", wait=0) as consumer:
+        consumer.poll(timeout=0)
+    wrong: list[dict[str, Any]] = [{"to": "begin"}, {"to": ("last", -1)}, {"by": "x"}, {}, {"to": 1, "by": 1}]
+    for target in wrong:
         with pytest.raises((klamm.InvalidSetting, TypeError)):
-            orders.plan_reset("g", to=wrong)
-    assert orders.plan_reset("g", to="earliest") == []
+            orders.groups.plan_reset("g", **target)
+    assert orders.groups.plan_reset("g", to="earliest") == []

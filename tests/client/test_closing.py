@@ -16,7 +16,7 @@ import pytest
 
 import klamm
 import klamm.aio
-from klamm.client.consumer import session_of
+from klamm.client.consume.consumer import session_of
 from tests.crash.cases import seed_of
 from tests.procs import PATIENCE, until
 
@@ -28,7 +28,7 @@ def two_topics(path: Path) -> Iterator[klamm.Store]:
     """A store with as many records of the same size in `t` as in `u`: a reader of one could take those of the other."""
     with klamm.open(path) as store:
         for topic in ("t", "u"):
-            store.create_topic(topic, settings={"segment.bytes": 1 << 14})
+            store.topics.create(topic, settings={"segment.bytes": 1 << 14})
             store.append_many(topic, [topic.encode() * 100] * 60_000, acks=1)
         yield store
 
@@ -61,11 +61,11 @@ def test_a_loop_that_is_closed_by_another_thread_returns_nothing_of_another_topi
     strange: list[object] = []
     for _ in range(CLOSES):
         store = klamm.open(path)
-        consumer = store.consumer("t", wait_ms=0, max_bytes=1 << 16)
+        consumer = store.consumer("t", wait=0, max_bytes=1 << 16)
         with read_by_a_thread(consumer, strange):
             time.sleep(dice.random() * 0.02)
             (consumer if closes == "consumer" else store).close()
-            with two_topics.consumer("u", wait_ms=0, max_bytes=1 << 16) as other:
+            with two_topics.consumer("u", wait=0, max_bytes=1 << 16) as other:
                 other.poll(10)
         store.close()
     assert strange == []
@@ -106,7 +106,7 @@ def test_descriptors_of_the_program_stay_open_when_another_thread_closes_a_consu
     strange: list[object] = []
     for _ in range(3 * CLOSES):
         store = klamm.open(path)
-        consumer = store.consumer("t", wait_ms=0, max_bytes=1 << 14)
+        consumer = store.consumer("t", wait=0, max_bytes=1 << 14)
         with read_by_a_thread(consumer, strange) as thread, quick_switches():
             time.sleep(dice.random() * 0.005)
             (consumer if closes == "consumer" else store).close()
@@ -146,7 +146,7 @@ def test_an_aio_consumer_that_is_closed_after_a_cancelled_wait_leaves_other_desc
 def test_closing_returns_when_no_file_of_the_consumer_is_open(two_topics: klamm.Store) -> None:
     dice = random.Random(seed_of())
     for _ in range(CLOSES):
-        consumer = two_topics.consumer("t", wait_ms=0)
+        consumer = two_topics.consumer("t", wait=0)
         with read_by_a_thread(consumer, []):
             time.sleep(dice.random() * 0.005)
             consumer.close()
@@ -154,7 +154,7 @@ def test_closing_returns_when_no_file_of_the_consumer_is_open(two_topics: klamm.
 
 
 def test_a_poll_in_progress_ends_with_nothing_and_the_next_one_raises(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     for group in (None, "g"):
         consumer = store.consumer("orders", group=group)
         outcome: list[object] = []
@@ -176,7 +176,7 @@ def test_a_poll_in_progress_ends_with_nothing_and_the_next_one_raises(store: kla
 
 @pytest.mark.parametrize("how", ["close", "stop"])
 def test_a_handler_of_a_rebalance_may_end_its_consumer(store: klamm.Store, how: str) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [b"x"] * 10, acks=1)
 
     def end(_: object) -> None:
@@ -188,7 +188,7 @@ def test_a_handler_of_a_rebalance_may_end_its_consumer(store: klamm.Store, how: 
 
 
 def test_a_serde_that_closes_its_consumer_ends_the_loop(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [b"x"] * 10, acks=1)
 
     def end(value: bytes) -> bytes:

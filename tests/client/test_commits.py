@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.consumer import session_of, session_that_read
+from klamm.client.consume.consumer import session_of, session_that_read
 from klamm.store.groups import put_offsets
 from tests.client.conftest import fill
 from tests.client.groups import turn
@@ -22,9 +22,9 @@ from tests.procs import PATIENCE, until
 def resumes_at(store: klamm.Store, **options: object) -> int:
     """Where the next member of the group starts."""
     with store.consumer("orders", group="g", **options) as consumer:  # type: ignore[arg-type]
-        consumer.poll(1, timeout_ms=0)
+        consumer.poll(1, timeout=0)
         begin: int = consumer.position("orders", 0).offset
-        return begin - (begin < store.topic("orders").count)
+        return begin - (begin < store.topics.describe("orders").count)
 
 
 # What can be committed
@@ -88,7 +88,7 @@ def test_commit_without_a_group_says_what_to_do(orders: klamm.Store) -> None:
 
 
 def test_what_is_not_owned_cannot_be_committed_and_nothing_beside_it_is(orders: klamm.Store) -> None:
-    orders.create_topic("users", partitions=2)
+    orders.topics.create("users", partitions=2)
     fill(orders, 4)
     with orders.consumer("orders", group="g") as consumer, orders.consumer("orders", group="g") as idle:
         batch = consumer.poll()
@@ -170,13 +170,13 @@ def test_auto_commit_waits_for_its_interval_and_close_commits_what_is_done(order
 
 def test_auto_commit_has_everything_when_a_loop_has_come_to_its_end(orders: klamm.Store) -> None:
     fill(orders, 20)
-    with orders.consumer("orders", group="g", enable_auto_commit=True, wait_ms=0) as consumer:
+    with orders.consumer("orders", group="g", enable_auto_commit=True, wait=0) as consumer:
         assert len(list(consumer)) == 20
     assert resumes_at(orders) == 20
 
 
 def test_auto_commit_commits_when_a_partition_goes_to_another(orders: klamm.Store) -> None:
-    orders.create_topic("users", partitions=2)
+    orders.topics.create("users", partitions=2)
     for number in (0, 1):
         fill(orders, 10, "users", partition=number)
     with orders.consumer("users", group="g", enable_auto_commit=True) as first:
@@ -186,7 +186,7 @@ def test_auto_commit_commits_when_a_partition_goes_to_another(orders: klamm.Stor
             ((_, number),) = second.assignment()
             assert second.committed("users", number) == klamm.Committed(10, 0)
             assert second.committed("users", 1 - number) is None
-            assert not second.poll(timeout_ms=0)
+            assert not second.poll(timeout=0)
 
 
 def test_auto_commit_leaves_out_partitions_that_were_lost(orders: klamm.Store) -> None:
@@ -201,7 +201,7 @@ def test_auto_commit_leaves_out_partitions_that_were_lost(orders: klamm.Store) -
         on_lost=lost.extend,
     ) as consumer:
         batch = consumer.poll(4)
-        until(lambda: orders.group("g").state == "empty", "the watchdog gives its partition up")
+        until(lambda: orders.groups.describe("g").state == "empty", "the watchdog gives its partition up")
         again = consumer.poll(4)
         assert lost == [("orders", 0)] and list(again) == list(batch)
         assert consumer.committed("orders", 0) is None
@@ -235,13 +235,13 @@ def test_a_new_group_starts_as_it_is_told(orders: klamm.Store) -> None:
     with orders.consumer("orders", group="new", auto_offset_reset="error") as consumer:
         for _ in range(2):
             with pytest.raises(klamm.GroupError, match="has no offset for orders/0"):
-                consumer.poll(timeout_ms=0)
+                consumer.poll(timeout=0)
 
 
 def test_latest_is_where_the_first_member_started(orders: klamm.Store) -> None:
     fill(orders, 10)
     with orders.consumer("orders", group="g", auto_offset_reset="latest") as consumer:
-        assert not consumer.poll(timeout_ms=0)
+        assert not consumer.poll(timeout=0)
     fill(orders, 5)  # nobody was there, and nobody had committed
     assert resumes_at(orders, auto_offset_reset="latest") == 10
 
@@ -254,17 +254,20 @@ def test_a_committed_offset_that_is_not_there_any_more_follows_the_policy(
     with orders.consumer("orders", group="g") as consumer:
         consumer.poll(3)
         consumer.commit()
-    orders.delete_records("orders", {0: 6})
-    with orders.consumer("orders", group="g") as consumer, pytest.raises(klamm.OffsetOutOfRange):
-        consumer.poll(timeout_ms=0)
-    with orders.consumer("orders", group="g", on_out_of_range=policy) as consumer:
-        consumer.poll(1, timeout_ms=0)
+    orders["orders"].delete_records({0: 6})
+    for reset in (None, "error"):
+        with orders.consumer("orders", group="g", auto_offset_reset=reset) as consumer:
+            with pytest.raises(klamm.OffsetOutOfRange) as caught:
+                consumer.poll(timeout=0)
+            assert "auto_offset_reset='earliest' (or 'latest')" in str(caught.value.hint)
+    with orders.consumer("orders", group="g", auto_offset_reset=policy) as consumer:
+        consumer.poll(1, timeout=0)
         assert consumer.position("orders", 0).offset == begin + (begin < 10)
 
 
 def test_a_position_that_outran_the_log_is_put_back_to_where_its_epoch_ended(path: Path, tmp_path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         fill(store, 30)
     shutil.copytree(path, tmp_path / "copy")  # opening a copy recovers it, as after a power cut: a new epoch
     with klamm.open(tmp_path / "copy") as store:
@@ -286,9 +289,9 @@ def test_offsets_go_with_their_topic(orders: klamm.Store) -> None:
     with orders.consumer("orders", group="g") as consumer:
         consumer.poll()
         consumer.commit()
-    orders.delete_topic("orders")
-    assert orders.group("g").offsets == ()
-    orders.create_topic("orders")
+    orders.topics.delete("orders")
+    assert orders.groups.describe("g").offsets == ()
+    orders.topics.create("orders")
     fill(orders, 3)
     assert resumes_at(orders) == 0
 
@@ -337,10 +340,10 @@ def test_a_claim_fails_if_somebody_else_has_moved_the_group(orders: klamm.Store)
 
 
 def test_rewinding_hands_out_again_what_was_not_committed(orders: klamm.Store) -> None:
-    orders.create_topic("users", partitions=2)
+    orders.topics.create("users", partitions=2)
     for number in (0, 1):
         fill(orders, 10, "users", partition=number)
-    with orders.consumer("users", group="g", wait_ms=0) as consumer:
+    with orders.consumer("users", group="g", wait=0) as consumer:
         first = consumer.poll(4)
         consumer.commit(first)
         rest = [record.offset for batch in consumer.batches(3) for record in batch]
@@ -401,13 +404,13 @@ def test_offsets_of_ones_own_are_loaded_and_committed(orders: klamm.Store, group
     with orders.consumer("orders", group=group, offsets=kept) as consumer:
         assert consumer.poll(1).begin == 10
     if group is not None:
-        assert orders.group(group).offsets == ()
+        assert orders.groups.describe(group).offsets == ()
 
 
 def test_after_a_gap_the_consumer_goes_on_where_its_offsets_say(orders: klamm.Store) -> None:
     fill(orders, 20)
     kept = Kept()
-    with orders.consumer("orders", offsets=kept, wait_ms=0) as consumer:
+    with orders.consumer("orders", offsets=kept, wait=0) as consumer:
         before = dict(kept.positions)
         first = consumer.poll(5)
         consumer.commit(first)
@@ -425,7 +428,7 @@ def test_after_a_gap_the_consumer_goes_on_where_its_offsets_say(orders: klamm.St
 
 def test_what_the_watchdog_gives_up_while_it_is_taken_is_not_read_from_the_start(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append_many("orders", [b"%d" % n for n in range(20)], acks=1)
         with store.consumer("orders", group="g") as first:
             first.commit(first.poll(max_records=10))
@@ -439,13 +442,13 @@ def test_what_the_watchdog_gives_up_while_it_is_taken_is_not_read_from_the_start
                 return load(places)
 
             commits.load = late  # type: ignore[method-assign]
-            batch = second.poll(timeout_ms=10_000)
+            batch = second.poll(timeout=10)
             assert batch.begin == 10 and len(batch) == 10
 
 
 def test_a_commit_that_waits_while_its_partition_is_lost_and_comes_back_is_refused(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append_many("orders", [b"%d" % n for n in range(50)], acks=1)
         held, go_on = threading.Event(), threading.Event()
         with store.consumer("orders", group="g", max_poll_interval_ms=100) as late:
@@ -463,9 +466,9 @@ def test_a_commit_that_waits_while_its_partition_is_lost_and_comes_back_is_refus
             assert held.wait(PATIENCE)
             until(lambda: not session_of(late).member.owned(), "the watchdog gives up")  # type: ignore[union-attr]
             with store.consumer("orders", group="g") as other:
-                while batch := other.poll(timeout_ms=0):
+                while batch := other.poll(timeout=0):
                     other.commit(batch)
-            until(lambda: late.poll(timeout_ms=0) is not None and late.assignment(), "it has the partition again")
+            until(lambda: late.poll(timeout=0) is not None and late.assignment(), "it has the partition again")
             go_on.set()
             with pytest.raises(klamm.NotOwner, match="lost and came back"):
                 waiting.result(PATIENCE)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarn
 @pytest.fixture
 def users(store: klamm.Store) -> klamm.Store:
     """The store, with a topic `users` of 6 partitions."""
-    store.create_topic("users", partitions=6)
+    store.topics.create("users", partitions=6)
     return store
 
 
@@ -35,7 +35,7 @@ def member(store: klamm.Store, topic: str, has: Flag, *, count: int, commit: boo
     def run() -> None:
         consumer = store.consumer(topic, group="g")
         while True:
-            batch = consumer.poll(timeout_ms=20)
+            batch = consumer.poll(timeout=0.02)
             if commit and batch:
                 consumer.commit(batch)
             if len(consumer.assignment()) == count:
@@ -57,7 +57,7 @@ def test_the_partitions_of_a_killed_member_go_to_a_member_that_waits_in_poll(
         theirs = {("users", number) for number in range(6)} - set(mine.assignment())
         until(lambda: not turn([mine]), "everything of ours is read")
         child.signal(signal.SIGKILL)
-        batch = mine.poll(timeout_ms=60_000)
+        batch = mine.poll(timeout=60)
     assert (batch.topic, batch.partition) in theirs and batch.begin == 0
     shared([mine], 6)  # the kernel frees a dead process's locks one after the other
     mine.close()
@@ -72,10 +72,10 @@ def test_a_stopped_member_keeps_its_partitions(orders: klamm.Store, tmp_path: Pa
         assert child.stopped()
         fill(orders, 5)
         with orders.consumer("orders", group="g") as waiting:
-            assert not waiting.poll(timeout_ms=700)
+            assert not waiting.poll(timeout=0.7)
             assert waiting.assignment() == []
             child.go_on()
-            until(lambda: orders.group("g").lag == 0, "it reads on")
+            until(lambda: orders.groups.describe("g").lag == 0, "it reads on")
             child.signal(signal.SIGKILL)
             shared([waiting], 1)
             assert waiting.position("orders", 0).offset == 5
@@ -88,14 +88,14 @@ def test_processes_that_come_and_go_read_every_record_once(users: klamm.Store, t
     seen = tmp_path / "seen"
 
     def offsets() -> tuple[klamm.GroupOffset, ...]:
-        return users.group("g").offsets if "g" in users.groups() else ()
+        return users.groups.describe("g").offsets if "g" in users.groups else ()
 
     def run(rounds: int) -> None:
         log = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         while sum(each.committed.offset for each in offsets() if each.committed) < total:
             with users.consumer("users", group="g", form="values", max_bytes=1000) as consumer:
                 for _ in range(rounds):
-                    batch = consumer.poll(10, timeout_ms=20)
+                    batch = consumer.poll(10, timeout=0.02)
                     if batch:
                         os.write(log, b"".join(value + b"\n" for value in batch))
                         consumer.commit(batch)
@@ -170,15 +170,15 @@ def test_a_forked_child_neither_holds_nor_frees_anything(orders: klamm.Store, tm
                 action()
         consumer.close()
         with orders.consumer("orders", group="g") as mine:
-            mine.poll(timeout_ms=0)
-            return mine.assignment(), len(orders.group("g").members)
+            mine.poll(timeout=0)
+            return mine.assignment(), len(orders.groups.describe("g").members)
 
     with children() as start:
         assert start(child).answer() == ([], 2)
         start(lambda: None).answer()
     consumer.commit()
     assert consumer.committed("orders", 0) == klamm.Committed(5, 0)
-    assert orders.group("g").members[0].assignment == (("orders", 0),)
+    assert orders.groups.describe("g").members[0].assignment == (("orders", 0),)
     consumer.close()
 
 
@@ -187,7 +187,7 @@ def test_a_killed_parents_partitions_are_free_though_its_child_lives(orders: kla
 
     def parent() -> None:
         consumer = orders.consumer("orders", group="g")
-        until(lambda: (consumer.poll(timeout_ms=10), consumer.assignment())[1], "it has the partition")
+        until(lambda: (consumer.poll(timeout=0.01), consumer.assignment())[1], "it has the partition")
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
@@ -228,9 +228,9 @@ def test_a_group_has_its_members_at_one_door(orders: klamm.Store, tmp_path: Path
         with pytest.raises(klamm.GroupBusy, match="Kafka server"):
             orders.consumer("orders", group="theirs")
         with pytest.raises(klamm.GroupBusy, match="Kafka server"):
-            orders.delete_group("theirs")
-        assert orders.group("theirs").door == "kafka"
+            orders.groups.delete("theirs")
+        assert orders.groups.describe("theirs").door == "kafka"
         over.up()
         server.answer()
         with orders.consumer("orders", group="theirs"):  # its server is gone
-            assert orders.group("theirs").door == "klamm"
+            assert orders.groups.describe("theirs").door == "klamm"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.consumer_options import ConsumerOptions
-from klamm.client.sharing import Sharing
+from klamm.client.consume.consumer_options import ConsumerOptions
+from klamm.client.groups.sharing import Sharing
 from tests.client.conftest import fill
 from tests.client.groups import settled, shared, turn
 from tests.procs import until
@@ -24,7 +24,7 @@ Places = list[tuple[str, int]]
 @pytest.fixture
 def users(store: klamm.Store) -> klamm.Store:
     """The store, with a topic `users` of 7 partitions."""
-    store.create_topic("users", partitions=7)
+    store.topics.create("users", partitions=7)
     return store
 
 
@@ -47,13 +47,13 @@ def test_options_of_a_consumer_are_named_once_more_for_those_who_pass_them_on() 
 def test_one_member_has_everything_and_the_next_goes_on_where_it_committed(users: klamm.Store) -> None:
     values = spread(users, 100)
     seen: list[bytes] = []
-    with users.consumer("users", group="g", form="values", wait_ms=0) as first:
+    with users.consumer("users", group="g", form="values", wait=0) as first:
         for batch in first.batches(max_records=5):
             seen += batch
             first.commit(batch)
             if len(seen) > 50:
                 break
-    with users.consumer("users", group="g", form="values", wait_ms=0) as second:
+    with users.consumer("users", group="g", form="values", wait=0) as second:
         seen += [value for batch in second.batches() for value in batch]
     assert sorted(seen) == sorted(values)
 
@@ -71,7 +71,7 @@ def test_members_share_fairly_as_they_come_and_go(users: klamm.Store) -> None:
 
 def test_two_groups_do_not_know_each_other(users: klamm.Store) -> None:
     values = spread(users, 50)
-    with users.consumer("users", group="a", wait_ms=0) as a, users.consumer("users", group="b", wait_ms=0) as b:
+    with users.consumer("users", group="a", wait=0) as a, users.consumer("users", group="b", wait=0) as b:
         for each in (a, b):
             assert {record.value for record in each} == values
             assert len(each.assignment()) == 7
@@ -96,7 +96,7 @@ def test_a_waiting_member_is_woken_when_another_leaves(orders: klamm.Store) -> N
     first, second = (orders.consumer("orders", group="g") for _ in range(2))
     assert len(first.poll()) == 3
     got: list[klamm.Batch] = []
-    thread = threading.Thread(target=lambda: got.append(second.poll(timeout_ms=30_000)))
+    thread = threading.Thread(target=lambda: got.append(second.poll(timeout=30)))
     thread.start()
     first.close()
     thread.join(30)
@@ -115,7 +115,7 @@ def test_threads_share_a_group_and_each_record_is_read_once(users: klamm.Store) 
             while len(seen) < len(values):
                 with users.consumer("users", group="g", form="values", max_bytes=2000) as consumer:
                     for _ in range(rounds):
-                        batch = consumer.poll(20, timeout_ms=20)
+                        batch = consumer.poll(20, timeout=0.02)
                         seen.extend(batch)
                         consumer.commit(batch)
         except BaseException as error:
@@ -149,7 +149,7 @@ def test_a_partition_has_one_owner_among_threads(users: klamm.Store) -> None:
         for _ in range(6):
             with users.consumer("users", group="g", on_assigned=take, on_revoked=give) as consumer:
                 for _ in range(4):
-                    consumer.poll(timeout_ms=2)
+                    consumer.poll(timeout=0.002)
 
     threads = [threading.Thread(target=read, args=(me,)) for me in range(4)]
     for thread in threads:
@@ -161,7 +161,7 @@ def test_a_partition_has_one_owner_among_threads(users: klamm.Store) -> None:
 
 def test_members_with_other_topics_share_what_they_have_in_common(store: klamm.Store) -> None:
     for name, count in (("orders", 4), ("users", 4), ("alone", 2)):
-        store.create_topic(name, partitions=count)
+        store.topics.create(name, partitions=count)
     a = store.consumer(["orders", "users"], group="g")
     b = store.consumer(["users", "alone"], group="g")
     c = store.consumer({"users": [3]}, group="g")
@@ -174,20 +174,20 @@ def test_members_with_other_topics_share_what_they_have_in_common(store: klamm.S
 
 
 def test_new_partitions_and_topics_are_shared_out_and_deleted_ones_are_lost(store: klamm.Store) -> None:
-    store.create_topic("orders-de", partitions=2)
+    store.topics.create("orders-de", partitions=2)
     lost: Places = []
     members = [store.consumer(pattern="orders-.*", group="g", auto_offset_reset="latest", on_lost=lost.extend)
                for _ in range(2)]  # fmt: skip
     shared(members, 2)
-    store.add_partitions("orders-de", 6)
+    store.topics.add_partitions("orders-de", 6)
     store.append_many("orders-de", [b"new"] * 3, partition=5, acks=1)  # before anybody has taken it
     found: list[klamm.Batch] = []
     until(lambda: found.extend(turn(members)) or found, "a record of a new partition")
     assert [(batch.partition, len(batch)) for batch in found] == [(5, 3)]
     shared(members, 6)
-    store.create_topic("orders-fr", partitions=4)
+    store.topics.create("orders-fr", partitions=4)
     shared(members, 10)
-    store.delete_topic("orders-de")
+    store.topics.delete("orders-de")
     shared(members, 4)
     assert sorted(lost) == [("orders-de", n) for n in range(6)]
     for each in members:
@@ -224,9 +224,9 @@ def test_an_assignor_that_raises_is_asked_again(users: klamm.Store) -> None:
     with users.consumer("users", group="g", assignor=moody) as consumer:
         for _ in range(2):
             with pytest.raises(ValueError, match="not today"):
-                consumer.poll(timeout_ms=0)
+                consumer.poll(timeout=0)
         wrong = False
-        until(lambda: (consumer.poll(timeout_ms=0), consumer.assignment())[1], "it gets its share")
+        until(lambda: (consumer.poll(timeout=0), consumer.assignment())[1], "it gets its share")
 
 
 # Names, sizes, doors
@@ -234,14 +234,14 @@ def test_an_assignor_that_raises_is_asked_again(users: klamm.Store) -> None:
 
 def test_a_named_member_that_is_gone_keeps_its_share_until_it_is_late(users: klamm.Store) -> None:
     other = users.consumer("users", group="g")
-    named = users.consumer("users", group="g", member="m", rejoin_ms=60_000)
+    named = users.consumer("users", group="g", member="m", rejoin_timeout=60)
     shared([other, named], 7)
     had = named.assignment()
     named.close()
     for _ in range(5):
-        other.poll(timeout_ms=50)
+        other.poll(timeout=0.05)
         assert len(other.assignment()) == 7 - len(had)
-    named = users.consumer("users", group="g", member="m", rejoin_ms=300)
+    named = users.consumer("users", group="g", member="m", rejoin_timeout=0.3)
     settled([other, named], named.assignment)
     assert named.assignment() == had
     named.close()
@@ -273,8 +273,8 @@ def test_a_store_opened_for_reading_only_has_no_members(users: klamm.Store, path
         with pytest.raises(klamm.ReadOnly):
             reading.consumer("users", group="g")
         with users.consumer("users", group="g") as consumer:
-            consumer.poll(timeout_ms=0)
-            info = reading.group("g")
+            consumer.poll(timeout=0)
+            info = reading.groups.describe("g")
         assert info.state == "active" and len(info.members) == 1
 
 
@@ -346,11 +346,11 @@ def test_a_member_that_hangs_loses_its_partitions_and_cannot_commit(
     store, consumer, lost = hanging
     batch = consumer.poll(4)
     with store.consumer("orders", group="g") as other:
-        assert len(other.poll(timeout_ms=30_000)) == 10  # when the watchdog has given it up
+        assert len(other.poll(timeout=30)) == 10  # when the watchdog has given it up
         with pytest.raises(klamm.NotOwner):
             consumer.commit(batch)
         other.commit()
-        assert not consumer.poll(timeout_ms=0)
+        assert not consumer.poll(timeout=0)
         assert lost == [("orders", 0)] and consumer.assignment() == []
     settled([consumer], consumer.assignment)
     assert consumer.position("orders", 0).offset == 10
@@ -361,7 +361,7 @@ def test_a_batch_from_before_a_loss_cannot_be_committed_when_the_partition_is_ba
 ) -> None:
     store, consumer, lost = hanging
     batch = consumer.poll(4)
-    until(lambda: store.group("g").state == "empty", "the watchdog")
+    until(lambda: store.groups.describe("g").state == "empty", "the watchdog")
     again = consumer.poll(4)
     assert lost == [("orders", 0)] and list(again) == list(batch)
     with pytest.raises(klamm.NotOwner, match="came back"):
@@ -372,7 +372,7 @@ def test_a_batch_from_before_a_loss_cannot_be_committed_when_the_partition_is_ba
 
 def test_a_member_that_waits_for_records_is_not_hanging(orders: klamm.Store) -> None:
     with orders.consumer("orders", group="g", max_poll_interval_ms=300) as consumer:
-        assert not consumer.poll(timeout_ms=900)
+        assert not consumer.poll(timeout=0.9)
         assert consumer.assignment() == [("orders", 0)]
 
 
@@ -383,7 +383,7 @@ def test_a_member_that_is_forgotten_leaves(orders: klamm.Store) -> None:
     gc.collect()
     with orders.consumer("orders", group="g") as other:
         shared([other], 1)
-    assert orders.group("g").members == ()
+    assert orders.groups.describe("g").members == ()
 
 
 @pytest.mark.parametrize("loop", ["batches", "__iter__"])
@@ -408,23 +408,23 @@ def test_closing_a_member_ends_the_loop_of_another_thread_quietly(orders: klamm.
 
 def test_closing_the_store_leaves_the_group(path: Path) -> None:
     first, second = klamm.open(path), klamm.open(path)
-    first.create_topic("orders")
+    first.topics.create("orders")
     mine, other = first.consumer("orders", group="g"), second.consumer("orders", group="g")
     turn([mine])
     first.close()
     shared([other], 1)
     second.close()
     with klamm.open(path) as third:
-        assert third.group("g").state == "empty"
+        assert third.groups.describe("g").state == "empty"
 
 
 def test_a_deleted_topic_that_was_named_is_unknown_to_its_members(orders: klamm.Store) -> None:
     fill(orders, 5)
     with orders.consumer("orders", group="g") as consumer:
         batch = consumer.poll()
-        orders.delete_topic("orders")
+        orders.topics.delete("orders")
         with pytest.raises(klamm.UnknownTopic):
             consumer.commit(batch)
         with pytest.raises(klamm.UnknownTopic):
-            consumer.poll(timeout_ms=0)
+            consumer.poll(timeout=0)
     assert orders.check().ok

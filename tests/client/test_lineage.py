@@ -19,21 +19,21 @@ from tests.procs import children
 
 @pytest.fixture
 def store(store: klamm.Store) -> klamm.Store:
-    store.create_topic("t", 3)
-    store.create_topic("out", 2)
+    store.topics.create("t", 3)
+    store.topics.create("out", 2)
     store.append_many("t", [b"%d" % n for n in range(6)], partition=0)
     store.alter({"lineage.retention.ms": 3_600_000})
     return store
 
 
 def records(store: klamm.Store, topic: str = "out", partition: int = 0) -> list[klamm.Record]:
-    with store.consumer(topic, partitions=[partition], wait_ms=0) as consumer:
+    with store.consumer(topic, partitions=[partition], wait=0) as consumer:
         return list(consumer)
 
 
 def move(store: klamm.Store, count: int, *partitions: int, name: str | None = None) -> None:
     """A transaction from `t` to `out`."""
-    with store.consumer("t", group="g", wait_ms=0) as consumer, store.transaction(name) as tx:
+    with store.consumer("t", group="g", wait=0) as consumer, consumer.transaction(name) as tx:
         batch = consumer.poll(max_records=count)
         for record in batch:
             for partition in partitions:
@@ -141,7 +141,7 @@ def test_old_rows_go_and_there_are_never_too_many(store: klamm.Store, monkeypatc
 
 def test_a_deleted_topic_has_no_name_any_more(store: klamm.Store) -> None:
     move(store, 2, 0)
-    store.delete_topic("t")
+    store.topics.delete("t")
     found = store.lineage(records(store)[0])
     assert found is not None and found.inputs == (InputRange("g", None, 0, 0, 2),)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import klamm
-from klamm.client.consumer import session_of
+from klamm.client.consume.consumer import session_of
 from tests.procs import until
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Groups(RuleBasedStateMachine):
         super().__init__()
         self.path = new_store()
         self.store = klamm.open(self.path)
-        self.store.create_topic(TOPIC, PARTITIONS)
+        self.store.topics.create(TOPIC, PARTITIONS)
         self.logs: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         self.members: list[ModelMember] = []
         self.committed: dict[int, int] = {}
@@ -95,7 +95,7 @@ class Groups(RuleBasedStateMachine):
     @rule()
     def add_a_partition(self) -> None:
         self.logs.append([])
-        self.store.add_partitions(TOPIC, len(self.logs))
+        self.store.topics.add_partitions(TOPIC, len(self.logs))
 
     # Who comes and goes
 
@@ -163,7 +163,7 @@ class Groups(RuleBasedStateMachine):
     def poll_now(self, member: ModelMember, count: int) -> None:
         if member.seat is None:
             member.seat = self.free_seat()
-        batch = member.do(lambda: member.real.poll(max_records=count, timeout_ms=0))
+        batch = member.do(lambda: member.real.poll(max_records=count, timeout=0))
         assert not member.lost
         if not batch:
             assert all(member.positions[number] == len(self.logs[number]) for number in member.owned)
@@ -225,7 +225,7 @@ class Groups(RuleBasedStateMachine):
             error = ZeroDivisionError
 
         def transact() -> None:
-            with self.store.transaction() as transaction:
+            with member.real.transaction() as transaction:
                 transaction.commit_offsets(batch)
                 if regret:
                     raise ZeroDivisionError
@@ -267,12 +267,12 @@ class Groups(RuleBasedStateMachine):
 
     @rule(to=st.sampled_from(["earliest", "latest"]))
     def reset(self, to: str) -> None:
-        plan = self.store.plan_reset(GROUP, TOPIC, to=to)
+        plan = self.store.groups.plan_reset(GROUP, TOPIC, to=to)
         if any(member.seat is not None for member in self.members):
             with pytest.raises(klamm.GroupBusy):
-                self.store.reset_offsets(plan)
+                self.store.groups.apply(plan)
             return
-        self.store.reset_offsets(plan)
+        self.store.groups.apply(plan)
         self.committed = {number: 0 if to == "earliest" else len(log) for number, log in enumerate(self.logs)}
 
     @precondition(lambda self: self.members)
@@ -289,8 +289,8 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def the_group_stands_where_the_model_says(self) -> None:
-        if GROUP in self.store.groups():
-            stands = {each.partition: each.committed for each in self.store.group(GROUP).offsets}
+        if GROUP in self.store.groups:
+            stands = {each.partition: each.committed for each in self.store.groups.describe(GROUP).offsets}
             assert {number: found.offset for number, found in stands.items() if found is not None} == self.committed
         for member in self.members:
             assert {number for _, number in member.real.assignment()} == member.owned | member.lost
@@ -325,7 +325,7 @@ class Transactions(RuleBasedStateMachine):
         super().__init__()
         self.path = new_store()
         self.stores = [klamm.open(self.path), klamm.open(self.path)]
-        self.stores[0].create_topic("orders", PARTITIONS)
+        self.stores[0].topics.create("orders", PARTITIONS)
         self.logs: list[list[tuple[bytes, ModelTransaction | None]]] = [[] for _ in range(PARTITIONS)]
         self.transactions: list[ModelTransaction] = []
         self.holder: dict[str, int] = {}  # the store that used a name last
@@ -416,14 +416,14 @@ class Transactions(RuleBasedStateMachine):
         one = data.draw(st.sampled_from([each for each in self.open_ones() if each.began]))
         info = self.info_of(one)
         assert info.state == "ongoing"
-        assert self.stores[0].abort_transaction(info.producer_id)
+        assert self.stores[0].transactions.abort(info.producer_id)
         one.ended_by = (klamm.Aborted, klamm.Fenced)
         self.end(one, "aborted")
 
     @rule(partition=st.integers(0, PARTITIONS - 1), which=st.integers(0, 1))
     def time_out(self, partition: int, which: int) -> None:
         """It is over when somebody keeps house, and not before."""
-        real = self.stores[which].transaction(timeout_ms=1, batch_bytes=1)
+        real = self.stores[which].transaction(timeout=0.001, batch_bytes=1)
         one = ModelTransaction(real, which, None, direct=True, is_empty=False)
         value = self.value()
         real.send("orders", value, partition=partition)
@@ -445,7 +445,7 @@ class Transactions(RuleBasedStateMachine):
         assert identity is not None
         (info,) = [
             each
-            for each in self.stores[0].transactions()
+            for each in self.stores[0].transactions
             if (each.producer_id, each.epoch) == (identity.producer_id, identity.epoch)
         ]
         return info
@@ -500,7 +500,7 @@ class Transactions(RuleBasedStateMachine):
                     committed.append(value)
             for isolation, expected in ("read_uncommitted", everything), ("read_committed", committed):
                 with self.stores[0].consumer(
-                    "orders", partitions=[number], wait_ms=0, form="values", isolation=isolation
+                    "orders", partitions=[number], wait=0, form="values", isolation=isolation
                 ) as reader:
                     assert [value for batch in reader.batches() for value in batch] == expected, isolation
 

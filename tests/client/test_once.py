@@ -19,7 +19,7 @@ from tests.procs import Flag, children
 
 @pytest.fixture
 def store(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     return store
 
 
@@ -33,7 +33,7 @@ def load(store: klamm.Store, number: int, *values: bytes, **options: Any) -> str
 
 
 def is_open(store: klamm.Store) -> bool:
-    return any(info.state == "ongoing" for info in store.transactions())
+    return any(info.state == "ongoing" for info in store.transactions)
 
 
 def test_a_number_that_is_committed_is_skipped(store: klamm.Store) -> None:
@@ -156,16 +156,16 @@ def test_many_threads_commit_each_number_once(store: klamm.Store) -> None:
 
 
 def test_progress_of_a_group_goes_with_the_number(store: klamm.Store) -> None:
-    store.create_topic("in")
+    store.topics.create("in")
     store.append_many("in", [b"0", b"1"])
-    with store.consumer("in", group="g", wait_ms=0) as consumer:
+    with store.consumer("in", group="g", wait=0) as consumer:
         batch = consumer.poll(max_records=1)
-        with store.transaction() as tx:
+        with consumer.transaction() as tx:
             assert tx.once("mover", 0)
             tx.commit_offsets(batch)
             tx.send("orders", batch[0].value)
         batch = consumer.poll(max_records=1)
-        with store.transaction() as tx:
+        with consumer.transaction() as tx:
             assert not tx.once("mover", 0)
             tx.commit_offsets(batch)
         position = consumer.committed("in", 0)

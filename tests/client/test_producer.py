@@ -14,8 +14,8 @@ import pytest
 
 import klamm
 from klamm.batch import partition_for, walk
-from klamm.client.producer import Producer
-from klamm.client.producer_options import ProducerOptions, TransactionOptions
+from klamm.client.produce.producer import Producer
+from klamm.client.produce.producer_options import ProducerOptions, TransactionOptions
 from klamm.client.transaction import Transaction
 from klamm.disk import _os
 from tests.client.conftest import held, partition_of, values_in
@@ -67,12 +67,12 @@ def test_acks_all_is_delivered_when_it_is_on_disk(orders: klamm.Store) -> None:
 
 
 def test_a_delivery_of_a_stamping_topic_tells_the_time_of_the_append(store: klamm.Store) -> None:
-    store.create_topic("stamped", settings={"message.timestamp.type": "LogAppendTime"})
+    store.topics.create("stamped", settings={"message.timestamp.type": "LogAppendTime"})
     with store.producer(acks=1) as producer:
         delivery = producer.send("stamped", b"x", timestamp=5)
         delivery.result(WAIT)
         assert abs(delivery.timestamp - time.time() * 1000) < 60_000
-    with store.consumer("stamped", wait_ms=0) as consumer:
+    with store.consumer("stamped", wait=0) as consumer:
         assert [record.timestamp for record in consumer] == [delivery.timestamp]
 
 
@@ -106,11 +106,11 @@ def test_a_producer_writes_fewer_bytes_when_it_compresses(orders: klamm.Store, c
         for _ in range(500):
             producer.send("orders", b"the same again")
     assert values_in(orders) == [b"the same again"] * 500
-    assert orders.topic("orders").size < 8000
+    assert orders.topics.describe("orders").size < 8000
 
 
 def test_keys_choose_partitions_as_in_kafka_and_keyless_records_stick_to_a_batch(store: klamm.Store) -> None:
-    store.create_topic("users", partitions=4)
+    store.topics.create("users", partitions=4)
     with store.producer(acks=1, batch_bytes=2000) as producer:
         for n in range(1000):
             key = b"user-%d" % (n % 30)
@@ -119,7 +119,7 @@ def test_keys_choose_partitions_as_in_kafka_and_keyless_records_stick_to_a_batch
         assert set(keyless) == {0, 1, 2, 3}
         assert sum(one != following for one, following in pairwise(keyless)) < 20
         assert producer.send("users", b"x", partition=3).partition == 3
-    with store.consumer("users", wait_ms=0) as consumer:
+    with store.consumer("users", wait=0) as consumer:
         keyed = [record for record in consumer if record.key is not None]
     for key in {record.key for record in keyed}:
         numbers = [int(record.value) for record in keyed if record.key == key]
@@ -127,7 +127,7 @@ def test_keys_choose_partitions_as_in_kafka_and_keyless_records_stick_to_a_batch
 
 
 def test_a_partitioner_of_ones_own_decides(store: klamm.Store) -> None:
-    store.create_topic("users", partitions=4)
+    store.topics.create("users", partitions=4)
     with store.producer(acks=1, partitioner=lambda key, count: len(key or b"") % count) as producer:
         assert [producer.send("users", b"x", key=b"a" * n).partition for n in range(8)] == [0, 1, 2, 3] * 2
     with (
@@ -141,7 +141,7 @@ def test_a_partitioner_of_ones_own_decides(store: klamm.Store) -> None:
 
 def test_several_topics_go_through_one_producer(store: klamm.Store) -> None:
     for n in range(5):
-        store.create_topic(f"t{n}")
+        store.topics.create(f"t{n}")
     with store.producer(acks=1) as producer:
         for n in range(1000):
             producer.send(f"t{n % 5}", b"%d" % n)
@@ -167,7 +167,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order(orders: klamm.Store) 
 
 
 def test_processes_with_producers_share_a_topic(store: klamm.Store) -> None:
-    store.create_topic("users", partitions=2)
+    store.topics.create("users", partitions=2)
 
     def send_some(name: int) -> None:
         with store.producer(acks=1, batch_bytes=300) as producer:
@@ -188,21 +188,21 @@ def test_processes_with_producers_share_a_topic(store: klamm.Store) -> None:
 
 
 def test_a_partition_that_is_busy_keeps_its_order_and_holds_up_no_other(store: klamm.Store) -> None:
-    store.create_topic("users", partitions=2)
+    store.topics.create("users", partitions=2)
     with store.producer(acks=1, batch_bytes=200, linger_ms=60_000) as producer:
         with held(partition_of(store, "users", 0)):
             for n in range(100):
                 producer.send("users", b"%d" % n, partition=0)
                 producer.send("users", b"%d" % n, partition=1)
-            assert store.topic("users").partitions[1].end > 90
-            assert store.topic("users").partitions[0].end == 0
+            assert store.topics.describe("users").partitions[1].end > 90
+            assert store.topics.describe("users").partitions[0].end == 0
         producer.flush()
     numbers = [b"%d" % n for n in range(100)]
     assert values_in(store, "users", partitions=[0]) == values_in(store, "users", partitions=[1]) == numbers
 
 
 def test_two_busy_partitions_go_on_one_by_one(store: klamm.Store) -> None:
-    store.create_topic("users", partitions=2)
+    store.topics.create("users", partitions=2)
     first, second = partition_of(store, "users", 0), partition_of(store, "users", 1)
     with store.producer(acks="all", batch_bytes=200, linger_ms=60_000) as producer:
         with held(first):
@@ -212,7 +212,7 @@ def test_two_busy_partitions_go_on_one_by_one(store: klamm.Store) -> None:
             until(lambda: second.ends().end > 40, "the second goes on")
             assert first.ends().end == 0
         producer.flush()
-    assert store.topic("users").count == 100
+    assert store.topics.describe("users").count == 100
 
 
 def test_a_full_buffer_blocks_and_then_raises_without_taking_the_record(orders: klamm.Store) -> None:
@@ -245,14 +245,14 @@ def test_a_blocked_send_goes_on_when_there_is_room(orders: klamm.Store) -> None:
 
 
 def test_open_batches_of_many_partitions_stay_within_the_buffer(store: klamm.Store) -> None:
-    store.create_topic("wide", partitions=200)
+    store.topics.create("wide", partitions=200)
     with store.producer(acks=1, linger_ms=600_000, batch_bytes=100_000, buffer_memory=200_000) as producer:
         for n in range(2000):
             producer.send("wide", bytes(1000), partition=n % 200)
             assert producer._memory.used <= 200_000
         producer.flush()
         assert producer._memory.used == 0
-    assert store.topic("wide").count == 2000
+    assert store.topics.describe("wide").count == 2000
 
 
 def test_flush_gives_up_after_its_timeout_and_loses_nothing(orders: klamm.Store) -> None:
@@ -404,18 +404,18 @@ def test_a_sync_that_fails_fails_the_delivery_and_later_ones_go_on(orders: klamm
 
 
 def test_a_topic_deleted_meanwhile_fails_its_batches_and_no_other(store: klamm.Store) -> None:
-    store.create_topic("orders")
-    store.create_topic("users")
+    store.topics.create("orders")
+    store.topics.create("users")
     with store.producer(acks=1, linger_ms=60_000) as producer:
         lost = producer.send("orders", b"x")
         kept = producer.send("users", b"x")
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         with pytest.raises(klamm.UnknownTopic):
             producer.flush()
         assert isinstance(lost.error, klamm.UnknownTopic) and kept.result(WAIT) == 0
         with pytest.raises(klamm.UnknownTopic):
             producer.send("orders", b"x")
-        store.create_topic("orders")
+        store.topics.create("orders")
         assert producer.send("users", b"y").topic == "users"
         again = producer.send("orders", b"new")
         producer.flush()
@@ -423,10 +423,10 @@ def test_a_topic_deleted_meanwhile_fails_its_batches_and_no_other(store: klamm.S
 
 
 def test_partitions_added_meanwhile_are_used(store: klamm.Store) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     with store.producer(acks=1, linger_ms=0) as producer:
         producer.send("users", b"0")
-        store.add_partitions("users", 3)
+        store.topics.add_partitions("users", 3)
         producer.send("users", b"1")
         assert {producer.send("users", b"x").partition for _ in range(10)} == {0, 1, 2}
         assert producer.send("users", b"x", partition=2).result(0) is not None
@@ -435,7 +435,7 @@ def test_partitions_added_meanwhile_are_used(store: klamm.Store) -> None:
 def test_a_smaller_max_message_bytes_is_noticed(orders: klamm.Store) -> None:
     with orders.producer(acks=1, linger_ms=0) as producer:
         producer.send("orders", b"x" * 5000)
-        orders.alter_topic("orders", {"max.message.bytes": 1000})
+        orders.topics.alter("orders", {"max.message.bytes": 1000})
         producer.send("orders", b"small")
         with pytest.raises(klamm.RecordTooLarge):
             producer.send("orders", b"x" * 5000)
@@ -445,8 +445,8 @@ def test_a_smaller_max_message_bytes_is_noticed(orders: klamm.Store) -> None:
 
 
 def test_an_idempotent_producer_numbers_its_batches(store: klamm.Store) -> None:
-    store.create_topic("orders")
-    store.create_topic("users", partitions=2)
+    store.topics.create("orders")
+    store.topics.create("users", partitions=2)
     with store.producer(acks=1, idempotent=True, batch_bytes=300) as one, store.producer(idempotent=True) as two:
         for n in range(100):
             one.send("orders", b"%d" % n)
@@ -481,7 +481,7 @@ def test_a_batch_that_failed_leaves_no_gap_in_the_sequence(orders: klamm.Store) 
 def test_the_options_that_are_passed_on_are_those_of_the_producer_and_the_transaction() -> None:
     for made, options, own in (
         (Producer.__init__, ProducerOptions, {"core"}),
-        (Transaction.__init__, TransactionOptions, {"pool", "name"}),
+        (Transaction.__init__, TransactionOptions, {"pool", "name", "consumers"}),
     ):
         parameters = inspect.signature(made).parameters.keys() - {"self"}
         assert parameters - own == options.__annotations__.keys()

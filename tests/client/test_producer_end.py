@@ -54,7 +54,7 @@ def test_an_interrupt_in_a_callback_is_raised_and_every_batch_is_answered(store:
     def interrupt(_: klamm.Delivery) -> None:
         raise KeyboardInterrupt
 
-    store.create_topic("users", partitions=3)
+    store.topics.create("users", partitions=3)
     with store.producer(acks=1, linger_ms=60_000) as producer:
         deliveries = [producer.send("users", b"x", partition=number) for number in range(3)]
         deliveries[0].add_done_callback(interrupt)
@@ -107,7 +107,7 @@ def test_a_closed_producer_says_so(orders: klamm.Store) -> None:
 
 def test_closing_the_store_flushes_its_producers(path: Any) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         producer = store.producer(linger_ms=60_000)
         producer.send("orders", b"x")
     with klamm.open(path) as store:
@@ -150,7 +150,7 @@ def send_in_thread(sends: Any, gate: Gate) -> tuple[threading.Thread, list[Any]]
 def test_a_send_that_comes_too_late_raises_and_is_not_lost_silently(path: Any, way: str) -> None:
     gate = Gate()
     store = klamm.open(path)
-    store.create_topic("orders")
+    store.topics.create("orders")
     producer = store.producer(serde=(gate, None), acks=1)
     thread, outcome = send_in_thread(producer, gate)
     {"close": producer.close, "store.close": store.close}[way]()
@@ -164,7 +164,7 @@ def test_a_send_that_comes_too_late_raises_and_is_not_lost_silently(path: Any, w
 def test_a_send_to_a_transaction_that_the_store_has_closed_raises(path: Any) -> None:
     gate = Gate()
     store = klamm.open(path)
-    store.create_topic("orders")
+    store.topics.create("orders")
     thread, outcome = send_in_thread(store.transaction(serde=(gate, None)), gate)
     store.close()
     gate.opened.set()
@@ -176,7 +176,7 @@ def test_a_send_whose_topic_changes_meanwhile_is_delivered(orders: klamm.Store) 
     gate = Gate()
     with orders.producer(serde=(gate, None), acks=1, linger_ms=60_000) as producer:
         thread, outcome = send_in_thread(producer, gate)
-        orders.add_partitions("orders", 3)
+        orders.topics.add_partitions("orders", 3)
         gate.opened.set()
         producer.send("orders", b"with three partitions")
         thread.join(WAIT)
@@ -214,7 +214,7 @@ def test_every_send_that_returns_while_others_close_is_delivered(path: Any, way:
                 sent.append(producer.send("orders", {"n": list(range(50)), "text": "x" * 200}))
 
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
     for _ in range(25):
         with klamm.open(path) as store:
             producer = store.producer(serde="json", acks=1)
@@ -227,7 +227,7 @@ def test_every_send_that_returns_while_others_close_is_delivered(path: Any, way:
                 thread.join(WAIT)
             assert all(delivery.done for delivery in sent)
         with klamm.open(path) as store:
-            assert store.topic("orders").count > max(delivery.result(0) or 0 for delivery in sent)
+            assert store.topics.describe("orders").count > max(delivery.result(0) or 0 for delivery in sent)
         sent.clear()
 
 
@@ -282,7 +282,7 @@ def test_who_closes_second_waits_for_the_deliveries_too(orders: klamm.Store) -> 
 
 def test_a_producer_made_while_its_store_is_closed_is_closed_too(path: Any) -> None:
     store = klamm.open(path)
-    store.create_topic("orders")
+    store.topics.create("orders")
     made: list[klamm.Producer] = []
     first = store.producer(linger_ms=60_000)
     first.send("orders", b"x").add_done_callback(lambda _: made.append(store.producer()))
@@ -318,7 +318,7 @@ def test_a_dropped_producer_leaves_no_thread_and_what_was_sent_is_delivered(orde
 
 def test_a_dropped_producer_delivers_before_its_store_is_closed(path: Any) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.producer(linger_ms=60_000).send("orders", b"x")
     with klamm.open(path) as store:
         assert values_in(store) == [b"x"]

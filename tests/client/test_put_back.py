@@ -18,7 +18,7 @@ from klamm.store import directory
 def append(path: Path, life: str, count: int) -> None:
     """Append records that say in which life of the store they were written."""
     with klamm.open(path) as store:
-        first = store.topic("orders").partitions[0].end
+        first = store.topics.describe("orders").partitions[0].end
         store.append_many(
             "orders", [(b"%d" % (n % 7), b"%s %d" % (life.encode(), n)) for n in range(first, first + count)]
         )
@@ -31,7 +31,7 @@ def put_back(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     def make(read: Callable[[Path], None], new: int, *, stays: str | None = None) -> Path:
         path = tmp_path / "events"
         with klamm.open(path) as store:
-            store.create_topic("orders")
+            store.topics.create("orders")
         append(path, "both", 100)
         with klamm.open(path) as store:
             store.backup(tmp_path / "backup")
@@ -39,7 +39,7 @@ def put_back(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             boot_id = b"%16d" % reboot
             monkeypatch.setattr(directory, "boot_id", lambda boot_id=boot_id: boot_id)
             with klamm.open(path) as store:
-                assert store.topic("orders").partitions[0].end == 100
+                assert store.topics.describe("orders").partitions[0].end == 100
         append(path, "lost", 50)
         read(path)
         path.rename(tmp_path / "lost")
@@ -64,7 +64,7 @@ def test_a_consumer_with_offsets_in_a_database_reads_what_the_log_has_now(
             found: list[bytes | None] = []
             with klamm.open(path) as store:
                 offsets = klamm.SqlOffsets(connection, "billing")
-                with store.consumer("orders", offsets=offsets, start="earliest", wait_ms=0) as consumer:
+                with store.consumer("orders", offsets=offsets, start="earliest", wait=0) as consumer:
                     while batch := consumer.poll(max_records=40):
                         connection.execute("BEGIN")
                         consumer.commit(batch)

@@ -32,7 +32,7 @@ class Attack:
         self.strange: list[object] = []
         self.reads = 0
         for topic in TOPICS:
-            self.store.create_topic(topic, PARTITIONS, settings={"segment.bytes": 1 << 14})
+            self.store.topics.create(topic, PARTITIONS, settings={"segment.bytes": 1 << 14})
 
     def append(self) -> None:
         """Values say where they are, so that a foreign record, or one in the wrong place, shows."""
@@ -48,7 +48,7 @@ class Attack:
     def read(self, topic: str, dice: random.Random) -> None:
         while not self.over.is_set():
             group = dice.choice([None, "g"])
-            consumer = self.store.consumer(topic, group=group, wait_ms=20, max_bytes=1 << 13)
+            consumer = self.store.consumer(topic, group=group, wait=0.02, max_bytes=1 << 13)
             others = [
                 threading.Thread(target=self.guarded, args=(lambda c=consumer: self.disturb(c, dice),), daemon=True)
                 for _ in range(2)

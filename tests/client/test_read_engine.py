@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import klamm
 from klamm.batch import BAD_RAISE, BAD_RAW, BAD_SKIP, RECORDS, TUPLES, VALUES
 from klamm.client.consume.log_engine import LogEngine
-from klamm.client.consume.read_engine import HandedOut, ReadEngine, ReadFormat, Records
+from klamm.client.consume.read_engine import ReadEngine, ReadFormat, Records
 from klamm.disk import _os
 from klamm.errors import StoreBusy, StoreError
 from klamm.types import Position, TopicPartition
@@ -49,7 +49,7 @@ class Memory:
 class Files:
     def __init__(self, store: klamm.Store) -> None:
         self.store = store
-        store.create_topic(TOPIC, COUNT)
+        store.topics.create(TOPIC, COUNT)
 
     def append(self, number: int, values: list[bytes]) -> None:
         self.store.append_many(TOPIC, values, partition=number, acks=1)
@@ -307,14 +307,16 @@ def test_a_position_follows_the_iterator_over_gaps(begin: int, gaps: list[int], 
     offsets = [begin + sum(gaps[: n + 1]) - 1 for n in range(len(gaps))]
     end = Position((offsets[-1] + 1 if offsets else begin) + data.draw(st.integers(0, 3)), 7)
     in_a_row = end.offset - begin == len(offsets)
-    records = Records(TopicPartition(TOPIC, 0), begin, end, list(offsets))
+    records = Records(TopicPartition(TOPIC, 0), Position(begin, 5), end, offsets, None if in_a_row else offsets)
     iterator = iter(records)
-    handed = HandedOut(Position(begin, 5), end, iterator, None if in_a_row else offsets, len(offsets))
     for n in range(len(offsets)):
-        assert handed.position == (Position(begin, 5) if n == 0 else Position(offsets[n], 7))
-        assert (handed.index, handed.has_more) == (n, True)
-        next(iterator)
-    assert handed.position == end and not handed.has_more
+        assert records.position == (Position(begin, 5) if n == 0 else Position(offsets[n], 7))
+        assert (records.index, records.has_more, records.offset) == (n, True, records.position.offset)
+        part = records.part(records.offset, 3)
+        assert (part.begin, list(part)) == (records.offset, offsets[n : n + 3])
+        assert part.position == (Position(offsets[n + 3], 7) if n + 3 < len(offsets) else end)
+        assert next(iterator) == offsets[n]
+    assert records.position == end and not records.has_more and next(iterator, None) is None
 
 
 @pytest.mark.parametrize(
@@ -348,6 +350,21 @@ def test_a_bad_record_is_raised_each_time_until_it_is_passed_and_those_before_it
         assert offset(engine, 0) == 2
     engine.move(starts(0, at=3))
     assert read_all(engine) == [3]
+    engine.close()
+
+
+def test_a_move_ends_the_iteration_of_records_that_were_returned_before_it(world: World) -> None:
+    engine = world.engine()
+    world.append(0, [b"%d" % n for n in range(6)])
+    engine.assign(starts(0))
+    for at in (1, 4):
+        records = engine.next_records(10, 0)
+        assert records is not None
+        iterator = iter(records)
+        next(iterator)
+        engine.move(starts(0, at=at))
+        assert list(iterator) == [] and offset(engine, 0) == at
+    assert len(read_all(engine)) == 2
     engine.close()
 
 
@@ -397,7 +414,7 @@ def test_of_k_partitions_that_are_fed_for_ever_each_is_returned_within_k_chunks(
 def engine_end(world: World, number: int) -> int:
     """Return where a partition ends."""
     if isinstance(world, Files):
-        return world.store.topic(TOPIC).partitions[number].end
+        return world.store.topics.describe(TOPIC).partitions[number].end
     assert isinstance(world, Memory)
     return len(world.log.read(TopicPartition(TOPIC, number), 0, 1 << 30))
 
@@ -505,10 +522,10 @@ def test_a_wait_ends_with_records_or_with_its_time(world: World) -> None:
 
 def test_offsets_that_are_missing_are_not_positions_of_records(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic(TOPIC, settings={"cleanup.policy": "compact", "segment.bytes": 1 << 14})
+        store.topics.create(TOPIC, settings={"cleanup.policy": "compact", "segment.bytes": 1 << 14})
         for begin in range(0, 3_000, 100):
             store.append_many(TOPIC, [(b"%d" % (n % 70), b"%d" % n) for n in range(begin, begin + 100)], acks=1)
-        store.compact(TOPIC)
+        store[TOPIC].compact()
         engine = LogEngine(store._acquired(), ReadFormat(RECORDS, None, None), max_bytes=1 << 12)
         engine.assign(starts(0))
         seen = []
@@ -521,15 +538,36 @@ def test_offsets_that_are_missing_are_not_positions_of_records(tmp_path: Path) -
                     break
             assert engine_at <= 3_000
         engine.close()
-        with store.consumer(TOPIC, wait_ms=0) as consumer:
+        with store.consumer(TOPIC, wait=0) as consumer:
             assert seen == [record.offset for record in consumer]
         assert len(seen) < 3_000
+
+
+@pytest.mark.parametrize("start", range(18))
+def test_a_position_is_right_behind_the_record_though_markers_come_first(tmp_path: Path, start: int) -> None:
+    with klamm.open(tmp_path / "events") as store:
+        store.topics.create(TOPIC)
+        for _ in range(3):  # markers at offsets 5, 11 and 17
+            with store.transaction() as tx:
+                for number in range(5):
+                    tx.send(TOPIC, b"%d" % number)
+        engine = LogEngine(store._acquired(), ReadFormat(RECORDS, None, None))
+        engine.assign({TopicPartition(TOPIC, 0): Position(start)})
+        seen = []
+        while (records := engine.next_records(4, 0)) is not None:
+            for record in records:
+                seen.append(record.offset)
+                assert offset(engine, 0) == record.offset + 1 or record.offset + 1 in (5, 11, 17)
+                if len(seen) % 3 == 0:
+                    break
+        engine.close()
+        assert seen == [at for at in range(start, 17) if at not in (5, 11)]
 
 
 @pytest.mark.skipif(not _os.HAS_BYTE_LOCKS, reason="counts descriptors in /proc")
 def test_few_files_are_open_at_the_same_time(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic(TOPIC, 200)
+        store.topics.create(TOPIC, 200)
         for number in range(200):
             store.append(TOPIC, b"x", partition=number, acks=1)
         engine = LogEngine(store._acquired(), PLAIN)

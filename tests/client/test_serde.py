@@ -15,7 +15,7 @@ def sent(store: klamm.Store, values: list[Any], *, keys: list[Any] | None = None
     with store.producer(acks=1, **serdes) as producer:
         for n, value in enumerate(values):
             producer.send("orders", value, key=keys[n] if keys else None)
-    with store.consumer("orders", wait_ms=0, **serdes) as consumer:
+    with store.consumer("orders", wait=0, **serdes) as consumer:
         return list(consumer)
 
 
@@ -54,7 +54,7 @@ def test_keys_have_a_serde_of_their_own(orders: klamm.Store) -> None:
 def test_tuples_and_values_go_through_the_serde_too(orders: klamm.Store) -> None:
     sent(orders, [{"n": 1}], keys=["k"], serde="json")
     for form, expected in (("tuples", ("k", {"n": 1})), ("values", {"n": 1})):
-        with orders.consumer("orders", wait_ms=0, serde="json", form=form) as consumer:
+        with orders.consumer("orders", wait=0, serde="json", form=form) as consumer:
             assert list(consumer) == [expected]
 
 
@@ -78,7 +78,7 @@ def test_a_record_that_does_not_suit_the_serde_is_told_in_its_turn_and_can_be_sk
     orders: klamm.Store, form: str
 ) -> None:
     orders.append_many("orders", [b"1", b"2", b"not json", b"4"], acks=1)
-    with orders.consumer("orders", wait_ms=0, serde="json", form=form) as consumer:
+    with orders.consumer("orders", wait=0, serde="json", form=form) as consumer:
         assert len(consumer.poll()) == 2
         for _ in range(2):
             with pytest.raises(json.JSONDecodeError) as caught:
@@ -92,11 +92,11 @@ def test_a_record_that_does_not_suit_the_serde_is_told_in_its_turn_and_can_be_sk
 
 def test_a_key_that_does_not_suit_the_serde_is_told_too(orders: klamm.Store) -> None:
     orders.append("orders", b'"x"', key=b"\xff\xfe", acks=1)
-    with orders.consumer("orders", wait_ms=0, serde="json") as consumer, pytest.raises(UnicodeDecodeError):
+    with orders.consumer("orders", wait=0, serde="json") as consumer, pytest.raises(UnicodeDecodeError):
         consumer.poll()
-    with orders.consumer("orders", wait_ms=0, serde="json", form="values") as consumer:
+    with orders.consumer("orders", wait=0, serde="json", form="values") as consumer:
         assert consumer.poll() == ["x"]
-    with orders.consumer("orders", wait_ms=0, serde="json", key_serde="bytes") as consumer:
+    with orders.consumer("orders", wait=0, serde="json", key_serde="bytes") as consumer:
         assert consumer.poll()[0].key == b"\xff\xfe"
 
 

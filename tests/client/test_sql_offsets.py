@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.sql_offsets import SqlOffsets
+from klamm.client.groups.sql_offsets import SqlOffsets
 from klamm.types import Position
 from tests.client.conftest import fill
 from tests.databases import Database, Postgres, Server, Sqlite, all_of, run
@@ -120,9 +120,9 @@ def test_several_batches_may_share_a_transaction(offsets: SqlOffsets, database: 
 def test_names_and_partitions_and_stores_do_not_mix(
     orders: klamm.Store, tmp_path: Path, database: Database, connection: Any
 ) -> None:
-    orders.add_partitions("orders", 2)
+    orders.topics.add_partitions("orders", 2)
     with klamm.open(tmp_path / "other") as other:
-        other.create_topic("orders", partitions=2)
+        other.topics.create("orders", partitions=2)
         all_offsets = [bound(orders, connection), bound(orders, connection, "audit"), bound(other, connection)]
         for number, offsets in enumerate(all_offsets):
             offsets.begin({PLACE: Position(number), ("orders", 1): Position(10 + number)})
@@ -140,8 +140,8 @@ def test_names_and_partitions_and_stores_do_not_mix(
 
 def test_a_topic_made_anew_starts_anew(offsets: SqlOffsets, orders: klamm.Store) -> None:
     offsets.begin({PLACE: Position(7)})
-    orders.delete_topic("orders")
-    orders.create_topic("orders")
+    orders.topics.delete("orders")
+    orders.topics.create("orders")
     assert offsets.load([PLACE]) == {}
 
 
@@ -386,7 +386,7 @@ def test_a_consumer_goes_on_where_the_database_stands(orders: klamm.Store, datab
     make_results(connection)
     for _ in range(3):  # each time another process, as it were
         offsets = SqlOffsets(connection, "billing")
-        with orders.consumer("orders", offsets=offsets, wait_ms=0) as consumer:
+        with orders.consumer("orders", offsets=offsets, wait=0) as consumer:
             for _ in range(2):
                 batch = consumer.poll(max_records=40)
                 with database.transaction(connection):
@@ -405,10 +405,10 @@ def test_after_a_rollback_the_consumer_is_put_back_and_nothing_is_missing_or_twi
     failing = [0, 3, 4, 9]  # of the batches that are tried
     gaps, tries = [], 0
     if stored:
-        consumer = orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait_ms=0)
+        consumer = orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait=0)
     else:
         with database.transaction(connection):
-            consumer = orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait_ms=0)
+            consumer = orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait=0)
     while batch := consumer.poll(max_records=20):
         try:
             with database.transaction(connection):
@@ -431,7 +431,7 @@ def test_the_same_batch_may_be_tried_again_in_another_transaction(
     orders: klamm.Store, database: Database, connection: Any
 ) -> None:
     make_results(connection)
-    with orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait_ms=0) as consumer:
+    with orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait=0) as consumer:
         while batch := consumer.poll(max_records=70):
             with rolled_back(database, connection):
                 save(connection, batch)
@@ -448,7 +448,7 @@ def test_of_two_consumers_that_read_the_same_one_goes_on_and_the_other_is_put_be
     make_results(connection)
     with closing(database.connect()) as connected:
         pair = [
-            (each, orders.consumer("orders", offsets=SqlOffsets(each, "billing"), wait_ms=0))
+            (each, orders.consumer("orders", offsets=SqlOffsets(each, "billing"), wait=0))
             for each in (connection, connected)
         ]
         gaps, turn = [], 0
@@ -470,13 +470,13 @@ def test_a_group_shares_partitions_and_the_database_knows_where_they_stand(
     store: klamm.Store, database: Database, connection: Any
 ) -> None:
     make_results(connection)
-    store.create_topic("shared", partitions=4)
+    store.topics.create("shared", partitions=4)
     for n in range(400):
         store.append("shared", b"%d" % n, partition=n % 4, acks=1)
     with closing(database.connect()) as connected:
 
         def step(own: Any, consumer: klamm.Consumer) -> None:
-            batch = consumer.poll(max_records=10, timeout_ms=0)
+            batch = consumer.poll(max_records=10, timeout=0)
             with database.transaction(own):
                 save(own, batch)
                 consumer.commit(batch)
@@ -496,12 +496,12 @@ def test_a_group_shares_partitions_and_the_database_knows_where_they_stand(
 def test_a_row_ahead_of_the_log_goes_on_where_its_epoch_ended(
     orders: klamm.Store, database: Database, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    consumer = orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait_ms=0)
+    consumer = orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait=0)
     with consumer, database.transaction(connection):
         consumer.commit(consumer.poll(max_records=150))
     partition = orders._acquired().topic("orders").partition(0)
     monkeypatch.setattr(partition, "epochs", lambda: ((0, 0), (1, 120)))  # a power cut: epoch 0 ended at 120
-    with orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait_ms=0) as consumer:
+    with orders.consumer("orders", offsets=SqlOffsets(connection, "billing"), wait=0) as consumer:
         assert consumer.position("orders", 0).offset == 120
         batch = consumer.poll(max_records=10)
         with rolled_back(database, connection):

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import klamm
-from klamm.client import materialised, rocks
-from klamm.client.applying import Applying, PartitionProgress
-from klamm.client.rocks import Rocks
-from klamm.client.table import Table
+from klamm.client.table import materialised, rocks
+from klamm.client.table.applying import Applying, PartitionProgress
+from klamm.client.table.rocks import Rocks
+from klamm.client.table.table import Table
 from klamm.log import cleaned
 from tests.client.conftest import directory_of, put
 from tests.procs import PATIENCE, until
@@ -72,7 +72,7 @@ def test_an_iteration_sees_the_table_as_it_was_when_it_began(store: klamm.Store,
 
 
 def test_serdes_apply_to_keys_and_values(store: klamm.Store) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     with store.producer(serde="json") as producer:
         producer.send("users", {"age": 7}, key="alice")
         producer.send("users", {"age": 8}, key="alan")
@@ -109,7 +109,7 @@ def test_changes_go_on_where_the_table_was(store: klamm.Store, users: Table) -> 
 def test_partitions_that_are_added_are_read(store: klamm.Store, users: Table) -> None:
     put(store, {b"a": b"1"})
     assert users[b"a"] == b"1"
-    store.add_partitions("users", 70)  # more than it keeps open
+    store.topics.add_partitions("users", 70)  # more than it keeps open
     for number in range(70):
         store.append("users", b"%d" % number, key=b"k%d" % number, partition=number, acks=1)
     assert len(users) == 71 and users[b"k69"] == b"69"
@@ -127,14 +127,14 @@ def test_tables_of_a_process_share_one_handle_until_the_last_is_closed(store: kl
     assert users[b"a"] == b"1" and users.maintains
     shared = users._shared
     store.close()
-    for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=False), users.items().__iter__, users.offsets):
+    for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=0), users.items().__iter__, users.offsets):
         with pytest.raises(klamm.StoreError, match="closed"):
             use()
     assert shared.closed and shared._thread is None and not materialised._open
 
 
 def test_a_table_that_was_dropped_is_closed(store: klamm.Store) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     table = store.table("users")
     shared = table._shared
     del table
@@ -146,9 +146,9 @@ def test_a_table_that_was_dropped_is_closed(store: klamm.Store) -> None:
 def test_threads_that_wait_for_another_wait_while_it_gets_further(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     store.append_many("users", ((b"%d" % n, b"x" * 1000) for n in range(20_000)), acks=1)
-    table = store.table("users", wait_ms=500)
+    table = store.table("users", wait=0.5)
     apply = Applying.apply
 
     def slow(self: Applying, place: PartitionProgress, rocks: Rocks) -> None:
@@ -198,11 +198,11 @@ def test_threads_may_read_while_others_append(store: klamm.Store, users: Table) 
 
 def test_the_thread_of_the_maintainer_applies_what_nobody_asks_for(store: klamm.Store, users: Table) -> None:
     put(store, {b"a": b"1"})
-    until(lambda: users.get(b"a", wait=False) == b"1", "it is applied")
+    until(lambda: users.get(b"a", wait=0) == b"1", "it is applied")
 
 
 def test_without_rocksdict_the_error_says_what_to_install(store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     with pytest.raises(klamm.KlammError, match=r"pip install 'klamm\[table\]'"):
         store.table("users")
@@ -213,7 +213,7 @@ def test_without_rocksdict_the_error_says_what_to_install(store: klamm.Store, mo
 
 def test_opening_again_reads_only_what_came_since(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("users", partitions=2)
+        store.topics.create("users", partitions=2)
         put(store, {b"%d" % n: b"v" for n in range(5000)})
         with store.table("users") as users:
             assert len(users) == 5000 and read_by(users) == 5000
@@ -239,7 +239,7 @@ def test_a_table_is_a_dict_whatever_is_put_deleted_and_opened_again(steps: list[
     model: dict[bytes, bytes] = {}
     with tempfile.TemporaryDirectory() as path:
         store = klamm.open(path)
-        store.create_topic("users", partitions=2)
+        store.topics.create("users", partitions=2)
         users = store.table("users")
         for what, given_ in steps:
             if what == "put":
@@ -271,16 +271,16 @@ def test_a_table_is_a_dict_whatever_is_put_deleted_and_opened_again(steps: list[
 def copy_with_a_cut(store: klamm.Store, to: Path, size: int) -> None:
     """The store as a power cut may leave it: a log that lost its unsynced tail, a table that did not."""
     shutil.copytree(store.path, to)
-    log = to / "topics" / f"users-{store.topic('users').id}" / "0" / f"{0:020}.log"
+    log = to / "topics" / f"users-{store.topics.describe('users').id}" / "0" / f"{0:020}.log"
     os.truncate(log, size)
 
 
 def test_what_the_log_lost_in_a_power_cut_is_not_in_the_table(
     store: klamm.Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     put(store, {b"a": b"1", b"b": b"1"})
-    size = store.topic("users").size
+    size = store.topics.describe("users").size
     put(store, {b"a": b"lost", b"c": b"lost", b"b": None})
     with store.table("users") as users:
         assert dict(users) == {b"a": b"lost", b"c": b"lost"}
@@ -297,11 +297,11 @@ def test_what_the_log_lost_in_a_power_cut_is_not_in_the_table(
 
 
 def test_a_table_that_has_nothing_of_what_was_lost_is_kept(store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     put(store, {b"a": b"1", b"b": b"1"})
     with store.table("users") as users:
         assert len(users) == 2
-    size = store.topic("users").size
+    size = store.topics.describe("users").size
     put(store, {b"c": b"lost"})
     copy_with_a_cut(store, tmp_path / "copy", size)
     with klamm.open(tmp_path / "copy") as cut:
@@ -311,22 +311,22 @@ def test_a_table_that_has_nothing_of_what_was_lost_is_kept(store: klamm.Store, t
 
 
 def test_records_that_went_before_they_were_seen_make_the_table_anew(store: klamm.Store) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     put(store, {b"a": b"1", b"b": b"1"})
     with store.table("users") as users:
         assert len(users) == 2
     put(store, {b"a": None, b"c": b"1", b"d": b"1"})
-    store.delete_records("users", {0: 4})
+    store["users"].delete_records({0: 4})
     with store.table("users") as users:
         assert dict(users) == {b"d": b"1"}  # all that the log has; that "a" was deleted nobody can know
-    store.delete_records("users", {0: 5})
+    store["users"].delete_records({0: 5})
     with store.table("users") as users:
         assert dict(users) == {b"d": b"1"}  # it was seen
 
 
 @pytest.mark.parametrize("kind", ["CURRENT", "MANIFEST", "everything"])
 def test_a_damaged_table_is_made_anew(store: klamm.Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     put(store, {b"%d" % n: b"v" for n in range(100)})
     with store.table("users") as users:
         assert len(users) == 100
@@ -339,7 +339,7 @@ def test_a_damaged_table_is_made_anew(store: klamm.Store, kind: str, caplog: pyt
 
 
 def test_a_removed_table_is_made_anew(store: klamm.Store) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     put(store, {b"a": b"1"})
     with store.table("users") as users:
         assert len(users) == 1
@@ -349,31 +349,31 @@ def test_a_removed_table_is_made_anew(store: klamm.Store) -> None:
 
 
 def test_a_compacted_topics_table_that_stood_still_for_too_long_is_made_anew(store: klamm.Store) -> None:
-    store.create_topic("users", settings={"cleanup.policy": "compact", "delete.retention.ms": 0})
+    store.topics.create("users", settings={"cleanup.policy": "compact", "delete.retention.ms": 0})
     put(store, {b"a": b"1", b"c": b"1"})
     with store.table("users") as users:
         assert len(users) == 2
     put(store, {b"a": None, b"b": b"1"})
-    store.compact("users", force=True)  # the tombstone's time begins; it is over when both clocks have passed it
+    store["users"].compact(force=True)  # the tombstone's time begins; it is over when both clocks have passed it
     core = store._acquired()
     horizon_ms = cleaned.load(core.topic("users").partition(0).directory).last_horizon
     until(lambda: core.heads.expiry_ms() >= horizon_ms, "the tombstone's time is over")
-    store.compact("users", force=True)
-    with store.consumer("users", wait_ms=0) as consumer:
+    store["users"].compact(force=True)
+    with store.consumer("users", wait=0) as consumer:
         assert {record.key for record in consumer} == {b"b", b"c"}, "the tombstone is gone"
     with store.table("users") as users:
         assert dict(users) == {b"b": b"1", b"c": b"1"} and read_by(users) == 2
 
 
 def test_a_table_follows_its_topic_while_that_is_compacted(store: klamm.Store) -> None:
-    store.create_topic("users", 2, {"cleanup.policy": "compact", "segment.bytes": 2000})
+    store.topics.create("users", 2, {"cleanup.policy": "compact", "segment.bytes": 2000})
     model: dict[bytes, bytes | None] = {}
     with store.table("users") as users:
         for number in range(20):
             changes = {b"%d" % (n * number % 30): b"%d" % number if n % 3 else None for n in range(20)}
             put(store, changes)
             model.update(changes)
-            store.compact("users", force=number % 5 == 0)
+            store["users"].compact(force=number % 5 == 0)
             assert dict(users) == {key: value for key, value in model.items() if value is not None}
     with store.table("users") as users:
         assert dict(users) == {key: value for key, value in model.items() if value is not None}
@@ -383,14 +383,14 @@ def test_a_deleted_topic_takes_its_table_with_it(store: klamm.Store, users: Tabl
     put(store, {b"a": b"1"})
     assert users[b"a"] == b"1"
     directory = directory_of(store)
-    store.delete_topic("users")
-    for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=False), lambda: len(users)):
+    store.topics.delete("users")
+    for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=0), lambda: len(users)):
         with pytest.raises(klamm.UnknownTopic):
             use()
     with users._shared._mutex, ThreadPoolExecutor(1) as other, pytest.raises(klamm.UnknownTopic):
-        other.submit(users.get, b"a", wait=False).result()  # it waits for no thread that is at the table, and is told
+        other.submit(users.get, b"a", wait=0).result()  # it waits for no thread that is at the table, and is told
     until(lambda: not directory.exists(), "the table is removed")
-    store.create_topic("users")
+    store.topics.create("users")
     put(store, {b"b": b"1"})
     with pytest.raises(klamm.UnknownTopic):
         users[b"b"]
@@ -399,7 +399,7 @@ def test_a_deleted_topic_takes_its_table_with_it(store: klamm.Store, users: Tabl
 
 
 def test_what_a_killed_process_left_of_a_deleted_table_is_swept(store: klamm.Store) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     left = Path(store.path) / "tables" / f"gone-{'0' * 32}" / "1"
     left.mkdir(parents=True)
     store.maintain()
@@ -424,7 +424,7 @@ def test_a_read_only_store_makes_a_table_of_its_own(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    store.create_topic("users", partitions=2)
+    store.topics.create("users", partitions=2)
     put(store, {b"a": b"1"})
     with klamm.open(store.path, read_only=True) as read_only, read_only.table("users") as users:
         assert users[b"a"] == b"1"

@@ -17,11 +17,11 @@ OPEN = """
 import contextlib, shutil, sys, threading, pyarrow, klamm
 
 def opened():
-    return klamm.open(sys.argv[1]).table("users", wait_ms=None)
+    return klamm.open(sys.argv[1]).table("users", wait=None)
 
 def drop():
     store = klamm.open(sys.argv[1])
-    table = store.table("users", wait_ms=None)
+    table = store.table("users", wait=None)
 
 @contextlib.contextmanager
 def thread(work):
@@ -48,7 +48,7 @@ ENDS = {
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("end") / "events"
     with klamm.open(path) as store:
-        store.create_topic("users", settings={"cleanup.policy": "compact"})
+        store.topics.create("users", settings={"cleanup.policy": "compact"})
         store.append_many("users", ((b"user-%d" % n, b"x" * 40) for n in range(COUNT)), acks=1)
     return path
 
@@ -74,7 +74,7 @@ def test_a_process_that_ends_by_an_error_shows_only_that(filled: Path) -> None:
 
 def test_the_end_does_not_wait_for_ever_for_a_thread_that_holds_the_table(filled: Path) -> None:
     code = """
-from klamm.client import materialised
+from klamm.client.table import materialised
 materialised._CLOSING_S = 0.1
 table = opened()
 with thread(lambda: (table._shared._mutex.acquire(), held.set(), threading.Event().wait())): held.wait()
@@ -86,7 +86,7 @@ sys.exit(7)
 def test_the_end_of_a_process_whose_store_is_gone_is_quiet(tmp_path: Path) -> None:
     code = """
 store = klamm.open(sys.argv[1])
-store.create_topic("users")
+store.topics.create("users")
 store.append_many("users", [(b"a", b"1")] * 20_000, acks=1)
 table, producer = store.table("users"), store.producer()
 assert table[b"a"] == b"1"
@@ -99,10 +99,10 @@ shutil.rmtree(sys.argv[1])
 def test_a_table_and_a_producer_keep_their_store(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with klamm.open(path) as store:
-        store.create_topic("users")
+        store.topics.create("users")
     table, producer = klamm.open(path).table("users"), klamm.open(path).producer()
     producer.send("users", b"1", key=b"a").result()
     assert table[b"a"] == b"1"
-    assert [record.value for record in klamm.open(path).consumer("users", wait_ms=0)] == [b"1"]
+    assert [record.value for record in klamm.open(path).consumer("users", wait=0)] == [b"1"]
     table.close()
     producer.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.client.table import Table
+from klamm.client.table.table import Table
 from tests.client.conftest import directory_of, put
 from tests.client.spawned import spawned
 from tests.crash.cases import seed_of
@@ -22,7 +22,7 @@ from tests.procs import children, until
 
 def test_followers_see_what_was_committed_before_they_read(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users", partitions=2)
+        store.topics.create("users", partitions=2)
         first, second = start(path, "users"), start(path, "users")
         assert sorted([first("table.maintains"), second("table.maintains")]) == [False, True]
         for n in range(50):
@@ -39,7 +39,7 @@ def test_a_killed_maintainer_is_replaced_and_nothing_is_lost(path: Path) -> None
     chance = random.Random(seed)
     model: dict[bytes, bytes] = {}
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users", partitions=2)
+        store.topics.create("users", partitions=2)
         processes = [start(path, "users"), start(path, "users")]
         for number in range(5):
             victim, survivor = sorted(processes, key=lambda each: -each("table.maintains"))
@@ -66,7 +66,7 @@ def test_a_killed_maintainer_is_replaced_and_nothing_is_lost(path: Path) -> None
 
 def test_a_follower_that_does_not_read_takes_over_too(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         put(store, {b"a": b"1"})
         first = start(path, "users")
         assert first("table[b'a']") == b"1"
@@ -78,7 +78,7 @@ def test_a_follower_that_does_not_read_takes_over_too(path: Path) -> None:
 
 def test_a_stopped_maintainer_makes_followers_wait_and_say_so(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         put(store, {b"a": b"1"})
         first = start(path, "users")
         assert first("table[b'a']") == b"1"
@@ -87,21 +87,21 @@ def test_a_stopped_maintainer_makes_followers_wait_and_say_so(path: Path) -> Non
         first.stop()
         put(store, {b"a": b"2"})
         with pytest.raises(klamm.StoreBusy, match="1 of 2 records were not applied in time"):
-            second("store.table('users', wait_ms=50)[b'a']")
-        assert second("table.get(b'a', wait=False)") == b"1"
+            second("store.table('users', wait=0.05)[b'a']")
+        assert second("table.get(b'a', wait=0)") == b"1"
         first.signal(signal.SIGCONT)
-        until(lambda: second("table.get(b'a', wait=False)") == b"2", "the maintainer goes on")
+        until(lambda: second("table.get(b'a', wait=0)") == b"2", "the maintainer goes on")
         assert second("table[b'a']") == b"2"
 
 
 def test_a_follower_waits_while_the_maintainer_gets_further(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         first = start(path, "users")
         assert first("table.maintains")
-        second = start(path, "users", wait_ms=2000)
+        second = start(path, "users", wait=2)
         first(
-            "exec('import time, klamm.client.applying as a; b = a.Applying.apply; '"
+            "exec('import time, klamm.client.table.applying as a; b = a.Applying.apply; '"
             "'a.Applying.apply = lambda *c: (b(*c), time.sleep(0.4))', {})"
         )
         store.append_many("users", ((b"%d" % n, b"x" * 1000) for n in range(8_000)), acks=1)
@@ -110,7 +110,7 @@ def test_a_follower_waits_while_the_maintainer_gets_further(path: Path) -> None:
 
 def test_a_generation_made_anew_is_followed(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         put(store, {b"a": b"1", b"b": b"1"})
         first, second = start(path, "users"), start(path, "users")
         maintainer, follower = sorted([first, second], key=lambda each: -each("table.maintains"))
@@ -122,12 +122,12 @@ def test_a_generation_made_anew_is_followed(path: Path) -> None:
 
 def test_a_follower_sees_that_the_topic_was_deleted(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         put(store, {b"a": b"1"})
         processes = [start(path, "users"), start(path, "users")]
         assert [each("table[b'a']") for each in processes] == [b"1", b"1"]
         directory = directory_of(store)
-        store.delete_topic("users")
+        store.topics.delete("users")
         for each in processes:
             with pytest.raises(klamm.UnknownTopic):
                 each("table[b'a']")
@@ -136,9 +136,9 @@ def test_a_follower_sees_that_the_topic_was_deleted(path: Path) -> None:
 
 def test_an_empty_log_that_does_not_start_at_0_is_a_table_too(path: Path) -> None:
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         put(store, {b"a": b"1"})
-        store.delete_records("users", {0: 1})
+        store["users"].delete_records({0: 1})
         first, second = start(path, "users"), start(path, "users")
         assert first("len(table)") == second("len(table)") == 0
 
@@ -146,14 +146,14 @@ def test_an_empty_log_that_does_not_start_at_0_is_a_table_too(path: Path) -> Non
 def test_open_and_aborted_transactions_are_not_in_the_table(path: Path) -> None:
     big = b"x" * 100_000  # more than a batch, so that it is in the log before the end of the transaction
     with klamm.open(path) as store, spawned() as start:
-        store.create_topic("users")
+        store.topics.create("users")
         put(store, {b"a": b"1"})
         first, second = start(path, "users"), start(path, "users")
         tx = store.transaction(batch_bytes=1000)
         tx.send("users", big, key=b"a")
         tx.send("users", big, key=b"b")
         tx.send("users", big, key=b"c")
-        assert store.topic("users").partitions[0].end > 1
+        assert store.topics.describe("users").partitions[0].end > 1
         put(store, {b"d": b"1"})  # behind what is not decided
         assert [each("dict(table)") for each in (first, second)] == [{b"a": b"1"}] * 2
         tx.abort()
@@ -172,7 +172,7 @@ def test_a_forked_child_cannot_use_the_table_but_opens_one_that_follows(store: k
     assert users[b"a"] == b"1"
 
     def action() -> object:
-        for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=False), lambda: len(users), users.offsets):
+        for use in (lambda: users[b"a"], lambda: users.get(b"a", wait=0), lambda: len(users), users.offsets):
             with pytest.raises(klamm.Forked):
                 use()
         users.close()
@@ -192,7 +192,7 @@ def test_a_forked_child_without_a_maintainer_says_why_it_cannot_be_one(store: kl
     users.close()
 
     def action() -> object:
-        with store.table("users", wait_ms=50) as mine:
+        with store.table("users", wait=0.05) as mine:
             there = mine[b"a"]
             store.append("users", b"2", key=b"a", acks=1)
             with pytest.raises(klamm.StoreBusy, match="forked from one that used tables"):
@@ -212,7 +212,7 @@ def test_a_forked_child_ends_as_usual(path: Path, follows: bool) -> None:
     code = f"""
 import klamm, os, sys
 store = klamm.open({os.fspath(path)!r})
-store.create_topic("users")
+store.topics.create("users")
 store.append_many("users", [(b"%d" % n, b"v" * 1000) for n in range(30000)], acks=1)
 users = store.table("users")
 iteration = iter(users.items())

@@ -25,15 +25,15 @@ def now_ms() -> int:
 @pytest.fixture
 def store(path: Path) -> Iterator[klamm.Store]:
     with klamm.open(path) as store:
-        store.create_topic("usual")
-        store.create_topic("many", partitions=3)
-        store.create_topic("strict", settings=LIMITS)
-        store.create_topic("stamped", settings={"message.timestamp.type": "LogAppendTime"})
+        store.topics.create("usual")
+        store.topics.create("many", partitions=3)
+        store.topics.create("strict", settings=LIMITS)
+        store.topics.create("stamped", settings={"message.timestamp.type": "LogAppendTime"})
         yield store
 
 
 def stamps(store: klamm.Store, topic: str) -> list[int]:
-    with store.consumer(topic, wait_ms=0) as consumer:
+    with store.consumer(topic, wait=0) as consumer:
         return [record.timestamp for record in consumer]
 
 
@@ -88,7 +88,7 @@ def test_append_many_appends_what_comes_before_a_refused_record_and_names_it(sto
     rows[6] = (b"k", b"late", None, 1 << 61)
     with pytest.raises(InvalidTimestamp, match="record 6 of append_many"):
         store.append_many(topic, rows)
-    with store.consumer(topic, wait_ms=0) as consumer:
+    with store.consumer(topic, wait=0) as consumer:
         assert [record.value for record in consumer] == [b"%d" % number for number in range(6)]
 
 
@@ -116,9 +116,9 @@ def test_the_limits_are_those_of_the_moment_of_the_append(store: klamm.Store) ->
     stamp = now_ms() + 3 * HOUR
     with pytest.raises(InvalidTimestamp):
         store.append("usual", b"v", timestamp=stamp)
-    store.alter_topic("usual", {"message.timestamp.after.max.ms": 4 * HOUR})
+    store.topics.alter("usual", {"message.timestamp.after.max.ms": 4 * HOUR})
     store.append("usual", b"v", timestamp=stamp)
-    store.alter_topic("usual", {}, reset=["message.timestamp.after.max.ms"])
+    store.topics.alter("usual", {}, reset=["message.timestamp.after.max.ms"])
     with pytest.raises(InvalidTimestamp):
         store.append("usual", b"v", timestamp=stamp)
     advance(store, hours=3)

@@ -20,6 +20,7 @@ from klamm.errors import (
     DiskFull,
     Fenced,
     Forked,
+    GroupError,
     InvalidSetting,
     ReadOnly,
     RecordTooLarge,
@@ -34,8 +35,8 @@ from tests.procs import children, until
 @pytest.fixture
 def store(store: klamm.Store) -> klamm.Store:
     """With topics `orders`, of one partition, and `invoices`, of three."""
-    store.create_topic("orders")
-    store.create_topic("invoices", 3)
+    store.topics.create("orders")
+    store.topics.create("invoices", 3)
     return store
 
 
@@ -58,13 +59,13 @@ def test_what_is_sent_is_seen_when_the_block_is_left_and_not_before(store: klamm
         tx.send("orders", "one")
         assert tx.state == "open"
         assert values_in(store, "invoices") == [] == values_in(store), "though some batches were full"
-        assert store.topic("invoices").count > 0
+        assert store.topics.describe("invoices").count > 0
         assert not any(delivery.done for delivery in sent)
     assert tx.state == "committed"
     assert sorted(value["n"] for value in values_in(store, "invoices", serde="json")) == list(range(50))
     assert values_in(store, serde="json") == ["one"]
     found = {}
-    with store.consumer("invoices", wait_ms=0, serde="json") as consumer:
+    with store.consumer("invoices", wait=0, serde="json") as consumer:
         for record in consumer:
             found[record.partition, record.offset] = record.value["n"]
     assert [found[delivery.partition, delivery.result(0)] for delivery in sent] == list(range(50))
@@ -73,7 +74,7 @@ def test_what_is_sent_is_seen_when_the_block_is_left_and_not_before(store: klamm
 def test_an_exception_aborts_and_nothing_is_ever_seen(store: klamm.Store) -> None:
     tx = store.transaction(batch_bytes=1)
     delivery = tx.send("orders", b"no")
-    assert store.topic("orders").count == 1, "it is in the log"
+    assert store.topics.describe("orders").count == 1, "it is in the log"
     with pytest.raises(ZeroDivisionError), tx:
         raise ZeroDivisionError
     assert tx.state == "aborted"
@@ -117,7 +118,7 @@ def test_an_empty_transaction_leaves_no_trace(store: klamm.Store) -> None:
     with pytest.raises(KeyError), store.transaction():
         raise KeyError
     assert tx.state == "committed"
-    assert commits_to_disk(store) == before and store.transactions() == []
+    assert commits_to_disk(store) == before and list(store.transactions) == []
 
 
 def test_a_small_transaction_costs_two_writes_to_the_database_and_one_sync(store: klamm.Store) -> None:
@@ -134,7 +135,7 @@ def test_a_small_transaction_costs_two_writes_to_the_database_and_one_sync(store
     finally:
         _os.trap(0)
     assert commits_to_disk(store) == before + 2
-    assert len({info.producer_id for info in store.transactions()}) == 1, "the producer id is used again"
+    assert len({info.producer_id for info in store.transactions}) == 1, "the producer id is used again"
 
 
 def test_a_producer_id_is_replaced_before_its_epochs_run_out(
@@ -146,7 +147,7 @@ def test_a_producer_id_is_replaced_before_its_epochs_run_out(
             with store.transaction(name) as tx:
                 tx.send("orders", b"%d" % n)
     assert values_in(store) == [b"%d" % n for n in range(8)] * 2
-    assert all(info.epoch < 3 for info in store.transactions())
+    assert all(info.epoch < 3 for info in store.transactions)
     assert MAX_EPOCH > 1000
 
 
@@ -154,7 +155,11 @@ def test_keyless_records_of_small_transactions_go_round(store: klamm.Store) -> N
     for n in range(30):
         with store.transaction() as tx:
             tx.send("invoices", b"%d" % n)
-    assert [partition.count for partition in store.topic("invoices").partitions] == [20, 20, 20]  # and a marker each
+    assert [partition.count for partition in store.topics.describe("invoices").partitions] == [
+        20,
+        20,
+        20,
+    ]  # and a marker each
 
 
 def test_many_transactions_in_many_threads_do_not_mix(store: klamm.Store) -> None:
@@ -182,17 +187,17 @@ def test_many_transactions_in_many_threads_do_not_mix(store: klamm.Store) -> Non
 def test_timestamps_headers_and_partitioners_are_as_with_a_producer(store: klamm.Store) -> None:
     with store.transaction(partitioner=lambda key, count: 2) as tx:
         tx.send("invoices", b"v", key=b"k", headers=[("h", b"1")], timestamp=1_700_000_000_000)
-    with store.consumer("invoices", wait_ms=0) as consumer:
+    with store.consumer("invoices", wait=0) as consumer:
         (record,) = list(consumer)
     assert (record.partition, record.key, record.timestamp) == (2, b"k", 1_700_000_000_000)
     assert record.headers == (("h", b"1"),)
 
 
 def test_a_log_that_stamps_its_records_tells_the_time(store: klamm.Store) -> None:
-    store.create_topic("stamped", settings={"message.timestamp.type": "LogAppendTime"})
+    store.topics.create("stamped", settings={"message.timestamp.type": "LogAppendTime"})
     with store.transaction() as tx:
         delivery = tx.send("stamped", b"v", timestamp=5)
-    with store.consumer("stamped", wait_ms=0) as consumer:
+    with store.consumer("stamped", wait=0) as consumer:
         (record,) = list(consumer)
     assert record.timestamp == delivery.timestamp > 5
 
@@ -205,7 +210,7 @@ def test_a_newer_store_of_a_name_fences_the_older_for_good(store: klamm.Store, p
         older_tx = store.transaction("billing", batch_bytes=1)
         older_tx.send("orders", b"older")
         with newer.transaction("billing") as tx:
-            assert store.topic("orders").count == 2, "the older one was aborted at once"
+            assert store.topics.describe("orders").count == 2, "the older one was aborted at once"
             tx.send("orders", b"newer")
             with pytest.raises(Fenced):
                 older_tx.send("orders", b"again")
@@ -235,8 +240,8 @@ def test_an_older_one_that_was_idle_is_fenced_when_it_goes_on(store: klamm.Store
 
 def test_an_older_one_that_only_moves_offsets_is_fenced_too(store: klamm.Store, path: Path) -> None:
     store.append("orders", b"1")
-    with klamm.open(path) as newer, store.consumer("orders", group="g", wait_ms=0) as orders:
-        tx = store.transaction("billing")
+    with klamm.open(path) as newer, store.consumer("orders", group="g", wait=0) as orders:
+        tx = orders.transaction("billing")
         newer.transaction("billing").abort()
         tx.commit_offsets(orders.poll())
         with pytest.raises(Fenced):
@@ -271,9 +276,9 @@ def test_names_do_not_know_each_other(store: klamm.Store) -> None:
 
 
 def test_one_that_takes_too_long_is_aborted_by_others_and_told(store: klamm.Store, path: Path) -> None:
-    tx = store.transaction(timeout_ms=1, batch_bytes=1)
+    tx = store.transaction(timeout=0.001, batch_bytes=1)
     tx.send("orders", b"late")
-    until(lambda: (store.transactions()[0].age_ms or 0) > 3, "time passes")
+    until(lambda: (next(iter(store.transactions)).age_ms or 0) > 3, "time passes")
     store.maintain()
     with pytest.raises(Aborted):
         tx.send("orders", b"later")
@@ -289,7 +294,7 @@ def test_a_name_whose_transaction_was_aborted_by_others_goes_on(store: klamm.Sto
     """Its row may be gone by then: nobody held it any more. That is no newer producer."""
     tx = store.transaction("billing", batch_bytes=1)
     tx.send("orders", b"late")
-    assert store.abort_transaction(store.transactions()[0].producer_id)
+    assert store.transactions.abort(next(iter(store.transactions)).producer_id)
     with pytest.raises(Aborted):
         tx.commit()
     store.maintain()
@@ -310,7 +315,7 @@ def test_a_reader_that_waits_in_front_of_a_dead_transaction_ends_it(store: klamm
     with store.consumer("orders", form="values") as consumer, children() as start:
         start(die).ended()
         store.append("orders", b"alive")
-        assert list(consumer.poll(timeout_ms=20_000)) == [b"alive"]
+        assert list(consumer.poll(timeout=20)) == [b"alive"]
 
 
 def test_an_error_that_was_caught_does_not_let_a_part_of_it_be_committed(store: klamm.Store) -> None:
@@ -362,7 +367,7 @@ def test_a_marker_that_cannot_be_written_is_written_by_the_next_one(
 
 
 def test_a_record_that_is_refused_can_be_left_out(store: klamm.Store) -> None:
-    store.create_topic("small", settings={"max.message.bytes": 200})
+    store.topics.create("small", settings={"max.message.bytes": 200})
     with store.transaction() as tx:
         with pytest.raises(RecordTooLarge):
             tx.send("small", b"x" * 300)
@@ -380,7 +385,7 @@ def test_a_topic_that_is_deleted_meanwhile_aborts_it(store: klamm.Store) -> None
     tx = store.transaction()
     tx.send("orders", b"1")
     tx.send("invoices", b"1")
-    store.delete_topic("invoices")
+    store.topics.delete("invoices")
     with pytest.raises(UnknownTopic):
         tx.commit()
     assert tx.state == "aborted" and values_in(store) == []
@@ -388,9 +393,9 @@ def test_a_topic_that_is_deleted_meanwhile_aborts_it(store: klamm.Store) -> None
 
 def test_options_of_a_transaction_that_are_invalid_are_refused(store: klamm.Store) -> None:
     with pytest.raises(InvalidSetting):
-        store.transaction(timeout_ms=0)
+        store.transaction(timeout=0)
     with pytest.raises(TypeError):
-        store.transaction(timeout_ms=1.5)  # type: ignore[arg-type]
+        store.transaction(timeout="1s")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         store.transaction(partitioner=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting):
@@ -403,14 +408,14 @@ def test_options_of_a_transaction_that_are_invalid_are_refused(store: klamm.Stor
 
 def test_closing_the_store_aborts_what_is_open_and_leaves_no_rows(path: Path) -> None:
     with klamm.open(path) as watching:
-        watching.create_topic("orders")
+        watching.topics.create("orders")
         with klamm.open(path) as store:
             with store.transaction("billing") as tx:
                 tx.send("orders", b"1")
             forgotten = store.transaction(batch_bytes=1)
             forgotten.send("orders", b"2")
         assert forgotten.state == "aborted"
-        assert watching.transactions() == []
+        assert list(watching.transactions) == []
         assert watching._acquired().catalog.database.read("SELECT * FROM transaction_names") == []
         assert values_in(watching) == [b"1"]
 
@@ -446,7 +451,7 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_transaction(store: k
 
     with children() as start:
         assert start(child).answer() == ["Forked"] * 4
-    assert [info.state for info in store.transactions() if info.name] == ["ongoing"]
+    assert [info.state for info in store.transactions if info.name] == ["ongoing"]
     store.maintain()
     tx.commit()
     assert values_in(store) == [b"1", b"child"]
@@ -458,12 +463,12 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_transaction(store: k
 def test_the_same_for_asyncio(path: Path) -> None:
     async def work() -> None:
         async with klamm.aio.open(path) as store:
-            await store.create_topic("orders")
-            await store.create_topic("invoices", 2)
+            await store.topics.create("orders")
+            await store.topics.create("invoices", 2)
             await store.append_many("orders", [b"%d" % n for n in range(10)])
-            async with store.consumer("orders", group="g", wait_ms=0) as orders:
+            async with store.consumer("orders", group="g", wait=0) as orders:
                 async for batch in orders.batches(4):
-                    async with store.transaction(batch_bytes=30) as tx:
+                    async with store.transaction(consumers=orders, batch_bytes=30) as tx:
                         for record in batch:
                             await tx.send("invoices", record.value)
                         tx.commit_offsets(batch)
@@ -475,14 +480,23 @@ def test_the_same_for_asyncio(path: Path) -> None:
                     async with tx:
                         raise ZeroDivisionError
                 assert tx.state == "aborted"
-                tx = await store.transaction()
+                with pytest.raises(GroupError, match="does not take part"):
+                    (await store.transaction()).commit_offsets(orders)
+                tx = await store.transaction(consumers=[orders])
                 again = await orders.poll()
                 assert again.begin == batch.begin == 10
                 tx.commit_offsets(orders)
                 await tx.commit()
                 tx = await store.transaction()
                 await tx.abort()
-            assert await store.transactions() is not None
+                await store.append_many("orders", [b"12", b"13"])
+                offsets = []
+                async for record in orders:
+                    offsets.append(record.offset)
+                    if len(offsets) == 1:
+                        await (await orders.transaction()).abort()
+                assert offsets == [12, 12, 13], "the loop goes back, too"
+            assert {each.state async for each in store.transactions} <= {"prepared_commit"}, "all are over"
             values = await asyncio.to_thread(values_in, store.sync, "invoices")
             assert sorted(values, key=int) == [b"%d" % n for n in range(10)]
 
@@ -497,7 +511,7 @@ def test_read_only_stores_have_none(store: klamm.Store, path: Path) -> None:
 def test_a_record_without_a_key_is_refused_by_send_if_the_topic_is_compacted(
     store: klamm.Store,
 ) -> None:
-    store.create_topic("users", settings={"cleanup.policy": "compact"})
+    store.topics.create("users", settings={"cleanup.policy": "compact"})
     with store.transaction() as tx:
         tx.send("users", b"1", key=b"a")
         with pytest.raises(klamm.InvalidRecord, match="users: a record without a key"):

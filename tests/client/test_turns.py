@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.consumer import session_of
+from klamm.client.consume.consumer import session_of
 from tests.client.conftest import fill
 from tests.procs import PATIENCE, until
 
@@ -24,11 +24,11 @@ from tests.procs import PATIENCE, until
 @pytest.mark.parametrize("how", ["poll", "iterate"])
 def test_a_partition_is_read_while_another_one_stays_busy(store: klamm.Store, how: str, group: str | None) -> None:
     for topic in ("bulk", "urgent"):
-        store.create_topic(topic)
-    options: dict[str, Any] = {"max_bytes": 1 << 14, "wait_ms": 5000, "group": group}
+        store.topics.create(topic)
+    options: dict[str, Any] = {"max_bytes": 1 << 14, "wait": 5, "group": group}
     bulk = [b"x" * 100] * 500
     with store.consumer(["bulk", "urgent"], **options) as consumer:
-        assert consumer.poll(timeout_ms=0) == []
+        assert consumer.poll(timeout=0) == []
         store.append_many("bulk", bulk, acks=1)
         source = iter(consumer) if how == "iterate" else None
 
@@ -55,11 +55,11 @@ def test_a_stalled_transaction_of_a_dead_process_is_resolved_while_another_parti
     store: klamm.Store,
 ) -> None:
     for topic in ("bulk", "urgent"):
-        store.create_topic(topic)
+        store.topics.create(topic)
     bulk = [b"x" * 100] * 500
     store.append_many("bulk", bulk, acks=1)
-    with store.consumer(["bulk", "urgent"], max_bytes=1 << 14, wait_ms=5000) as consumer:
-        transaction = store.transaction(timeout_ms=1, batch_bytes=1)
+    with store.consumer(["bulk", "urgent"], max_bytes=1 << 14, wait=5) as consumer:
+        transaction = store.transaction(timeout=0.001, batch_bytes=1)
         transaction.send("urgent", b"never")
         store.append("urgent", b"now", acks=1)
         deadline = time.monotonic() + PATIENCE
@@ -79,7 +79,7 @@ def test_a_stalled_transaction_of_a_dead_process_is_resolved_while_another_parti
 
 def test_a_slow_loop_stays_a_member(orders: klamm.Store) -> None:
     fill(orders, 60)
-    with orders.consumer("orders", group="g", max_poll_interval_ms=500, wait_ms=0) as consumer:
+    with orders.consumer("orders", group="g", max_poll_interval_ms=500, wait=0) as consumer:
         member = session_of(consumer).member
         assert member is not None
         seen: list[int] = []
@@ -91,7 +91,7 @@ def test_a_slow_loop_stays_a_member(orders: klamm.Store) -> None:
 
 
 def test_a_slow_loop_gives_a_new_member_its_share(store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     for number in (0, 1):
         store.append_many("orders", [b"x"] * 5_000, partition=number, acks=1)
     over = threading.Event()
@@ -102,13 +102,13 @@ def test_a_slow_loop_gives_a_new_member_its_share(store: klamm.Store) -> None:
             if over.is_set():
                 return
 
-    with store.consumer("orders", group="g", wait_ms=5000) as first:
+    with store.consumer("orders", group="g", wait=5) as first:
         thread = threading.Thread(target=slowly, args=(first,), daemon=True)
         thread.start()
         try:
             until(lambda: len(first.assignment()) == 2, "the first has both")
             with store.consumer("orders", group="g") as second:
-                assert second.poll(timeout_ms=10_000), "it gets nothing while the other one works on its chunk"
+                assert second.poll(timeout=10), "it gets nothing while the other one works on its chunk"
         finally:
             over.set()
             thread.join(PATIENCE)
@@ -117,7 +117,7 @@ def test_a_slow_loop_gives_a_new_member_its_share(store: klamm.Store) -> None:
 def test_a_loop_that_lost_its_partition_returns_no_more_of_it(orders: klamm.Store) -> None:
     fill(orders, 100)
     lost: list[tuple[str, int]] = []
-    with orders.consumer("orders", group="g", max_poll_interval_ms=200, wait_ms=0, on_lost=lost.extend) as first:
+    with orders.consumer("orders", group="g", max_poll_interval_ms=200, wait=0, on_lost=lost.extend) as first:
         member = session_of(first).member
         assert member is not None
         second = None
@@ -127,7 +127,7 @@ def test_a_loop_that_lost_its_partition_returns_no_more_of_it(orders: klamm.Stor
             if record.offset == 5:
                 until(lambda: not member.owns("orders", 0), "the watchdog gives it up")
                 second = orders.consumer("orders", group="g")
-                assert second.poll(3, timeout_ms=PATIENCE * 1000).begin == 0
+                assert second.poll(3, timeout=PATIENCE).begin == 0
         assert seen == list(range(6)) and lost == [("orders", 0)]
         assert second is not None
         second.close()
@@ -158,7 +158,7 @@ def at_every_point(look: Callable[[], None]) -> Iterator[None]:
 @pytest.mark.parametrize("how", ["iterate", "poll", "batches"])
 def test_at_no_point_does_a_position_tell_of_records_that_were_not_handed_out(orders: klamm.Store, how: str) -> None:
     fill(orders, 1500)
-    with orders.consumer("orders", wait_ms=0, max_bytes=1 << 12) as consumer:
+    with orders.consumer("orders", wait=0, max_bytes=1 << 12) as consumer:
         handed, looks = [0], [0]
         session = session_of(consumer)
 
@@ -187,21 +187,21 @@ def test_an_interrupted_poll_loses_nothing(orders: klamm.Store) -> None:
 
     fill(orders, 40)
     kept_on = 0
-    with orders.consumer("orders", wait_ms=0) as consumer:
-        for point in range(1, 2000):
-            consumer.seek("orders", 0, 0)
+    for point in range(1, 2000):
+        with orders.consumer("orders", wait=0) as consumer:  # a new one: each poll has the same points
             try:
                 with interrupt_at(point):
-                    batch = consumer.poll(10, timeout_ms=0)
+                    batch = consumer.poll(10, timeout=0)
             except Interrupted:
                 kept_on += 1
             else:
                 assert [record.offset for record in batch] == list(range(10))
                 break
-            after = [record.offset for record in consumer.poll(10, timeout_ms=0)]
-            assert after[0] in (0, 10), f"point {point}"
-            if after[0] == 10:  # on the way from the iterator's end to the caller: no code of ours can close that
+            position = consumer.position("orders", 0).offset
+            after = [record.offset for record in consumer.poll(10, timeout=0)]
+            assert after[0] == position and position in (0, 10), f"point {point}"
+            if position == 10:  # on the way from the iterator's end to the caller: no code of ours can close that
                 kept_on -= 1
-        else:
-            pytest.fail("it never ends")
-        assert point > 50 and kept_on >= point - 6, f"{point - kept_on} of {point} points lose a batch"
+    else:
+        pytest.fail("it never ends")
+    assert point > 50 and kept_on >= point - 6, f"{point - kept_on} of {point} points lose a batch"

@@ -10,16 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import klamm
-from klamm.client.consumer import session_of
+from klamm.client.consume.consumer import session_of
 from tests.client.conftest import fill
-from tests.procs import Flag, children, until
+from tests.procs import Flag, asleep, children, until
 
 WAIT = 30.0  # seconds that nothing here takes
 
@@ -70,7 +71,7 @@ def test_a_waiting_consumer_is_woken_by_an_append_of_another_process(orders: kla
 
 def test_a_consumer_of_a_read_only_store_sees_what_comes(orders: klamm.Store, path: Path) -> None:
     with klamm.open(path, read_only=True) as other, other.consumer("orders") as consumer:
-        with reading(lambda: consumer.poll(timeout_ms=WAIT * 1000)) as outcome:
+        with reading(lambda: consumer.poll(timeout=WAIT)) as outcome:
             in_wait(consumer)
             orders.append("orders", b"x", acks=1)
         assert [record.value for record in outcome["result"]] == [b"x"]
@@ -80,9 +81,45 @@ def test_a_consumer_of_a_read_only_store_sees_what_comes(orders: klamm.Store, pa
         assert outcome["result"] == []
 
 
-def test_wait_ms_is_how_long_a_loop_waits_for_more(orders: klamm.Store) -> None:
+def test_a_waiting_consumer_never_sees_what_was_aborted(orders: klamm.Store) -> None:
+    """Not even when the marker of the abort is what wakes it."""
+    with orders.consumer("orders") as consumer:
+        with reading(lambda: [record.value for record in islice(consumer, 5)]) as outcome:
+            for n in range(5):
+                in_wait(consumer)
+                before = orders["orders"].info().partitions[0].end
+                with suppress(ZeroDivisionError), orders.transaction(batch_bytes=1) as tx:
+                    tx.send("orders", b"aborted")
+                    tx.send("orders", b"aborted")
+                    raise ZeroDivisionError
+                assert orders["orders"].info().partitions[0].end > before + 1, "nothing was written"
+                in_wait(consumer)
+                orders.append("orders", b"%d" % n, acks=1)
+        assert outcome["result"] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_consumer_of_a_read_only_store_ends_while_another_process_waits(orders: klamm.Store, path: Path) -> None:
+    """It cannot ring the bell, which lies in memory that it may not write."""
+
+    def wait() -> int:
+        with klamm.open(path) as store, store.consumer("orders") as consumer:
+            return len(consumer.poll(timeout=WAIT))
+
+    def read() -> int:
+        with klamm.open(path, read_only=True) as store, store.consumer("orders", wait=0) as consumer:
+            return len(list(consumer))
+
+    with children() as start:
+        waiting = start(wait)
+        asleep(waiting)
+        assert start(read).answer() == 0
+        orders.append("orders", b"x", acks=1)
+        assert waiting.answer() == 1
+
+
+def test_wait_is_how_long_a_loop_waits_for_more(orders: klamm.Store) -> None:
     fill(orders, 3)
-    with orders.consumer("orders", wait_ms=50) as consumer:
+    with orders.consumer("orders", wait=0.05) as consumer:
         began = time.monotonic()
         assert len(list(consumer)) == 3
         assert time.monotonic() - began >= 0.05
@@ -108,7 +145,7 @@ def test_stop_from_another_thread_ends_a_loop_that_would_wait_forever(
 
 def test_stop_ends_a_busy_loop_after_the_record_at_hand(orders: klamm.Store) -> None:
     fill(orders, 1000)
-    with orders.consumer("orders", wait_ms=0) as consumer:
+    with orders.consumer("orders", wait=0) as consumer:
         for record in consumer:
             if record.offset == 17:
                 consumer.stop()
@@ -134,7 +171,7 @@ def test_stop_at_any_moment_is_not_missed(orders: klamm.Store) -> None:
 
 def test_closing_the_store_ends_a_loop_in_another_thread(path: Path) -> None:
     store = klamm.open(path)
-    store.create_topic("orders")
+    store.topics.create("orders")
     consumer = store.consumer("orders")
     with reading(lambda: list(consumer)) as outcome:
         in_wait(consumer)
@@ -147,11 +184,11 @@ def test_closing_the_store_ends_a_loop_in_another_thread(path: Path) -> None:
 
 def test_a_partition_that_is_added_is_read_from_its_first_record(orders: klamm.Store) -> None:
     for start in ("earliest", "latest", 0):
-        orders.create_topic(f"topic-{start}")
+        orders.topics.create(f"topic-{start}")
         with orders.consumer(f"topic-{start}", start=start) as consumer:
             with reading(lambda consumer=consumer: next(iter(consumer))) as outcome:  # type: ignore[misc]
                 in_wait(consumer)
-                orders.add_partitions(f"topic-{start}", 3)
+                orders.topics.add_partitions(f"topic-{start}", 3)
                 orders.append(f"topic-{start}", b"x", partition=2, acks=1)
             assert (outcome["result"].partition, outcome["result"].value) == (2, b"x")
             assert len(consumer.assignment()) == 3
@@ -162,14 +199,14 @@ def test_a_topic_that_comes_to_match_a_pattern_is_read_and_one_that_goes_is_not(
         assert consumer.assignment() == []
         with reading(lambda: next(iter(consumer))) as outcome:
             in_wait(consumer)
-            store.create_topic("users")
-            store.create_topic("orders-de")
+            store.topics.create("users")
+            store.topics.create("orders-de")
             store.append("orders-de", b"x", acks=1)
         assert outcome["result"].topic == "orders-de"
-        store.create_topic("orders-fr")
+        store.topics.create("orders-fr")
         store.append("orders-fr", b"y", acks=1)
-        store.delete_topic("orders-de")
-        assert consumer.poll(timeout_ms=0)[0].topic == "orders-fr"
+        store.topics.delete("orders-de")
+        assert consumer.poll(timeout=0)[0].topic == "orders-fr"
         assert consumer.assignment() == [("orders-fr", 0)]
 
 
@@ -180,21 +217,21 @@ def test_a_named_topic_that_is_deleted_is_unknown_to_its_consumer(orders: klamm.
         assert len(consumer.poll()) == 5
         with reading(consumer.poll) as outcome:
             in_wait(consumer)
-            orders.delete_topic("orders")
+            orders.topics.delete("orders")
             if anew:
-                orders.create_topic("orders")
+                orders.topics.create("orders")
         assert isinstance(outcome["error"], klamm.UnknownTopic)
         with pytest.raises(klamm.UnknownTopic):
             consumer.poll()
 
 
 def test_a_topic_deleted_while_it_is_read_is_unknown_not_corrupt(store: klamm.Store) -> None:
-    store.create_topic("orders", settings={"segment.bytes": 10_000})
+    store.topics.create("orders", settings={"segment.bytes": 10_000})
     for _ in range(30):
         store.append_many("orders", [bytes(100)] * 50, acks=1)
-    with store.consumer("orders", wait_ms=0, max_bytes=4096) as consumer:
+    with store.consumer("orders", wait=0, max_bytes=4096) as consumer:
         consumer.poll()
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         with pytest.raises(klamm.UnknownTopic):
             list(consumer)
 
@@ -316,7 +353,7 @@ def test_a_loop_leaves_the_handler_of_sigint_as_it_was(orders: klamm.Store) -> N
         iterator = iter(consumer)
         next(iterator)  # what runs between two calls is not the body of a loop
         assert signal.getsignal(signal.SIGINT) is before
-    with orders.consumer("orders", wait_ms=0) as bounded:
+    with orders.consumer("orders", wait=0) as bounded:
         for _ in bounded:
             assert signal.getsignal(signal.SIGINT) is before
     assert signal.getsignal(signal.SIGINT) is before
@@ -327,7 +364,7 @@ def test_a_handler_of_ones_own_is_left_alone(orders: klamm.Store) -> None:
     got: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: got.append(number))
     try:
-        with orders.consumer("orders", wait_ms=0) as consumer:
+        with orders.consumer("orders", wait=0) as consumer:
             for record in consumer:
                 if record.offset == 3:
                     os.kill(os.getpid(), signal.SIGINT)
@@ -341,7 +378,7 @@ def test_a_handler_of_ones_own_is_left_alone(orders: klamm.Store) -> None:
 
 
 def test_a_consumer_in_one_process_reads_what_producers_in_others_send(store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("users", partitions=4)
+    store.topics.create("users", partitions=4)
     go = Flag(tmp_path / "go")
 
     def produce(name: int) -> None:
@@ -354,7 +391,7 @@ def test_a_consumer_in_one_process_reads_what_producers_in_others_send(store: kl
     with children() as start:
         running = [start(lambda name=name: produce(name)) for name in range(3)]  # type: ignore[misc]
         found: list[bytes] = []
-        with store.consumer("users", form="values", wait_ms=WAIT * 1000) as consumer:
+        with store.consumer("users", form="values", wait=WAIT) as consumer:
             go.up()
             for batch in consumer.batches():
                 found += batch
@@ -367,7 +404,7 @@ def test_a_consumer_in_one_process_reads_what_producers_in_others_send(store: kl
 
 
 def test_readers_and_other_partitions_do_not_wait_for_a_stopped_writer(store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("users", partitions=2)
+    store.topics.create("users", partitions=2)
     store.append_many("users", [b"%d" % n for n in range(10)], partition=0, acks=1)
     holds = Flag(tmp_path / "holds")
 
@@ -383,8 +420,8 @@ def test_readers_and_other_partitions_do_not_wait_for_a_stopped_writer(store: kl
         child = start(stop_in_the_middle)
         holds.wait()
         assert child.stopped()
-        store.alter_topic("users", {"retention.ms": 1_000_000})
-        with store.consumer("users", wait_ms=0) as consumer:
+        store.topics.alter("users", {"retention.ms": 1_000_000})
+        with store.consumer("users", wait=0) as consumer:
             assert len(list(consumer)) == 10
         with store.producer(acks="all", linger_ms=0, max_block_ms=0) as producer:
             waits = producer.send("users", b"10", partition=0)

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.consumer import Consumer
-from klamm.client.tail import last_records
 
 NARROW, WIDE = 40, 400
 
@@ -34,22 +32,20 @@ def calls_of(action: Callable[[], object]) -> int:
 
 
 def first_poll(store: klamm.Store) -> None:
-    with store.consumer("wide", group="new", wait_ms=0) as consumer:
+    with store.consumer("wide", group="new", wait=0) as consumer:
         consumer.poll()
 
 
 def tail(store: klamm.Store) -> None:
-    core = store._acquired()
-    with Consumer(core, "wide", start="latest") as consumer:
-        assert len(last_records(core, consumer.positions(), 3, None, None)) == 3
+    assert len([*store.tail("wide", 3)]) == 3
 
 
 ACTIONS: dict[str, Callable[[klamm.Store], object]] = {
     "first poll of a group": first_poll,
-    "group": lambda store: store.group("g"),
-    "plan_reset": lambda store: store.plan_reset("g", "wide", to="latest"),
-    "reset_offsets": lambda store: store.reset_offsets(store.plan_reset("g", "wide", to="earliest")),
-    "export and import": lambda store: store.import_group(store.export_group("g"), "copy"),
+    "group": lambda store: store.groups.describe("g"),
+    "plan_reset": lambda store: store.groups.plan_reset("g", "wide", to="latest"),
+    "reset_offsets": lambda store: store.groups.reset("g", "wide", to="earliest"),
+    "export and import": lambda store: store.groups.import_(store.groups.export("g"), "copy"),
     "tail": tail,
 }
 
@@ -59,10 +55,10 @@ def test_ten_times_as_many_partitions_cost_about_ten_times_as_much(tmp_path: Pat
     costs = []
     for count in (NARROW, WIDE):
         with klamm.open(tmp_path / str(count)) as store:
-            store.create_topic("wide", partitions=count)
+            store.topics.create("wide", partitions=count)
             for number in range(count):
                 store.append("wide", b"x", partition=number, acks=0)
-            store.reset_offsets(store.plan_reset("g", "wide", to="latest"))
+            store.groups.reset("g", "wide", to="latest")
             ACTIONS[action](store)  # modules, and what is kept
             costs.append(calls_of(lambda store=store: ACTIONS[action](store)))  # type: ignore[misc]
     assert costs[1] < 20 * costs[0], f"{costs[0]} calls for {NARROW} partitions, {costs[1]} for {WIDE}"

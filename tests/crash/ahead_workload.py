@@ -21,7 +21,7 @@ def value(number: int) -> bytes:
 
 if __name__ == "__main__":
     store = klamm.open(f"{sys.argv[1]}/store")
-    store.create_topic("orders", 1, SETTINGS)
+    store.topics.create("orders", 1, SETTINGS)
     note(ready=True)
     for number in range(COUNT):
         note(appending=number)

@@ -19,6 +19,7 @@ truth about which records are there. A poll without further words is one that re
     lost progress   a member began before what its group had committed
     unprocessed     the group committed, or at last left, a record that nobody had processed
     not once        what the group made of a record is there twice or not at all
+    not as the reference    what pipes have made of the records they have committed, as their nemesis compared it
 
 What is certain and what is not: a process that is killed between `-ing` and the answer may have done it or not. Such
 records and transactions may be there or not, but wholly, and for everybody.
@@ -520,6 +521,11 @@ def not_once(facts: Facts) -> Iterator[str]:
                     yield f"{group} made {len(copies)} records of {_at(place, offset)}: {copies}"
 
 
+def not_as_the_reference(facts: Facts) -> Iterator[str]:
+    for event in facts.history.of("differs"):
+        yield event["what"]
+
+
 QUESTIONS: dict[str, Callable[[Facts], Iterator[str]]] = {
     "lost": lost,
     "invented": invented,
@@ -536,6 +542,7 @@ QUESTIONS: dict[str, Callable[[Facts], Iterator[str]]] = {
     "lost progress": lost_progress,
     "unprocessed": unprocessed,
     "not once": not_once,
+    "not as the reference": not_as_the_reference,
 }
 
 

@@ -293,7 +293,7 @@ RULES = [
         "",
         ("klamm.Aborted",),
         Action.REFUSED,
-        "it took longer than timeout_ms, and another process ended it",
+        "it took longer than its timeout, and another process ended it",
     ),
     Rule(
         ("transactional",),
@@ -320,7 +320,7 @@ RULES = [
         "the partition went to another member",
     ),
     Rule(
-        ("worker", "transformer", "hasty", "copyist"),
+        ("worker", "transformer", "runner", "process_runner", "hasty", "copyist"),
         ("join",),
         "",
         ("klamm.GroupBusy",),
@@ -328,7 +328,7 @@ RULES = [
         "its predecessor was stopped, and lives: join without a name",
     ),
     Rule(
-        ("worker", "transformer", "hasty", "copyist"),
+        ("worker", "transformer", "runner", "process_runner", "hasty", "copyist"),
         ("poll",),
         "",
         ("klamm.GroupBusy",),

@@ -8,4 +8,4 @@ import klamm
 
 if __name__ == "__main__":
     with klamm.open(f"{sys.argv[1]}/store") as store:
-        store.compact("users", force=True)
+        store["users"].compact(force=True)

@@ -9,5 +9,5 @@ import klamm
 
 @pytest.fixture
 def store(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders")
+    store.topics.create("orders")
     return store

@@ -16,13 +16,13 @@ _LONG = ("records", "offsets", "ids", "places")  # facts that may have thousands
 
 def standings(store: klamm.Store) -> Iterator[str]:
     """Open transactions; and of each group its progress, and its members if they have the store open."""
-    for topic in store.topics():
+    for topic in store.topics:
         for partition in store._acquired().topic(topic).partitions():
             ends = partition.ends()
             if ends.stable < ends.end:
                 yield f"{topic}/{partition.number}: a transaction is open at {ends.stable}; it ends at {ends.end}"
-    for name in store.groups():
-        group = store.group(name)
+    for name in store.groups:
+        group = store.groups.describe(name)
         yield f"group {name}: {group.state}, door {group.door}, lag {group.lag}"
         for each in group.offsets:
             committed = "nothing" if each.committed is None else each.committed.offset

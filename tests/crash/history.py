@@ -27,12 +27,17 @@ or not if the process was killed there, and certainly had not happened before th
     met         call, error, action                       an error, and what the table of client_errors.py says of it
     renewed                                               a transactional producer was made again (wire_workload.py)
     went_back   topic, partition, begin, end  ·  hung  call        see wire_life.py; the process kills itself
+    running                                               a run reads: from now on SIGTERM ends it well (run_roles.py)
+    terminating process                                   the nemesis: SIGTERM is sent
     killing     process  ·  killed  process               the nemesis: SIGKILL is sent; the process is gone
     crashed     process, signal                           ... it was gone by another signal, which librdkafka may cause
     hung        process, call                             ... it did not end when it was told to
     stopping    process  ·  going  process                SIGSTOP, SIGCONT
+    ended                                                 a pipe has ended by SIGTERM, or when it was told to
+    differs     what                                      ... the nemesis: not what the reference says (client/pipes.py)
 
-Roles: producer, reader, member, nemesis; `final`, a reader that came when all else was over and read everything.
+Roles: producer, reader, member, pipe, nemesis; `handler`, a worker process of a member; `final`, a reader that came
+when all else was over and read everything.
 
 A value is the record's name; one that was made of another record is `name<topic/partition/offset/name of that one`.
 Names are `process.number`, and numbers grow as the process sends.

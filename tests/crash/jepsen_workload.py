@@ -58,7 +58,7 @@ class Life:
 
     @cached_property
     def partitions(self) -> int:
-        return len(self.store.topic(IN).partitions)
+        return len(self.store.topics.describe(IN).partitions)
 
     def names(self, count: int) -> list[str]:
         return [f"{self.name}.{next(self._numbers)}" for _ in range(count)]
@@ -94,11 +94,11 @@ class Life:
         return action
 
     def end_of(self, partition: int) -> int:
-        return self.store.topic(IN).partitions[partition].end
+        return self.store.topics.describe(IN).partitions[partition].end
 
     def poll(self, consumer: klamm.Consumer) -> klamm.Batch:
         since = now()
-        batch = consumer.poll(self.dice.choice([1, 10, 50, 500]), timeout_ms=20)
+        batch = consumer.poll(self.dice.choice([1, 10, 50, 500]), timeout=0.02)
         if batch:
             record_poll(self.record, since, batch)
         return batch
@@ -198,10 +198,10 @@ def transactional(life: Life) -> None:
         if not life.writes_on():
             return
         tx = f"{life.name}:{number}"
-        timeout_ms, batch_bytes = dice.choice([150, 60_000, 60_000]), dice.choice([100, 65_536])
+        timeout, batch_bytes = dice.choice([0.15, 60, 60]), dice.choice([100, 65_536])
         names = life.names(dice.choice([1, 2, 5, 20]))
         try:
-            with life.store.transaction(named, timeout_ms=timeout_ms, batch_bytes=batch_bytes) as transaction:
+            with life.store.transaction(named, timeout=timeout, batch_bytes=batch_bytes) as transaction:
                 for name in names:
                     life.record("sending", topic=IN, ids=[name], tx=tx)
                     transaction.send(IN, name.encode(), partition=dice.randrange(life.partitions))
@@ -240,10 +240,10 @@ def end_by_dice(life: Life, tx: str, transaction: klamm.Transaction) -> None:
 # ---- readers
 
 
-def reader(life: Life, isolation: str = COMMITTED) -> None:
+def reader(life: Life, isolation: str = COMMITTED, topics: tuple[str, ...] = (IN, OUT)) -> None:
     """Reads everything from the start, and what comes."""
     life.record("started", role="reader", isolation=isolation)
-    with life.store.consumer([IN, OUT], start="earliest", isolation=isolation) as consumer:
+    with life.store.consumer(topics, start="earliest", isolation=isolation) as consumer:
         while life.reads_on():
             life.poll(consumer)
 
@@ -273,7 +273,7 @@ def joined(life: Life, group: str, output: str | None) -> Iterator[klamm.Consume
             IN,
             group=group,
             member=name,
-            rejoin_ms=500,
+            rejoin_timeout=0.5,
             max_poll_interval_ms=patience,
             on_assigned=told("assigned"),
             on_revoked=told("revoked"),
@@ -372,8 +372,8 @@ def transformer(life: Life) -> None:
             names = life.names(len(batch))
             life.record("sending", topic=OUT, ids=names, tx=tx)
             try:
-                timeout_ms, batch_bytes = dice.choice([150, 60_000]), dice.choice([100, 65_536])
-                with life.store.transaction(timeout_ms=timeout_ms, batch_bytes=batch_bytes) as transaction:
+                timeout, batch_bytes = dice.choice([0.15, 60]), dice.choice([100, 65_536])
+                with consumer.transaction(timeout=timeout, batch_bytes=batch_bytes) as transaction:
                     for name, record in zip(names, batch, strict=True):
                         source = f"{IN}/{record.partition}/{record.offset}/{record.value.decode()}"
                         transaction.send(OUT, f"{name}<{source}".encode(), partition=dice.randrange(life.partitions))

@@ -1,8 +1,8 @@
 """Starts roles on a store, kills and stops them by dice, and at last lets everything come to rest.
 
-It kills (SIGKILL) and stops (SIGSTOP, for up to a second unless told otherwise). Sometimes a stopped process gets a
-successor: then it is a *zombie*, and what it does when it goes on must not matter. At the end producers finish, groups
-catch up, and the final readers read everything.
+It kills (SIGKILL, and SIGTERM for roles that end well by it) and stops (SIGSTOP, for up to a second unless told
+otherwise). Sometimes a stopped process gets a successor: then it is a *zombie*, and what it does when it goes on must
+not matter. At the end producers finish, groups catch up, and the final readers read everything.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import klamm
 from klamm.disk import _os
 from tests.crash.checker import COMMITTED, UNCOMMITTED
 from tests.crash.diagnosis import last_words, standings
-from tests.crash.history import ENDING, History, Recorder, now
+from tests.crash.history import ENDING, History, Recorder, now, read
 from tests.crash.jepsen_workload import IN, OUT, Life, record_poll
+from tests.crash.run_roles import RUNNING
 from tests.procs import Child, Flag, children, until
 
 SMALL = {"segment.bytes": "30000", "index.interval.bytes": "1000"}
@@ -51,6 +52,7 @@ class Slot:
     process: str = ""
     child: Child | None = None
     wakes: float = 0.0  # stopped until then
+    is_terminated: bool = False  # SIGTERM was sent
 
 
 class Nemesis:
@@ -69,25 +71,32 @@ class Nemesis:
         topics: Sequence[str] = (IN, OUT),
         prepare: Callable[[], None] = lambda: None,
         least_kills: int = 0,
+        least_ends: int = 0,
         stop_share: float = 0.3,
         stop_s: float = 1.0,
         rest_s: float = PATIENCE_S,
+        end_well: Sequence[str] = (),
     ) -> None:
         """`patience_ms`: how long half of the members may go without a poll; less than a stop can take.
 
         `pause_s`: the longest time from strike to strike. `prepare` is called in each process before its role.
-        `least_kills`: a run that had less luck lasts longer. `stop_share` of the strikes stop a process for up to
-        `stop_s`, and a third of these start a successor beside it; the others kill. `rest_s`: how long groups may
-        take to read what is left at the end.
+        `least_kills`, `least_ends`: a run that had less luck lasts longer. `stop_share` of the strikes stop a process
+        for up to `stop_s`, and a third of these start a successor beside it; the others kill. `rest_s`: how long groups
+        may take to read what is left at the end. `end_well`: roles of which every other one gets SIGTERM instead of
+        SIGKILL, once, and is to end by itself.
         """
         self.directory = directory
         self.store = str(store)
         self.seed = seed
         self.kills = 0
+        self.ends = 0
+        """How many processes SIGTERM has ended well."""
         self._least_kills = least_kills
+        self._least_ends = least_ends
         self._stop_share = stop_share
         self._stop_s = stop_s
         self._rest_s = rest_s
+        self._end_well = end_well
         self._patience_ms = patience_ms
         self._pause_s = pause_s
         self._topics = topics
@@ -107,7 +116,7 @@ class Nemesis:
         self._record("started", role="nemesis")
         with klamm.open(self.store) as store:
             for topic in self._topics:
-                store.create_topic(topic, partitions, SMALL)
+                store.topics.create(topic, partitions, SMALL)
         with children() as self._fork:
             self._begin()
             for slot in self._slots:
@@ -138,13 +147,14 @@ class Nemesis:
 
     def _enough(self) -> bool:
         """Whether this run was violent enough to say something."""
-        return self.kills >= self._least_kills
+        return self.kills >= self._least_kills and self.ends >= self._least_ends
 
     # ---- processes
 
     def _start(self, slot: Slot) -> None:
         life, slot.lives = slot.lives, slot.lives + 1
         slot.process = f"{slot.name}-{life}"
+        slot.is_terminated = False
         step = self._step()
 
         def run() -> None:
@@ -169,6 +179,11 @@ class Nemesis:
             return
         luck = self._dice.random()
         if luck > self._stop_share:
+            if slot.role.__name__ in self._end_well and not slot.is_terminated and self._dice.random() < 0.5:
+                self._record("terminating", process=slot.process)
+                slot.is_terminated = True
+                child.signal(signal.SIGTERM)
+                return
             self._record("killing", process=slot.process)
             child.kill()
             self._look_after()
@@ -177,7 +192,7 @@ class Nemesis:
         child.signal(signal.SIGSTOP)
         slot.wakes = time.monotonic() + self._dice.random() * self._stop_s
         if luck < self._stop_share / 3 and slot.again and slot.role.__name__ not in ALONE:
-            zombie = Slot(slot.name, slot.role, slot.writes, False, 0, slot.process, child, slot.wakes)
+            zombie = replace(slot, again=False)
             self._slots.append(zombie)
             slot.wakes = 0.0
             self._start(slot)
@@ -205,6 +220,7 @@ class Nemesis:
         killed = os.WIFSIGNALED(status) and self._may_die_by(slot, os.WTERMSIG(status))
         if not killed and status != 0:
             raise RoleFailed(f"{slot.process} ended with {status:#x}\n{slot.child.error}")
+        self.ends += slot.is_terminated and not killed
         if killed:
             self.kills += 1
             self._record("killed", process=slot.process)
@@ -212,6 +228,10 @@ class Nemesis:
         slot.child, slot.wakes = None, 0.0
 
     def _may_die_by(self, slot: Slot, number: int) -> bool:
+        """Whether that signal may end it: SIGTERM does before the role can handle it. One that can says so: RUNNING."""
+        if number == signal.SIGTERM and slot.is_terminated:
+            path = self.directory / f"{slot.process}{ENDING}"
+            return not path.exists() or not any(event.kind == RUNNING for event in read(path))
         return number == signal.SIGKILL
 
     def _wake(self, slot: Slot) -> None:
@@ -235,7 +255,7 @@ class Nemesis:
         self._drained = time.monotonic()
         self._wait(lambda: not any(slot.child for slot in self._slots), "everybody ends")
         self._end()
-        read_everything(self.directory, self.store)
+        read_everything(self.directory, self.store, self._topics)
 
     def _end(self) -> None:
         """After the last role has ended."""
@@ -269,25 +289,25 @@ def is_drained(store: klamm.Store) -> bool:
         rows = core.groups.offsets(core.groups.get(name).number)
         stands = {number: row.offset for (_, number), row in rows.items()}
         start = {number: stands.get(number, 0) for number in range(len(partitions))}
-        with store.consumer(IN, start=start, wait_ms=0) as rest:
+        with store.consumer(IN, start=start, wait=0) as rest:
             if rest.poll():
                 return False
     return True
 
 
-def read_everything(directory: Path, path: str) -> None:
+def read_everything(directory: Path, path: str, topics: Sequence[str]) -> None:
     """The final readers."""
     with klamm.open(path) as store:
         store.maintain()
-        for topic in store.topics():
+        for topic in store.topics:
             for partition in store._acquired().topic(topic).partitions():
                 ends = partition.ends()
                 assert ends.stable == ends.end, f"{topic}/{partition.number}: open at {ends.stable}, ends at {ends.end}"
         for isolation in COMMITTED, UNCOMMITTED:
             record = Recorder(directory, f"final-{isolation}")
             record("started", role="final", isolation=isolation)
-            for topic in store.topics():
-                with store.consumer(topic, start="earliest", wait_ms=0, isolation=isolation) as consumer:
+            for topic in topics:
+                with store.consumer(topic, start="earliest", wait=0, isolation=isolation) as consumer:
                     for batch in consumer.batches():
                         record_poll(record, now(), batch)
             record.close()

@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 def values(store: klamm.Store, topic: str) -> list[bytes]:
-    with store.consumer(topic, start="earliest", wait_ms=0, form="values") as consumer:
+    with store.consumer(topic, start="earliest", wait=0, form="values") as consumer:
         return sorted(consumer)
 
 
@@ -54,19 +54,19 @@ def prepare(path: str) -> None:
     """Make the store, and close it."""
     with klamm.open(path) as store:
         for topic in TOPICS:
-            store.create_topic(topic, 2, SMALL)
-        store.create_topic("failing", 1, SMALL)
+            store.topics.create(topic, 2, SMALL)
+        store.topics.create("failing", 1, SMALL)
         for topic in APPENDED:  # no segment of these gets full: the janitor syncs those, sooner or later
-            store.create_topic(topic, 2)
+            store.topics.create(topic, 2)
         for topic in ("dead", "planned", "restored"):
-            store.create_topic(topic, 1)
+            store.topics.create(topic, 1)
         for topic in ("trimmed", "doomed", "failing"):
             store.append_many(topic, VALUES, partition=0)
         store.append_many("dead", VALUES[:5])
-        with store.consumer("dead", group="dead", wait_ms=0) as consumer:
+        with store.consumer("dead", group="dead", wait=0) as consumer:
             consumer.run(_fail, workers=1, on_error="dead-letter", retries=0)
         for group in ("exported", "moved", "gone", "gone over the wire"):
-            store.reset_offsets(store.plan_reset(group, "trimmed", to="earliest"))
+            store.groups.reset(group, "trimmed", to="earliest")
 
 
 def _fail(record: object) -> None:
@@ -117,40 +117,40 @@ def _has(*topics: str, count: int = len(VALUES)) -> Callable[[klamm.Store, Any],
 
 
 def _create(store: klamm.Store) -> None:
-    store.create_topic("created", 3, {"retention.ms": 4711})
+    store.topics.create("created", 3, {"retention.ms": 4711})
 
 
 def _is_created(store: klamm.Store, _: Any) -> None:
-    topic = store.topic("created")
+    topic = store.topics.describe("created")
     assert (len(topic.partitions), topic.settings) == (3, {"retention.ms": "4711"})
 
 
 def _alter_topic(store: klamm.Store) -> None:
-    store.alter_topic("altered", {"retention.ms": 4711})
+    store.topics.alter("altered", {"retention.ms": 4711})
 
 
 def _is_altered(store: klamm.Store, _: Any) -> None:
-    assert store.topic("altered").settings["retention.ms"] == "4711"
+    assert store.topics.describe("altered").settings["retention.ms"] == "4711"
 
 
 def _grow(store: klamm.Store) -> None:
-    store.add_partitions("grown", 5)
+    store.topics.add_partitions("grown", 5)
 
 
 def _has_grown(store: klamm.Store, _: Any) -> None:
-    assert len(store.topic("grown").partitions) == 5
+    assert len(store.topics.describe("grown").partitions) == 5
 
 
 def _delete_topic(store: klamm.Store) -> None:
-    store.delete_topic("doomed")
+    store.topics.delete("doomed")
 
 
 def _is_deleted(store: klamm.Store, _: Any) -> None:
-    assert "doomed" not in store.topics()
+    assert "doomed" not in store.topics
 
 
 def _delete_records(store: klamm.Store) -> int:
-    return store.delete_records("trimmed", {0: 17})[0]
+    return store["trimmed"].delete_records({0: 17})[0]
 
 
 def _starts_at(store: klamm.Store, start: int) -> None:
@@ -169,28 +169,28 @@ def _store_is_altered(store: klamm.Store, _: Any) -> None:
 
 
 def _import_group(store: klamm.Store) -> dict[str, Any]:
-    exported = store.export_group("exported")
+    exported = store.groups.export("exported")
     for row in exported["offsets"]:
         row["offset"] = 7
-    store.import_group(exported, "imported")
+    store.groups.import_(exported, "imported")
     return exported
 
 
 def _is_imported(store: klamm.Store, exported: dict[str, Any]) -> None:
-    assert store.export_group("imported")["offsets"] == exported["offsets"] != []
+    assert store.groups.export("imported")["offsets"] == exported["offsets"] != []
 
 
 def _reset_offsets(store: klamm.Store) -> None:
-    store.reset_offsets(store.plan_reset("moved", "trimmed", to="latest"))
+    store.groups.reset("moved", "trimmed", to="latest")
 
 
 def _is_reset(store: klamm.Store, _: Any) -> None:
-    offsets = {row["partition"]: row["offset"] for row in store.export_group("moved")["offsets"]}
+    offsets = {row["partition"]: row["offset"] for row in store.groups.export("moved")["offsets"]}
     assert offsets == {0: len(VALUES), 1: 0}
 
 
 def _delete_group(store: klamm.Store) -> None:
-    store.delete_group("gone")
+    store.groups.delete("gone")
 
 
 def _delete_wire_group(store: klamm.Store) -> None:
@@ -200,7 +200,7 @@ def _delete_wire_group(store: klamm.Store) -> None:
 def _is_forgotten(name: str) -> Callable[[klamm.Store, Any], None]:
     def check(store: klamm.Store, _: Any) -> None:
         try:
-            store.export_group(name)
+            store.groups.export(name)
         except UnknownGroup:
             return
         raise AssertionError(f"{name}: the group has come back")
@@ -233,17 +233,17 @@ def _next_producer_id_is_new(store: klamm.Store, taken: int) -> None:
 
 def _handle(store: klamm.Store) -> None:
     """Fail every record of a topic, with a group that commits after each."""
-    with store.consumer("failing", group="g", wait_ms=0) as consumer:
-        consumer.run(_fail, workers=1, on_error="dead-letter", retries=0, commit_every_ms=0)
+    with store.consumer("failing", group="g", wait=0) as consumer:
+        consumer.run(_fail, workers=1, on_error="dead-letter", retries=0, commit_every=0)
 
 
 def letters_are_there(store: klamm.Store) -> int:
     """Check that each record before the group's offset has its letter, on disk. Return how many there are."""
     try:
-        done = sum(row["offset"] for row in store.export_group("g")["offsets"])
+        done = sum(row["offset"] for row in store.groups.export("g")["offsets"])
     except UnknownGroup:
         done = 0
-    letters = list(store.dead_letters("failing.dlq")) if "failing.dlq" in store.topics() else []
+    letters = list(store.dead_letters("failing.dlq")) if "failing.dlq" in store.topics else []
     offsets = [letter.origin.offset for letter in letters if letter.origin is not None]
     assert set(offsets) >= set(range(done)), f"the group is at {done}, and only {offsets} have letters"
     assert [letter.record.value for letter in letters] == VALUES[: len(letters)]
@@ -279,7 +279,7 @@ def _publish(store: klamm.Store) -> None:
     for partition in (0, 1):
         file.add(0, partition, memoryview(sealed([value.decode() for value in VALUES[partition::2]])))
     file.finish(durable=True)
-    topics = (StagedTopic("published", store.topic("published").id, (0, 1)),)
+    topics = (StagedTopic("published", store.topics.describe("published").id, (0, 1)),)
     staged = Staged("query 1", 0, 0, "0", file.size, len(VALUES), topics)
     assert publish(store._acquired(), [staged], directory, _BATCH, durable=True)
 
@@ -321,7 +321,7 @@ def _restore(store: klamm.Store) -> None:
             "timestamp": pa.array([1_700_000_000_000_000] * len(VALUES), pa.timestamp("us", "UTC")),
         }
     )
-    topic = store.topic("restored")
+    topic = store.topics.describe("restored")
     (told,) = _place(store.path, store.store_id, "restored", topic.id, (10,), iter([rows]))
     assert told.to_pydict() == {"partition": [0], "seen": [len(VALUES)], "appended": [len(VALUES)]}
 
@@ -385,7 +385,7 @@ def run_backup(root: str) -> None:
 def run_aborts(root: str) -> None:
     """Abort transactions, and leave recovery points."""
     store = klamm.open(f"{root}/store")
-    store.create_topic("orders")
+    store.topics.create("orders")
     without_maintenance(store._acquired())
     note(ready=True)
     for number in range(2):
@@ -406,7 +406,7 @@ class Damaged(NamedTuple):
 
     def is_repaired(self, path: Path) -> None:
         with klamm.open(path, create=False) as store:
-            with store.consumer("orders", start="earliest", wait_ms=0) as consumer:
+            with store.consumer("orders", start="earliest", wait=0) as consumer:
                 assert {record.offset: record.value for record in consumer} == self.good
             assert values(store, "indexed") == sorted(VALUES)
             report = store.check()
@@ -425,7 +425,7 @@ def prepare_damaged(path: Path) -> Damaged:
     """Make a store and damage it."""
     with klamm.open(path) as store:
         for topic in ("orders", "indexed"):
-            store.create_topic(topic, 1, SMALL)
+            store.topics.create(topic, 1, SMALL)
             for value in VALUES:
                 store.append(topic, value)
     (log,) = path.glob("topics/orders-*/0")
@@ -518,7 +518,7 @@ def plan_of(number: int) -> str:
 
 def prepare_micro_batches(path: str) -> None:
     with klamm.open(path) as store:
-        store.create_topic("out", 1)
+        store.topics.create("out", 1)
 
 
 def run_micro_batches(root: str) -> None:

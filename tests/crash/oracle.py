@@ -152,10 +152,10 @@ def check(root: Path, promises: Promises, dice: random.Random) -> None:
 
 
 def _check_topics(store: klamm.Store, promises: Promises) -> set[str]:
-    topics = store.topics()
+    topics = list(store.topics)
     for name, promise in promises.topics.items():
         if name in topics:
-            topic = store.topic(name)
+            topic = store.topics.describe(name)
             assert len(topic.partitions) == promise.partitions
             assert topic.settings in promise.settings, f"{name}: other settings"
         else:

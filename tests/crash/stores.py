@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import klamm
 from klamm.disk.threads import DaemonThread
@@ -12,11 +13,11 @@ from klamm.store import directory
 
 def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
     """Every record, in the order of the log; a test's topics have one partition."""
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         return [record.value for batch in consumer.batches() for record in batch]
 
 
-def open_on_another_boot(path: Path | str, **options: bool) -> str:
+def open_on_another_boot(path: Path | str, **options: Any) -> str:
     """In a process of its own: what happens when the machine seems to have booted since."""
     directory.boot_id = lambda: b"another boot, 16"
     try:

@@ -15,7 +15,7 @@ from tests.crash.recording import Notes, Recording
 
 
 def values(store: klamm.Store) -> list[bytes]:
-    with store.consumer("orders", start="earliest", wait_ms=0, form="values") as consumer:
+    with store.consumer("orders", start="earliest", wait=0, form="values") as consumer:
         return list(consumer)
 
 

@@ -467,6 +467,11 @@ def a_record_is_made_of_one_that_is_not_there(tale: Tale) -> None:
     unsee(tale, "t.1", "last")
 
 
+@plants("not as the reference")
+def a_pipe_makes_something_else(tale: Tale) -> None:
+    tale.tell("nemesis", "differs", what="the state of partition 0 is {}")
+
+
 @pytest.mark.parametrize(("kind", "bend"), PLANTED, ids=[bend.__name__ for _, bend in PLANTED])
 def test_what_is_planted_is_found(kind: str, bend: Bend) -> None:
     tale = sound()

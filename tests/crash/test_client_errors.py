@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 import klamm
 from klamm.kafka.wire.messages import JOIN_GROUP, PRODUCE
 from klamm.store.groups import OffsetRow
-from tests.crash import jepsen_workload, wire_life, wire_workload
+from tests.crash import jepsen_workload, run_roles, wire_life, wire_workload
 from tests.crash.client_errors import RULES, TABLE, Action, Unexpected, keys, rule_for
 from tests.crash.history import Event, History, read
 from tests.crash.jepsen_workload import IN
@@ -38,7 +38,7 @@ def test_each_case_has_one_rule() -> None:
 def test_rules_are_of_roles_and_errors_that_exist() -> None:
     for rule in RULES:
         for role in set(rule.roles) - ELSEWHERE:
-            assert hasattr(wire_workload, role) or hasattr(jepsen_workload, role), role
+            assert any(hasattr(module, role) for module in (wire_workload, jepsen_workload, run_roles)), role
         for error in rule.errors:
             known = (
                 getattr(klamm, error.removeprefix("klamm."), None) if "." in error else getattr(KafkaError, error, None)
@@ -83,7 +83,7 @@ def test_an_embedded_producer_without_a_name_may_not_be_fenced() -> None:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic(IN, 1)
+        store.topics.create(IN, 1)
     with restartable(tmp_path / "store") as made:
         yield made
 
@@ -100,7 +100,7 @@ def met(directory: Path) -> list[tuple[str, str]]:
 
 
 def values(server: Serving) -> list[str]:
-    with klamm.open(server.store) as store, store.consumer(IN, start="earliest", wait_ms=0) as reader:
+    with klamm.open(server.store) as store, store.consumer(IN, start="earliest", wait=0) as reader:
         return [record.value.decode() for record in reader]
 
 
@@ -234,7 +234,7 @@ def test_a_worker_commits_again_what_it_was_refused_and_keeps(
 
 def end_of(server: Serving) -> int:
     with klamm.open(server.store) as store:
-        return store.topic(IN).partitions[0].end
+        return store.topics.describe(IN).partitions[0].end
 
 
 # ---- what might hide a fault is written down, counted and bounded

@@ -45,7 +45,7 @@ def write_for_ever(path: Path, acked: mmap.mmap) -> None:
                     log.sync(log.ends().end)
                     struct.pack_into("q", acked, 8 * number, base + 1)
             if round_number % 40 == 0 and round_number < 4000:
-                store.create_topic(f"other{round_number}", 3, SETTINGS)
+                store.topics.create(f"other{round_number}", 3, SETTINGS)
 
 
 def look_at(copy: Path, acked: list[int]) -> None:
@@ -67,7 +67,7 @@ def copy_many(scratch: Path, times: int) -> tuple[int, int]:
     """Copy so many times, and more until a copy opens. Return how many opened, and how many said that they are torn."""
     path = scratch / "store"
     with klamm.open(path) as store:
-        store.create_topic("orders", len(LOGS), SETTINGS)
+        store.topics.create("orders", len(LOGS), SETTINGS)
     acked = mmap.mmap(-1, 8 * len(LOGS))
     opened = torn = 0
     with children() as start:

@@ -63,15 +63,15 @@ def produce(store: klamm.Store, board: Board) -> None:
 
 
 def consume(store: klamm.Store, board: Board) -> None:
-    with store.consumer("orders", group="billing", wait_ms=0) as consumer:
-        while batch := consumer.poll(max_records=1, timeout_ms=0):
+    with store.consumer("orders", group="billing", wait=0) as consumer:
+        while batch := consumer.poll(max_records=1, timeout=0):
             consumer.commit(batch)
     append_one(store, board)
 
 
 def transact(store: klamm.Store, board: Board) -> None:
-    with store.consumer("orders", group="shipping", wait_ms=0) as consumer, store.transaction() as tx:
-        batch = consumer.poll(max_records=1, timeout_ms=0)
+    with store.consumer("orders", group="shipping", wait=0) as consumer, consumer.transaction() as tx:
+        batch = consumer.poll(max_records=1, timeout=0)
         tx.send("orders", b"y", key=b"k")
         tx.commit_offsets(batch)
     board.appended()
@@ -132,20 +132,20 @@ def run(loop: Loop, directory: Path, times: int) -> None:
     dice, board = random.Random(seed_of()), Board()
     path = str(directory / "store")
     with klamm.open(path) as store:
-        store.create_topic("orders", settings={"segment.bytes": 1 << 16})
+        store.topics.create("orders", settings={"segment.bytes": 1 << 16})
         store.append_many("orders", [b"first"] * 100)
     with children() as start:
         child = start(lambda: survive(path, loop, board))
         until(lambda: board.counts[0], "it has begun")
         press(child, board, times, dice)
-        with klamm.open(path, busy_timeout_ms=10_000) as store:  # beside it: nothing that it holds stays held
+        with klamm.open(path, busy_timeout=10) as store:  # beside it: nothing that it holds stays held
             store.append("orders", b"from outside")
-            store.create_topic("more")
+            store.topics.create("more")
         until(lambda: board.counts[1] > 0, "it appends")
         child.kill()
         records = board.counts[1]
     with klamm.open(path) as store:
-        info = store.topic("orders")
+        info = store.topics.describe("orders")
         assert sum(partition.end - partition.start for partition in info.partitions) >= 101 + records
         assert store.check().ok
 

@@ -241,7 +241,7 @@ class OneStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         with klamm.open(root / "whole") as store:
-            store.create_topic("orders", 1, SETTINGS)
+            store.topics.create("orders", 1, SETTINGS)
             without_maintenance(store._acquired())
             self.written = fill(log_of(store, "orders/0"), producer=False)
             self.files = {

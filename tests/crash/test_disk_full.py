@@ -47,7 +47,7 @@ def append_until_full(store: klamm.Store, name: str) -> list[str]:
 
 def test_appending_to_a_full_disk_is_refused_and_goes_on_when_there_is_room(disk: Disk) -> None:
     with klamm.open(disk.path / "store") as store:
-        store.create_topic("orders", 2, SETTINGS)
+        store.topics.create("orders", 2, SETTINGS)
         append(store, "orders/1", "first")
         disk.fill(leave=20 * BLOCK)
         values = append_until_full(store, "orders/0")
@@ -69,15 +69,15 @@ def test_appending_to_a_full_disk_is_refused_and_goes_on_when_there_is_room(disk
 
 def test_a_full_disk_refuses_topics_and_leaves_the_others_alone(disk: Disk) -> None:
     with klamm.open(disk.path / "store") as store:
-        store.create_topic("orders", 1, SETTINGS)
+        store.topics.create("orders", 1, SETTINGS)
         append(store, "orders/0", "first")
         disk.fill()
         with pytest.raises(DiskFull):
-            store.create_topic("more", 100)
-        assert store.topics() == ["orders"]
+            store.topics.create("more", 100)
+        assert list(store.topics) == ["orders"]
         assert read_all(log_of(store, "orders/0")) == (0, ["first"])
         disk.release()
-        store.create_topic("more", 100)
+        store.topics.create("more", 100)
         assert append(store, "more/99", "first") == 1
         assert append(store, "orders/0", "second") == 2
         assert not store.check().breaches
@@ -85,7 +85,7 @@ def test_a_full_disk_refuses_topics_and_leaves_the_others_alone(disk: Disk) -> N
 
 def test_a_store_on_a_full_disk_can_only_be_read(disk: Disk) -> None:
     with klamm.open(disk.path / "store") as store:
-        store.create_topic("orders", 1, SETTINGS)
+        store.topics.create("orders", 1, SETTINGS)
         append(store, "orders/0", "first")
     disk.fill()
     with klamm.open(disk.path / "store", read_only=True) as store:
@@ -100,7 +100,7 @@ def test_a_store_cannot_be_made_on_a_full_disk_and_can_be_later(disk: Disk) -> N
         klamm.open(disk.path / "store")
     disk.release()
     with klamm.open(disk.path / "store") as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         assert append(store, "orders/0", "first") == 1
 
 
@@ -111,10 +111,10 @@ def live(path: Path, told: Callable[..., None]) -> None:
     """Open, create, append, produce, roll, leave a recovery point; tell what was acked."""
     with klamm.open(path) as store:
         told("opened")
-        if "orders" not in store.topics():
-            store.create_topic("orders", 2, SETTINGS)
+        if "orders" not in store.topics:
+            store.topics.create("orders", 2, SETTINGS)
         told("topic", "orders")
-        store.create_topic("more", 5)
+        store.topics.create("more", 5)
         told("topic", "more")
         for number in range(12):
             for name in ("orders/0", "orders/1", "more/4"):
@@ -124,7 +124,7 @@ def live(path: Path, told: Callable[..., None]) -> None:
         log.append(sealed(["produced"], epoch=0, sequence=0))
         log.checkpoint()
         log.housekeeping.delete_before(3)
-        store.delete_topic("more")
+        store.topics.delete("more")
         told("gone", "more")
 
 
@@ -153,13 +153,13 @@ def attempt(disk: Disk, path: Path, notes: Path, *, other_boot: bool) -> bool:
     heard = [json.loads(line) for line in notes.read_text().splitlines()]
     topics = {note[1] for note in heard if note[0] == "topic"} - {note[1] for note in heard if note[0] == "gone"}
     with klamm.open(path) as store:
-        assert topics <= set(store.topics()), "a topic is gone"
-        acked = [note[1:] for note in heard if note[0] == "acked" and note[1].split("/")[0] in store.topics()]
+        assert topics <= set(store.topics), "a topic is gone"
+        acked = [note[1:] for note in heard if note[0] == "acked" and note[1].split("/")[0] in store.topics]
         for name, end, value in acked:
             log = log_of(store, name)
             if end > log.ends().start:
                 assert read(log, end - 1)[0] == value, f"{name}: offset {end - 1} was acked, and is another record"
-        if "orders" in store.topics():
+        if "orders" in store.topics:
             end = log_of(store, "orders/1").ends().end
             assert append(store, "orders/1", "there is room") == end + 1
         assert not store.check().breaches
@@ -173,7 +173,7 @@ def test_with_room_for_any_number_of_blocks_nothing_acked_is_lost(disk: Disk, tm
         path = disk.path / f"store{blocks}"
         if there != "new":
             with klamm.open(path) as store:
-                store.create_topic("orders", 2, SETTINGS)
+                store.topics.create("orders", 2, SETTINGS)
                 append(store, "orders/0", "first")
         disk.fill(leave=blocks * BLOCK)
         refused += attempt(disk, path, tmp_path / "notes", other_boot=there == "other boot")

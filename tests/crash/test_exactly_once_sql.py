@@ -34,7 +34,7 @@ STEPS = ("offsets", "consumer", "polled", "half saved", "saved", "noted", "commi
 def filled(path: Path) -> Path:
     """The path of a store whose topic has 60 records in 2 partitions."""
     with klamm.open(path) as store:
-        store.create_topic("users", partitions=2)
+        store.topics.create("users", partitions=2)
         for n in range(60):
             store.append("users", b"%d" % n, partition=n % 2, acks=1)
     return path
@@ -52,7 +52,7 @@ def consume(path: Path, database: Database, name: str, step: Step, *, batch_reco
     with klamm.open(path) as store, closing(database.connect()) as connection:
         offsets = klamm.SqlOffsets(connection, name)
         step("offsets")
-        with store.consumer("users", offsets=offsets, wait_ms=0) as users:
+        with store.consumer("users", offsets=offsets, wait=0) as users:
             step("consumer")
             for batch in users.batches(batch_records):
                 step("polled")

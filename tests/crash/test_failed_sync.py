@@ -57,7 +57,7 @@ def test_another_process_does_not_ack_what_a_failed_sync_has_lost(tmp_path: Path
 
         def begin() -> None:
             with klamm.open(path) as store:
-                store.create_topic("orders", 1)
+                store.topics.create("orders", 1)
                 log = log_of(store, "orders/0")
                 log.append(sealed([value(0)]))
                 log.sync(1)
@@ -124,7 +124,7 @@ def test_what_was_acked_before_a_failed_sync_survives_it_unhealed(tmp_path: Path
 
         def run() -> None:
             store = klamm.open(path)
-            store.create_topic("orders", 1)
+            store.topics.create("orders", 1)
             log = log_of(store, "orders/0")
             for number in range(acked):
                 log.append(sealed([value(number)]))
@@ -237,7 +237,7 @@ def test_whichever_sync_fails_it_is_told_and_healed(scratch: Path, how_long: str
     for step in range(1, 200):
         path = scratch / str(step)
         store = klamm.open(path)
-        store.create_topic("orders", 1, {"segment.bytes": "300"})
+        store.topics.create("orders", 1, {"segment.bytes": "300"})
         log = log_of(store, "orders/0")
         values: list[str] = []
         acked = 0

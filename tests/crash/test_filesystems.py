@@ -42,7 +42,7 @@ def take_all(path: Path) -> None:
 def append_while_full(disk: Disk) -> tuple[int, int]:
     """Append to many partitions after the disk became full, pages written back again and again: taken, and refused."""
     with klamm.open(disk.path / "store") as store:
-        store.create_topic("t", PARTITIONS)
+        store.topics.create("t", PARTITIONS)
         for number in range(PARTITIONS):
             store.append("t", b"first", partition=number)
         with store.transaction() as transaction:
@@ -68,7 +68,7 @@ def test_a_full_disk_refuses_appends_and_kills_nobody(disk: Disk) -> None:
         taken, _ = start(lambda: append_while_full(disk)).answer()
     with klamm.open(disk.path / "store") as store:
         assert store.check().ok
-        with store.consumer("t", wait_ms=0) as consumer:
+        with store.consumer("t", wait=0) as consumer:
             assert sum(1 for _ in consumer) == PARTITIONS + 1 + taken
         store.append("t", b"there is room", partition=0)
 
@@ -80,7 +80,7 @@ def test_on_btrfs_a_store_needs_a_directory_whose_files_are_not_copied(tmp_path:
         (disk.path / "empty").mkdir()
         for path in (store, disk.path / "empty"):
             with klamm.open(path) as opened:
-                opened.create_topic("t")
+                opened.topics.create("t")
                 opened.append("t", b"v")
                 opened.backup(disk.path / f"{path.name}-backup")
             assert copy_on_write.is_avoided(str(path))

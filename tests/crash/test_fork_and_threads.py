@@ -19,7 +19,7 @@ import pytest
 
 import klamm
 from klamm.disk import _os
-from klamm.errors import Forked, KlammError, StoreError
+from klamm.errors import Closed, KlammError
 from klamm.log import head
 from klamm.store import directory
 from tests.crash.cases import seed_of
@@ -77,8 +77,8 @@ def test_threads_share_a_producer_and_read_meanwhile(store: klamm.Store) -> None
     def read() -> None:
         with store.consumer("orders", start="earliest") as consumer:
             while len(seen) < 2000:
-                seen.extend(record.value for record in consumer.poll(timeout_ms=100))
-                assert not done.is_set() or len(seen) >= 2000 or consumer.poll(timeout_ms=5000) is not None
+                seen.extend(record.value for record in consumer.poll(timeout=0.1))
+                assert not done.is_set() or len(seen) >= 2000 or consumer.poll(timeout=5) is not None
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -96,7 +96,7 @@ def test_threads_open_create_append_and_close_without_order(path: Path) -> None:
     def work(number: int) -> None:
         for turn in range(6):
             with klamm.open(path) as store:
-                store.create_topic(f"topic-{turn}", exist_ok=True)
+                store.topics.create(f"topic-{turn}", exist_ok=True)
                 store.append(f"topic-{turn}", b"%d" % number, acks=1)
 
     in_threads(5, work)
@@ -108,7 +108,7 @@ def test_threads_open_create_append_and_close_without_order(path: Path) -> None:
 def test_a_store_closed_while_threads_append_refuses_them_and_keeps_what_it_took(path: Path) -> None:
     for _ in range(5):
         store = klamm.open(path)
-        store.create_topic("orders", exist_ok=True)
+        store.topics.create("orders", exist_ok=True)
         before = len(values(store))
         taken: list[int] = []
         started = threading.Barrier(4)
@@ -118,7 +118,7 @@ def test_a_store_closed_while_threads_append_refuses_them_and_keeps_what_it_took
             try:
                 while True:
                     taken.append(store.append("orders", b"%d" % number, acks=1))  # type: ignore[arg-type]  # noqa: B023
-            except (Forked, StoreError):
+            except Closed:
                 pass
 
         def close(store: klamm.Store = store, started: threading.Barrier = started) -> None:
@@ -140,7 +140,7 @@ def test_a_child_forked_while_a_thread_appends_blocks_nobody_when_its_parent_is_
     """The parent dies in the middle of an append; its child lives on with a copy of every descriptor."""
     forked = Flag(tmp_path / "forked")
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
 
     def parent() -> None:
         store = klamm.open(path)
@@ -150,7 +150,7 @@ def test_a_child_forked_while_a_thread_appends_blocks_nobody_when_its_parent_is_
                 store.append("orders", b"parent", acks=1)
 
         threading.Thread(target=append, daemon=True).start()
-        until(lambda: store.topic("orders").partitions[0].end > 100, "it appends")
+        until(lambda: store.topics.describe("orders").partitions[0].end > 100, "it appends")
         pid = os.fork()
         if not pid:
             (tmp_path / "pid").write_text(str(os.getpid()))
@@ -181,7 +181,7 @@ def test_a_child_forked_while_a_thread_appends_blocks_nobody_when_its_parent_is_
 def test_a_copy_of_a_descriptor_does_not_keep_a_lock_of_the_dead(path: Path, tmp_path: Path, step: str) -> None:
     """Deterministic: the parent is killed exactly while it holds the byte, with a child forked before."""
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"first", acks="all")
 
     def parent() -> None:
@@ -220,15 +220,18 @@ def test_forks_at_any_moment_while_threads_use_the_store_leave_children_that_can
         turn = 0
         while not stop.is_set():
             turn += 1
-            store.create_topic(f"other-{turn}")
-            store.topic("orders")
-            store.delete_topic(f"other-{turn}")
+            store.topics.create(f"other-{turn}")
+            store.topics.describe("orders")
+            store.topics.delete(f"other-{turn}")
 
     def look() -> None:
         while not stop.is_set():
-            store.topic("orders")
-            with store.consumer("orders", last=3, wait_ms=0) as consumer, klamm.open(store.path, read_only=True):
-                consumer.poll(timeout_ms=0)
+            store.topics.describe("orders")
+            with (
+                store.consumer("orders", start="last 3", wait=0) as consumer,
+                klamm.open(store.path, read_only=True),
+            ):
+                consumer.poll(timeout=0)
 
     errors: list[BaseException] = []
 
@@ -250,7 +253,7 @@ def test_forks_at_any_moment_while_threads_use_the_store_leave_children_that_can
     def child(number: int) -> None:
         for n in range(3):
             store.append("orders", b"%d %d" % (100 + number, n), acks="all" if n else 1)
-        with store.consumer("orders", start="earliest", wait_ms=0) as consumer:
+        with store.consumer("orders", start="earliest", wait=0) as consumer:
             assert consumer.poll(max_records=1)[0].value == b"9 0"
         store.close()
 
@@ -287,7 +290,7 @@ def test_the_parents_handles_refuse_in_the_child_and_go_on_in_the_parent(store: 
             lambda: partition.append_one(None, b"x"),
             lambda: partition.sync(10),
             lambda: producer.send("orders", b"x"),
-            lambda: consumer.poll(timeout_ms=0),
+            lambda: consumer.poll(timeout=0),
         ):
             try:
                 use()
@@ -356,7 +359,7 @@ def test_a_pool_of_forked_workers_appends_in_turn(store: klamm.Store) -> None:
 
 
 def test_a_stopped_process_holds_up_nobody_but_those_who_want_its_lock(store: klamm.Store, path: Path) -> None:
-    store.create_topic("other")
+    store.topics.create("other")
     store.append("orders", b"0")
 
     def hold() -> None:
@@ -386,7 +389,7 @@ def test_killed_processes_leave_a_store_that_opens_at_once_and_is_all_right(path
     print(f"KLAMM_SEED={SEED}")
     dice = random.Random(SEED)
     with klamm.open(path) as store:
-        store.create_topic("orders", settings={"segment.bytes": 2000})
+        store.topics.create("orders", settings={"segment.bytes": 2000})
 
     def work(seed: int) -> None:
         mine = random.Random(seed)
@@ -421,16 +424,15 @@ import os, sys, klamm
 from klamm.disk import fork
 
 class Other:  # a thread, say, that lets go of the store while this one forks
-    fork_order = 2
-    def before_fork(self): pass
-    def after_fork(self): self.store = None
     def in_child(self): pass
+    def before(self): pass
+    def after(self): self.store = None
 
 for number in range(20):
     other = Other()
-    fork.register(other)
+    fork.register(other, Other.in_child, Other.before, Other.after, order=2)
     other.store = klamm.open(f"{sys.argv[1]}/{number}")
-    other.store.create_topic("t")
+    other.store.topics.create("t")
     other.store.append("t", b"x", acks=1)
     child = os.fork()
     if not child:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.commits import Commits
-from klamm.client.consumer import session_of, session_that_read
-from klamm.client.membership import Member
+from klamm.client.consume.consumer import session_of, session_that_read
+from klamm.client.groups.commits import Commits
+from klamm.client.groups.membership import Member
 from klamm.client.transaction import Transaction
 from klamm.disk.locks import OWNED, LockFile
 from klamm.log.partition import Partition

@@ -46,7 +46,7 @@ class Scene:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self.store = klamm.open(self.path)
-        self.store.create_topic("orders", partitions=2, exist_ok=True, settings={"segment.bytes": 4096})
+        self.store.topics.create("orders", partitions=2, exist_ok=True, settings={"segment.bytes": 4096})
         self.topics = 0
         self.acknowledged = 0  # records in the topic "orders", at least
 
@@ -64,8 +64,8 @@ class Scene:
         self.acknowledged += 1
 
     def consume(self) -> None:
-        with self.store.consumer("orders", group="g", wait_ms=0) as consumer:
-            batch = consumer.poll(max_records=1, timeout_ms=0)
+        with self.store.consumer("orders", group="g", wait=0) as consumer:
+            batch = consumer.poll(max_records=1, timeout=0)
             if batch:
                 consumer.commit(batch)
 
@@ -77,12 +77,12 @@ class Scene:
     def move(self) -> None:
         """Records and the progress of two groups in one transaction."""
         with (
-            self.store.consumer("orders", group="g", wait_ms=0) as first,
-            self.store.consumer("orders", group="h", member="m", wait_ms=0) as second,
-            self.store.transaction() as tx,
+            self.store.consumer("orders", group="g", wait=0) as first,
+            self.store.consumer("orders", group="h", member="m", wait=0) as second,
+            self.store.transaction(consumers=(first, second)) as tx,
         ):
             for consumer in (first, second):
-                batch = consumer.poll(max_records=1, timeout_ms=0)
+                batch = consumer.poll(max_records=1, timeout=0)
                 if batch:
                     tx.send("orders", b"x", key=b"k")
                     tx.commit_offsets(batch)
@@ -93,12 +93,12 @@ class Scene:
 
     def keep(self) -> None:
         """A store that a thread looks after."""
-        with klamm.open(self.path, maintain_every_s=60) as store:
+        with klamm.open(self.path, maintain_every=60) as store:
             store.append("orders", b"x")
 
     def create(self) -> None:
         self.topics += 1
-        self.store.create_topic(f"topic-{self.topics}")
+        self.store.topics.create(f"topic-{self.topics}")
 
     def maintain(self) -> None:
         self.store.maintain()
@@ -106,13 +106,13 @@ class Scene:
     def work(self) -> None:
         """Records handled by threads."""
         self.append()
-        with self.store.consumer("orders", group="w", wait_ms=0) as consumer:
+        with self.store.consumer("orders", group="w", wait=0) as consumer:
             consumer.run(lambda record: None, workers=2)
 
     def _has_acknowledged(self) -> bool:
         gc.collect()
         self.store.maintain()
-        with self.store.consumer("orders", wait_ms=0, form="values") as consumer:
+        with self.store.consumer("orders", wait=0, form="values") as consumer:
             return len(list(consumer)) >= self.acknowledged
 
     def logs(self) -> list[head.Log]:

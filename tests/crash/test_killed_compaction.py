@@ -59,7 +59,7 @@ def wanted(sent: list[Sent]) -> list[Sent]:
 def read_on(reader: Reader) -> list[Sent]:
     found = []
     while data := reader.read(100):
-        found += [Sent(r.offset, r.key, r.value, r.timestamp, r.headers) for r in decode(data)]
+        found += [Sent(r.offset, r.key, r.value, r.timestamp, tuple(r.headers)) for r in decode(data)]
     return found
 
 
@@ -109,7 +109,7 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_finishes
 
 
 def _records(data: memoryview) -> list[Sent]:
-    return [Sent(r.offset, r.key, r.value, r.timestamp, r.headers) for r in decode(data)]
+    return [Sent(r.offset, r.key, r.value, r.timestamp, tuple(r.headers)) for r in decode(data)]
 
 
 def test_two_compactions_killed_one_after_the_other_bring_nothing_back(rig: Rig) -> None:
@@ -166,7 +166,7 @@ def test_a_power_cut_at_any_step_of_a_compaction_loses_nothing_and_brings_nothin
     """A store with everything synced is compacted, and cut at every step, with any part of what was not synced."""
     with memory_directory(tmp_path) as scratch:
         with klamm.open(scratch / "root" / "store") as store:
-            store.create_topic("users", settings={"cleanup.policy": "compact", "delete.retention.ms": 0})
+            store.topics.create("users", settings={"cleanup.policy": "compact", "delete.retention.ms": 0})
             fill(store._acquired().heads, store._acquired().topic("users").partition(0))
         recording = Recording(scratch / "root", SCRIPT)
         assert len(recording.moments) > 60
@@ -175,13 +175,13 @@ def test_a_power_cut_at_any_step_of_a_compaction_loses_nothing_and_brings_nothin
 
 def check_users(path: Path) -> None:
     with klamm.open(path) as store:
-        with store.consumer("users", wait_ms=0) as users:
+        with store.consumer("users", wait=0) as users:
             found = {record.key: record.value for record in users}
         left = {key: value for key, value in found.items() if value is not None}
         assert left == {b"a": b"3", b"b": b"2", b"unique": b"1", b"only": b"1"}
         assert store.check().breaches == []
-        store.compact("users", force=True)
-        with store.consumer("users", wait_ms=0) as users:
+        store["users"].compact(force=True)
+        with store.consumer("users", wait=0) as users:
             assert [record.key for record in users if record.value] == [b"unique", b"only", b"a", b"b"]
 
 
@@ -190,8 +190,8 @@ def test_an_index_of_an_older_file_never_comes_back_beside_a_compacted_one(tmp_p
 
     def append(root: Path, *keys: int) -> None:
         with klamm.open(root / "store") as store:
-            if "users" not in store.topics():
-                store.create_topic("users", settings={"cleanup.policy": "compact", "index.interval.bytes": 100})
+            if "users" not in store.topics:
+                store.topics.create("users", settings={"cleanup.policy": "compact", "index.interval.bytes": 100})
             partition = store._acquired().topic("users").partition(0)
             for key in keys:
                 put(partition, (b"%d" % key, b"." * (key + 10)))

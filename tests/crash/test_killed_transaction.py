@@ -30,14 +30,14 @@ from tests.rig import dies, killed_at
 @pytest.fixture
 def store(path: Path) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
-        opened.create_topic("in")
-        opened.create_topic("out", 2)
+        opened.topics.create("in")
+        opened.topics.create("out", 2)
         opened.append_many("in", [b"%d" % n for n in range(500)])
         yield opened
 
 
 def values(store: klamm.Store, partition: int, topic: str = "out") -> list[int]:
-    with store.consumer(topic, partitions=[partition], wait_ms=0, form="values") as consumer:
+    with store.consumer(topic, partitions=[partition], wait=0, form="values") as consumer:
         return [int(value) for value in consumer]
 
 
@@ -51,12 +51,12 @@ def progress(store: klamm.Store, topic: str = "in", partition: int = 0, group: s
 
 def move_one(store: klamm.Store, around: Callable[[Callable[[], object]], object], **options: Any) -> None:
     """One transaction, in what `around` makes of it."""
-    with store.consumer("in", group="g", wait_ms=0) as consumer:
-        batch = consumer.poll(1, timeout_ms=20_000)
+    with store.consumer("in", group="g", wait=0) as consumer:
+        batch = consumer.poll(1, timeout=20)
         assert len(batch) == 1
 
         def move() -> None:
-            with store.transaction(**options) as tx:
+            with consumer.transaction(**options) as tx:
                 tx.send("out", batch[0].value, partition=0)
                 tx.send("out", batch[0].value, partition=1)
                 tx.commit_offsets(batch)
@@ -68,7 +68,7 @@ def is_whole(store: klamm.Store) -> int:
     """All or nothing holds; how many transactions there were."""
     done = progress(store)
     assert values(store, 0) == values(store, 1) == list(range(done))
-    assert store.transactions() == []
+    assert list(store.transactions) == []
     return done
 
 
@@ -186,7 +186,7 @@ def test_the_resolver_killed_at_any_step_leaves_it_to_the_next(store: klamm.Stor
             status = second.ended()
         lived += os.WIFEXITED(status)
         if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0 and store.transactions() == []
+            assert os.WEXITSTATUS(status) == 0 and list(store.transactions) == []
         store._acquired().transactions.resolve()
         assert is_whole(store) == before + decided
         assert step < STEPS
@@ -218,7 +218,7 @@ def test_stopped_at_any_step_and_timed_out_it_is_whole_and_its_process_knows_how
                     finally:
                         _os.trap(0)
 
-                move_one(mine, act, timeout_ms=1, batch_bytes=1)
+                move_one(mine, act, timeout=0.001, batch_bytes=1)
                 return told
 
         with children() as start:
@@ -252,8 +252,8 @@ def test_a_stopped_process_holds_nobody_up_longer_than_its_time_out(store: klamm
     def work() -> list[str]:
         with klamm.open(path) as mine:
             told = []
-            first = mine.transaction(timeout_ms=300, batch_bytes=1)
-            second = mine.transaction(timeout_ms=300, batch_bytes=1)
+            first = mine.transaction(timeout=0.3, batch_bytes=1)
+            second = mine.transaction(timeout=0.3, batch_bytes=1)
             for tx in (first, second):
                 tx.send("out", b"0", partition=0)
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -271,10 +271,10 @@ def test_a_stopped_process_holds_nobody_up_longer_than_its_time_out(store: klamm
         stopped = start(work)
         assert stopped.stopped()
         store.append("out", b"2", partition=0)
-        assert list(reader.poll(timeout_ms=20_000)) == [b"2"]
+        assert list(reader.poll(timeout=20)) == [b"2"]
         stopped.go_on()
         assert stopped.answer() == ["Aborted"] * 3
-        assert list(reader.poll(timeout_ms=20_000)) == [b"3"]
+        assert list(reader.poll(timeout=20)) == [b"3"]
 
 
 # ---- at random
@@ -285,7 +285,7 @@ def pipeline(path: Path, seed: int) -> None:
     chance = random.Random(seed)
     with klamm.open(path) as store, store.consumer("source", group="p") as consumer:
         for batch in consumer.batches(chance.randrange(1, 8)):
-            with store.transaction(batch_bytes=chance.choice([1, 50, 10_000])) as tx:
+            with consumer.transaction(batch_bytes=chance.choice([1, 50, 10_000])) as tx:
                 for record in batch:
                     tx.send("result", b"f(%s)" % record.value, partition=record.partition)
                 tx.commit_offsets(batch)
@@ -302,8 +302,8 @@ def test_every_record_is_processed_exactly_once_though_processes_are_killed_at_r
     seed = seed_of()
     chance = random.Random(seed)
     with klamm.open(path) as store:
-        store.create_topic("source", 3)
-        store.create_topic("result", 3)
+        store.topics.create("source", 3)
+        store.topics.create("result", 3)
         sent = 0
         kills = 0
         with children() as start:
@@ -330,12 +330,12 @@ def test_every_record_is_processed_exactly_once_though_processes_are_killed_at_r
         for partition in range(3):
             want = [b"f(%s)" % value for value in raw(store, "source", partition)]
             assert raw(store, "result", partition) == want == reader.seen[partition]
-        assert kills > 10 and store.transactions() == []
+        assert kills > 10 and list(store.transactions) == []
         assert store.check().ok
 
 
 def raw(store: klamm.Store, topic: str, partition: int) -> list[bytes]:
-    with store.consumer(topic, partitions=[partition], wait_ms=0, form="values") as consumer:
+    with store.consumer(topic, partitions=[partition], wait=0, form="values") as consumer:
         return list(consumer)
 
 
@@ -364,7 +364,7 @@ class Reader:
 
 def test_a_named_process_that_is_restarted_ends_what_it_left_before_it_reads(path: Path, tmp_path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("out")
+        store.topics.create("out")
         sent = Flag(tmp_path / "sent")
 
         def work() -> None:

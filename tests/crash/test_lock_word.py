@@ -311,7 +311,7 @@ def test_every_open_of_a_store_is_a_life_of_its_own(tmp_path: Path) -> None:
             numbers.append(life.number)
 
             def child(store: klamm.Store = store) -> int:
-                store.create_topic("orders", exist_ok=True)
+                store.topics.create("orders", exist_ok=True)
                 store.append("orders", b"x", acks=1)
                 life = store._acquired().life
                 assert life is not None
@@ -349,7 +349,7 @@ def test_no_life_begins_in_a_mapping_that_cannot_be_written(rig: Rig) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"first", acks="all")
     return tmp_path / "store"
 
@@ -358,7 +358,7 @@ def test_a_word_with_a_number_that_nobody_has_stored_holds_up_nobody(path: Path)
     """A flipped bit, or `heads` put back from a backup: of no life, or the very number that this process gets."""
     for number in (1 << 20, peek(path, 0, LIVES_AT) + 2):
         poke(path, SLOT, OWNER_AT, number)
-        with klamm.open(path, busy_timeout_ms=2000) as store:
+        with klamm.open(path, busy_timeout=2) as store:
             store.append("orders", b"x", acks=1)
             assert not store._acquired().heads.owners()
 
@@ -380,7 +380,7 @@ def test_after_a_boot_no_lock_is_held_whatever_the_words_say(
             assert life is not None
             return life.number
 
-    with klamm.open(path, busy_timeout_ms=2000) as store, children() as start:
+    with klamm.open(path, busy_timeout=2) as store, children() as start:
         assert not store._acquired().heads.owners()
         other = start(live)
         ready.wait()

@@ -81,8 +81,8 @@ def fill(store: klamm.Store, part: int) -> None:
         if number < 3:
             partition.append_marker(producer, 1, commit=number == 1)  # the last one stays open
     partition.sync(partition.ends().end)
-    with store.consumer("plain", group="readers", wait_ms=0, on_out_of_range="earliest") as consumer:
-        consumer.commit(consumer.poll(max_records=5, timeout_ms=0))
+    with store.consumer("plain", group="readers", wait=0, auto_offset_reset="earliest") as consumer:
+        consumer.commit(consumer.poll(max_records=5, timeout=0))
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +91,17 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
         path = root / "store"
         with klamm.open(path) as store:
             for name, settings in (("plain", SMALL), ("keyed", COMPACTED), ("written", SMALL)):
-                store.create_topic(name, 1, settings)
+                store.topics.create(name, 1, settings)
             fill(store, 0)
-            store.compact("keyed", force=True)
-            store.delete_records("plain", {0: 7})
+            store["keyed"].compact(force=True)
+            store["plain"].delete_records({0: 7})
         shutil.copytree(path, root / "older")
         with klamm.open(path) as store:
-            store.create_topic("late", 1)
+            store.topics.create("late", 1)
             store.append("late", b"late")
             fill(store, 1)
-            store.compact("keyed", force=True)
-            store.delete_records("plain", {0: 11})
+            store["keyed"].compact(force=True)
+            store["plain"].delete_records({0: 11})
             for name in ("plain", "written"):
                 store.append(name, b"the last one")
             truth = truth_of(store)
@@ -122,7 +122,7 @@ def truth_of(store: klamm.Store) -> Truth:
     for name in sorted(topic.name for topic in core.catalog.topics()):
         partition = core.topic(name).partition(0)
         start, end, stable, _, _ = partition.ends()
-        with store.consumer(name, wait_ms=0) as consumer:
+        with store.consumer(name, wait=0) as consumer:
             records = [(record.offset, record.key, record.value) for record in consumer]
         found[name] = Log(start, end, stable, records)
     return found

@@ -19,8 +19,8 @@ WRITER = """
 import sys
 import klamm
 store = klamm.open(sys.argv[1])
-if "orders" not in store.topics():
-    store.create_topic("orders", settings={"segment.bytes": 4096})
+if "orders" not in store.topics:
+    store.topics.create("orders", settings={"segment.bytes": 4096})
 acks = sys.argv[2] if sys.argv[2] == "all" else int(sys.argv[2])
 with store.producer(acks=acks) as producer:
     for n in range(1 << 30):
@@ -49,7 +49,7 @@ def test_whatever_a_killed_writer_was_told_is_there(tmp_path: Path, acks: str) -
         with writing(path, acks) as told:
             last = [told.readline() for _ in range(lines)][-1]
         with klamm.open(path) as store:
-            with store.consumer("orders", start="earliest", wait_ms=0) as orders:
+            with store.consumer("orders", start="earliest", wait=0) as orders:
                 offsets = [record.offset for record in orders]
             assert offsets == list(range(len(offsets))) and len(offsets) > max(map(int, last.split()))
             assert store.check().breaches == []
@@ -58,21 +58,21 @@ def test_whatever_a_killed_writer_was_told_is_there(tmp_path: Path, acks: str) -
 def test_a_segment_that_is_read_is_compacted_or_stays_as_it_was(tmp_path: Path) -> None:
     """Which of them, on Windows its version decides: Wine 8 does not replace a file in use."""
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("users", settings={"cleanup.policy": "compact"})
+        store.topics.create("users", settings={"cleanup.policy": "compact"})
         for n in range(30):
             store.append("users", b"%d" % n, key=b"%d" % (n % 3), acks=1)
-        with store.consumer("users", start="earliest", wait_ms=0) as users:
+        with store.consumer("users", start="earliest", wait=0) as users:
             assert users.poll(max_records=1)
             try:
-                store.compact("users", force=True)
+                store["users"].compact(force=True)
             except StoreBusy:
                 assert sys.platform == "win32"
                 store.maintain()
-                with store.consumer("users", start="earliest", wait_ms=0) as others:
+                with store.consumer("users", start="earliest", wait=0) as others:
                     assert [record.offset for record in others] == list(range(30))
             assert {27, 28, 29} <= {record.offset for record in users}
-        store.compact("users", force=True)
-        with store.consumer("users", start="earliest", wait_ms=0) as users:
+        store["users"].compact(force=True)
+        with store.consumer("users", start="earliest", wait=0) as users:
             assert [record.offset for record in users] == [27, 28, 29]
         assert store.check().breaches == []
 
@@ -86,5 +86,5 @@ if not _os.HAS_BYTE_LOCKS:
             with pytest.raises(StoreBusy, match="another process"):
                 klamm.open(path)
             with klamm.open(path, read_only=True) as store:
-                assert store.topics() == ["orders"]
+                assert list(store.topics) == ["orders"]
         klamm.open(path).close()

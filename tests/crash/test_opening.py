@@ -14,7 +14,7 @@ import pytest
 
 import klamm
 from klamm.disk import _os
-from klamm.errors import Forked, KlammError, ReadOnly, StoreError, TopicExists, UnknownTopic
+from klamm.errors import Closed, KlammError, ReadOnly, StoreError, TopicExists, UnknownTopic
 from klamm.log.head import HeadResult
 from klamm.log.partition import Partition
 from klamm.store import directory
@@ -28,7 +28,7 @@ from tests.procs import Child, Flag, asleep, children
 
 def test_two_opens_of_one_directory_share_a_core_and_the_last_one_closes_it(path: Path, tmp_path: Path) -> None:
     first = klamm.open(path)
-    first.create_topic("orders")
+    first.topics.create("orders")
     (tmp_path / "link").symlink_to(path)
     second = klamm.open(str(tmp_path / "link"))
     assert first._core is second._core
@@ -52,8 +52,8 @@ def test_a_read_only_open_beside_a_writable_one_in_the_same_process_follows_it(s
             assert values(reader) == [b"%d" % n for n in range(number + 1)]
         for use in (
             lambda: reader.append("orders", b"x"),
-            lambda: reader.create_topic("more"),
-            lambda: reader.delete_topic("orders"),
+            lambda: reader.topics.create("more"),
+            lambda: reader.topics.delete("orders"),
         ):
             with pytest.raises(ReadOnly):
                 use()
@@ -64,18 +64,18 @@ def test_a_thread_that_read_the_topics_earlier_puts_no_older_settings_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders", 2)
-        store.create_topic("gone")
+        store.topics.create("orders", 2)
+        store.topics.create("gone")
         core = store._acquired()
         read = core.catalog.topics
 
         def read_and_be_slow() -> list[Topic]:
             found = read()
             monkeypatch.undo()
-            store.alter_topic("orders", {"segment.bytes": 12345})
-            store.add_partitions("orders", 4)
-            store.delete_topic("gone")
-            store.create_topic("gone", 3)
+            store.topics.alter("orders", {"segment.bytes": 12345})
+            store.topics.add_partitions("orders", 4)
+            store.topics.delete("gone")
+            store.topics.create("gone", 3)
             core.all_topics()
             return found
 
@@ -87,7 +87,7 @@ def test_a_thread_that_read_the_topics_earlier_puts_no_older_settings_back(
 
 def test_open_close_open_loses_nothing_and_leaks_no_descriptor(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders", partitions=1)
+        store.topics.create("orders", partitions=1)
     before = descriptors()
     for number in range(20):
         with klamm.open(path) as store:
@@ -117,7 +117,7 @@ def test_an_open_that_fails_at_any_step_leaks_no_descriptor(path: Path) -> None:
 
 def test_a_store_that_is_dropped_without_being_closed_lets_go(path: Path) -> None:
     store = klamm.open(path)
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"0")
     del store
     with children() as start:
@@ -134,7 +134,7 @@ def test_sixteen_processes_that_make_the_same_store_make_one(path: Path, tmp_pat
         go.wait()
         with klamm.open(path) as store:
             try:
-                store.create_topic("orders", partitions=1)
+                store.topics.create("orders", partitions=1)
             except TopicExists:
                 created = 0
             else:
@@ -163,14 +163,14 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
             def create(path: str = path, step: int = step) -> None:
                 _os.trap(step, signal=signal.SIGKILL)
                 store = klamm.open(path)
-                store.create_topic("orders")
+                store.topics.create("orders")
                 store.append("orders", b"0")
                 _os.trap(0)
                 store.close()
 
             alive = not os.WIFSIGNALED(start(create).ended())
             with klamm.open(path) as store:
-                store.create_topic("orders", exist_ok=True)
+                store.topics.create("orders", exist_ok=True)
                 store.append("orders", b"1")
                 assert values(store)[-1] == b"1"
                 assert values(store)[:-1] in ([], [b"0"])
@@ -183,7 +183,7 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
 def test_a_deleted_topic_that_another_process_still_writes_to_is_unknown_and_costs_nothing_else(
     store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("doomed")
+    store.topics.create("doomed")
     started, path = Flag(tmp_path / "started"), store.path
 
     def write() -> tuple[int, int, str]:
@@ -213,13 +213,13 @@ def test_a_deleted_topic_that_another_process_still_writes_to_is_unknown_and_cos
     with children() as start:
         writer, sender = start(write), start(send)
         started.wait()
-        store.delete_topic("doomed")
+        store.topics.delete("doomed")
         kept, doomed, error = writer.answer(30)
         assert doomed >= 50 and "doomed" in error
         status = sender.ended(30)
         assert os.WIFEXITED(status)
     assert values(store) == [b"%d" % n for n in range(kept)]
-    assert store.topics() == ["orders"]
+    assert list(store.topics) == ["orders"]
     assert [name for name in os.listdir(f"{path}/topics") if name.startswith("doomed")] == []
 
 
@@ -239,7 +239,7 @@ def test_a_reader_of_a_topic_that_is_deleted_is_told_or_ends_and_does_not_hang(s
     with children() as start:
         reader = start(read)
         asleep(reader)
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         assert reader.answer(20) in ("UnknownTopic", "ended")
 
 
@@ -254,8 +254,8 @@ def test_a_topic_made_anew_starts_empty_and_old_handles_do_not_write_to_it(store
 
             def renew() -> None:
                 with klamm.open(path) as other:
-                    other.delete_topic("orders")
-                    other.create_topic("orders")
+                    other.topics.delete("orders")
+                    other.topics.create("orders")
                     other.append("orders", b"new")
 
             start(renew).answer()
@@ -286,12 +286,12 @@ def fork_and_use(old: Partition, start: Callable[[Callable[[], object]], Child])
 def test_a_handle_of_a_deleted_topic_uses_no_descriptor_after_the_store_was_closed(path: Path) -> None:
     """Its number may be another file's by then, and that file's locks are not ours to take."""
     store = klamm.open(path)
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"0")
     old = store._acquired().topic("orders").partition(0)
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     store.close()
-    with pytest.raises((Forked, UnknownTopic)):
+    with pytest.raises((Closed, UnknownTopic)):
         old.append_one(None, b"x")
     with pytest.raises(HeadResult, match="ABANDONED"):
         old.log.lock()
@@ -314,12 +314,12 @@ def test_after_another_boot_a_store_is_refused_while_somebody_has_it_open_and_re
         assert start(lambda: open_on_another_boot(path)).answer() == repr(want)
     with klamm.open(path) as again:  # this boot is another one, seen from there
         assert values(again) == want
-        assert again.topic("orders").partitions[0].leader_epoch >= 2
+        assert again.topics.describe("orders").partitions[0].leader_epoch >= 2
 
 
 def test_a_torn_tail_after_another_boot_is_cut_off(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         for number in range(10):
             store.append("orders", b"%d" % number, acks=1)
         (log,) = Path(path, "topics").rglob("*.log")
@@ -342,7 +342,7 @@ def fingerprint(path: Path) -> dict[str, str]:
 
 def test_a_read_only_open_recovers_in_memory_and_leaves_every_file_as_it_was(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         for number in range(10):
             store.append("orders", b"%d" % number, acks=1)
         (log,) = Path(path, "topics").rglob("*.log")
@@ -362,7 +362,7 @@ def test_a_read_only_open_of_a_store_that_is_being_recovered_partition_by_partit
 ) -> None:
     with klamm.open(path) as store:
         for topic in ("orders", "users"):
-            store.create_topic(topic)
+            store.topics.create(topic)
             store.append(topic, b"0")
 
     def work() -> tuple[list[bytes], ...]:

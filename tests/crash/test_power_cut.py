@@ -170,9 +170,9 @@ def test_a_log_that_lost_all_its_files_starts_in_an_epoch_that_it_never_had(
 
     def until_the_outage() -> None:
         store = klamm.open(path)
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"lost", acks=1)
-        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+        with store.consumer("orders", group="g", wait=0) as consumer:
             assert [record.value for record in consumer] == [b"lost"]
             consumer.commit()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_log_that_lost_all_its_files_starts_in_an_epoch_that_it_never_had(
     monkeypatch.setattr(directory, "boot_id", lambda: b"after the outage")
     with klamm.open(path) as store:
         store.append("orders", b"another")
-        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+        with store.consumer("orders", group="g", wait=0) as consumer:
             assert [record.value for record in consumer] == [b"another"]  # at offset 0, which the group had read
 
 

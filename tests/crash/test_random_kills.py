@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 
 from klamm.disk import _os
-from klamm.log import head
 from klamm.log.partition import Partition
 from tests.crash.cases import seed_of
 from tests.procs import children
-from tests.rig import Rig, Seen, Sizes, batch, names, scan_files
+from tests.rig import Rig, Seen, Sizes, batch, names, scan_files, wait_any
 
 SEED = seed_of()
 SIZES = Sizes(segment_bytes=64 << 10, index_interval_bytes=4096)
@@ -51,7 +50,8 @@ def hammer(path: Path, kills: int, writers: int, readers: int, records: int) -> 
                     partition.checkpoint()
 
     def follow() -> None:
-        partition = rig.child().partition(SLOT, SIZES)
+        mine = rig.child()
+        partition = mine.partition(SLOT, SIZES)
         reader, offset = partition.reader(0), 0
         last: dict[int, int] = {}
         while True:
@@ -66,7 +66,7 @@ def hammer(path: Path, kills: int, writers: int, readers: int, records: int) -> 
             if not data:
                 if done:
                     break
-                head.wait_any([partition.log], [seq], 5_000, 0)
+                wait_any(mine.heads, [partition.log], [seq], 5_000)
         for writer, count in enumerate(acked):
             have = last.get(writer, -1) + 1
             assert have in (count, count + 1), f"writer {writer} was told {count}, {have} are there"

@@ -34,8 +34,8 @@ def reserve_of(disk: Disk) -> int:
 def fill(disk: Disk) -> list[bytes]:
     """Fill a store and its disk to the last block; what is in its first topic."""
     with suppress(DiskFull), klamm.open(disk.path / "store") as store:  # closing it cannot leave a recovery point
-        store.create_topic("orders", settings=SETTINGS)
-        store.create_topic("others", settings=SETTINGS)
+        store.topics.create("orders", settings=SETTINGS)
+        store.topics.create("others", settings=SETTINGS)
         store.append("orders", b"first")
         with store.transaction() as transaction:
             transaction.send("orders", b"second")
@@ -58,14 +58,14 @@ def purge(path: Path, how: str) -> tuple[int, int]:
     with klamm.open(path) as store:
         before = len(values(store))
         if how == "delete_records":
-            store.delete_records("orders", {0: before - 1})
+            store["orders"].delete_records({0: before - 1})
         elif how == "retention":
-            store.alter_topic("orders", {"retention.bytes": 30_000})
+            store.topics.alter("orders", {"retention.bytes": 30_000})
             store.maintain()
         else:
-            store.delete_topic("orders")
+            store.topics.delete("orders")
             store.maintain()
-            store.create_topic("orders")
+            store.topics.create("orders")
         store.append_many("orders", [b"after"] * 10)
         found = values(store)
         assert found[-10:] == [b"after"] * 10
@@ -118,12 +118,12 @@ def test_the_reserve_is_lent_only_when_there_is_no_room_and_taken_back_when_ther
 
 def test_a_full_store_that_is_open_is_purged_by_its_reserve(disk: Disk) -> None:
     with klamm.open(disk.path / "store") as store:
-        store.create_topic("orders", settings=SETTINGS)
+        store.topics.create("orders", settings=SETTINGS)
         store.append_many("orders", [b"." * 3000] * 100)
         until(lambda: reserve_of(disk) == reserve.SIZE, "there is a reserve")
         disk.fill()
         with pytest.raises(DiskFull):
             store.append_many("orders", [b"." * 3000] * 10)
-        store.delete_records("orders", {0: 95})
+        store["orders"].delete_records({0: 95})
         store.append_many("orders", [b"after"] * 10)
         assert values(store)[-10:] == [b"after"] * 10

@@ -80,7 +80,7 @@ def check(root: Path, notes: Notes) -> None:
     """Check what is left of the store after a cut."""
     told = Told(notes)
     with klamm.open(root / "store") as store:
-        assert told.topics <= set(store.topics()) <= set(TOPICS)
+        assert told.topics <= set(store.topics) <= set(TOPICS)
         if told.topics < set(TOPICS):
             return
         for name, sent in told.sent.items():
@@ -137,7 +137,7 @@ def _check_mover(store: klamm.Store, told: Told) -> None:
     done = len(both[0])
     assert both == [[b"%d" % number for number in range(done)]] * 2, "a transaction is there in part"
     assert told.committed <= done <= max(told.committed, told.asked), "a committed transaction is gone, or one invented"
-    offsets = [row["offset"] for row in store.export_group(GROUP)["offsets"]] if GROUP in store.groups() else []
+    offsets = [row["offset"] for row in store.groups.export(GROUP)["offsets"]] if GROUP in store.groups else []
     assert offsets == [done] * bool(done), "the offset of the group is not that of its transaction"
 
 

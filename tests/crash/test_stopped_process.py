@@ -197,13 +197,13 @@ def stopping_sync(path: str, end: Flag | None = None) -> None:
 def path(tmp_path: Path) -> str:
     path = str(tmp_path / "store")
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"first")
     return path
 
 
 def values(path: str) -> list[bytes]:
-    with klamm.open(path) as store, store.consumer("orders", wait_ms=0, form="values") as orders:
+    with klamm.open(path) as store, store.consumer("orders", wait=0, form="values") as orders:
         return list(orders)
 
 
@@ -228,7 +228,7 @@ def test_several_processes_in_a_row_are_stopped_while_they_sync(path: str) -> No
             _os.trap(1, kinds=_os.SYNC, signal=signal.SIGSTOP)  # in its sync, or in the rewrite
             store.append("orders", b"%d" % number)
 
-    with children() as start, klamm.open(path, busy_timeout_ms=60_000) as store:
+    with children() as start, klamm.open(path, busy_timeout=60) as store:
         directory_lock(store).stopped_after_ms = 50
         first = start(lambda: stop(1))
         assert first.stopped()
@@ -302,7 +302,7 @@ def test_a_process_that_syncs_slowly_but_runs_is_not_replaced(path: str, tmp_pat
                 end.wait()
                 log.flushing = False
 
-    with children() as start, klamm.open(path, busy_timeout_ms=300) as store:
+    with children() as start, klamm.open(path, busy_timeout=0.3) as store:
         slow = start(sync_slowly)
         held.wait()
         directory_lock(store).stopped_after_ms = 0
@@ -323,7 +323,7 @@ def test_a_syncing_process_of_which_nobody_knows_anything_is_replaced_later(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("klamm.disk.holders.find_process", lambda pid: None)  # as in another container
-    with children() as start, klamm.open(path, busy_timeout_ms=300) as store:
+    with children() as start, klamm.open(path, busy_timeout=0.3) as store:
         lock = directory_lock(store)
         lock.stopped_after_ms = 0
         stopped = start(lambda: stopping_sync(path))
@@ -371,7 +371,7 @@ def open_again(path: str) -> None:
 
     def work() -> str:
         try:
-            klamm.open(path, busy_timeout_ms=200).close()
+            klamm.open(path, busy_timeout=0.2).close()
         except StoreBusy as error:
             return str(error)
         return ""
@@ -383,8 +383,8 @@ def open_again(path: str) -> None:
 
 
 def reset(store: klamm.Store) -> None:
-    with store.consumer("orders", group="g", wait_ms=0) as orders:
-        batch = orders.poll(timeout_ms=0)
+    with store.consumer("orders", group="g", wait=0) as orders:
+        batch = orders.poll(timeout=0)
         assert batch
         orders.commit(batch)
 
@@ -392,9 +392,9 @@ def reset(store: klamm.Store) -> None:
 CASES: dict[str, tuple[Callable[[str], None], Callable[[klamm.Store], object], str, str]] = {
     "appending": (stop_in_append, lambda store: store.append("orders", b"x", acks=1), "append lock", "append"),
     "appending, and a sync": (stop_in_append, lambda store: store.append("orders", b"x"), "append lock", "append"),
-    "committing": (stop_in_commit, lambda store: store.create_topic("more"), "write lock of klamm.db", "klamm.db"),
+    "committing": (stop_in_commit, lambda store: store.topics.create("more"), "write lock of klamm.db", "klamm.db"),
     "committing offsets": (stop_in_commit, reset, "write lock of klamm.db", "klamm.db"),
-    "cleaning": (stop_in_cleaning, lambda store: store.delete_records("orders", {0: 1}), "clean lock", "clean"),
+    "cleaning": (stop_in_cleaning, lambda store: store["orders"].delete_records({0: 1}), "clean lock", "clean"),
     "opening": (stop_in_open, lambda store: open_again(store.path), "lock for opening the store", "opening"),
 }
 
@@ -402,7 +402,7 @@ CASES: dict[str, tuple[Callable[[str], None], Callable[[klamm.Store], object], s
 @pytest.mark.parametrize("case", CASES)
 def test_a_wait_for_a_stopped_process_ends_in_an_error_that_names_it(path: str, case: str) -> None:
     stop, action, name, lock = CASES[case]
-    with children() as start, klamm.open(path, busy_timeout_ms=200) as store:
+    with children() as start, klamm.open(path, busy_timeout=0.2) as store:
         stopped = start(lambda: stop(path))
         assert stopped.stopped()
         with pytest.raises(StoreBusy) as caught:
@@ -442,9 +442,9 @@ def test_a_process_that_waits_is_shown_as_waiting(path: str) -> None:
 def test_the_first_in_the_queue_for_klamm_db_does_not_block_the_others_without_a_bound(path: str) -> None:
     def wait() -> None:
         with klamm.open(path) as store:
-            store.create_topic("queued")
+            store.topics.create("queued")
 
-    with children() as start, klamm.open(path, busy_timeout_ms=200) as store:
+    with children() as start, klamm.open(path, busy_timeout=0.2) as store:
         holder = start(lambda: stop_in_commit(path))
         assert holder.stopped()
         first = start(wait)
@@ -456,7 +456,7 @@ def test_the_first_in_the_queue_for_klamm_db_does_not_block_the_others_without_a
         assert first.stopped()
         holder.go_on()
         holder.answer()
-        store.create_topic("free")  # the lock itself is free, and the first try takes it
+        store.topics.create("free")  # the lock itself is free, and the first try takes it
         first.go_on()
         first.answer()
-        assert {"queued", "free"} <= set(store.topics())
+        assert {"queued", "free"} <= set(store.topics)

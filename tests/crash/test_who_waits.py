@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> str:
     path = str(tmp_path / "store")
     with klamm.open(path) as store:
         for name in ("orders", "others"):
-            store.create_topic(name, settings={"segment.bytes": 200})
+            store.topics.create(name, settings={"segment.bytes": 200})
             for number in range(8):
                 store.append(name, b"%d" % number * 50, key=b"k%d" % (number % 2))
     return path
@@ -53,14 +53,14 @@ class Stop(NamedTuple):
 
 
 def commit(store: klamm.Store) -> None:
-    with store.consumer("orders", group="stopped", wait_ms=0, on_out_of_range="earliest") as consumer:
-        batch = consumer.poll(max_records=1, timeout_ms=0)
+    with store.consumer("orders", group="stopped", wait=0, auto_offset_reset="earliest") as consumer:
+        batch = consumer.poll(max_records=1, timeout=0)
         _os.trap(2, kinds=_os.LOCK, signal=signal.SIGSTOP)  # it has the write lock of klamm.db, and releases it next
         consumer.commit(batch)
 
 
 def read(store: klamm.Store) -> list[bytes]:
-    with store.consumer("orders", wait_ms=0, form="values", on_out_of_range="earliest") as consumer:
+    with store.consumer("orders", wait=0, form="values", auto_offset_reset="earliest") as consumer:
         return list(consumer)
 
 
@@ -68,8 +68,8 @@ STOPS = {
     "syncs": Stop(lambda store: store.append("orders", b"x"), _os.SYNC),
     "appends": Stop(lambda store: store.append("orders", b"x", acks=1), _os.WRITE),
     "commits offsets": Stop(commit, 0),
-    "cleans": Stop(lambda store: store.delete_records("orders", {0: 5}), _os.UNLINK),
-    "compacts": Stop(lambda store: store.compact("orders", force=True), _os.RENAME),
+    "cleans": Stop(lambda store: store["orders"].delete_records({0: 5}), _os.UNLINK),
+    "compacts": Stop(lambda store: store["orders"].compact(force=True), _os.RENAME),
     "reads": Stop(read, _os.READ),
 }
 
@@ -82,7 +82,7 @@ def stopped(path: str, name: str) -> Iterator[Child]:
     def run() -> None:
         with klamm.open(path) as store:
             if name == "compacts":
-                store.alter_topic("orders", settings={"cleanup.policy": "compact"})
+                store.topics.alter("orders", settings={"cleanup.policy": "compact"})
             store._acquired().topic("orders").partition(0)
             if stop.kinds:
                 _os.trap(stop.step, kinds=stop.kinds, signal=signal.SIGSTOP)
@@ -104,7 +104,7 @@ def open_and_read(path: str) -> None:
     """In a child: this process has the store open already."""
 
     def run() -> int:
-        with klamm.open(path, busy_timeout_ms=BUSY_MS) as store:
+        with klamm.open(path, busy_timeout=BUSY_MS / 1000) as store:
             return len(read(store))
 
     with children() as start:
@@ -112,8 +112,8 @@ def open_and_read(path: str) -> None:
 
 
 def commit_offsets(store: klamm.Store) -> None:
-    with store.consumer("others", group="g", wait_ms=0) as consumer:
-        batch = consumer.poll(max_records=1, timeout_ms=0)
+    with store.consumer("others", group="g", wait=0) as consumer:
+        batch = consumer.poll(max_records=1, timeout=0)
         assert batch
         consumer.commit(batch)
 
@@ -128,11 +128,11 @@ CALLS: dict[str, Callable[[klamm.Store], object]] = {
     "append, acks=all": lambda store: store.append("orders", b"y", key=b"y"),
     "append to another topic": lambda store: store.append("others", b"y"),
     "read": read,
-    "clean": lambda store: store.delete_records("orders", {0: 6}),
-    "clean another topic": lambda store: store.delete_records("others", {0: 2}),
+    "clean": lambda store: store["orders"].delete_records({0: 6}),
+    "clean another topic": lambda store: store["others"].delete_records({0: 2}),
     "commit offsets": commit_offsets,
     "transaction": transact,
-    "create a topic": lambda store: store.create_topic("more", exist_ok=True),
+    "create a topic": lambda store: store.topics.create("more", exist_ok=True),
     "open": lambda store: open_and_read(store.path),
     "check": lambda store: store.check(),
 }
@@ -150,7 +150,7 @@ WAITING: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("name", STOPS)
 def test_a_stopped_process_holds_up_the_calls_that_need_its_lock_and_no_others(path: str, name: str) -> None:
-    with klamm.open(path, busy_timeout_ms=BUSY_MS) as store:
+    with klamm.open(path, busy_timeout=BUSY_MS / 1000) as store:
         lock = store._acquired().lock
         assert lock is not None
         if name == "syncs":  # they replace it, after a second

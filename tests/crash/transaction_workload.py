@@ -20,15 +20,15 @@ def main(root: str, life: int) -> None:
     with klamm.open(f"{root}/events") as store:
         if life == 1:
             settings = {"segment.bytes": 300, "index.interval.bytes": 100}
-            store.create_topic("in")
-            store.create_topic("out", 2, settings)
+            store.topics.create("in")
+            store.topics.create("out", 2, settings)
             store.append_many("in", [b"%d" % number for number in range(RECORDS)])
         note(ready=life)
-        with store.consumer("in", group="g", wait_ms=0) as consumer:
+        with store.consumer("in", group="g", wait=0) as consumer:
             aborted = False
             for batch in consumer.batches(1):
                 number = batch.begin
-                with store.transaction("mover" if life == 2 else None, batch_bytes=(1, 1000)[number % 2]) as tx:
+                with consumer.transaction("mover" if life == 2 else None, batch_bytes=(1, 1000)[number % 2]) as tx:
                     for partition in (0, 1):
                         tx.send("out", batch[0].value, partition=partition)
                     tx.commit_offsets(batch)

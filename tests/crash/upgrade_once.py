@@ -14,7 +14,7 @@ from tests.crash.workload import note
 if __name__ == "__main__":
     store = klamm.open(f"{sys.argv[1]}/store")
     note(returned="open")
-    for name in store.topics():
-        store.topic(name)  # opens every partition, which recovers it
+    for name in store.topics:
+        store.topics.describe(name)  # opens every partition, which recovers it
         note(returned=name)
     os._exit(0)  # without closing, which would sync

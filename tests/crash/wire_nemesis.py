@@ -154,7 +154,7 @@ class WireNemesis(Nemesis):
     def _end(self) -> None:
         with klamm.open(self.store) as store:
             store.maintain()
-            ends = {topic: [each.end for each in store.topic(topic).partitions] for topic in store.topics()}
+            ends = {topic: [each.end for each in store.topics.describe(topic).partitions] for topic in store.topics}
         child = self._fork(lambda: read_everything_by_wire(self.directory, self._port, ends))
         self._wait(lambda: not child.running, "the final reader of the wire ends")
         if elsewhere := child.answer():

@@ -66,8 +66,8 @@ class Life:
 
     def run(self) -> None:
         self.open()
-        for name in self.store.topics():
-            for number in range(len(self.store.topic(name).partitions)):
+        for name in self.store.topics:
+            for number in range(len(self.store.topics.describe(name).partitions)):
                 ends = self.log(f"{name}/{number}").ends()
                 note(found=f"{name}/{number}", start=ends.start, end=ends.end)
         for name, (partitions, settings) in {
@@ -75,7 +75,7 @@ class Life:
             f"late{self.life}": (1, {}),
             f"brief{self.life}": (1, {}),
         }.items():
-            if name not in self.store.topics():
+            if name not in self.store.topics:
                 self.create(name, partitions, settings)
         acts: list[Callable[[], None]] = [
             *[lambda: self.append("orders/0", sync=False)] * 6,
@@ -120,20 +120,20 @@ class Life:
 
     def create(self, name: str, partitions: int, settings: dict[str, str]) -> None:
         note(creating=name, partitions=partitions, settings=settings)
-        self.store.create_topic(name, partitions, settings)
+        self.store.topics.create(name, partitions, settings)
         note(created=name)
 
     def drop(self) -> None:
         name = f"brief{self.life}"
         self.append(f"{name}/0", sync=True)
         note(dropping=name)
-        self.store.delete_topic(name)
+        self.store.topics.delete(name)
         note(dropped=name)
 
     def alter(self) -> None:
         changes = {"retention.ms": str(10**9 + self.life)}
         note(altering="orders", settings=SMALL | changes)
-        self.store.alter_topic("orders", changes)
+        self.store.topics.alter("orders", changes)
         note(altered="orders")
 
     def values(self, name: str) -> list[str]:

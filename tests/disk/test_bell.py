@@ -14,11 +14,11 @@ import pytest
 from klamm.disk import _os
 from klamm.log import _head, head
 from tests.procs import PATIENCE, Flag, asleep, children, until
-from tests.rig import Rig, batch
+from tests.rig import Rig, batch, wait_any
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
-SECOND = 1_000_000  # in microseconds, as wait_any counts
+SECOND = 1_000_000  # in microseconds, as a Poller counts
 NAP = 0.5  # a sleep lasts no longer, bell or not
 LONG = int(10 * PATIENCE) * SECOND  # who sleeps until then is given up before
 
@@ -52,7 +52,7 @@ def waiter(rig: Rig, *slots: int) -> Callable[[], bool]:
     def wait() -> bool:
         mine = rig.child()
         logs = [mine.partition(slot).log for slot in slots]
-        return head.wait_any(logs, [log.seq for log in logs], LONG, 0)
+        return wait_any(mine.heads, logs, [log.seq for log in logs], LONG)
 
     return wait
 
@@ -90,7 +90,7 @@ def test_a_ping_pong_of_a_thousand_rounds_never_misses_the_bell(rig: Rig) -> Non
         for number in range(rounds):
             if mine < other:
                 out.append(batch(mine, number))
-            assert head.wait_any([back.log], [number], LONG, 0)
+            assert wait_any(child.heads, [back.log], [number], LONG)
             if mine > other:
                 out.append(batch(mine, number))
 
@@ -113,9 +113,10 @@ def test_a_reader_wakes_although_its_writer_died_before_the_bell(tmp_path: Path)
             partition = rig.partition(1, **large)
 
             def append(rig: Rig = rig, back: int = back) -> None:
-                mine = rig.child().partition(1, **large)
+                child = rig.child()
+                mine = child.partition(1, **large)
                 for number in range(3):  # the first one opens files
-                    assert not head.wait_any([mine.log], [mine.log.seq], 1, 0)  # somebody listens, as the sleeper will
+                    assert not wait_any(child.heads, [mine.log], [mine.log.seq], 1)  # it listens, as the sleeper will
                     _os.trap(1 << 60)
                     mine.append(batch(0, number))
                 steps = _os.steps_taken()
@@ -172,10 +173,11 @@ def test_a_reader_that_spins_needs_no_bell(rig: Rig) -> None:
     ready = Flag(f"{rig.path}/ready")
 
     def spin() -> bool:
-        log = rig.child().partition(1).log
+        mine = rig.child()
+        log = mine.partition(1).log
         seq = log.seq
         ready.up()
-        return head.wait_any([log], [seq], LONG, LONG)
+        return wait_any(mine.heads, [log], [seq], LONG, LONG)
 
     with children() as start:
         child = start(spin)
@@ -219,7 +221,7 @@ def test_a_wait_that_is_over_before_it_began_returns_at_once(rig: Rig) -> None:
     seq = partition.log.seq
     partition.append(batch(0, 0))
     started = time.monotonic()
-    assert head.wait_any([partition.log], [seq], LONG, 0)
+    assert wait_any(rig.heads, [partition.log], [seq], LONG)
     assert time.monotonic() - started < PATIENCE
 
 
@@ -228,22 +230,28 @@ def test_a_wait_ends_when_its_time_is_up_and_not_before(rig: Rig, spin_us: int) 
     log = rig.partition(1).log
     for timeout_us in (0, 20_000):
         started = time.monotonic()
-        assert not head.wait_any([log], [log.seq], timeout_us, spin_us)
+        assert not wait_any(rig.heads, [log], [log.seq], timeout_us, spin_us)
         assert timeout_us / SECOND <= time.monotonic() - started < PATIENCE
 
 
 def test_a_wait_longer_than_one_nap_goes_on_sleeping(rig: Rig) -> None:
     log = rig.partition(1).log
     started = time.monotonic()
-    assert not head.wait_any([log], [log.seq], int((NAP + 0.1) * SECOND), 0)
+    assert not wait_any(rig.heads, [log], [log.seq], int((NAP + 0.1) * SECOND))
     assert time.monotonic() - started >= NAP + 0.1
 
 
-def test_waiting_for_nothing_is_an_error(rig: Rig) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        head.wait_any([], [], SECOND, 0)
-    with pytest.raises(ValueError, match="as many"):
-        head.wait_any([rig.partition(1).log], [1, 2], SECOND, 0)
+def test_whoever_waits_for_no_log_is_interrupted_or_waits_for_its_time(rig: Rig) -> None:
+    poller = head.Poller(rig.heads)
+    assert poller.wait(20_000, 0) is None
+    poller.interrupt()
+    started = time.monotonic()
+    assert poller.wait(LONG, 0) is None
+    assert time.monotonic() - started < PATIENCE
+    with pytest.raises(TypeError, match="not a log"):
+        poller.watch([None])  # type: ignore[list-item]
+    with pytest.raises(IndexError):
+        poller.seen(0, 1)
 
 
 def test_threads_of_one_process_wake_too_and_a_sleeper_lets_others_run(rig: Rig) -> None:
@@ -251,7 +259,7 @@ def test_threads_of_one_process_wake_too_and_a_sleeper_lets_others_run(rig: Rig)
     log, woken = partition.log, []
     seq = log.seq
     threads = [
-        threading.Thread(target=lambda: woken.append(head.wait_any([log], [seq], LONG, 0)), daemon=True)
+        threading.Thread(target=lambda: woken.append(wait_any(rig.heads, [log], [seq], LONG)), daemon=True)
         for _ in range(3)
     ]
     for thread in threads:
@@ -278,6 +286,36 @@ def test_control_c_ends_a_wait(rig: Rig) -> None:
         assert child.answer() == "interrupted"
 
 
+def test_a_spin_ends_when_it_is_interrupted_and_by_control_c(rig: Rig) -> None:
+    log = rig.partition(1).log
+    poller = head.Poller(rig.heads)
+    poller.watch([log])
+    poller.seen(0, log.seq)
+    ready = Flag(f"{rig.path}/ready")
+
+    def spin() -> str:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            ready.up()
+            poller.wait(LONG, LONG)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "woke"
+
+    with children() as start:
+        child = start(spin)
+        ready.wait()
+        time.sleep(0.02)
+        child.signal(signal.SIGINT)
+        assert child.answer() == "interrupted"
+    spinning = threading.Thread(target=poller.wait, args=(LONG, LONG), daemon=True)
+    spinning.start()
+    time.sleep(0.02)
+    poller.interrupt()
+    spinning.join(PATIENCE)
+    assert not spinning.is_alive()
+
+
 def test_whoever_may_not_write_the_store_waits_without_the_bell_and_sees_the_append_soon(rig: Rig) -> None:
     partition = rig.partition(1)
     partition.append(batch(0, 0))
@@ -285,9 +323,9 @@ def test_whoever_may_not_write_the_store_waits_without_the_bell_and_sees_the_app
     def wait() -> tuple[bool, bool]:
         heads = head.Heads(f"{rig.path}/heads", writable=False)
         log = head.Log(heads, 1, partition.directory, None, 1)
-        early = head.wait_any([log], [log.seq], 30_000, 0)
+        early = wait_any(heads, [log], [log.seq], 30_000)
         Flag(f"{rig.path}/ready").up()
-        return early, head.wait_any([log], [1], LONG, 0)
+        return early, wait_any(heads, [log], [1], LONG)
 
     with children() as start:
         child = start(wait)

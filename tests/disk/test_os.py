@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from klamm.disk import _os
-from klamm.log import head
 from tests.procs import children
-from tests.rig import Rig, batch
+from tests.rig import Rig, batch, wait_any
 
 KINDS = {
     "LOCK": _os.LOCK,
@@ -198,10 +197,11 @@ def test_stores_into_mapped_files_are_steps_too(tmp_path: Path) -> None:
 
 
 def test_ringing_the_bell_is_a_step_when_somebody_listens(tmp_path: Path) -> None:
-    partition = Rig(tmp_path, slots=2).partition(1)
+    rig = Rig(tmp_path, slots=2)
+    partition = rig.partition(1)
     _os.trap(1 << 60, kinds=_os.WAKE)
     partition.append(batch(0, 0))
     assert _os.steps_taken() == 0
-    assert not head.wait_any([partition.log], [partition.log.seq], 1000, 0)
+    assert not wait_any(rig.heads, [partition.log], [partition.log.seq], 1000)
     partition.append(batch(0, 1))
     assert _os.steps_taken() == 1

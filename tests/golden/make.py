@@ -36,23 +36,21 @@ def found_in(path: Path) -> dict[str, Any]:
     """Return what a reader finds: topics, their settings and records, and what groups have not read yet."""
     with klamm.open(path) as store:
         topics = {}
-        for name in store.topics():
-            info = store.topic(name)
+        for name in store.topics:
+            info = store.topics.describe(name)
             partitions = []
             for each in info.partitions:
                 records = {}
                 for isolation in ("read_committed", "read_uncommitted"):
-                    with store.consumer(
-                        {name: [each.number]}, wait_ms=0, start="earliest", isolation=isolation
-                    ) as read:
+                    with store.consumer({name: [each.number]}, wait=0, start="earliest", isolation=isolation) as read:
                         records[isolation] = [[r.offset, _text(r.key), _text(r.value), r.timestamp] for r in read]
                 partitions.append({"start": each.start, "end": each.end, **records})
             topics[name] = {"id": info.id, "settings": dict(info.settings), "partitions": partitions}
         groups = {}
         for group, topic in (("readers", "orders"), ("wire-readers", "wire")):
-            with store.consumer(topic, group=group, wait_ms=0) as consumer:
+            with store.consumer(topic, group=group, wait=0) as consumer:
                 groups[group] = sorted([each.partition, each.offset] for each in consumer)
-        return {"topics": topics, "groups": groups, "transactions": len(store.transactions())}
+        return {"topics": topics, "groups": groups, "transactions": len(store.transactions)}
 
 
 def _text(data: bytes | None) -> str | None:
@@ -63,20 +61,20 @@ def fill(path: Path) -> None:
     """Use a new store in all ways that leave something on disk."""
     with klamm.open(path) as store:
         small = {"segment.bytes": "1024", "index.interval.bytes": "200"}
-        store.create_topic("orders", partitions=3, settings={**small, "retention.ms": "-1"})
-        store.create_topic("users", settings={**small, "cleanup.policy": "compact", "min.compaction.lag.ms": "0"})
-        store.create_topic("gone", partitions=2)
-        store.create_topic("empty", partitions=2, settings={"retention.ms": "-1"})
+        store.topics.create("orders", partitions=3, settings={**small, "retention.ms": "-1"})
+        store.topics.create("users", settings={**small, "cleanup.policy": "compact", "min.compaction.lag.ms": "0"})
+        store.topics.create("gone", partitions=2)
+        store.topics.create("empty", partitions=2, settings={"retention.ms": "-1"})
         for number in range(90):
             store.append("orders", f"order {number}".encode(), key=f"{number % 7}".encode(), acks=1)
         for number in range(200):
             store.append("users", f"user {number}".encode(), key=f"{number % 11}".encode(), acks=1)
         store.append("gone", b"x")
-        store.delete_topic("gone")
-        store.compact("users")
-        store.delete_records("orders", {0: 5})
-        store.alter_topic("empty", {"max.message.bytes": "2000"})
-        with store.consumer("orders", group="readers", wait_ms=0) as consumer:
+        store.topics.delete("gone")
+        store["users"].compact()
+        store["orders"].delete_records({0: 5})
+        store.topics.alter("empty", {"max.message.bytes": "2000"})
+        with store.consumer("orders", group="readers", wait=0) as consumer:
             consumer.commit(consumer.poll(max_records=20))
         for number in range(6):
             try:
@@ -90,7 +88,7 @@ def fill(path: Path) -> None:
         with store.transaction("job") as tx:
             tx.once("job", 7, fingerprint="seven")
             tx.send("orders", b"once", key=b"t")
-        with store.consumer("orders", group="named", member="first", wait_ms=0) as consumer:
+        with store.consumer("orders", group="named", member="first", wait=0) as consumer:
             consumer.commit(consumer.poll(max_records=3))
         with store.producer() as producer:
             for number in range(10):
@@ -122,7 +120,7 @@ def fill_over_the_wire(path: Path, where: Path) -> None:
 def leave_a_transaction_open(path: Path, written: Flag) -> None:
     with klamm.open(path) as store:
         store.append("orders", b"before", key=b"t")
-        store.create_topic("long", settings={"retention.ms": "-1"})
+        store.topics.create("long", settings={"retention.ms": "-1"})
         for number in range(30):  # so many that blocks are allocated ahead of them
             store.append("long", f"{number}".encode() * 2000)
         with store.transaction("killed", batch_bytes=2000) as tx:

@@ -55,7 +55,7 @@ def embedded_writer(directory: Path, store: str, topic: str, name: str, over: Fl
     """Appends by an idempotent producer, one batch after the other."""
     record = Recorder(directory, name)
     with klamm.open(store) as opened, opened.producer(acks=1, linger_ms=1, idempotent=True) as producer:
-        partitions, number = len(opened.topic(topic).partitions), 0
+        partitions, number = len(opened.topics.describe(topic).partitions), 0
         while not over:
             sent = []
             for number in range(number, number + 5):  # noqa: B020  # counts on
@@ -94,7 +94,7 @@ def embedded_reader(directory: Path, store: str, topic: str, name: str, over: Fl
     record = Recorder(directory, name)
     with klamm.open(store) as opened, opened.consumer(topic, start="earliest") as consumer:
         while not over:
-            for each in consumer.poll(timeout_ms=20):
+            for each in consumer.poll(timeout=0.02):
                 record("read", partition=each.partition, offset=each.offset, value=each.value.decode())
 
 
@@ -118,7 +118,7 @@ def wire_reader(directory: Path, address: str, topic: str, partitions: int, name
 
 def embedded(store: klamm.Store, topic: str, isolation: str = "read_committed") -> list[Record]:
     """Everything that is there, by partition and offset."""
-    with store.consumer(topic, start="earliest", wait_ms=0, isolation=isolation) as reader:
+    with store.consumer(topic, start="earliest", wait=0, isolation=isolation) as reader:
         return sorted(Record(each.partition, each.offset, each.value.decode()) for each in reader)
 
 

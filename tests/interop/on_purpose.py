@@ -64,7 +64,6 @@ DUPLICATE = "Kafka gives the time of the records as that of the append, when a b
 UNWRITTEN = "where a transaction has written nothing, its end is not written either"
 BITS = "what a batch must not say is refused as such, whoever sends it"
 UNKNOWN = "Kafka answers that it does not know what went wrong"
-IN_WORDS = "Kafka names the record; we say the same in words"
 NOTHING = _fetched(_records(1, 0, [], []))
 
 ON_PURPOSE: dict[str, dict[str, Pinned]] = {
@@ -107,9 +106,6 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
         "fewer records than told": Pinned(DAMAGED, _refused("CORRUPT_MESSAGE")),
         "negative count": Pinned(DAMAGED, _refused("CORRUPT_MESSAGE")),
         "packed, rubbish": Pinned(UNKNOWN, _refused("INVALID_RECORD")),
-        "a base offset": Pinned(
-            "where a batch goes is not its writer's to say: that is overwritten, and not looked at", _appended(3)
-        ),
     },
     "produce_what_only_a_broker_may_write": {
         "a marker": Pinned(BITS, _refused("INVALID_RECORD")),
@@ -117,11 +113,6 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
         "transactional without a transaction": Pinned(
             "nobody is authorized here, for there are no rights to have", _refused("INVALID_PRODUCER_ID_MAPPING")
         ),
-        "append time": Pinned(BITS, _refused("INVALID_RECORD")),
-    },
-    "produce_to_a_compacted_topic": {
-        "without a key": Pinned(IN_WORDS, _refused("INVALID_RECORD")),
-        "packed, without a key": Pinned(IN_WORDS, _refused("INVALID_RECORD")),
     },
     "produce_in_sequence": {
         "first again": Pinned(DUPLICATE, _appended(0)),

@@ -135,7 +135,7 @@ class Crowd:
 def test_whoever_is_killed_all_have_the_same_records_once_and_in_order(
     server: Serving, store: klamm.Store, tools: Any, tmp_path: Path
 ) -> None:
-    store.create_topic("shared", PARTITIONS, {"segment.bytes": "60000", "index.interval.bytes": "1000"})
+    store.topics.create("shared", PARTITIONS, {"segment.bytes": "60000", "index.interval.bytes": "1000"})
     with children() as fork:
         crowd = Crowd(server, tmp_path, fork, tools)
         java = crowd.start_readers()
@@ -184,7 +184,7 @@ def test_whoever_is_killed_all_have_the_same_records_once_and_in_order(
 
 def test_an_embedded_append_wakes_a_consumer_of_the_wire(server: Serving, store: klamm.Store, tmp_path: Path) -> None:
     """Its fetches would wait for longer than this test. Another process appends, each time that it is asked to."""
-    store.create_topic("bell")
+    store.topics.create("bell")
     asked = [Flag(tmp_path / f"asked-{n}") for n in range(15)]
 
     def append() -> None:
@@ -205,7 +205,7 @@ def test_an_embedded_append_wakes_a_consumer_of_the_wire(server: Serving, store:
 def test_what_comes_over_the_wire_wakes_an_embedded_consumer(
     server: Serving, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("bell")
+    store.topics.create("bell")
     made = producer(server.address, linger_ms=0)
     with store.consumer("bell", start="earliest") as reader, children() as fork:
         reads = Flag(tmp_path / "reads")
@@ -236,7 +236,7 @@ def numbers(begin: int, end: int) -> list[Written]:
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_an_idempotent_producer_goes_on_over_a_restart(server: Serving, store: klamm.Store, how: str) -> None:
     """It knows its producer id and numbers, and so does the new server."""
-    store.create_topic("numbers")
+    store.topics.create("numbers")
     made = Producer({"bootstrap.servers": server.address, "enable.idempotence": True, "linger.ms": 1, **QUICK})
     first = produce(made, "numbers", numbers(0, 20))
     server.restart(how)
@@ -249,7 +249,7 @@ def test_an_idempotent_producer_goes_on_over_a_restart(server: Serving, store: k
 def test_a_consumer_goes_on_over_a_restart_and_over_one_of_its_own(
     server: Serving, store: klamm.Store, how: str
 ) -> None:
-    store.create_topic("numbers")
+    store.topics.create("numbers")
     store.append_many("numbers", [b"%d" % n for n in range(20)], partition=0)
     settings: dict[str, Any] = {"bootstrap.servers": server.address, "group.id": "g", "auto.offset.reset": "earliest"}
     settings |= {"enable.auto.commit": False, "session.timeout.ms": 2000, "heartbeat.interval.ms": 100, **QUICK}

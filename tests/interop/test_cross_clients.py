@@ -101,7 +101,7 @@ def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, run
             found["kafka-python"] = [message.value for message in kafka_pythons.all_of(address, topic, number)]
         found["kcat"] = [line.encode() for line in kcats[codec].done().splitlines()]
         if broker.store:
-            with klamm.open(broker.store) as store, store.consumer(topic, start="earliest", wait_ms=0) as reader:
+            with klamm.open(broker.store) as store, store.consumer(topic, start="earliest", wait=0) as reader:
                 found["klamm"] = [each.value for each in reader]
         for reader_name, values in found.items():
             assert len(values) == number, f"{reader_name} reads {codec}"

@@ -38,7 +38,7 @@ GROUP, TOPIC = "movers", "numbers"
 @pytest.fixture
 def store(server: Serving) -> Iterator[klamm.Store]:
     with klamm.open(server.store) as opened:
-        opened.create_topic(TOPIC)
+        opened.topics.create(TOPIC)
         opened.append_many(TOPIC, [b"%d" % n for n in range(100)], partition=0, acks=1)
         yield opened
 
@@ -95,32 +95,32 @@ def refusal(member: Consumer) -> int:
 
 def standing(store: klamm.Store) -> tuple[int, str]:
     """Of the group, as an embedded process sees it: offset and metadata."""
-    (found,) = store.group(GROUP).offsets
+    (found,) = store.groups.describe(GROUP).offsets
     assert (found.topic, found.partition) == (TOPIC, 0) and found.committed is not None
     return found.committed.offset, found.committed.metadata.rstrip("\0")  # which confluent-kafka sends with it
 
 
 def test_a_group_moves_from_door_to_door_and_goes_on_where_it_stands(server: Serving, store: klamm.Store) -> None:
     with store.consumer(TOPIC, group=GROUP) as member:
-        batch = member.poll(10, timeout_ms=10_000)
+        batch = member.poll(10, timeout=10)
         assert batch.begin == 0 and batch.end == 10
         member.commit(batch)
         with wire_member(server) as outside:
             assert refusal(outside) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
             assert not outside.assignment()
-            member.commit(member.poll(5, timeout_ms=10_000))
+            member.commit(member.poll(5, timeout=10))
             member.close()
             assert first_offset(outside) == 15, "who polls on gets in when the others have gone"
             outside.commit(offsets=[TopicPartition(TOPIC, 0, 25)], asynchronous=False)
             with pytest.raises(klamm.GroupBusy, match="Kafka server"):
                 store.consumer(TOPIC, group=GROUP)
     with embedded_member(store) as member:
-        assert member.poll(10, timeout_ms=10_000).begin == 25
+        assert member.poll(10, timeout=10).begin == 25
         member.commit()
         server.restart("stop")
         with wire_member(server) as outside:
             assert refusal(outside) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        batch = member.poll(5, timeout_ms=10_000)
+        batch = member.poll(5, timeout=10)
         assert batch.begin == 35, "the refused one did not disturb it"
         member.commit(batch)
     with wire_member(server) as outside:
@@ -134,7 +134,7 @@ def test_members_in_another_process_that_is_killed_leave_the_door_open(
 
     def run() -> None:
         with klamm.open(server.store) as opened, opened.consumer(TOPIC, group=GROUP) as member:
-            member.commit(member.poll(7, timeout_ms=10_000))
+            member.commit(member.poll(7, timeout=10))
             committed.up()
             time.sleep(60)
 
@@ -153,7 +153,7 @@ def test_a_killed_server_leaves_the_door_open(server: Serving, store: klamm.Stor
         outside.commit(offsets=[TopicPartition(TOPIC, 0, 30)], asynchronous=False)
         server.kill()
         with store.consumer(TOPIC, group=GROUP) as member:
-            assert member.poll(10, timeout_ms=10_000).begin == 30
+            assert member.poll(10, timeout=10).begin == 30
             member.commit()
             server.start()
             assert refusal(outside) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -169,7 +169,7 @@ def test_offsets_are_the_same_at_both_doors(server: Serving, store: klamm.Store)
         alone.commit(offsets=[TopicPartition(TOPIC, 0, 12, "from the wire")], asynchronous=False)
         assert standing(store) == (12, "from the wire")
         with store.consumer(TOPIC, group=GROUP) as member:
-            batch = member.poll(10, timeout_ms=10_000)
+            batch = member.poll(10, timeout=10)
             assert batch.begin == 12
             member.commit(batch, metadata="from the store")
             (found,) = alone.committed([TopicPartition(TOPIC, 0)])
@@ -191,7 +191,7 @@ def test_the_server_shows_members_of_the_other_door(server: Serving, store: klam
         return found.state.name, len(found.members)
 
     with store.consumer(TOPIC, group=GROUP) as member:
-        member.commit(member.poll(10, timeout_ms=10_000))
+        member.commit(member.poll(10, timeout=10))
         assert described() == ("STABLE", 1)
         with pytest.raises(KafkaException) as failed:
             admin.delete_consumer_groups([GROUP])[GROUP].result(30)
@@ -250,7 +250,7 @@ def test_a_restart_forgets_no_producer(server: Serving, store: klamm.Store, how:
         assert _send(raw, _batch(first.producer_id, first.producer_epoch, 2, b"next")).base_offset == 102
         second = raw.ask(INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=60_000)
         assert second.producer_id != first.producer_id
-    assert store.topic(TOPIC).partitions[0].end == 103
+    assert store.topics.describe(TOPIC).partitions[0].end == 103
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -258,7 +258,7 @@ def test_a_restart_forgets_no_producer(server: Serving, store: klamm.Store, how:
 def test_consumers_go_on_after_a_restart_and_nobody_is_asked_to_rebalance(
     server: Serving, store: klamm.Store, how: str, strategy: str
 ) -> None:
-    store.create_topic("shared", partitions=4)
+    store.topics.create("shared", partitions=4)
     heard: list[tuple[str, int, list[int]]] = []
     values: list[list[bytes]] = [[], []]
 
@@ -299,4 +299,4 @@ def test_consumers_go_on_after_a_restart_and_nobody_is_asked_to_rebalance(
         assert heard == before
         assert sorted(values[0] + values[1]) == sorted(written)
         assert [len(each.assignment()) for each in consumers] == [2, 2]
-    assert sum(each.committed.offset for each in store.group("steady").offsets if each.committed) == 80
+    assert sum(each.committed.offset for each in store.groups.describe("steady").offsets if each.committed) == 80

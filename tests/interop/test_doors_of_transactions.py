@@ -24,7 +24,7 @@ BOUND = 30.0
 @pytest.fixture
 def store(server: Serving) -> Iterator[klamm.Store]:
     with klamm.open(server.store) as opened:
-        opened.create_topic("ledger")
+        opened.topics.create("ledger")
         yield opened
 
 
@@ -131,7 +131,7 @@ def test_the_end_of_a_transaction_wakes_embedded_consumers(server: Serving, stor
     with store.consumer("ledger", start="earliest") as reader:
         made.begin_transaction()
         send(made, "one")
-        assert not reader.poll(timeout_ms=200)
+        assert not reader.poll(timeout=0.2)
         made.commit_transaction(BOUND)
         assert [each.value for each in reader.poll()] == [b"one"]
 
@@ -155,7 +155,7 @@ def test_a_transaction_goes_on_over_a_restart(server: Serving, store: klamm.Stor
         made.abort_transaction(BOUND)
     store.append("ledger", b"after", acks=1)
     both_see(server, store, *(["one", "two", "after"] if commit else ["after"]))
-    stands = store.group("readers").offsets
+    stands = store.groups.describe("readers").offsets
     assert [each.committed.offset for each in stands if each.committed] == ([1] if commit else [])
 
 
@@ -204,11 +204,11 @@ def test_offsets_of_an_open_transaction_are_seen_at_neither_door(server: Serving
         alone.commit(offsets=[TopicPartition("ledger", 0, 3)], asynchronous=False)
         made.begin_transaction()
         made.send_offsets_to_transaction([TopicPartition("ledger", 0, 7)], alone.consumer_group_metadata(), BOUND)
-        (stands,) = store.group("readers").offsets
+        (stands,) = store.groups.describe("readers").offsets
         assert stands.committed is not None and stands.committed.offset == 3
         made.commit_transaction(BOUND)
-        (stands,) = store.group("readers").offsets
+        (stands,) = store.groups.describe("readers").offsets
         assert stands.committed is not None and stands.committed.offset == 7
         assert alone.committed([TopicPartition("ledger", 0)])[0].offset == 7
     with store.consumer("ledger", group="readers") as member:
-        assert member.poll(timeout_ms=10_000).begin == 7
+        assert member.poll(timeout=10).begin == 7

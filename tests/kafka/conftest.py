@@ -14,7 +14,7 @@ from tests.kafka.member import Client
 
 @pytest.fixture
 def store(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders", partitions=4)
+    store.topics.create("orders", partitions=4)
     return store
 
 

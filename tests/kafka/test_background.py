@@ -25,7 +25,7 @@ def send(address: str, *values: bytes, topic: str = "orders") -> None:
 
 
 def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
-    with store.consumer(topic, wait_ms=0, form="values") as consumer:
+    with store.consumer(topic, wait=0, form="values") as consumer:
         return list(consumer)
 
 
@@ -54,7 +54,7 @@ def test_after_the_block_nobody_listens_and_no_thread_is_left(path: Path) -> Non
 
 def test_it_serves_beside_embedded_use_of_the_same_store(path: Path) -> None:
     with klamm.open(path) as store, klamm.server(path) as address:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"embedded")
         send(address, b"wire")
         assert values(store) == [b"embedded", b"wire"]
@@ -75,7 +75,7 @@ def test_an_open_store_can_be_served_and_stays_open(path: Path) -> None:
     with klamm.open(path) as store:
         with klamm.server(store, default_partitions=2) as address:
             send(address, b"a")
-        assert len(store.topic("orders").partitions) == 2
+        assert len(store.topics.describe("orders").partitions) == 2
         assert values(store) == [b"a"]
         with klamm.server(store) as address:
             send(address, b"b")
@@ -133,5 +133,5 @@ def test_a_forked_child_can_serve_a_store_of_its_own(path: Path, tmp_path: Path)
             send(address, b"a")
 
     with klamm.open(path) as store, children() as start:
-        store.create_topic("orders")
+        store.topics.create("orders")
         start(child).answer()

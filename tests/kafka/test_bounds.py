@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.batch import CODECS
 from klamm.kafka.apis.produce import Slow, check
 from klamm.kafka.error_codes import ErrorCode as E
 from klamm.kafka.limited_log import LINES_PER_S, LimitedLog
@@ -24,6 +28,7 @@ from klamm.kafka.wire.messages import (
     DESCRIBE_PRODUCERS,
     FETCH,
     JOIN_GROUP,
+    LEAVE_GROUP,
     METADATA,
     OFFSET_FETCH,
     PRODUCE,
@@ -140,7 +145,7 @@ def test_a_response_that_is_too_large_is_not_sent(tmp_path: Path, caplog: pytest
         raw.create("small", 1000)
         assert len(raw.ask(METADATA, 1, topics=None).topics[0].partitions) == 1000
         with klamm.open(tmp_path / "events") as store:
-            store.create_topic("large", 3000)
+            store.topics.create("large", 3000)
         with server.dial() as other, pytest.raises(ConnectionEnded):
             other.ask(METADATA, 1, topics=None)
         assert raw.ask(API_VERSIONS, 0).error_code == 0
@@ -165,6 +170,34 @@ def test_responses_that_are_not_read_are_bounded_and_the_oldest_goes(tmp_path: P
         until(lambda: server.call(lambda: len(server.server.listener.connections)) < 7, "the oldest was closed")
 
 
+def test_a_response_that_is_not_read_is_in_memory_once(tmp_path: Path) -> None:
+    """The transport has a piece of it, not a copy."""
+    with served(tmp_path / "events") as server, server.dial() as client:
+        client.create("orders", 10_000)
+        for _ in range(60):  # more than the buffers of the sockets take
+            client.send(METADATA, 1, topics=None)
+        until(lambda: server.call(lambda: len(server.server.listener.unread_bytes)) == 1, "its response waits")
+        (channel,) = server.call(lambda: list(server.server.listener.connections))
+        assert server.call(channel._transport.get_write_buffer_size) <= 16 * 1024
+        responses = {client.receive()[4:] for _ in range(60)}  # without their numbers
+        assert len(responses) == 1, "nothing is lost between pieces, or sent twice"
+
+
+def test_a_fetch_response_has_as_many_bytes_as_the_server_allows(tmp_path: Path) -> None:
+    with served(tmp_path / "events", fetch_max_bytes=10_000) as server, server.dial() as raw:
+        raw.create("orders", 4)
+        for number in range(4):
+            for _ in range(6):
+                produce(raw, "orders", sealed([bytes(900)]), number)
+        everything: dict[tuple[str, int], Place | int] = {("orders", number): 0 for number in range(4)}
+        found = fetch_many(raw, everything, max_bytes=2**31 - 1, min_bytes=2**31 - 1, wait_ms=60_000)
+        assert 9000 < sum(len(each.records) for each in found.values()) <= 10_000
+        one = fetch_many(raw, {("orders", 0): 0}, max_bytes=3000, min_bytes=3000, wait_ms=60_000)["orders", 0]
+        assert 2000 < len(one.records) < 3000, "what there is counts, not what fits"
+        produce(raw, "orders", sealed([bytes(50_000)]))
+        assert len(fetch_many(raw, {("orders", 0): 6}, max_bytes=2**31 - 1)["orders", 0].records) > 50_000, "the first"
+
+
 def test_what_is_held_beyond_the_limit_closes_the_oldest_holders() -> None:
     unread, closed = Unread(100, "some.setting"), list[str]()
 
@@ -185,7 +218,7 @@ def test_what_is_held_beyond_the_limit_closes_the_oldest_holders() -> None:
 
 def large_partitions(path: Path, count: int) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders", count, {"max.message.bytes": 8 * MIB})
+        store.topics.create("orders", count, {"max.message.bytes": 8 * MIB})
         for number in range(count):
             store.append("orders", bytes(6 * MIB), partition=number, acks=1)
 
@@ -246,6 +279,32 @@ def test_the_number_of_groups_is_bounded(tmp_path: Path) -> None:
         assert codes == [E.NONE] * 3 + [E.GROUP_MAX_SIZE_REACHED]
 
 
+def test_what_all_groups_hold_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with served(tmp_path / "events", groups_max_bytes=100_000) as server, server.dial() as raw:
+        joined = [raw.ask(JOIN_GROUP, 3, **joining(f"g{number}", 20_000)) for number in range(6)]
+        assert [each.error_code for each in joined] == [E.NONE] * 4 + [E.GROUP_MAX_SIZE_REACHED] * 2
+        assert "JoinGroup to group g4 rejected: groups.max.bytes is reached" in caplog.text
+        memory = server.broker.group_coordinator._groups.memory
+        left = 100_000 - memory.used
+        member = {"group_id": "g0", "member_id": joined[0].member_id, "generation_id": joined[0].generation_id}
+        for size, code in ((left + 1, E.GROUP_MAX_SIZE_REACHED), (left, E.NONE)):
+            given = SYNC_GROUP.request.Assignment(member_id=joined[0].member_id, assignment=bytes(size))
+            assert raw.ask(SYNC_GROUP, 2, **member, assignments=[given]).error_code == code
+        assert memory.used == 100_000
+        again = {**joining("g1", 20_000), "member_id": joined[1].member_id}
+        assert raw.ask(JOIN_GROUP, 3, **again).error_code == 0, "what it said before does not count twice"
+        assert raw.ask(JOIN_GROUP, 3, **joining("h", 0)).error_code == E.GROUP_MAX_SIZE_REACHED
+        raw.ask(LEAVE_GROUP, 2, group_id="g0", member_id=joined[0].member_id)
+        assert raw.ask(JOIN_GROUP, 3, **joining("h", 20_000)).error_code == 0, "there is space again"
+
+
+def test_ids_of_members_that_never_join_count_too(tmp_path: Path) -> None:
+    with served(tmp_path / "events", groups_max_bytes=100_000) as server, server.dial() as raw:
+        raw.client_id = "c" * 10_000
+        codes = [raw.ask(JOIN_GROUP, 4, **joining("g", 10)).error_code for _ in range(12)]
+        assert codes[:3] == [E.MEMBER_ID_REQUIRED] * 3 and codes[-1] == E.GROUP_MAX_SIZE_REACHED
+
+
 def test_joins_of_50_megabytes_are_not_retained(tmp_path: Path) -> None:
     with serving(tmp_path / "events") as process:
         for number in range(4):
@@ -260,11 +319,49 @@ def test_a_large_batch_is_checked_by_a_thread_and_its_size_first() -> None:
     base = len(sealed([b""]))
     fits = sealed([bytes(64 * 1024 - base - 4)])
     assert len(fits) == 64 * 1024
-    assert check(fits, 9, quick=True).record_count == 1
+    assert check(fits, 9, quick=True).header.record_count == 1
     more = sealed([bytes(64 * 1024 - base - 3)])
     with pytest.raises(Slow):
         check(more, 9, quick=True)
-    assert check(more, 9).record_count == 1
+    assert check(more, 9).header.record_count == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_a_batch_is_not_decompressed_as_a_whole(tmp_path: Path, codec: str) -> None:
+    """A record of 200 MB that comes as a megabyte at most is taken, and the server has a few of them in memory."""
+    with serving(tmp_path / "events") as process, Raw(process.address) as raw:
+        raw.create("orders", cleanup_policy="compact", message_timestamp_before_max_ms="86400000")
+        now = int(time.time() * 1000)
+        assert produce(raw, "orders", sealed([(b"k", bytes(2 * MIB), None, now)], codec=CODECS[codec])).error_code == 0
+        before = peak_memory(process.pid)
+        batch = sealed([(b"k", bytes(200 * MIB), None, now)], codec=CODECS[codec])
+        assert len(batch) < MIB
+        assert produce(raw, "orders", batch).error_code == 0
+        assert peak_memory(process.pid) - before < 32 * MIB
+
+
+def peak_memory(pid: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().split("\n") if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def test_a_batch_of_which_too_much_is_needed_at_a_time_is_refused(tmp_path: Path) -> None:
+    from cramjam import snappy
+
+    with served(tmp_path / "events", decompression_max_bytes=2 * MIB) as server, server.dial() as raw:
+        raw.create("orders")
+        for size, code in ((2 * MIB - 100, E.NONE), (2 * MIB + 100, E.MESSAGE_TOO_LARGE)):
+            batch = sealed([bytes(size)])
+            body = bytes(snappy.compress_raw(bytes(batch[61:])))
+            batch[61:] = body
+            struct.pack_into(">i", batch, 8, len(batch) - 12)
+            told = produce(raw, "orders", altered(batch, 21, ">h", CODECS["snappy"]))
+            assert told.error_code == code
+        assert "have to be decompressed at a time, where 2097152 are allowed" in told.error_message
+        assert produce(raw, "orders", sealed([bytes(9 * MIB)], codec=CODECS["snappy"])).error_code == E.NONE, (
+            "in blocks"
+        )
 
 
 def test_a_batch_that_is_too_large_is_refused_for_that_though_it_is_corrupt(raw: Raw) -> None:

@@ -88,8 +88,8 @@ def metadata(raw: Raw, version: int, *names: str, create: bool = False, **fields
 def test_metadata_tells_topics_partitions_and_the_one_broker(
     store: klamm.Store, server: Served, raw: Raw, version: int
 ) -> None:
-    info = store.create_topic("orders", partitions=2)
-    store.create_topic("other")
+    info = store.topics.create("orders", partitions=2).info()
+    store.topics.create("other")
     answer = metadata(raw, version, "orders")
     (broker,) = answer.brokers
     host, port = server.address.split(":")
@@ -114,7 +114,7 @@ def test_null_asks_for_all_topics_and_an_empty_list_for_none_but_in_version_0(
     store: klamm.Store, raw: Raw, version: int
 ) -> None:
     for name in ("b", "a", "c"):
-        store.create_topic(name)
+        store.topics.create(name)
     if version >= 1:
         everything = raw.ask(METADATA, version, topics=None)
         assert metadata(raw, version).topics == []
@@ -124,7 +124,7 @@ def test_null_asks_for_all_topics_and_an_empty_list_for_none_but_in_version_0(
 
 
 def test_topics_are_found_by_id_since_version_12(store: klamm.Store, raw: Raw) -> None:
-    uuid = bytes.fromhex(store.create_topic("orders").id)
+    uuid = bytes.fromhex(store.topics.create("orders").info().id)
     unknown = bytes(15) + b"\1"
     wanted = [METADATA.request.Topic(topic_id=each, name=None) for each in (unknown, uuid, uuid)]
     for version in (12, 13):
@@ -134,7 +134,7 @@ def test_topics_are_found_by_id_since_version_12(store: klamm.Store, raw: Raw) -
     for version in (10, 11):
         (refused,) = raw.ask(METADATA, version, topics=wanted[1:2]).topics
         assert (refused.error_code, refused.name) == (ErrorCode.INVALID_REQUEST, "")
-    assert store.topics() == ["orders"]
+    assert list(store.topics) == ["orders"]
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, 4, 8, 9, 12, 13])
@@ -142,7 +142,7 @@ def test_a_topic_that_is_not_there_is_created_and_told_at_once(store: klamm.Stor
     first, again = metadata(raw, version, "a", "b", create=True).topics
     assert (first.name, first.error_code, len(first.partitions)) == ("a", 0, 1)
     assert (again.name, again.error_code, len(again.partitions)) == ("b", 0, 1)
-    assert store.topics() == ["a", "b"]
+    assert list(store.topics) == ["a", "b"]
 
 
 def test_a_topic_is_not_created_when_the_client_or_the_server_does_not_want_it(
@@ -156,7 +156,7 @@ def test_a_topic_is_not_created_when_the_client_or_the_server_does_not_want_it(
             (topic,) = metadata(strict, version, "a", create=True).topics
             assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert strict.ask(METADATA, 12, topics=None).topics == []
-    assert store.topics() == []
+    assert list(store.topics) == []
 
 
 def test_new_topics_get_as_many_partitions_as_the_server_says(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_new_topics_get_as_many_partitions_as_the_server_says(tmp_path: Path) ->
 def test_a_name_that_kafka_would_not_take_is_invalid(store: klamm.Store, raw: Raw, name: str, create: bool) -> None:
     (topic,) = metadata(raw, 9, name, create=create).topics
     assert (topic.error_code, topic.name) == (ErrorCode.INVALID_TOPIC_EXCEPTION, name)
-    assert store.topics() == []
+    assert list(store.topics) == []
 
 
 def test_names_that_collide_are_not_both_created(raw: Raw) -> None:
@@ -181,7 +181,7 @@ def test_names_that_collide_are_not_both_created(raw: Raw) -> None:
 
 @pytest.mark.parametrize("version", range(8, 14))
 def test_everybody_may_do_everything_when_a_client_asks(store: klamm.Store, raw: Raw, version: int) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     asked = {"include_topic_authorized_operations": True, "include_cluster_authorized_operations": True}
     answer = metadata(raw, version, "orders", **asked)
     assert answer.topics[0].topic_authorized_operations == 3576  # as Kafka without an authorizer answers
@@ -197,7 +197,7 @@ def test_what_is_advertised_is_told_to_whomever_dials(tmp_path: Path) -> None:
 
 
 def test_a_recovery_starts_an_epoch_and_until_then_it_is_unknown(store: klamm.Store, server: Served, raw: Raw) -> None:
-    store.create_topic("orders", partitions=3)
+    store.topics.create("orders", partitions=3)
     store.append("orders", b"1", partition=1)
     assert epochs(raw) == [0, 0, 0]
     opened = server.broker.core.topic("orders")
@@ -264,8 +264,8 @@ def shown(answer: Struct) -> list[tuple[str, list[int]]]:
 
 
 def test_partitions_are_described_by_name(store: klamm.Store, raw: Raw) -> None:
-    uuid = bytes.fromhex(store.create_topic("b", partitions=2).id)
-    store.create_topic("a")
+    uuid = bytes.fromhex(store.topics.create("b", partitions=2).info().id)
+    store.topics.create("a")
     answer = described(raw, "nobody", "b", "a", "x/y")
     assert shown(answer) == [("a", [0]), ("b", [0, 1]), ("nobody", []), ("x/y", [])]
     assert [topic.error_code for topic in answer.topics] == [0, 0, 3, 17] and answer.next_cursor is None
@@ -279,7 +279,7 @@ def test_partitions_are_described_by_name(store: klamm.Store, raw: Raw) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 6, 7, 100])
 def test_a_cursor_leads_through_all_partitions_whatever_the_limit(store: klamm.Store, raw: Raw, limit: int) -> None:
     for name, count in (("a", 3), ("b", 1), ("c", 3)):
-        store.create_topic(name, count)
+        store.topics.create(name, count)
     found: list[tuple[str, int]] = []
     cursor: tuple[str, int] | None = None
     for _ in range(10):
@@ -296,7 +296,7 @@ def test_a_cursor_leads_through_all_partitions_whatever_the_limit(store: klamm.S
 
 
 def test_a_cursor_that_cannot_be_is_refused(store: klamm.Store, raw: Raw) -> None:
-    store.create_topic("a")
+    store.topics.create("a")
     assert [each.error_code for each in described(raw, "a", cursor=("b", 0)).topics] == [ErrorCode.INVALID_REQUEST]
     assert [each.error_code for each in described(raw, "a", cursor=("a", -1)).topics] == [ErrorCode.INVALID_REQUEST]
     assert shown(described(raw, cursor=("a", 5))) == [("a", [])]
@@ -309,8 +309,8 @@ def test_a_cursor_that_cannot_be_is_refused(store: klamm.Store, raw: Raw) -> Non
 
 @pytest.mark.parametrize("version", range(1, 6))
 def test_the_directory_of_the_store_and_the_sizes_in_it(store: klamm.Store, raw: Raw, version: int) -> None:
-    store.create_topic("a", partitions=2)
-    store.create_topic("b", settings={"segment.bytes": 200})
+    store.topics.create("a", partitions=2)
+    store.topics.create("b", settings={"segment.bytes": 200})
     for _ in range(5):
         store.append("a", b"x" * 100, partition=1)
         store.append("b", b"x" * 100)
@@ -318,7 +318,7 @@ def test_the_directory_of_the_store_and_the_sizes_in_it(store: klamm.Store, raw:
     (found,) = answer.results
     assert (answer.error_code, found.error_code, found.log_dir) == (0, 0, store.path)
     sizes = {topic.name: [each.partition_size for each in topic.partitions] for topic in found.topics}
-    assert sizes == {name: [each.size for each in store.topic(name).partitions] for name in ("a", "b")}
+    assert sizes == {name: [each.size for each in store.topics.describe(name).partitions] for name in ("a", "b")}
     assert sizes["a"][0] == 0 and sizes["a"][1] > 500 and sizes["b"][0] > 500
     everything = [each for topic in found.topics for each in topic.partitions]
     assert {(each.offset_lag, each.is_future_key) for each in everything} == {(0, False)}

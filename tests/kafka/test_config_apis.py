@@ -27,7 +27,7 @@ BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[klamm.Store]:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", settings={"retention.ms": 1000, "segment.ms": 604800000})
+        store.topics.create("orders", settings={"retention.ms": 1000, "segment.ms": 604800000})
         yield store
 
 
@@ -211,12 +211,12 @@ def test_settings_of_the_server_are_not_changed_while_it_runs(store: klamm.Store
 def test_altering_replaces_all_that_is_set(store: klamm.Store, raw: Raw, version: int) -> None:
     wanted: dict[str, str | None] = {"segment.bytes": "5000", "compression.type": "producer"}
     assert alter(raw, TOPIC, "orders", wanted, version, validate_only=True).error_code == 0
-    assert store.topic("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
+    assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
     assert alter(raw, TOPIC, "orders", wanted, version).error_code == 0
-    assert store.topic("orders").settings == {"segment.bytes": "5000"}
+    assert store.topics.describe("orders").settings == {"segment.bytes": "5000"}
     assert by_name(describe(raw, TOPIC, "orders"))["segment.bytes"].value == "5000"
     assert alter(raw, TOPIC, "orders", {}, version).error_code == 0
-    assert store.topic("orders").settings == {}
+    assert store.topics.describe("orders").settings == {}
 
 
 @pytest.mark.parametrize("validate_only", [True, False])
@@ -237,7 +237,7 @@ def test_what_does_not_fit_changes_nothing(
     changes = [(name, SET, value) for name, value in values.items()]
     answer = change(raw, TOPIC, "orders", *changes, validate_only=validate_only)
     assert answer.error_code == code and list(values)[-1] in answer.error_message
-    assert store.topic("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
+    assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
 
 
 def test_a_resource_or_setting_that_is_there_twice_is_refused(store: klamm.Store, raw: Raw) -> None:
@@ -248,7 +248,7 @@ def test_a_resource_or_setting_that_is_there_twice_is_refused(store: klamm.Store
         for resources in ([once, once], [twice]):
             answers = raw.ask(api, 1, resources=resources).responses
             assert [each.error_code for each in answers] == [E.INVALID_REQUEST] * len(resources)
-    assert store.topic("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
+    assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
 
 
 # ---- IncrementalAlterConfigs
@@ -258,15 +258,15 @@ def test_a_resource_or_setting_that_is_there_twice_is_refused(store: klamm.Store
 def test_settings_are_changed_one_by_one(store: klamm.Store, raw: Raw, version: int) -> None:
     changes = [("segment.bytes", SET, "5000"), ("retention.ms", DELETE, None), ("never.set", DELETE, None)]
     assert change(raw, TOPIC, "orders", *changes, version=version, validate_only=True).error_code == 0
-    assert store.topic("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
+    assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
     assert change(raw, TOPIC, "orders", *changes, version=version).error_code == 0
-    assert store.topic("orders").settings == {"segment.bytes": "5000", "segment.ms": "604800000"}
+    assert store.topics.describe("orders").settings == {"segment.bytes": "5000", "segment.ms": "604800000"}
     assert change(raw, TOPIC, "orders", ("flush.ms", DELETE, None), version=version).error_code == 0
 
 
 def test_words_are_added_to_a_list_and_taken_out(store: klamm.Store, raw: Raw) -> None:
     def policy() -> str | None:
-        return store.topic("orders").settings.get("cleanup.policy")
+        return store.topics.describe("orders").settings.get("cleanup.policy")
 
     for operation, words, want in (
         (APPEND, "compact", "delete,compact"),
@@ -294,7 +294,7 @@ def test_operations_that_there_are_not_are_refused(raw: Raw) -> None:
 
 
 def test_one_bad_resource_does_not_stop_the_others(store: klamm.Store, raw: Raw) -> None:
-    store.create_topic("other")
+    store.topics.create("other")
     request = INCREMENTAL_ALTER_CONFIGS.request
     resources = [
         request.Resource(
@@ -304,7 +304,7 @@ def test_one_bad_resource_does_not_stop_the_others(store: klamm.Store, raw: Raw)
     ]
     answers = raw.ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=resources).responses
     assert [each.error_code for each in answers] == [E.UNKNOWN_TOPIC_OR_PARTITION, 0, 0]
-    assert store.topic("other").settings == {"segment.ms": "5"}
+    assert store.topics.describe("other").settings == {"segment.ms": "5"}
 
 
 @pytest.mark.parametrize("name", TOPIC_FACTS)
@@ -324,4 +324,4 @@ def test_each_fact_is_taken_with_its_value_and_with_no_other(store: klamm.Store,
         assert made.error_code == code
         assert change(raw, TOPIC, "orders", (name, SET, value)).error_code == code
         assert alter(raw, TOPIC, "orders", {name: value}, validate_only=True).error_code == code
-    assert store.topic("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
+    assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}

@@ -18,11 +18,12 @@ import pytest
 import klamm
 from klamm.kafka import channel
 from klamm.kafka.broker import Broker
-from klamm.kafka.call import Call, Result
+from klamm.kafka.call import Call
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH, LIST_OFFSETS, METADATA, PRODUCE
+from klamm.kafka.wire.structs import Struct
 from tests.crash.cases import seed_of
 from tests.kafka.asking import Place, batches_of, fetch, fetching, produce, producing, sealed, values
 from tests.kafka.dial import ConnectionEnded, Raw, Served, served
@@ -151,10 +152,10 @@ def test_one_who_sends_thousands_does_not_keep_the_others_waiting(server: Served
     table = server.server.listener.admission.table
     supported = table[API_VERSIONS.key]
 
-    def handler(broker: Broker, call: Call) -> Result:
+    async def handler(broker: Broker, call: Call) -> Struct | None:
         handled.append(call.session)
         time.sleep(channel.TURN_S / 4)
-        return supported.handler(broker, call)
+        return await supported.handler(broker, call)
 
     may_go_on = threading.Event()
     with server.dial() as flood:
@@ -194,7 +195,7 @@ def test_requests_behind_one_that_finds_the_catalog_changed(server: Served, raw:
     """Who comes first looks at the catalog again; what is behind must not be forgotten."""
     for turn in range(5):
         with klamm.open(server.broker.core.path) as store:
-            store.create_topic(f"new-{turn}")
+            store.topics.create(f"new-{turn}")
         raw.send_bytes(b"".join(versions(n) for n in range(50)))
         assert [int.from_bytes(raw.receive()[:4], "big") for _ in range(50)] == list(range(50))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klamm.kafka import group_coordinator as module
+from klamm.kafka import group_table
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_values import GroupListing, LeavingMember
 from tests.kafka.desk import GROUP, REBALANCE_MS, SESSION_MS, Desk
@@ -138,13 +138,13 @@ def test_nothing_is_possible_while_a_group_is_being_deleted(desk: Desk) -> None:
 def test_generations_go_on_when_more_groups_are_gone_than_are_remembered(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_RETIRED", 1)
+    monkeypatch.setattr(group_table, "_MAX_RETIRED", 1)
     for name in ("x", "y", "z"):
         member_id = desk.join(group=name).answer.member_id
         desk.coordinator.leave(name, [LeavingMember(member_id)], now_ms=desk.now_ms)
         desk.coordinator.delete(name)
         desk.coordinator.deleted(name)
-    assert len(desk.coordinator._retired) <= 1
+    assert len(desk.coordinator._groups._retired) <= 1
     assert all(desk.join(group=name).answer.generation > 2 for name in ("x", "y", "z"))
 
 

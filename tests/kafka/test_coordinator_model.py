@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.group_memory import GROUP_BYTES, MEMBER_BYTES
 from klamm.kafka.group_state import Group, State
 from klamm.kafka.group_values import JoinResponse, SyncResponse
 from tests.kafka.desk import GROUP, Asked, Desk
@@ -357,7 +358,17 @@ class Coordination(RuleBasedStateMachine):
 
     @property
     def group(self) -> Group:
-        return self.desk.coordinator._groups[GROUP]
+        group = self.desk.coordinator._groups.get(GROUP)
+        assert group is not None
+        return group
+
+    @invariant()
+    def memory_is_counted(self) -> None:
+        groups = self.desk.coordinator._groups
+        members = [member for group in groups for member in group.members.values()]
+        used = sum(GROUP_BYTES + len(group.id) for group in groups)
+        used += sum(MEMBER_BYTES // 4 + len(member_id) for group in groups for member_id in group.pending)
+        assert groups.memory.used == used + sum(member.charged + len(member.assignment) for member in members)
 
     def look(self) -> None:
         for client in self.clients:

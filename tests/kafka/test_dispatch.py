@@ -26,6 +26,7 @@ REACHES: dict[str, tuple[Place, ...]] = {
     "broker.administer": (ADMIN,),
     "broker.delete": (DISK,),
     "broker.opened": (DISK,),
+    "broker.flush_soon": (DISK,),
     "broker.partition_executors.run": (DISK,),
     "broker.sync_queue.wait": (DISK,),
     "broker.topics.create": (CATALOG, ADMIN),
@@ -119,6 +120,11 @@ def test_nothing_that_may_block_is_called_on_the_loop(row: SupportedApi) -> None
         words = chain(call.func).split(".")
         blocks = words[0] in OF and words[-1] in MAY_BLOCK and "group_coordinator" not in words  # memory only
         assert not blocks, f"{function}: {chain(call.func)} on the loop"
+
+
+def test_every_handler_responds_in_the_same_way() -> None:
+    """It is a coroutine function, and its result is the response."""
+    assert [row.api.name for row in TABLE.values() if not inspect.iscoroutinefunction(row.handler)] == []
 
 
 def test_every_row_bounds_its_response_and_names_its_rights() -> None:

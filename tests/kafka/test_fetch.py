@@ -426,7 +426,10 @@ def test_compaction_while_it_is_read(server: Served, raw: Raw) -> None:
             while not over.is_set():
                 offset, end = 0, partition.ends().end
                 while offset < end:
-                    found = fetch(mine, topic, offset, partition_max_bytes=chance.choice([1, 500, 5000, 100_000]))
+                    for _ in range(3):  # files may be replaced under a look-up: then a response may be empty, once
+                        found = fetch(mine, topic, offset, partition_max_bytes=chance.choice([1, 500, 5000, 100_000]))
+                        if found.error_code or found.records:
+                            break
                     if found.error_code or not found.records:
                         wrong.append(f"offset {offset} of {end}: {found.error_code}, {len(found.records)} bytes")
                         return
@@ -463,7 +466,7 @@ def test_a_deleted_topic_answers_who_waits(server: Served, raw: Raw, topic: str)
 
         def delete() -> None:
             with klamm.open(server.broker.core.path) as store:
-                store.delete_topic(again)
+                store.topics.delete(again)
 
         start(delete).answer()
         assert answer(by_another).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -509,7 +512,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_of_its_partition(server: Served,
 
 def test_partitions_nobody_has_used_yet(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", partitions=3)
+        store.topics.create("orders", partitions=3)
         store.append("orders", b"value", partition=1)
     with served(tmp_path / "events") as server, server.dial() as raw:
         found = fetch_many(raw, {("orders", number): 0 for number in (0, 1, 7)})

@@ -170,6 +170,17 @@ def test_a_client_that_goes_while_the_door_is_claimed_is_no_member(server: Serve
     until(lambda: not groups.held_doors(), "the group may have members at the other door")
 
 
+def test_nothing_is_left_of_a_join_whose_client_is_gone(server: Served, client: Client) -> None:
+    """It waits for a member that does not join again."""
+    client.become_member()
+    waiting = Client(server.address)
+    waiting.begin_join(version=3)
+    until(lambda: states(client) == {GROUP: "PreparingRebalance"}, "it waits")
+    assert server.call(lambda: len(server.broker.tasks)) == 1
+    waiting.close()
+    until(lambda: server.call(lambda: len(server.broker.tasks)) == 0, "its handler has ended")
+
+
 @pytest.mark.parametrize("name", ["", TOO_LONG, "a\nb"])
 def test_names_that_no_group_can_have(client: Client, name: str) -> None:
     asked = {"group_id": name, "member_id": "m", "generation_id": 1}
@@ -212,7 +223,7 @@ def test_a_group_with_embedded_members_is_not_joined_over_the_wire_until_they_ha
 def test_the_same_between_processes(tmp_path: Path) -> None:
     path, told = tmp_path / "events", tmp_path / "address"
     with klamm.open(path) as opened:
-        opened.create_topic("orders")
+        opened.topics.create("orders")
     with children() as start:
         process = start(lambda: serve_for_ever(path, told))
         with klamm.open(path) as store, Client(address_in(told)) as client:
@@ -222,7 +233,7 @@ def test_the_same_between_processes(tmp_path: Path) -> None:
             with pytest.raises(klamm.GroupBusy):
                 store.consumer("orders", group=GROUP)
             with pytest.raises(klamm.GroupBusy):
-                store.delete_group(GROUP)
+                store.groups.delete(GROUP)
             process.kill()
             store.consumer("orders", group=GROUP).close()
 
@@ -233,7 +244,7 @@ def test_the_same_between_processes(tmp_path: Path) -> None:
 def test_generations_go_on_after_a_restart_and_after_a_kill(tmp_path: Path) -> None:
     path, told = tmp_path / "events", tmp_path / "address"
     with klamm.open(path) as opened:
-        opened.create_topic("orders")
+        opened.topics.create("orders")
     seen = []
     with children() as start:
         for _ in range(3):
@@ -303,7 +314,7 @@ def test_groups_without_members_and_offsets_are_forgotten(server: Served, store:
         until(lambda: server.call(lambda: "passing" not in server.broker.group_store._here), "its door is left")
         server.run(server.broker.group_store.forget_blank())
         kept = {"coming", "embedded", "reading", "staying"}
-        assert set(states(client)) == set(store.groups()) == kept
+        assert set(states(client)) == set(store.groups) == kept
         assert not server.call(lambda: server.broker.group_coordinator.knows("passing"))
     again = client.become_member("passing")
     assert again.generation > first.generation
@@ -339,7 +350,7 @@ def test_groups_of_both_doors_are_described_in_the_order_of_the_request(
     member = client.become_member("joined")
     client.commit({("orders", 0): 1}, group="simple")
     with store.consumer("orders", group="embedded", member="m") as consumer:
-        until(lambda: consumer.poll(timeout_ms=10) or len(consumer.assignment()) == 4, "all is assigned")
+        until(lambda: consumer.poll(timeout=0.01) or len(consumer.assignment()) == 4, "all is assigned")
         names = ["joined", "simple", "embedded", "none"]
         answer = client.ask(DESCRIBE_GROUPS, version, groups=names, include_authorized_operations=True)
     joined, simple, embedded, none = answer.groups
@@ -372,7 +383,7 @@ def test_only_an_empty_group_is_deleted(store: klamm.Store, client: Client, vers
     assert client.offsets("simple") == {} and client.offsets("joined") == {("orders", 0): 1}
     client.ask(LEAVE_GROUP, 0, group_id="joined", member_id=member.member_id)
     assert delete(client, "joined", "embedded", version=version) == [E.NONE, E.NONE]
-    assert states(client) == {} and store.groups() == []
+    assert states(client) == {} and list(store.groups) == []
     again = client.become_member("joined")
     assert again.generation > member.generation and client.offsets("joined") == {}
 

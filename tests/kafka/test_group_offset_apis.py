@@ -20,7 +20,7 @@ FIRST, SECOND = ("orders", 0), ("orders", 1)
 
 
 def topic_id(store: klamm.Store) -> bytes:
-    return bytes.fromhex(store.topic("orders").id)
+    return bytes.fromhex(store.topics.describe("orders").id)
 
 
 # ---- committing
@@ -46,7 +46,7 @@ def test_every_version_of_offset_commit_commits_partitions_that_are_there(
     assert errors == [[0, 0, nowhere, nowhere], [E.UNKNOWN_TOPIC_ID if version >= 10 else nowhere]]
     assert answer.topics[0].name == ("" if version >= 10 else "orders")
     assert answer.topics[0].topic_id == (topic_id(store) if version >= 10 else bytes(16))
-    stored = {each.partition: each.committed for each in store.group(GROUP).offsets}
+    stored = {each.partition: each.committed for each in store.groups.describe(GROUP).offsets}
     epoch = 2 if version >= 6 else -1
     assert stored == {0: klamm.Committed(5, epoch, ""), 3: klamm.Committed(6, epoch, "")}
 
@@ -77,15 +77,15 @@ def test_a_text_that_is_too_long_and_an_offset_below_0(client: Client) -> None:
 def test_the_largest_offset_and_leader_epoch_are_committed_as_they_are(store: klamm.Store, client: Client) -> None:
     assert client.commit({FIRST: 2**63 - 1}, epoch=2**31 - 1) == [0]
     assert client.offsets() == {FIRST: 2**63 - 1}
-    assert store.group(GROUP).offsets[0].committed == klamm.Committed(2**63 - 1, 2**31 - 1, "")
+    assert store.groups.describe(GROUP).offsets[0].committed == klamm.Committed(2**63 - 1, 2**31 - 1, "")
 
 
 def test_a_topic_that_is_deleted_while_its_commit_waits(store: klamm.Store, server: Served, client: Client) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     go_on = hold_writes(server)
     client.begin_commit({FIRST: 1, ("users", 0): 1})
     until(lambda: waiting(server) == 1, "the commit waits")
-    store.delete_topic("users")
+    store.topics.delete("users")
     go_on.set()
     assert client.committed() == [0, E.UNKNOWN_TOPIC_OR_PARTITION]
     assert client.offsets() == {FIRST: 1}
@@ -253,7 +253,7 @@ def test_every_version_of_offset_fetch_returns_what_was_committed(
 
 @pytest.mark.parametrize("version", range(2, 11))
 def test_fetching_all_that_a_group_has(store: klamm.Store, client: Client, version: int) -> None:
-    store.create_topic("users")
+    store.topics.create("users")
     client.commit({("users", 0): 1, FIRST: 5, ("orders", 3): 7})
     make = OFFSET_FETCH.request
     for group, expected in ((GROUP, {("orders", 0): 5, ("orders", 3): 7, ("users", 0): 1}), ("nobody", {})):
@@ -261,7 +261,7 @@ def test_fetching_all_that_a_group_has(store: klamm.Store, client: Client, versi
             (found,) = client.ask(OFFSET_FETCH, version, groups=[make.Group(group_id=group, topics=None)]).groups
         else:
             found = client.ask(OFFSET_FETCH, version, group_id=group, topics=None)
-        names = {bytes.fromhex(store.topic(name).id): name for name in ("orders", "users")}
+        names = {bytes.fromhex(store.topics.describe(name).id): name for name in ("orders", "users")}
         seen = {
             (names[topic.topic_id] if version >= 10 else topic.name, each.partition_index): each.committed_offset
             for topic in found.topics
@@ -275,7 +275,7 @@ def test_an_offset_that_a_transaction_is_about_to_move_is_not_told_to_who_wants_
     store: klamm.Store, server: Served, client: Client, monkeypatch: pytest.MonkeyPatch, everything: bool
 ) -> None:
     client.commit({FIRST: 5, SECOND: 6})
-    moving = (GROUP, store.topic("orders").id, 1)
+    moving = (GROUP, store.topics.describe("orders").id, 1)
     monkeypatch.setattr(server.broker.transaction_coordinator, "has_pending", lambda *asked: asked == moving)
     make = OFFSET_FETCH.request
     topics = None if everything else [make.GroupTopic(name="orders", partition_indexes=[0, 1])]
@@ -302,7 +302,7 @@ def test_offsets_of_a_topic_that_a_member_subscribes_to_are_not_deleted(store: k
         answer = client.ask(OFFSET_DELETE, 0, group_id=group, topics=list(topics))
         return answer.error_code, [each.error_code for topic in answer.topics for each in topic.partitions]
 
-    store.create_topic("users")
+    store.topics.create("users")
     metadata = b"\0\1\0\0\0\1\0\6orders" + b"\xff" * 4
     protocols = [JOIN_GROUP.request.Protocol(name="range", metadata=metadata)]
     member = client.become_member(protocols=protocols)
@@ -329,19 +329,19 @@ def test_offsets_are_the_same_at_both_doors(store: klamm.Store, server: Served, 
         store.append("orders", b"x", partition=0)
     assert client.commit({FIRST: 4}, epoch=0, metadata="note") == [0]
     with store.consumer("orders", group=GROUP) as consumer:
-        batch = until(lambda: consumer.poll(timeout_ms=10), "a batch comes")
+        batch = until(lambda: consumer.poll(timeout=0.01), "a batch comes")
         assert batch.begin == 4
         assert client.commit({FIRST: 2}) == [E.UNKNOWN_MEMBER_ID]
         consumer.commit(batch)
         assert client.offsets() == {FIRST: 10}
     assert client.commit({FIRST: 6}) == [0]
     with store.consumer("orders", group=GROUP) as consumer:  # who is no member moves no door
-        assert until(lambda: consumer.poll(timeout_ms=10), "a batch comes").begin == 6
+        assert until(lambda: consumer.poll(timeout=0.01), "a batch comes").begin == 6
     member = client.become_member()
     assert client.commit({FIRST: 8}, member) == [0]
-    assert store.group(GROUP).door == "kafka"
+    assert store.groups.describe(GROUP).door == "kafka"
     with pytest.raises(klamm.GroupBusy):
-        store.reset_offsets(store.plan_reset(GROUP, to="earliest"))
+        store.groups.reset(GROUP, to="earliest")
     assert client.offsets() == {FIRST: 8}
 
 
@@ -361,7 +361,7 @@ def test_a_restart_keeps_offsets(store: klamm.Store) -> None:
 def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
     path, told = tmp_path / "events", tmp_path / "address"
     with klamm.open(path) as opened:
-        opened.create_topic("orders", partitions=4)
+        opened.topics.create("orders", partitions=4)
     with children() as start:
         for life in range(3):
             process = start(lambda: serve_for_ever(path, told, group_min_session_timeout_ms=100))
@@ -374,4 +374,4 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
                 process.kill()
     with klamm.open(path) as opened:
         assert opened.check().breaches == []
-        assert [each.committed for each in opened.group(GROUP).offsets] == [klamm.Committed(300)]
+        assert [each.committed for each in opened.groups.describe(GROUP).offsets] == [klamm.Committed(300)]

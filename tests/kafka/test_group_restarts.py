@@ -31,7 +31,7 @@ QUICK = {"group_min_session_timeout_ms": 100}
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with klamm.open(tmp_path / "events") as opened:
-        opened.create_topic("orders", partitions=4)
+        opened.topics.create("orders", partitions=4)
     return tmp_path / "events"
 
 
@@ -204,7 +204,9 @@ def test_nobody_hears_of_a_generation_that_waits_to_be_written(path: Path) -> No
         member = Joined(joined.member_id, joined.generation_id)
         go_on = hold_writes(running)
         client.begin(SYNC_GROUP, 4, group_id=GROUP, generation_id=member.generation, member_id=member.member_id)
-        until(lambda: running.broker.group_coordinator._groups[GROUP].keeping, "the generation waits")
+        group = running.broker.group_coordinator._groups.get(GROUP)
+        assert group is not None
+        until(lambda: group.keeping, "the generation waits")
         assert second.heartbeat(member) == E.NONE
         assert described(second).group_state == "CompletingRebalance"
         go_on.set()
@@ -238,7 +240,7 @@ def test_whoever_left_is_forgotten_and_a_deleted_group_as_well(path: Path) -> No
         (answer,) = client.ask(DELETE_GROUPS, 2, groups_names=["other"]).results
         assert answer.error_code == E.NON_EMPTY_GROUP
     with klamm.open(path) as opened:
-        opened.delete_group("other")  # no server
+        opened.groups.delete("other")  # no server
     assert rows(path) == 0
 
 
@@ -249,7 +251,7 @@ def test_a_group_that_processes_took_over_meanwhile_has_no_members_any_more(path
     with klamm.open(path) as store:
         with store.consumer("orders", group=GROUP):
             pass
-        store.reset_offsets(store.plan_reset("reset", "orders", to="earliest"))
+        store.groups.reset("reset", "orders", to="earliest")
     assert rows(path) == 0
     with served(path) as running, Client(running.address) as client:
         assert client.heartbeat(member) == E.UNKNOWN_MEMBER_ID

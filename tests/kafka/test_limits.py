@@ -245,7 +245,7 @@ def test_a_connection_too_many_is_closed_at_once(tmp_path: Path) -> None:
 
 def test_connections_leave_open_files_to_the_store(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", partitions=20)
+        store.topics.create("orders", partitions=20)
     with serving(tmp_path / "events", open_files=200) as process, ExitStack() as stack:
         clients = [stack.enter_context(Raw(process.address)) for _ in range(100)]
         for client in clients:
@@ -326,7 +326,7 @@ def test_the_idle_are_closed_when_their_time_has_come(tmp_path: Path) -> None:
 
 def test_who_does_not_read_its_answer_is_closed_in_the_end(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", 1, {"max.message.bytes": 10_000_000})
+        store.topics.create("orders", 1, {"max.message.bytes": 10_000_000})
         store.append_many("orders", [bytes(8 * MIB)] * 4, acks=1)
     with served(tmp_path / "events", connections_max_idle_ms=400) as server, server.dial() as deaf:
         deaf.send(FETCH, 12, **fetching({("orders", 0): 0}, max_bytes=1 << 30))

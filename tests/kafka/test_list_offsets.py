@@ -23,7 +23,7 @@ NOTHING = (0, -1, -1, -1)
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[klamm.Store]:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", partitions=2)
+        store.topics.create("orders", partitions=2)
         for timestamp in (100, 300, 200, 300, 250):  # offsets 0 to 4 of partition 0
             store.append("orders", b"x", partition=0, timestamp=timestamp)
         yield store
@@ -64,13 +64,13 @@ def restart(server: Served, number: int = 0) -> None:
 @pytest.mark.parametrize("version", range(1, 12))
 def test_where_a_log_begins_and_ends_and_was_at_a_time(store: klamm.Store, raw: Raw, version: int) -> None:
     epoch = 0 if version >= 4 else -1
-    store.delete_records("orders", {0: 1})
+    store["orders"].delete_records({0: 1})
     wanted = [(0, EARLIEST), (1, EARLIEST)]
     assert listed(raw, *wanted, version=version) == [(0, 1, -1, epoch), (0, 0, -1, epoch)]
     assert listed(raw, (0, LATEST), (1, LATEST), version=version) == [(0, 5, -1, epoch), (0, 0, -1, epoch)]
     for time, offset, stamp in ((0, 1, 300), (200, 1, 300), (300, 1, 300)):
         assert at(raw, time, version=version) == (0, offset, stamp, epoch)
-    store.delete_records("orders", {0: 2})
+    store["orders"].delete_records({0: 2})
     for time, offset, stamp in ((0, 2, 200), (100, 2, 200), (200, 2, 200), (201, 3, 300), (300, 3, 300)):
         assert at(raw, time, version=version) == (0, offset, stamp, epoch)
     assert at(raw, 301, version=version) == NOTHING
@@ -92,7 +92,7 @@ def test_the_youngest_record_is_found_wherever_it_lies(store: klamm.Store, raw: 
     store.append("orders", b"x", partition=0, timestamp=301)
     assert at(raw, YOUNGEST) == (0, 5, 301, 0)
     store.append("orders", b"x", partition=0, timestamp=7)
-    store.delete_records("orders", {0: 6})
+    store["orders"].delete_records({0: 6})
     assert at(raw, YOUNGEST) == (0, 6, 7, 0)
 
 
@@ -161,13 +161,13 @@ def test_each_offset_is_told_with_the_epoch_it_belongs_to(store: klamm.Store, se
     assert at(raw, EARLIEST) == (0, 0, -1, 0) and at(raw, LATEST) == (0, 7, -1, 2)
     assert at(raw, 100) == (0, 0, 100, 0)
     assert at(raw, 1000) == (0, 5, 1000, 1) and at(raw, YOUNGEST) == (0, 6, 2000, 2)
-    store.delete_records("orders", {0: 5})
+    store["orders"].delete_records({0: 5})
     assert at(raw, EARLIEST) == at(raw, EARLIEST_LOCAL) == (0, 5, -1, 1)
 
 
 def test_a_partition_that_nobody_has_opened_is_opened(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", partitions=2)
+        store.topics.create("orders", partitions=2)
         store.append_many("orders", [(None, b"x")] * 3, partition=0, timestamp=100)
     with served(tmp_path / "events") as server, server.dial() as raw:
         (topic,) = server.broker.topics.all()

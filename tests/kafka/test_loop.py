@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import struct
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -18,9 +19,12 @@ from typing import Any
 
 import pytest
 
-from klamm.batch.header import Header
+from klamm.batch import codecs, walk
+from klamm.batch.header import CONTROL, Header
 from klamm.disk import _os
+from klamm.disk.page_cache import is_cached
 from klamm.kafka.apis import produce as produce_api
+from klamm.kafka.apis.produce import Checked, Rules
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.frames import read_response
@@ -29,6 +33,7 @@ from klamm.kafka.wire.messages import (
     CREATE_TOPICS,
     DELETE_RECORDS,
     DELETE_TOPICS,
+    FETCH,
     HEARTBEAT,
     LIST_OFFSETS,
     METADATA,
@@ -40,10 +45,13 @@ from klamm.log import head
 from klamm.store.directory import Core, acquire, release
 from tests.crash.cases import seed_of
 from tests.kafka import waits
-from tests.kafka.asking import altered, fetch, offsets, produce, producing, sealed, values
+from tests.kafka.asking import FOREVER_MS, altered, fetch, fetching, offsets, produce, producing, sealed, values
 from tests.kafka.dial import Raw, Served, served
+from tests.log.compacted import in_transaction
 from tests.procs import PATIENCE, Child, Flag, children, until
 from tests.serving import serving
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -57,8 +65,8 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Core]:
-    core = acquire(path, read_only=False, create=False, force_filesystem=False)
+def opened(path: str, *, create: bool = False) -> Iterator[Core]:
+    core = acquire(path, read_only=False, create=create, force_filesystem=False)
     try:
         yield core
     finally:
@@ -289,6 +297,75 @@ def test_a_slow_disk_keeps_only_those_waiting_who_want_to_know(tmp_path: Path) -
             each.close()
 
 
+def drop_from_memory(path: Path) -> bool:
+    """Have the kernel forget a file; return whether it has."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return not is_cached(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A directory on a disk: temporary files may be in memory, where the kernel forgets nothing and tells nothing."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as path:
+        yield Path(path)
+
+
+@pytest.mark.soak  # the kernel does not always forget a file when it is asked to
+def test_a_thread_reads_what_is_not_in_memory_before_it_is_sent(disk_path: Path) -> None:
+    tmp_path = disk_path
+    held, seen = Flag(tmp_path / "held"), tmp_path / "seen"
+    environment = waits.hold(held, seen, path=".log", calls="read")
+    batch = bytes(sealed(1, padding=300_000))
+    with (
+        serving(tmp_path / "events", environment=environment) as process,
+        Raw(process.address) as raw,
+        Raw(process.address) as reader,
+    ):
+        raw.create("orders")
+        produce(raw, "orders", batch, acks=-1)
+        fetch(reader, "orders", 0)  # from now on it is known where the records lie
+        (log,) = (tmp_path / "events").glob("topics/*/0/*.log")
+        if not drop_from_memory(log):
+            pytest.skip("this file system is in memory")
+        held.up()
+        reader.send(FETCH, 12, **fetching({("orders", 0): 0}))
+        until(seen.exists, "a thread reads")
+        assert raw.ask(API_VERSIONS, 0).error_code == 0
+        held.down()
+        assert batch[61:] in reader.receive()
+
+
+def test_consumers_may_be_kept_from_records_that_are_not_on_disk(tmp_path: Path) -> None:
+    """With fetch.flushed.only, a fetch has them synced and waits for that; without it, they are seen at once."""
+    held = Flag(tmp_path / "held")
+    environment = waits.hold(held, tmp_path / "seen", path="/0/0000", calls="sync")
+    with (
+        serving(tmp_path / "events", "--set", "fetch.flushed.only=true", environment=environment) as process,
+        Raw(process.address) as raw,
+    ):
+        raw.create("orders")
+        assert produce(raw, "orders", sealed([b"synced"]), acks=-1).error_code == 0
+        held.up()
+        assert produce(raw, "orders", sealed([b"not yet"]), acks=1).error_code == 0
+        found = fetch(raw, "orders", 0)
+        assert (values(found), found.high_watermark, found.last_stable_offset) == ([b"synced"], 1, 1)
+        (latest,) = raw.ask(LIST_OFFSETS, 7, **listing("orders", -1)).topics
+        assert latest.partitions[0].offset == 1
+        with Raw(process.address) as waiting:
+            waiting.send(FETCH, 12, **fetching({("orders", 0): 1}, wait_ms=FOREVER_MS))
+            until((tmp_path / "seen").exists, "the fetch has it synced")
+            assert values(fetch(raw, "orders", 1)) == [] and is_unanswered(waiting)
+            held.down()
+            (partition,) = read_response(FETCH, 12, waiting.receive())[1].responses[0].partitions
+            assert (values(partition), partition.high_watermark) == ([b"not yet"], 2)
+
+
 # ---- what takes long
 
 
@@ -304,11 +381,11 @@ def test_a_batch_that_takes_long_to_decompress_keeps_only_its_own_client_waiting
     begun, may_end = threading.Event(), threading.Event()
     check = produce_api.check
 
-    def held(records: Any, version: int, max_bytes: int, *, quick: bool = False) -> Header:
+    def held(records: Any, version: int, rules: Rules, *, quick: bool = False) -> Checked:
         if not quick:  # it is, on the loop
             begun.set()
             assert may_end.wait(PATIENCE)
-        return check(records, version, max_bytes, quick=quick)
+        return check(records, version, rules, quick=quick)
 
     monkeypatch.setattr(produce_api, "check", held)
     with server.dial() as sender:
@@ -319,6 +396,81 @@ def test_a_batch_that_takes_long_to_decompress_keeps_only_its_own_client_waiting
         assert is_unanswered(sender)
         may_end.set()
         assert produced(sender)[0] == ErrorCode.INVALID_RECORD
+
+
+def test_the_records_of_a_batch_are_read_once(server: Served, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is compacted, and does not take every timestamp, has a look at them, too: not by decompressing."""
+    raw.create("keys", cleanup_policy="compact", message_timestamp_before_max_ms="86400000")
+    now = int(time.time() * 1000)
+    small, large = [(b"k", b"v", None, now)], [(b"k", bytes(3 << 20), None, now)]
+    produce(raw, "keys", sealed(small))
+    decompressed: list[str] = []
+    for name in ("decompress", "pieces"):
+        original = getattr(codecs, name)
+
+        def counted(*args: Any, original: Any = original, **options: Any) -> Any:
+            decompressed.append(threading.current_thread().name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(codecs, name, counted)
+    assert produce(raw, "keys", sealed(small, codec=4)).error_code == 0
+    assert len(decompressed) == 1
+    decompressed.clear()
+    assert produce(raw, "keys", sealed(large, codec=4)).error_code == 0
+    assert len(decompressed) == 2 and decompressed[1].startswith("klamm-codec"), "first the loop tries"
+    decompressed.clear()
+    old = [(b"k", bytes(3 << 20), None, now - 90_000_000)]
+    assert produce(raw, "keys", sealed(old, codec=4)).error_code == ErrorCode.INVALID_TIMESTAMP
+    assert decompressed[0] == "server" and "server" not in decompressed[1:]
+
+
+def fill_with_transactions(path: Path, chance: random.Random) -> tuple[list[Header], int]:
+    """Make a log of many segments with aborted transactions and an open one: its batches, and where that begins."""
+    with opened(str(path), create=True) as core:
+        core.create_topic("orders", 1, {"segment.bytes": 20_000, "index.interval.bytes": 500})
+        partition = core.topic("orders").partition(0)
+        for number in range(300):
+            if number % 20 == 0:
+                partition.append(in_transaction(7, number, [(b"k", b"aborted")]))
+                partition.append_marker(7, number + 1, commit=False)
+            partition.append(sealed(chance.choice([1, 3]), padding=chance.choice([10, 400])))
+        stable = partition.ends().end
+        partition.append(in_transaction(8, 0, [(b"k", b"open")]))
+        partition.append(sealed(5))
+        with partition.reader(0, committed=False) as reader:
+            return list(walk(b"".join(iter(lambda: bytes(reader.read()), b"")))), stable
+
+
+def test_seeks_and_clients_that_catch_up_read_no_file_on_the_loop(disk_path: Path) -> None:
+    """From any offset on, through segments, past aborted transactions, up to an open one."""
+    tmp_path = disk_path
+    chance = random.Random(seed_of())
+    stored, stable = fill_with_transactions(tmp_path / "events", chance)
+    watched, seen = Flag(tmp_path / "watched"), tmp_path / "seen"
+    seen.touch()
+    environment = waits.watch(watched, seen, reads_of="/topics/")
+    with serving(tmp_path / "events", environment=environment) as process, Raw(process.address) as raw:
+
+        def read(offset: int, size: int, committed: bool) -> int:
+            """Batches from an offset on; where they end."""
+            response = fetch(raw, "orders", offset, partition_max_bytes=size, committed=committed)
+            limit = response.last_stable_offset if committed else response.high_watermark
+            expected = [each for each in stored if offset < each.next_offset <= limit]
+            got = list(walk(response.records))
+            assert got and [each.base_offset for each in got] == [each.base_offset for each in expected[: len(got)]]
+            aborted = {each.producer_epoch - bool(each.attributes & CONTROL) for each in got if each.producer_id == 7}
+            assert len(response.aborted_transactions or ()) == committed * len(aborted)
+            return got[-1].next_offset
+
+        watched.up()
+        for committed, end in ((False, stored[-1].next_offset), (True, stable)):
+            for _ in range(60):
+                read(chance.randrange(end), chance.choice([100, 3000, 1 << 20]), committed)
+            offset = 0
+            while offset < end:
+                offset = read(offset, 2000, committed)
+        watched.down()
+        assert Counter(seen.read_text().split("\n")[:-1]) == {}
 
 
 def test_under_load_the_loop_makes_no_call_that_may_wait(tmp_path: Path) -> None:
@@ -348,7 +500,11 @@ def test_under_load_the_loop_makes_no_call_that_may_wait(tmp_path: Path) -> None
                         committed = mine.ask(OFFSET_COMMIT, 7, **committing()).topics[0].partitions[0]
                         assert committed.error_code == 0
                     else:
-                        fetch(mine, "orders", 0, partition)
+                        end = fetch(mine, "orders", 0, partition).high_watermark
+                        for size in (1000, 100_000, 1 << 20):
+                            place = chance.randrange(end + 1)
+                            got = fetch(mine, "orders", place, partition, partition_max_bytes=size)
+                            assert place == end or place in offsets(got)
 
         def write() -> None:
             with opened(path) as core:

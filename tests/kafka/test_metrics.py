@@ -217,9 +217,9 @@ def test_errors_bear_the_names_that_kafka_gives_them(path: Path) -> None:
 
 def test_lag_covers_groups_of_embedded_consumers(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append_many("orders", [b"a", b"b", b"c"])
-        with store.consumer("orders", group="embedded", wait_ms=0) as consumer:
+        with store.consumer("orders", group="embedded", wait=0) as consumer:
             consumer.commit(next(iter(consumer.batches(max_records=1))))
 
         async def act(service: Service) -> None:
@@ -234,11 +234,11 @@ def test_a_scrape_is_bounded_and_says_what_it_left_out(path: Path, monkeypatch: 
     monkeypatch.setattr(collector, "MAX_PARTITIONS", 3)
     monkeypatch.setattr(collector, "MAX_OFFSETS", 2)
     with klamm.open(path) as store:
-        store.create_topic("a", partitions=2)
-        store.create_topic("b", partitions=4)
+        store.topics.create("a", partitions=2)
+        store.topics.create("b", partitions=4)
         store.append_many("a", [b"1", b"2"], partition=0)
         for number in range(4):
-            store.reset_offsets(store.plan_reset(f"g{number}", "a", to="earliest"))
+            store.groups.reset(f"g{number}", "a", to="earliest")
 
         async def act(service: Service) -> None:
             found = await scraped(service)
@@ -253,7 +253,7 @@ def test_a_scrape_is_bounded_and_says_what_it_left_out(path: Path, monkeypatch: 
 
 def test_a_scrape_recovers_nothing(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"a")
 
     async def act(service: Service) -> None:

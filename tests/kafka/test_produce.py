@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.batch import codecs, crc32c, parse
+from klamm.batch import codecs, crc32c, decode, parse
 from klamm.batch.header import CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, TRANSACTIONAL
 from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
@@ -84,7 +84,7 @@ REFUSED = {
         altered(sealed(1, producer_id=5, producer_epoch=0, base_sequence=0), ATTRIBUTES, ">h", CONTROL | TRANSACTIONAL),
         ErrorCode.INVALID_RECORD,
     ),
-    "log append time": (altered(GOOD, ATTRIBUTES, ">h", LOG_APPEND_TIME), ErrorCode.INVALID_RECORD),
+    "a base offset": (altered(GOOD, 0, ">q", 1), ErrorCode.INVALID_RECORD),
     "delete horizon": (altered(GOOD, ATTRIBUTES, ">h", DELETE_HORIZON), ErrorCode.INVALID_RECORD),
     "an unknown bit": (altered(GOOD, ATTRIBUTES, ">h", 0x80), ErrorCode.INVALID_RECORD),
     "the sign bit": (altered(GOOD, ATTRIBUTES, ">h", -0x8000), ErrorCode.INVALID_RECORD),
@@ -126,6 +126,36 @@ def test_what_is_no_batch_is_refused_with_its_code_and_nothing_is_appended(raw: 
     assert produce(raw, "orders", GOOD).base_offset == before, "the connection goes on"
 
 
+def test_a_timestamp_type_that_a_producer_sets_is_refused_where_the_server_stamps_and_else_ignored(raw: Raw) -> None:
+    """As in Apache Kafka: INVALID_TIMESTAMP, with each record named, or records with their own timestamps."""
+    batch = altered(sealed([(None, b"a", None, 1000), (None, b"b", None, 3000)]), ATTRIBUTES, ">h", LOG_APPEND_TIME)
+    refused = produce(raw, "stamped", batch)
+    assert (refused.error_code, refused.base_offset) == (ErrorCode.INVALID_TIMESTAMP, -1)
+    assert [each.batch_index for each in refused.record_errors] == [0, 1]
+    assert "LogAppendTime" in refused.record_errors[0].batch_index_error_message
+    taken = produce(raw, "orders", batch)
+    assert taken.error_code == 0
+    (stored,) = batches_of(fetch(raw, "orders", taken.base_offset).records)
+    assert [record.timestamp for record in decode(stored)] == [1000, 3000]
+    assert parse(stored).max_timestamp == 3000
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_records_without_a_key_are_named_where_keys_are_needed(raw: Raw, codec: int) -> None:
+    raw.create(f"compacted{codec}", cleanup_policy="compact")
+    now = int(time.time() * 1000)
+    records = [(b"k", b"v", None, now), (None, b"v", None, now), (b"", b"v", None, now), (None, b"v", None, now)]
+    for more in ([], [(b"k", bytes(2 << 20), None, now)]):  # on the loop, and by a thread
+        refused = produce(raw, f"compacted{codec}", sealed(records + more, codec=codec))
+        if not codec and more:
+            assert refused.error_code == ErrorCode.MESSAGE_TOO_LARGE
+            continue
+        assert (refused.error_code, refused.base_offset) == (ErrorCode.INVALID_RECORD, -1)
+        assert [each.batch_index for each in refused.record_errors] == [1, 3]
+        assert "without a key" in refused.record_errors[0].batch_index_error_message
+    assert end_of(raw, f"compacted{codec}") == 0
+
+
 def test_old_clients_are_told_that_their_format_is_not_taken(raw: Raw) -> None:
     answered = produce(raw, "orders", altered(GOOD, 16, ">b", 1), version=2)
     assert answered.error_code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
@@ -154,7 +184,7 @@ def test_a_batch_goes_to_the_topic_of_its_id(server: Served, raw: Raw) -> None:
 
 @pytest.mark.parametrize("codec", range(5))
 def test_what_is_stored_is_what_was_sent_but_for_offset_and_epoch(raw: Raw, codec: int) -> None:
-    batch = altered(sealed(50, codec=codec, padding=30), 0, ">q", 123456)  # clients may write any offset there
+    batch = sealed(50, codec=codec, padding=30)
     base = produce(raw, "orders", batch, 2).base_offset
     (stored,) = batches_of(fetch(raw, "orders", base, 2).records)
     assert stored[16:] == batch[16:]
@@ -217,10 +247,10 @@ def test_append_time_is_told_and_stored(raw: Raw) -> None:
 
 def test_append_time_is_that_of_the_batch_though_the_log_has_later_records(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store, served(tmp_path / "events") as server, server.dial() as raw:
-        store.create_topic("orders", 1, {"message.timestamp.after.max.ms": 2**63 - 1})
+        store.topics.create("orders", 1, {"message.timestamp.after.max.ms": 2**63 - 1})
         later = time.time_ns() // 1_000_000 + 10**9
         assert produce(raw, "orders", sealed([(None, b"later", None, later)])).error_code == 0
-        store.alter_topic("orders", {"message.timestamp.type": "LogAppendTime"})
+        store.topics.alter("orders", {"message.timestamp.type": "LogAppendTime"})
         assert produce(raw, "orders", sealed(1)).log_append_time_ms < later
 
 
@@ -357,9 +387,9 @@ def test_settings_that_another_process_changes_hold_for_the_next_batch(server: S
     raw.create("changing")
     assert produce(raw, "changing", GOOD).error_code == 0
     with klamm.open(server.broker.core.path) as store:
-        store.alter_topic("changing", {"max.message.bytes": 100})
+        store.topics.alter("changing", {"max.message.bytes": 100})
         until(lambda: produce(raw, "changing", sealed(50)).error_code == ErrorCode.MESSAGE_TOO_LARGE, "it holds")
-        store.delete_topic("changing")
+        store.topics.delete("changing")
         assert produce(raw, "changing", GOOD).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -381,7 +411,7 @@ def test_random_batches_come_back_as_they_were(raw: Raw) -> None:
 
 def test_a_store_that_this_process_has_open_as_well(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         store.append("orders", b"embedded")
         with served(tmp_path / "events") as server, server.dial() as raw:
             assert produce(raw, "orders", sealed([b"wire"])).base_offset == 1

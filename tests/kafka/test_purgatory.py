@@ -9,16 +9,19 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import klamm
+from klamm.kafka.apis import fetch as fetch_api
 from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH
+from klamm.kafka.wire.structs import Struct
 from tests.kafka.asking import FOREVER_MS, fetch, fetching, offsets, produce, sealed, values
 from tests.kafka.dial import ConnectionEnded, Raw, Served, served
-from tests.procs import children, until
+from tests.procs import PATIENCE, children, until
 
 
 @pytest.fixture
@@ -124,7 +127,7 @@ def test_who_is_gone_before_it_can_wait_is_not_kept(server: Served) -> None:
     """Its partition has to be opened first, and it leaves meanwhile."""
     with klamm.open(server.broker.core.path) as store:
         for number in range(30):
-            store.create_topic(f"t{number}", partitions=5)
+            store.topics.create(f"t{number}", partitions=5)
     for number in range(30):
         with server.dial() as client:
             places = {(f"t{number}", each): 0 for each in range(5)}
@@ -155,10 +158,10 @@ def test_one_that_cannot_be_tried_takes_nobody_with_it(
         def spoil() -> None:
             first = next(iter(server.broker.purgatory._by_session.values()))
 
-            def attempt(now_or_never: bool) -> None:
+            def attempt(is_due: bool) -> None:
                 raise ZeroDivisionError
 
-            first.attempt = attempt
+            first.fetching = SimpleNamespace(attempt=attempt)
 
         server.call(spoil)
         with caplog.at_level(logging.ERROR):
@@ -172,13 +175,38 @@ def test_one_that_cannot_be_tried_takes_nobody_with_it(
         assert [read(client) for client in later] == [[], []], "time goes on, too"
 
 
+def test_what_comes_while_a_thread_looks_is_not_missed(
+    server: Served, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread has found too little; before the loop hears of it, more is appended."""
+    looked, may_end = threading.Event(), threading.Event()
+    attempt = fetch_api._Fetching.attempt_in_thread
+
+    def slow(fetching: fetch_api._Fetching, is_due: bool) -> Struct | None:
+        response = attempt(fetching, is_due)
+        looked.set()
+        assert may_end.wait(PATIENCE)
+        return response
+
+    monkeypatch.setattr(fetch_api._Fetching, "attempt_in_thread", slow)
+    with server.dial() as client:
+        client.send(FETCH, 12, **fetching({("orders", 0): 0}, wait_ms=FOREVER_MS, min_bytes=200))
+        until(lambda: waiting(server) == 1, "it waits")
+        produce(raw, "orders", sealed([b"little"]))
+        assert looked.wait(PATIENCE)
+        produce(raw, "orders", sealed([bytes(200)]))
+        server.call(lambda: None)  # it was tried again, and was still in the thread
+        may_end.set()
+        assert read(client) == [b"little", bytes(200)]
+
+
 def test_what_comes_just_before_it_is_watched_is_not_missed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fetch has looked, somebody appends, and only then the fetch begins to wait."""
     place, park = server.broker.core.topic("orders").partition(0), server.broker.purgatory.delay
 
-    def late(*given: Any) -> None:
+    def late(*given: Any) -> Any:
         place.append(sealed([b"just before"]))
-        park(*given)
+        return park(*given)
 
     monkeypatch.setattr(server.broker.purgatory, "delay", late)
     with server.dial() as client:

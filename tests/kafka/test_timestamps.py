@@ -112,7 +112,7 @@ def test_the_limits_are_shown_with_kafkas_defaults_and_can_be_set(raw: Raw) -> N
 
 def test_check_reports_a_batch_whose_max_timestamp_lies(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("t")
+        store.topics.create("t")
         log = store._acquired().topic("t").partition(0)
         log.append(sealed([(None, b"v", None, NOW)]))
         assert store.check().ok

@@ -69,7 +69,7 @@ def codes(answers: list[Struct]) -> list[int]:
 @pytest.mark.parametrize("version", range(2, 8))
 def test_a_topic_is_created_as_it_is_wanted(store: klamm.Store, raw: Raw, version: int) -> None:
     (made,) = create(raw, new("orders", 2, 1, retention_ms="1000"), version=version)
-    info = store.topic("orders")
+    info = store.topics.describe("orders")
     assert len(info.partitions) == 2 and info.settings == {"retention.ms": "1000"}
     assert (made.name, made.error_code, made.error_message) == ("orders", 0, None)
     assert made.topic_id == (bytes.fromhex(info.id) if version >= 7 else NO_ID)
@@ -89,7 +89,7 @@ def test_there_is_one_replica_however_many_are_wanted(raw: Raw, replicas: int) -
 
 @pytest.mark.parametrize("version", range(2, 8))
 def test_validating_tells_the_same_and_changes_nothing(store: klamm.Store, raw: Raw, version: int) -> None:
-    store.create_topic("old")
+    store.topics.create("old")
     wanted = [new("good"), new("old"), new("bad", 0), new("worse", 1, retention_ms="x"), new("a/b")]
     answers = create(raw, *wanted, version=version, validate_only=True)
     assert codes(answers) == [
@@ -99,10 +99,10 @@ def test_validating_tells_the_same_and_changes_nothing(store: klamm.Store, raw: 
         E.INVALID_CONFIG,
         E.INVALID_TOPIC_EXCEPTION,
     ]
-    assert store.topics() == ["old"] and answers[0].topic_id == NO_ID
+    assert list(store.topics) == ["old"] and answers[0].topic_id == NO_ID
     assert answers[0].num_partitions == (3 if version >= 5 else -1)  # the server's default
     assert codes(create(raw, *wanted, version=version)) == codes(answers)
-    assert store.topics() == ["good", "old"] and len(store.topic("good").partitions) == 3
+    assert list(store.topics) == ["good", "old"] and len(store.topics.describe("good").partitions) == 3
 
 
 @pytest.mark.parametrize(
@@ -134,23 +134,23 @@ def test_validating_tells_the_same_and_changes_nothing(store: klamm.Store, raw: 
     ids=str,
 )
 def test_what_cannot_be_is_told_with_a_reason(store: klamm.Store, raw: Raw, topic: Struct, code: int) -> None:
-    store.create_topic("or.ders")
+    store.topics.create("or.ders")
     refused, made = create(raw, topic, new("other"))
     assert (refused.name, refused.error_code, made.error_code) == (topic.name, code, 0)
     assert refused.error_message
     assert (refused.num_partitions, refused.replication_factor, refused.topic_id) == (-1, -1, NO_ID)
-    assert store.topics() == ["or.ders", "other"]
+    assert list(store.topics) == ["or.ders", "other"]
 
 
 def test_partitions_are_counted_from_an_assignment(store: klamm.Store, raw: Raw) -> None:
     (made,) = create(raw, new("a", assigned={1: [1], 0: [1], 2: [1]}))
-    assert (made.error_code, made.num_partitions) == (0, 3) and len(store.topic("a").partitions) == 3
+    assert (made.error_code, made.num_partitions) == (0, 3) and len(store.topics.describe("a").partitions) == 3
 
 
 def test_a_topic_that_is_in_a_request_twice_is_not_created(store: klamm.Store, raw: Raw) -> None:
     twice, once = create(raw, new("a"), new("b"), new("a", 5), new("a"))
     assert (twice.name, twice.error_code, once.name, once.error_code) == ("a", E.INVALID_REQUEST, "b", 0)
-    assert store.topics() == ["b"]
+    assert list(store.topics) == ["b"]
 
 
 def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.Store, raw: Raw) -> None:
@@ -167,12 +167,12 @@ def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.S
         ),
     )
     assert made.error_code == 0, made.error_message
-    assert store.topic("a").settings == {"cleanup.policy": "compact"}
+    assert store.topics.describe("a").settings == {"cleanup.policy": "compact"}
     for name, value in (("compression_type", "gzip"), ("preallocate", "true"), ("min_insync_replicas", "one")):
         config: dict[str, Any] = {name: value}
         (refused,) = create(raw, new("b", 1, **config))
         assert refused.error_code == E.INVALID_CONFIG and value in refused.error_message
-    assert store.topics() == ["a"]
+    assert list(store.topics) == ["a"]
 
 
 def test_a_topic_is_there_for_every_process_when_its_creation_is_answered(server: Served, raw: Raw) -> None:
@@ -185,12 +185,12 @@ def test_a_topic_is_there_for_every_process_when_its_creation_is_answered(server
 def test_what_is_not_begun_in_time_is_not_begun(store: klamm.Store, raw: Raw) -> None:
     names = [f"topic-{number:02}" for number in range(50)]
     made = in_time(create(raw, *map(new, names), timeout_ms=1))
-    assert store.topics() == names[:made]
+    assert list(store.topics) == names[:made]
     assert codes(create(raw, *map(new, names[made:]), timeout_ms=0)) == [0] * (50 - made)  # as some clients do
     grown = in_time(grow(raw, *((name, 5, None) for name in names), timeout_ms=1))
-    assert [len(store.topic(name).partitions) for name in names] == [5] * grown + [3] * (50 - grown)
+    assert [len(store.topics.describe(name).partitions) for name in names] == [5] * grown + [3] * (50 - grown)
     gone = in_time(raw.ask(DELETE_TOPICS, 5, topic_names=names, timeout_ms=1).responses)
-    assert store.topics() == names[gone:]
+    assert list(store.topics) == names[gone:]
 
 
 def in_time(answers: list[Struct]) -> int:
@@ -220,12 +220,12 @@ def grow(raw: Raw, *wanted: tuple[str, int, Any], version: int = 3, **fields: An
 
 @pytest.mark.parametrize("version", range(4))
 def test_a_topic_gets_more_partitions(store: klamm.Store, raw: Raw, version: int) -> None:
-    store.create_topic("a", 2)
+    store.topics.create("a", 2)
     (checked,) = grow(raw, ("a", 4, None), version=version, validate_only=True)
     assert (checked.name, checked.error_code, checked.error_message) == ("a", 0, None)
-    assert len(store.topic("a").partitions) == 2
-    assert codes(grow(raw, ("a", 4, None), version=version)) == [0] and len(store.topic("a").partitions) == 4
-    assert codes(grow(raw, ("a", 5, [[1]]), version=version)) == [0] and len(store.topic("a").partitions) == 5
+    assert len(store.topics.describe("a").partitions) == 2
+    assert codes(grow(raw, ("a", 4, None), version=version)) == [0] and len(store.topics.describe("a").partitions) == 4
+    assert codes(grow(raw, ("a", 5, [[1]]), version=version)) == [0] and len(store.topics.describe("a").partitions) == 5
     (seen,) = raw.ask(METADATA, 12, topics=None).topics
     assert [each.partition_index for each in seen.partitions] == [0, 1, 2, 3, 4]
 
@@ -250,17 +250,17 @@ def test_a_topic_gets_more_partitions(store: klamm.Store, raw: Raw, version: int
 def test_what_does_not_grow_is_told_why(
     store: klamm.Store, raw: Raw, wanted: tuple[str, int, Any], code: int, validate_only: bool
 ) -> None:
-    store.create_topic("a", 2)
+    store.topics.create("a", 2)
     (refused,) = grow(raw, wanted, validate_only=validate_only)
     assert refused.error_code == code and refused.error_message
-    assert len(store.topic("a").partitions) == 2
+    assert len(store.topics.describe("a").partitions) == 2
 
 
 def test_a_topic_that_is_to_grow_twice_does_not(store: klamm.Store, raw: Raw) -> None:
-    store.create_topic("a")
-    store.create_topic("b")
+    store.topics.create("a")
+    store.topics.create("b")
     assert codes(grow(raw, ("a", 2, None), ("b", 2, None), ("a", 3, None))) == [E.INVALID_REQUEST, 0]
-    assert len(store.topic("a").partitions) == 1 and len(store.topic("b").partitions) == 2
+    assert len(store.topics.describe("a").partitions) == 1 and len(store.topics.describe("b").partitions) == 2
 
 
 # ---- DeleteTopics
@@ -269,9 +269,9 @@ def test_a_topic_that_is_to_grow_twice_does_not(store: klamm.Store, raw: Raw) ->
 @pytest.mark.parametrize("version", range(1, 7))
 def test_topics_are_deleted_by_name(store: klamm.Store, raw: Raw, version: int) -> None:
     for name in ("a", "b"):
-        store.create_topic(name)
+        store.topics.create(name)
         store.append(name, b"x")
-    uuid = bytes.fromhex(store.topic("a").id)
+    uuid = bytes.fromhex(store.topics.describe("a").id)
     names = ["a", "nobody", "a/b"]
     topics = [DELETE_TOPICS.request.Topic(name=name) for name in names]
     answers = raw.ask(DELETE_TOPICS, version, topic_names=names, topics=topics, timeout_ms=30_000).responses
@@ -279,13 +279,13 @@ def test_topics_are_deleted_by_name(store: klamm.Store, raw: Raw, version: int) 
     assert codes(answers) == [0, E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_OR_PARTITION]
     assert [bool(each.error_message) for each in answers] == [False, version >= 5, version >= 5]
     assert [each.topic_id for each in answers] == [uuid if version >= 6 else NO_ID, NO_ID, NO_ID]
-    assert store.topics() == ["b"] and len(os.listdir(f"{store.path}/topics")) == 1
+    assert list(store.topics) == ["b"] and len(os.listdir(f"{store.path}/topics")) == 1
     (seen,) = raw.ask(METADATA, 12, topics=None).topics
     assert seen.name == "b"
 
 
 def test_topics_are_deleted_by_id(store: klamm.Store, raw: Raw) -> None:
-    ids = [bytes.fromhex(store.create_topic(name).id) for name in ("a", "b", "c")]
+    ids = [bytes.fromhex(store.topics.create(name).info().id) for name in ("a", "b", "c")]
     unknown = bytes(15) + b"\1"
     wanted = [
         DELETE_TOPICS.request.Topic(name=None, topic_id=ids[0]),
@@ -303,23 +303,23 @@ def test_topics_are_deleted_by_id(store: klamm.Store, raw: Raw) -> None:
         (None, NO_ID, E.INVALID_REQUEST),
         ("c", NO_ID, E.INVALID_REQUEST),
     ]
-    assert store.topics() == ["b", "c"]
+    assert list(store.topics) == ["b", "c"]
 
 
 def test_a_topic_that_is_named_and_numbered_is_deleted_once(store: klamm.Store, raw: Raw) -> None:
-    uuid = bytes.fromhex(store.create_topic("a").id)
+    uuid = bytes.fromhex(store.topics.create("a").info().id)
     wanted = [DELETE_TOPICS.request.Topic(name="a"), DELETE_TOPICS.request.Topic(name=None, topic_id=uuid)]
     answers = raw.ask(DELETE_TOPICS, 6, topics=wanted, timeout_ms=30_000).responses
     assert codes(answers) == [0, E.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 def test_a_topic_that_was_made_anew_is_not_deleted_by_the_id_of_the_old_one(store: klamm.Store, raw: Raw) -> None:
-    uuid = bytes.fromhex(store.create_topic("a").id)
-    store.delete_topic("a")
-    store.create_topic("a")
+    uuid = bytes.fromhex(store.topics.create("a").info().id)
+    store.topics.delete("a")
+    store.topics.create("a")
     wanted = [DELETE_TOPICS.request.Topic(name=None, topic_id=uuid)]
     assert codes(raw.ask(DELETE_TOPICS, 6, topics=wanted).responses) == [E.UNKNOWN_TOPIC_ID]
-    assert store.topics() == ["a"]
+    assert list(store.topics) == ["a"]
 
 
 # ---- DeleteRecords
@@ -344,7 +344,7 @@ def start_of(raw: Raw, topic: str, number: int) -> int:
 
 @pytest.mark.parametrize("version", range(3))
 def test_records_before_an_offset_go(store: klamm.Store, raw: Raw, version: int) -> None:
-    store.create_topic("a", 3)
+    store.topics.create("a", 3)
     for number in range(3):
         for _ in range(5):
             store.append("a", b"x", partition=number)
@@ -365,7 +365,7 @@ def test_records_before_an_offset_go(store: klamm.Store, raw: Raw, version: int)
 
 @pytest.mark.parametrize(("policy", "code"), [("compact", E.POLICY_VIOLATION), ("compact,delete", 0), ("delete", 0)])
 def test_records_of_a_topic_that_is_only_compacted_stay(store: klamm.Store, raw: Raw, policy: str, code: int) -> None:
-    store.create_topic("a", settings={"cleanup.policy": policy})
+    store.topics.create("a", settings={"cleanup.policy": policy})
     store.append("a", b"x", key=b"k")
     assert forget(raw, "a", {0: 1}) == [(0, -1 if code else 1, code)]
     assert start_of(raw, "a", 0) == (0 if code else 1)

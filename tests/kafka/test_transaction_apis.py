@@ -40,7 +40,7 @@ NAME = "billing"
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[klamm.Store]:
     with klamm.open(tmp_path / "events") as opened:
-        opened.create_topic("t", partitions=2)
+        opened.topics.create("t", partitions=2)
         yield opened
 
 
@@ -314,7 +314,7 @@ def test_what_people_are_told(raw: Raw) -> None:
 def test_a_client_goes_on_though_the_server_is_killed_after_every_call(tmp_path: Path, bumps: bool) -> None:
     path, told = tmp_path / "events", tmp_path / "told"
     with klamm.open(path) as opened:
-        opened.create_topic("t", partitions=2)
+        opened.topics.create("t", partitions=2)
     with children() as start, ExitStack() as stack:
         producer: Producer | None = None
 
@@ -344,7 +344,7 @@ def test_a_client_goes_on_though_the_server_is_killed_after_every_call(tmp_path:
             assert next_life().end(commit=commit) == 0 and next_life().epoch == after
     with klamm.open(path) as opened:
         assert seen(opened, 0) == [[b"0", b"2"]] and offset_of(opened, "g") == 2
-        assert opened.transactions() == [] and opened.check().breaches == []
+        assert list(opened.transactions) == [] and opened.check().breaches == []
 
 
 def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_in_one_write(

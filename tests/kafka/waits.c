@@ -3,9 +3,11 @@
    Held:     while the file $HELD is there, syncs (reads of a page or more, if $HELD_CALLS is "read") of files whose path
              has $HELD_PATH in it wait, and say so by making the file $HELD_SEEN.
    Watched:  while the file $WATCHED is there, calls of the first thread, which runs the loop, that may wait are written
-             to $WATCHED_SEEN, one name a line: syncs, locks that are waited for, futexes of the store, and whatever is
-             done with klamm.db. */
+             to $WATCHED_SEEN, one name a line: syncs, locks that are waited for, futexes of the store, whatever is done
+             with klamm.db, and in directories that have $WATCHED_PATH in their name: files that are opened to be read,
+             lists of files, and reads that may wait (preadv2 with RWF_NOWAIT does not). */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -55,6 +57,37 @@ static void watch_database(int fd, const char *name) {
     if (gettid() == getpid() && is_there("WATCHED") && path_has(fd, "klamm.db")) append("WATCHED_SEEN", name);
 }
 
+static int is_watched(const char *path) {
+    const char *part = getenv("WATCHED_PATH");
+    return gettid() == getpid() && part && strstr(path, part) && is_there("WATCHED");
+}
+
+static void watch_open(const char *path, int flags) {
+    if ((flags & O_ACCMODE) == O_RDONLY && is_watched(path)) append("WATCHED_SEEN", "open");
+}
+
+static void watch_read(int fd) {
+    const char *part = getenv("WATCHED_PATH");
+    if (gettid() == getpid() && part && is_there("WATCHED") && path_has(fd, part)) append("WATCHED_SEEN", "read");
+}
+
+#define OPENING(name) \
+    int name(const char *path, int flags, ...) { \
+        va_list list; \
+        va_start(list, flags); \
+        mode_t mode = flags & O_CREAT ? (mode_t)va_arg(list, int) : 0; \
+        va_end(list); \
+        watch_open(path, flags); \
+        return NEXT(name)(path, flags, mode); \
+    }
+OPENING(open)
+OPENING(open64)
+
+DIR *opendir(const char *path) {
+    if (is_watched(path)) append("WATCHED_SEEN", "opendir");
+    return NEXT(opendir)(path);
+}
+
 int fsync(int fd) { watch("fsync"), hold(fd, "sync"); return NEXT(fsync)(fd); }
 int fdatasync(int fd) { watch("fdatasync"), hold(fd, "sync"); return NEXT(fdatasync)(fd); }
 int flock(int fd, int how) {
@@ -64,6 +97,7 @@ int flock(int fd, int how) {
 
 static void on_read(int fd, size_t size) {
     watch_database(fd, "read of klamm.db");
+    watch_read(fd);
     if (size >= 4096) hold(fd, "read");
 }
 ssize_t pread(int fd, void *to, size_t size, off_t at) { on_read(fd, size); return NEXT(pread)(fd, to, size, at); }

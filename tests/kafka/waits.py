@@ -25,6 +25,9 @@ def hold(held: Flag, seen: Path, *, path: str, calls: str) -> dict[str, str]:
     }
 
 
-def watch(watched: Flag, seen: Path) -> dict[str, str]:
-    """While `watched` is up, what the first thread calls that may wait is written to `seen`, a line each."""
-    return {**_preloaded(), "WATCHED": watched.path, "WATCHED_SEEN": str(seen)}
+def watch(watched: Flag, seen: Path, *, reads_of: str = "") -> dict[str, str]:
+    """While `watched` is up, what the first thread calls that may wait is written to `seen`, a line each; with
+    `reads_of`, also reads of files that have this in their name.
+    """
+    environment = {**_preloaded(), "WATCHED": watched.path, "WATCHED_SEEN": str(seen)}
+    return {**environment, "WATCHED_PATH": reads_of} if reads_of else environment

@@ -43,7 +43,7 @@ def append(partition: Partition, given: Iterable[Sequence[Any]], **options: int)
     batch = sealed(given, **options)
     base = partition.append(batch)
     found = decode(batch, form=RECORDS)
-    return [Sent(base + n, r.key, r.value, r.timestamp, r.headers) for n, r in enumerate(found)]
+    return [Sent(base + n, r.key, r.value, r.timestamp, tuple(r.headers)) for n, r in enumerate(found)]
 
 
 def put(partition: Partition, *pairs: tuple[bytes | None, bytes | None]) -> list[Sent]:
@@ -54,7 +54,7 @@ def put(partition: Partition, *pairs: tuple[bytes | None, bytes | None]) -> list
 def seen(partition: Partition, start: int | None = None, max_bytes: int = 1 << 20) -> list[Sent]:
     """What a reader gets."""
     start = partition.ends().start if start is None else start
-    return [Sent(r.offset, r.key, r.value, r.timestamp, r.headers) for r in records(partition, start, max_bytes)]
+    return [Sent(r.offset, r.key, r.value, r.timestamp, tuple(r.headers)) for r in records(partition, start, max_bytes)]
 
 
 def latest(sent: Iterable[Sent]) -> list[Sent]:

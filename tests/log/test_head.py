@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from klamm.disk import _os
-from klamm.errors import CorruptBatch, Forked, KlammError, UnknownTopic
+from klamm.errors import Closed, CorruptBatch, KlammError, UnknownTopic
 from klamm.log import head
 from klamm.log.partition import Partition
 from tests.procs import Child, asleep, children, until
@@ -429,7 +429,7 @@ def test_a_closed_partition_refuses_and_its_last_commit_stays(rig: Rig) -> None:
         lambda: partition.sync(2),
         lambda: partition.try_append(batch(0, 1)),
     ):
-        with pytest.raises(Forked):
+        with pytest.raises(Closed):
             use()
     assert read_all(rig.child().partition(1)) == [(0, 0)]
 
@@ -445,7 +445,7 @@ def test_an_append_that_waits_while_the_log_is_closed_is_done_or_refused(rig: Ri
     def append() -> None:
         try:
             done.append(partition.append(batch(0, 1)))
-        except Forked:
+        except Closed:
             done.append("refused")
 
     appender = threading.Thread(target=append, daemon=True)

@@ -270,7 +270,7 @@ def test_a_file_replaced_without_another_version_is_noticed(rig: Rig) -> None:
     aside = path.with_suffix(".aside")
     aside.write_bytes(path.read_bytes())
     aside.rename(path)
-    ranges._places.clear()
+    ranges._positions.clear()
     assert follow(ranges, partition) == stored
 
 
@@ -340,7 +340,7 @@ def test_few_files_stay_open_and_none_that_is_gone(rig: Rig) -> None:
     before = descriptors()
     assert follow(ranges, partition) == stored
     assert len(files) == 3
-    assert len(opened_since(before)) <= 3
+    assert len(opened_since(before)) <= 6, "each with its index"
     assert held.read().startswith(stored[0])
     partition.housekeeping.delete_before(partition.ends().end)
     files.forget_unlinked()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from klamm.disk import _os
-from klamm.errors import CorruptBatch, Forked, SyncFailed
+from klamm.errors import Closed, CorruptBatch, SyncFailed
 from klamm.log import head, recovery
 from klamm.log.partition import Partition
 from tests.log.logs import batch_of, flip, log_file
@@ -342,7 +342,7 @@ def test_a_partition_that_cannot_be_synced_is_closed_all_the_same(rig: Rig) -> N
     with pytest.raises(SyncFailed):
         partition.close()
     _os.trap(0)
-    with pytest.raises(Forked):
+    with pytest.raises(Closed):
         partition.append(batch(0, 1))
     assert read_all(rig.child().partition(1)) == [(0, 0)]
 

@@ -12,7 +12,7 @@ from klamm.log.head import Watch
 
 def test_a_watch_tells_of_each_head_and_of_the_catalog(tmp_path: Path) -> None:
     with klamm.open(tmp_path) as store:
-        store.create_topic("orders", partitions=3)
+        store.topics.create("orders", partitions=3)
         core = store._acquired()
         logs = [partition.log for partition in core.topic("orders").partitions()]
         watch = Watch(logs)
@@ -31,7 +31,7 @@ def test_a_watch_tells_of_each_head_and_of_the_catalog(tmp_path: Path) -> None:
             assert moved()
             watch.seen(place, log.seq)
             assert not moved()
-        store.create_topic("others")
+        store.topics.create("others")
         assert moved()
 
 
@@ -39,7 +39,7 @@ def test_a_watch_refuses_what_it_cannot_watch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to watch"):
         Watch([])
     with klamm.open(tmp_path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         watch = Watch([store._acquired().topic("orders").partition(0).log])
         for place in (-1, 2):
             with pytest.raises(IndexError):

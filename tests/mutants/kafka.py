@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         "a fetch ignores max_bytes of a partition",
         "kafka/apis/fetch.py: max_bytes of a partition",
-        ((FETCH, "limit, min(left, wanted.max_bytes), first)", "limit, left, first)"),),
+        ((FETCH, "partition.snapshot(), min(left, wanted.max_bytes)", "partition.snapshot(), left"),),
         (f"{FETCH_TESTS}::test_the_first_batch_however_large_and_then_no_more_than_asked_for",),
     ),
     Mutant(
@@ -162,13 +162,13 @@ MUTANTS = [
     Mutant(
         "the CRC of a batch is computed before its size is looked at",
         "kafka/apis/produce.py: size before CRC",
-        (("src/klamm/kafka/apis/produce.py", "        if header.size > max_bytes:", "        if False:"),),
+        (("src/klamm/kafka/apis/produce.py", "        if header.size > rules.max_bytes:", "        if False:"),),
         (f"{BOUNDS_TESTS}::test_a_batch_that_is_too_large_is_refused_for_that_though_it_is_corrupt",),
     ),
     Mutant(
         "members of a group may say as much as they like",
         "kafka/group_coordinator.py C6",
-        ((GROUP_STATE, " + request.size > max_bytes:\n", " + request.size < 0:\n"),),
+        ((GROUP_STATE, " + request.size > config.max_bytes:\n", " + request.size < 0:\n"),),
         (f"{BOUNDS_TESTS}::test_what_the_members_of_a_group_say_is_bounded",),
     ),
     Mutant(
@@ -206,5 +206,134 @@ MUTANTS = [
             ),
         ),
         (f"{LOOP_TESTS}::test_what_names_no_new_topic_does_not_wait_for_the_catalog",),
+    ),
+    Mutant(
+        "the loop looks for records on the disk",
+        "internals/server.md: the loop never waits for a disk",
+        ((FETCH, "find = ranges.find if may_block else ranges.find_now", "find = ranges.find"),),
+        (f"{LOOP_TESTS}::test_seeks_and_clients_that_catch_up_read_no_file_on_the_loop",),
+    ),
+    Mutant(
+        "a delayed fetch forgets what came while a thread looked",
+        "kafka/purgatory.py P1",
+        (("src/klamm/kafka/purgatory.py", "            elif again:\n", "            elif False:\n"),),
+        ("tests/kafka/test_purgatory.py::test_what_comes_while_a_thread_looks_is_not_missed",),
+    ),
+    Mutant(
+        "the loop sends from files that are not in memory",
+        "internals/server.md: the loop never waits for a disk",
+        (
+            (
+                "src/klamm/kafka/response_writer.py",
+                "        if is_cached(part.file.fd, size, part.position):\n",
+                "        if True:\n",
+            ),
+        ),
+        (f"{LOOP_TESTS}::test_a_thread_reads_what_is_not_in_memory_before_it_is_sent",),
+    ),
+    Mutant(
+        "a batch is decompressed as a whole",
+        "guide/serving.md: decompression.max.bytes",
+        (
+            (
+                "src/klamm/kafka/apis/produce.py",
+                "RecordScan(records, max_held=max_held).result",
+                "scan_records(records)",
+            ),
+        ),
+        (f"{BOUNDS_TESTS}::test_a_batch_is_not_decompressed_as_a_whole",),
+    ),
+    Mutant(
+        "a block of snappy is decompressed however large it is",
+        "batch/codecs.py C2",
+        (("src/klamm/batch/codecs.py", "(size := _snappy_size(block)) > max_held:", "(size := 0) > max_held:"),),
+        (
+            f"{BOUNDS_TESTS}::test_a_batch_of_which_too_much_is_needed_at_a_time_is_refused",
+            "tests/batch/test_scan.py",
+        ),
+    ),
+    Mutant(
+        "a window of zstd is filled however large it is",
+        "batch/codecs.py C2",
+        (("src/klamm/batch/codecs.py", "if size > max_held < frame.window_size:", "if False:"),),
+        ("tests/batch/test_scan.py",),
+    ),
+    Mutant(
+        "a batch is decompressed again, on the loop, for its keys",
+        "log/partition.py: append_now does no slow work",
+        (("src/klamm/log/partition.py", "if self._read_first and not is_checked:", "if self._read_first:"),),
+        (f"{LOOP_TESTS}::test_the_records_of_a_batch_are_read_once",),
+    ),
+    Mutant(
+        "a fetch is cut by what the client asks for alone",
+        "guide/serving.md: fetch.max.bytes",
+        ((FETCH, "min(request.max_bytes, broker.settings.fetch_max_bytes)", "request.max_bytes"),),
+        (f"{BOUNDS_TESTS}::test_a_fetch_response_has_as_many_bytes_as_the_server_allows",),
+    ),
+    Mutant(
+        "a fetch that is full waits for more",
+        "as in Kafka, bytes that there are count, not those that fit",
+        ((FETCH, "max(found.size, max_bytes) if is_cut else found.size", "found.size"),),
+        (f"{BOUNDS_TESTS}::test_a_fetch_response_has_as_many_bytes_as_the_server_allows",),
+    ),
+    Mutant(
+        "the transport has a copy of a response that is not read",
+        "kafka/response_writer.py: a slow reader holds the response once",
+        (("src/klamm/kafka/response_writer.py", "_PIECE = 16 * 1024", "_PIECE = 16 << 20"),),
+        (f"{BOUNDS_TESTS}::test_a_response_that_is_not_read_is_in_memory_once",),
+    ),
+    Mutant(
+        "all groups together may hold as much as they like",
+        "kafka/group_coordinator.py C6: groups.max.bytes",
+        (("src/klamm/kafka/group_memory.py", "self.used + size <= limit", "True"),),
+        (f"{BOUNDS_TESTS}::test_what_all_groups_hold_is_bounded",),
+    ),
+    Mutant(
+        "what a member was assigned counts on when it has left",
+        "kafka/group_coordinator.py C6: groups.max.bytes",
+        (
+            (
+                GROUP_STATE,
+                "        self._memory.used -= len(member.assignment)\n        self.owing",
+                "        self.owing",
+            ),
+        ),
+        (f"{BOUNDS_TESTS}::test_what_all_groups_hold_is_bounded", "tests/kafka/test_coordinator_model.py"),
+    ),
+    Mutant(
+        "ids that were given out do not count",
+        "kafka/group_coordinator.py C6: groups.max.bytes",
+        ((GROUP_STATE, "        self._memory.used += _pending_bytes(member_id)\n", ""),),
+        (f"{BOUNDS_TESTS}::test_ids_of_members_that_never_join_count_too",),
+    ),
+    Mutant(
+        "consumers see records that are not on disk, whatever fetch.flushed.only says",
+        "guide/serving.md: fetch.flushed.only",
+        (
+            (
+                "src/klamm/kafka/broker.py",
+                "if self.settings.fetch_flushed_only and ends.flushed < ends.end:",
+                "if False:",
+            ),
+        ),
+        (f"{LOOP_TESTS}::test_consumers_may_be_kept_from_records_that_are_not_on_disk",),
+    ),
+    Mutant(
+        "a fetch does not have records synced that it waits for",
+        "guide/serving.md: fetch.flushed.only",
+        (("src/klamm/kafka/broker.py", "            self.purgatory.wake_soon(partition)\n", "            pass\n"),),
+        (f"{LOOP_TESTS}::test_consumers_may_be_kept_from_records_that_are_not_on_disk",),
+    ),
+    Mutant(
+        "a handler goes on to wait when its client is gone",
+        "kafka/call.py: a reply is cancelled when the client disconnects",
+        (
+            (
+                "src/klamm/kafka/session.py",
+                "            self._waits.cancel()\n\n    def disconnect",
+                "            pass\n\n    def disconnect",
+            ),
+        ),
+        ("tests/kafka/test_group_apis.py::test_nothing_is_left_of_a_join_whose_client_is_gone",),
     ),
 ]

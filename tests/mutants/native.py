@@ -8,6 +8,8 @@ LANE = "src/klamm/batch/_lane.pxi"
 HEAD = "src/klamm/log/_head.pyx"
 APPEND = "src/klamm/log/_append.pxi"
 REUSE = "src/klamm/log/_reuse.pxi"
+TAIL = "src/klamm/log/_tail.pxi"
+DECODER = "src/klamm/batch/_decoder.pxi"
 OWNER = "src/klamm/log/owner.h"
 LIFE = "src/klamm/log/_life.pxi"
 PRODUCERS = "src/klamm/log/_producers.pxi"
@@ -460,15 +462,44 @@ MUTANTS = [
         "a reader that follows the active segment looks beyond the commit",
         "promise 1",
         (
-            (HEAD, "size = min(<int64_t>max_bytes, now.position - position)", "size = <int64_t>max_bytes"),
-            (HEAD, " if got == size else -1\n        else:", " if got > 0 else -1\n        else:"),
+            (TAIL, "max(0, min(most, now.position - tail.position))", "most"),
             (
-                HEAD,
-                " if got == size else -1\n        if code != KLAMM_OK",
-                " if got > 0 else -1\n        if code != KLAMM_OK",
+                TAIL,
+                "    if os_pread(tail.fd, to, size, tail.position) != size:\n",
+                "    size = os_pread(tail.fd, to, size, tail.position)\n    if size <= 0:\n",
             ),
         ),
         (f"{KILLS}::test_a_writer_killed_at_any_step_leaves_committed_batches_and_nothing_else",),
+    ),
+    Mutant(
+        "a decoder returns records of a batch whose rest is bad",
+        "batch/_decoder.pxi: a batch is returned whole, or not at all",
+        (
+            (
+                DECODER,
+                "        try:\n            self.check_rest()\n",
+                "        try:\n            self.is_checked = True\n",
+            ),
+        ),
+        ("tests/batch/test_decoder.py::test_nothing_of_a_bad_batch_is_returned_and_what_is_good_comes_before_it",),
+    ),
+    Mutant(
+        "a decoder is used while it makes a record",
+        "batch/_decoder.pxi: memory that is being read is not given back",
+        ((DECODER, "        if self.is_taking:\n", "        if False:\n"),),
+        ("tests/batch/test_decoder.py::test_a_decoder_is_not_used_while_it_makes_a_record",),
+    ),
+    Mutant(
+        "a consumer of a read-only store rings the bell",
+        "a store opened with read_only=True writes nothing",
+        (
+            (
+                "src/klamm/log/_heads.pxi",
+                "        if self.writable:\n            klamm_ring(",
+                "        if True:\n            klamm_ring(",
+            ),
+        ),
+        ("tests/client/test_waiting.py::test_a_consumer_of_a_read_only_store_ends_while_another_process_waits",),
     ),
     Mutant(
         "a roll leaves blocks that were allocated ahead in the closed segment",
@@ -502,7 +533,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lane that was closed while the serializers ran takes the record",
-        "client/producer.py P7",
+        "client/produce/producer.py P7",
         (
             (
                 LANE,
@@ -526,7 +557,7 @@ MUTANTS = [
     ),
     Mutant(
         "a full buffer is noticed only after the record was taken",
-        "client/producer.py P6",
+        "client/produce/producer.py P6",
         (
             (
                 LANE,

@@ -75,8 +75,8 @@ MUTANTS = [
     ),
     _without(
         "a dead letter is not synced",
-        "client/dead_letters.py",
-        "client/dead_letters.py",
+        "client/work/dead_letters.py",
+        "client/work/dead_letters.py",
         "        log.sync(offset + 1)\n",
         CALL,
         LETTERS,
@@ -218,7 +218,7 @@ MUTANTS = [
     _without(
         "an imported group is not synced",
         "store/database.py D2",
-        "client/group_admin.py",
+        "client/groups/group_admin.py",
         "        with database.gate(), database.transaction() as execute:\n"
         "            group = core.groups.claim(execute, wanted)\n",
         CALL,
@@ -259,7 +259,7 @@ MUTANTS = [
     _without(
         "records of append_many are not synced",
         "promise 4",
-        "client/target.py",
+        "client/produce/target.py",
         "            self._target.opened.partition(number).sync(found[-1].stop)\n",
         CALL,
         instead="            pass\n",
@@ -267,7 +267,7 @@ MUTANTS = [
     _without(
         "records of a producer are not synced",
         "promise 4",
-        "client/sender.py",
+        "client/produce/sender.py",
         "                partition.sync(offset)\n",
         CALL,
         instead="                pass\n",

@@ -55,7 +55,7 @@ def test_the_document_lists_every_mutant_with_a_test_that_it_names() -> None:
     assert report.DOCUMENT.read_text().endswith(report.tables(noticed))
 
 
-@pytest.mark.parametrize("name", ["test_history_mutants", "test_wire_mutants"])
+@pytest.mark.parametrize("name", ["test_history_mutants", "test_run_histories", "test_wire_mutants"])
 def test_what_a_mutant_replaces_in_a_running_process_is_there(name: str) -> None:
     """A mutant that assigns to an attribute that was renamed would break nothing."""
     module = importlib.import_module(f"tests.crash.{name}")

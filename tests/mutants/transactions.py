@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 STORE_TRANSACTIONS = "src/klamm/store/transactions.py"
 RESOLVER = "src/klamm/store/transaction_resolver.py"
+PARTICIPANTS = "src/klamm/client/participants.py"
 TRANSACTION = "src/klamm/client/transaction.py"
 LINEAGE = "src/klamm/store/lineage.py"
 LINEAGE_TESTS = "tests/client/test_lineage.py"
@@ -16,8 +17,15 @@ KILLED_TRANSACTION_TESTS = "tests/crash/test_killed_transaction.py"
 TRANSACTION_POWER_CUT_TESTS = "tests/crash/test_transaction_power_cut.py"
 TRANSACTION_TESTS = "tests/client/test_transaction.py"
 TRANSACTION_PROGRESS_TESTS = "tests/client/test_transaction_progress.py"
+GIVEN = "        for session in [each for each, claim in self._claims.items() if not claim.is_empty]:\n"
 
 MUTANTS = [
+    Mutant(
+        "a consumer leaves a transaction behind that was not ended",
+        "client/participants.py",
+        ((PARTICIPANTS, "        if session.transaction is not None:", "        if False:"),),
+        (f"{TRANSACTION_PROGRESS_TESTS}::test_a_transaction_that_was_forgotten_is_aborted",),
+    ),
     Mutant(
         "a late commit is not refused",
         "store/transactions.py T3",
@@ -69,7 +77,7 @@ MUTANTS = [
         (
             (
                 TRANSACTION,
-                "                    also=self._put_also if self._claims or self._once else None,",
+                "                    also=self._put_also if self._once or self._moves() else None,",
                 "                    also=None,",
             ),
             (
@@ -173,11 +181,49 @@ MUTANTS = [
         (
             (
                 TRANSACTION,
-                "            if rewind:\n                self._rewind(",
-                "            if False:\n                self._rewind(",
+                "                if rewind and self._state",
+                "                if False and self._state",
             ),
         ),
         (f"{TRANSACTION_PROGRESS_TESTS}::test_an_aborted_transaction_gives_the_same_batch_again",),
+    ),
+    Mutant(
+        "a consumer goes back only if its offsets were given",
+        "client/transaction.py X3",
+        ((TRANSACTION, "        for session in self._claims:\n            try:\n", f"{GIVEN}            try:\n"),),
+        (
+            f"{TRANSACTION_PROGRESS_TESTS}::test_others_end_a_transaction_before_it_commits_offsets_and_no_record_is_lost",
+        ),
+    ),
+    Mutant(
+        "a consumer takes part from its commit_offsets on",
+        "client/transaction.py X3",
+        (
+            (
+                TRANSACTION,
+                "        claim = self._claims.get(session)\n",
+                "        claim = self._claims.setdefault(session, session.commits.claim())\n",
+            ),
+        ),
+        (f"{TRANSACTION_PROGRESS_TESTS}::test_offsets_of_a_consumer_that_does_not_take_part_are_refused",),
+    ),
+    Mutant(
+        "a consumer that could not go back reads on",
+        "client/transaction.py X3",
+        (
+            (
+                "src/klamm/client/consume/session.py",
+                "            if self._rewind_due is not None:\n",
+                "            if False:\n",
+            ),
+        ),
+        (f"{TRANSACTION_PROGRESS_TESTS}::test_a_consumer_that_cannot_go_back_at_once_does_so_before_it_reads_on",),
+    ),
+    Mutant(
+        "a loop over records goes on after its consumer went back",
+        "client/consume/read_engine.py E2",
+        (("src/klamm/client/consume/cursor.py", "        before.end_iteration()\n", ""),),
+        (f"{TRANSACTION_PROGRESS_TESTS}::test_a_loop_over_records_goes_back_too",),
     ),
     Mutant(
         "two jobs commit one number twice",
@@ -260,10 +306,10 @@ MUTANTS = [
     ),
     Mutant(
         "a redrive commits though another one was faster",
-        "client/dead_letters.py: each letter goes back once",
+        "client/work/dead_letters.py: each letter goes back once",
         (
             (
-                "src/klamm/client/dead_letters.py",
+                "src/klamm/client/work/dead_letters.py",
                 "transaction.once(_WRITER, number, target=notes.topic, fingerprint=os.urandom(16).hex())",
                 "pass",
             ),
@@ -272,8 +318,8 @@ MUTANTS = [
     ),
     Mutant(
         "a redrive counts on notes that an open transaction hides",
-        "client/dead_letters.py: each letter goes back once",
-        (("src/klamm/client/dead_letters.py", "        _await_stable(self._core, self.topic)", "        pass"),),
+        "client/work/dead_letters.py: each letter goes back once",
+        (("src/klamm/client/work/dead_letters.py", "        await_stable(self._core, partitions)", "        pass"),),
         ("tests/client/test_dead_letters.py",),
     ),
     Mutant(

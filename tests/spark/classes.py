@@ -42,8 +42,8 @@ def main() -> None:
     unfinished.unlink(missing_ok=True)
     ARCHIVE.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as place, klamm.open(f"{place}/events") as store:
-        store.create_topic("from")
-        store.create_topic("to")
+        store.topics.create("from")
+        store.topics.create("to")
         store.append_many("from", [(b"%d" % n, b"{}") for n in range(100)])
         flags = f"{_SOON} -XX:ArchiveClassesAtExit={unfinished}"
         options = {"spark.driver.extraJavaOptions": flags, "spark.log.level": "OFF", "spark.ui.enabled": "false"}

@@ -44,7 +44,7 @@ class Base:
     def append(self, count: int) -> None:
         """Every fifth does not fit the schema of `archive`."""
         with klamm.open(self.store) as store:
-            first = store.topic("in").partitions[0].end
+            first = store.topics.describe("in").partitions[0].end
             store.append_many(
                 "in", [b'{"n": "%d"}' % n if n % 5 == 0 else b'{"n": %d}' % n for n in range(first, first + count)]
             )
@@ -62,7 +62,7 @@ class Base:
             started.stop()
 
     def written(self, topic: str) -> list[int]:
-        with klamm.open(self.store) as store, store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+        with klamm.open(self.store) as store, store.consumer(topic, start="earliest", wait=0) as consumer:
             return sorted(int(json.loads(record.value)["n"]) for record in consumer)
 
     def start_again(self, error: str) -> None:
@@ -239,8 +239,8 @@ def bases(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
             path = tmp_path_factory.mktemp(way)
             base = Base(path / "base", way)
             with klamm.open(base.store) as store:
-                store.create_topic("in")
-                store.create_topic("out")
+                store.topics.create("in")
+                store.topics.create("out")
             base.append(BATCH)
             WAYS[way].run(spark, base)
             shutil.copytree(base.path, path / "older")
@@ -294,7 +294,7 @@ def test_the_first_micro_batch_done_again_misses_what_has_expired_since(
     base = Base(tmp_path / "base", "sink")
     remove("commits/0")(base, tmp_path)
     with klamm.open(base.store) as store:
-        store.delete_records("in", {0: 5})
+        store["in"].delete_records({0: 5})
     with pytest.raises(Exception, match="data loss: in/0: offsets 0 to 4 are gone"):
         run_sink(spark, base)
 
@@ -307,7 +307,7 @@ def test_a_copy_of_a_checkpoint_writes_to_another_topic_what_its_original_writes
     copy.checkpoint = tmp_path / "copy"
     shutil.copytree(base.checkpoint, copy.checkpoint)
     with klamm.open(base.store) as store:
-        store.create_topic("copies")
+        store.topics.create("copies")
     base.append(MORE)
     run_sink(spark, base)
     base.append(MORE)
@@ -344,7 +344,7 @@ def test_two_writes_of_a_micro_batch_to_one_topic_need_two_names(
 def test_a_table_of_windows_whose_checkpoint_was_rolled_back_is_not_updated(spark: Any, tmp_path: Path) -> None:
     base = Base(tmp_path, "aggregate")
     with klamm.open(base.store) as store:
-        store.create_topic("in")
+        store.topics.create("in")
 
     def run() -> dict[bytes, Any]:
         pipelines.aggregate(

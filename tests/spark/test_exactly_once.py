@@ -39,7 +39,7 @@ def fill(store: klamm.Store, topic: str, first: int, count: int) -> None:
 def by_key(store: klamm.Store, topic: str) -> dict[Any, list[Any]]:
     """What a reader of committed records sees, in order."""
     found: dict[Any, list[Any]] = {}
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         for record in consumer:
             found.setdefault(record.key, []).append(record.value)
     return found
@@ -120,8 +120,8 @@ STEPS = [
 def test_a_commit_that_fails_at_any_step_is_made_up_for_by_the_next_run(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("orders", 2)
-    store.create_topic("out", 3)
+    store.topics.create("orders", 2)
+    store.topics.create("out", 3)
     fill(store, "orders", 0, COUNT)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     spark.dataSource.register(TrappedSource)
@@ -156,7 +156,7 @@ def test_a_commit_that_fails_at_any_step_is_made_up_for_by_the_next_run(
     assert run() is None
     assert by_key(store, "out") == by_key(store, "orders")
     assert klamm.check(store.path).ok
-    assert [each for each in store.transactions() if each.state == "ongoing"] == []
+    assert [each for each in store.transactions if each.state == "ongoing"] == []
     assert os.listdir(Path(store.path, "staging", store.store_id)) == []
 
 
@@ -167,16 +167,16 @@ def test_a_driver_that_is_killed_again_and_again_delivers_every_record_once(
 ) -> None:
     seed = seed_of()
     dice = random.Random(seed)
-    store.create_topic("orders", 2)
-    store.create_topic("out", 3)
+    store.topics.create("orders", 2)
+    store.topics.create("out", 3)
     fill(store, "orders", 0, 3000)
     arguments = (store.path, "orders", "out", tmp_path / "checkpoint", 40)
 
     def has(count: int) -> Callable[[], bool]:
-        return lambda: sum(each.end for each in store.topic("out").partitions) > count
+        return lambda: sum(each.end for each in store.topics.describe("out").partitions) > count
 
     for kill in range(kills):
-        before = sum(each.end for each in store.topic("out").partitions)
+        before = sum(each.end for each in store.topics.describe("out").partitions)
         with driver(DRIVER, *arguments) as process:
             wait_for(has(before + 45), process)  # more than a micro-batch
             took = wait_for(has(before + 90), process)

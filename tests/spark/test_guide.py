@@ -43,7 +43,7 @@ class Prompt(code.InteractiveConsole):
         return store
 
     def values(self, *topics: str) -> list[bytes | None]:
-        return sorted(record.value for topic in topics for record in self.store.consumer(topic, wait_ms=0))
+        return sorted(record.value for topic in topics for record in self.store.consumer(topic, wait=0))
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_the_page_on_spark_works_when_pasted_into_a_prompt(prompt: Prompt, capfd
     for block in python_blocks("docs/guide/spark.md"):
         prompt.paste(block)
     orders = prompt.values("orders")
-    first_partition = prompt.store.topic("orders").partitions[0].end
+    first_partition = prompt.store.topics.describe("orders").partitions[0].end
     assert len(prompt.values("parsed")) == 2 * len(orders) + first_partition  # a stream, and two writes
-    counts = {record.key: record.value for record in prompt.store.consumer("counts", wait_ms=0)}
+    counts = {record.key: record.value for record in prompt.store.consumer("counts", wait=0)}
     assert counts == {b"user-%d" % number: b"100" for number in range(10)}
     assert "|    1000|" in capfd.readouterr().out
 
@@ -97,7 +97,7 @@ def test_the_queries_of_the_page_on_exactly_once_deliver_each_record_once(spark:
         block.text for block in blocks_of(ROOT / "docs/guide/spark-exactly-once.md") if block.language == "py"
     )
     for topic in ("clean", "a", "b"):
-        prompt.store.create_topic(topic)
+        prompt.store.topics.create(topic)
     prompt.locals["spark"] = spark
     orders = klamm.spark.read_stream(spark, prompt.store.path, subscribe="orders", startingOffsets="earliest")
     prompt.locals["stream"] = orders.selectExpr("key", "value", "IF(offset % 2 = 0, 'A', 'B') AS kind")

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def values(store: klamm.Store, topic: str) -> list[int]:
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         return sorted(int(record.value) for record in consumer)
 
 
@@ -30,7 +30,7 @@ def test_batch_stream_and_real_time_mode(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "events"
     with klamm.open(path) as store, serving(path) as server:
         for topic in ("orders", "batch", "stream", "live"):
-            store.create_topic(topic, 2)
+            store.topics.create(topic, 2)
         store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(1000)], acks=1)
         options = {"kafka.bootstrap.servers": server.address}
 
@@ -63,7 +63,7 @@ def test_batch_stream_and_real_time_mode(spark: Any, tmp_path: Path) -> None:
                     begin = time.perf_counter()
                     store.append("orders", value, acks=1)
                     while (took := (time.perf_counter() - begin) * 1000) < timeout_ms:
-                        if value in [record.value for record in consumer.poll(timeout_ms=timeout_ms - took)]:
+                        if value in [record.value for record in consumer.poll(timeout=(timeout_ms - took) / 1000)]:
                             return (time.perf_counter() - begin) * 1000
                         assert query.isActive, query.exception()
                     return None

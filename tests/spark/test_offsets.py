@@ -54,7 +54,7 @@ def flat(ranges: list[Range]) -> list[tuple[str, int, int, int]]:
 
 def fill(store: klamm.Store, count: int, partition: int = 0, topic: str = "orders", each: int = 10) -> None:
     """`count` records, `each` in a batch, a second apart."""
-    start = store.topic(topic).partitions[partition].end
+    start = store.topics.describe(topic).partitions[partition].end
     for first in range(start, start + count, each):
         records = [(b"k", b"v", None, T0 + 1000 * n) for n in range(first, min(first + each, start + count))]
         store.append_many(topic, records, partition=partition, acks=1)
@@ -137,7 +137,7 @@ def test_splits_are_contiguous_and_whole_and_at_boundaries(seed: int) -> None:
 
 
 def test_a_batch_is_everything_that_is_there(store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=3)
+    store.topics.create("orders", partitions=3)
     assert planned(store) == []
     fill(store, 20, 0)
     fill(store, 5, 2)
@@ -153,13 +153,13 @@ def test_a_batch_is_everything_that_is_there(store: klamm.Store) -> None:
 
 
 def test_offsets_that_are_not_there(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 20)
     with pytest.raises(OffsetOutOfRange, match="orders/0: offsets 21 to 20 are not there; it can be read from 0 to 20"):
         planned(store, startingOffsets='{"orders": {"0": 21}}')
     with pytest.raises(OffsetOutOfRange, match="offsets 0 to 99 are not there"):
         planned(store, endingOffsets='{"orders": {"0": 99}}')
-    store.delete_records("orders", {0: 10})
+    store["orders"].delete_records({0: 10})
     with pytest.raises(OffsetOutOfRange, match="data loss: orders/0: offsets 4 to 9 are gone; the log starts at 10"):
         planned(store, startingOffsets='{"orders": {"0": 4}}')
     assert planned(store, startingOffsets='{"orders": {"0": 4}}', failOnDataLoss="false") == [("orders", 0, 10, 20)]
@@ -170,7 +170,7 @@ def test_offsets_that_are_not_there(store: klamm.Store) -> None:
 
 
 def test_what_is_planned_is_on_disk(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 20)
     partition = store._acquired().topic("orders").partition(0)
     assert partition.ends().flushed < 20
@@ -179,20 +179,20 @@ def test_what_is_planned_is_on_disk(store: klamm.Store) -> None:
 
 
 def test_an_open_transaction_is_not_planned(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 5)
     with store.transaction() as transaction:
         transaction.send("orders", b"x")
         fill(store, 5)
         stable = store._acquired().topic("orders").partition(0).ends().stable
         assert planned(store) == [("orders", 0, 0, stable)]
-        end = store.topic("orders").partitions[0].end
+        end = store.topics.describe("orders").partitions[0].end
         assert planned(store, isolation="read_uncommitted") == [("orders", 0, 0, end)]
     assert planned(store)[0][3] > end
 
 
 def test_min_partitions_splits_where_batches_begin(store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     fill(store, 300, 0, each=30)
     fill(store, 100, 1, each=30)
     found = planned(store, minPartitions=4)
@@ -230,8 +230,8 @@ class IsNotNull(EqualTo): ...
 
 
 def test_filters_become_part_of_the_plan(store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=3)
-    store.create_topic("other")
+    store.topics.create("orders", partitions=3)
+    store.topics.create("other")
     for number in range(3):
         fill(store, 100, number)
     fill(store, 100, topic="other")
@@ -261,7 +261,7 @@ def test_filters_become_part_of_the_plan(store: klamm.Store) -> None:
 
 
 def test_records_out_of_order_in_time_are_not_left_out(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [(b"k", b"v", None, T0 + n) for n in (5, 1, 9, 2, 7)], acks=1)
     wanted, rest = push([GreaterThan(("timestamp",), datetime.fromtimestamp((T0 + 6) / 1000, UTC))])
     assert len(rest) == 1
@@ -273,7 +273,7 @@ def test_records_out_of_order_in_time_are_not_left_out(store: klamm.Store) -> No
 
 
 def test_a_stream_goes_on_where_it_was(store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     fill(store, 100, 0)
     with planner(store, streaming=True, startingOffsets="earliest") as made:
         start = made.initial()
@@ -300,31 +300,31 @@ def contiguous(seen: list[tuple[str, int, int, int]]) -> dict[tuple[str, int], t
 
 
 def test_new_partitions_and_topics_start_at_0(store: klamm.Store) -> None:
-    store.create_topic("o-1")
+    store.topics.create("o-1")
     fill(store, 10, topic="o-1")
     with planner(store, streaming=True, subscribePattern="o-.*") as made:
         start = made.initial()
-        store.add_partitions("o-1", 2)
-        store.create_topic("o-2")
-        store.create_topic("p-1")
+        store.topics.add_partitions("o-1", 2)
+        store.topics.create("o-2")
+        store.topics.create("p-1")
         fill(store, 3, 1, "o-1")
         fill(store, 4, 0, "o-2")
         end = made.latest(start)
         assert flat(made.between(start, end)) == [("o-1", 1, 0, 3), ("o-2", 0, 0, 4)]
         target = dict(end)
-        store.create_topic("o-3")
+        store.topics.create("o-3")
         fill(store, 5, 0, "o-2")
         assert made.latest(end, target=target) == end
 
 
 @pytest.mark.parametrize("fail", [True, False])
 def test_records_that_expired_under_a_stream(store: klamm.Store, fail: bool, caplog: pytest.LogCaptureFixture) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 50)
     with planner(store, streaming=True, startingOffsets="earliest", failOnDataLoss=str(fail).lower()) as made:
         start = made.initial()
         end = made.latest(start, 20)
-        store.delete_records("orders", {0: 30})
+        store["orders"].delete_records({0: 30})
         if fail:
             for call in (lambda: made.between(start, end), lambda: made.latest(start)):
                 with pytest.raises(OffsetOutOfRange, match="data loss: orders/0: offsets 0 to 29 are gone"):
@@ -338,15 +338,15 @@ def test_records_that_expired_under_a_stream(store: klamm.Store, fail: bool, cap
 
 @pytest.mark.parametrize("anew", [True, False])
 def test_a_topic_that_was_deleted_under_a_stream(store: klamm.Store, anew: bool) -> None:
-    store.create_topic("orders")
-    store.create_topic("other")
+    store.topics.create("orders")
+    store.topics.create("other")
     fill(store, 50)
     both: dict[str, Any] = {"streaming": True, "subscribe": "orders,other"}
     with planner(store, **both) as made, planner(store, failOnDataLoss="false", **both) as lenient:
         start = made.initial()
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         if anew:
-            store.create_topic("orders")
+            store.topics.create("orders")
             fill(store, 7)
         with pytest.raises(UnknownTopic, match="data loss: orders: the topic was deleted" + " and made anew" * anew):
             made.latest(start)
@@ -356,14 +356,14 @@ def test_a_topic_that_was_deleted_under_a_stream(store: klamm.Store, anew: bool)
 
 
 def test_a_topic_that_is_deleted_while_the_planner_looks(store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 5)
     with planner(store, streaming=True, startingOffsets="earliest") as made:
         start = made.initial()
         end = made.latest(start)
         here = made.places(strict=False)
         monkeypatch.setattr(made, "places", lambda *, strict: here)
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         with pytest.raises(UnknownTopic, match="data loss: orders: the topic was deleted; "):
             made.latest(end)
         with pytest.raises(UnknownTopic, match="data loss: orders/0: offsets 0 to 4: the topic was deleted; "):
@@ -371,16 +371,16 @@ def test_a_topic_that_is_deleted_while_the_planner_looks(store: klamm.Store, mon
 
 
 def test_a_checkpoint_of_another_store_or_topic_or_ahead_of_the_log(store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 10)
     with klamm.open(tmp_path / "other") as other:
-        other.create_topic("orders")
+        other.topics.create("orders")
         with planner(other, streaming=True) as made:
             foreign = made.initial()
     with planner(store, streaming=True) as made:
         with pytest.raises(NotAStore, match="is another store than the one that the checkpoint is of"):
             made.latest(foreign)
-        store.create_topic("payments")
+        store.topics.create("payments")
         with planner(store, streaming=True, subscribe="payments") as other_topic:
             for ask in (other_topic.latest, lambda start: other_topic.between(start, start)):
                 with pytest.raises(InvalidSetting, match="the checkpoint is of orders, which the query does not"):
@@ -399,7 +399,7 @@ def test_a_query_notices_that_an_older_copy_of_the_store_was_put_back(
 ) -> None:
     path = tmp_path / "events"
     with klamm.open(path) as store:
-        store.create_topic("orders")
+        store.topics.create("orders")
         fill(store, 100)
         with planner(store, streaming=True, startingOffsets="earliest") as made:
             before = made.latest(made.initial())
@@ -408,7 +408,7 @@ def test_a_query_notices_that_an_older_copy_of_the_store_was_put_back(
         boot_id = b"%16d" % reboot
         monkeypatch.setattr(directory, "boot_id", lambda boot_id=boot_id: boot_id)
         with klamm.open(path) as store:
-            assert store.topic("orders").partitions[0].end == 100
+            assert store.topics.describe("orders").partitions[0].end == 100
     with klamm.open(path) as store:
         fill(store, 50)
         with planner(store, streaming=True) as made:
@@ -436,7 +436,7 @@ def test_a_query_notices_that_an_older_copy_of_the_store_was_put_back(
 
 
 def test_a_checkpoint_of_an_older_klamm_without_epochs_is_gone_on_with(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     fill(store, 10)
     with planner(store, streaming=True, startingOffsets="earliest") as made:
         now = made.latest(made.initial())
@@ -452,7 +452,7 @@ def test_a_micro_batch_is_done_again_with_topics_that_the_query_does_not_subscri
     store: klamm.Store,
 ) -> None:
     for topic in ("orders", "users"):
-        store.create_topic(topic)
+        store.topics.create(topic)
         fill(store, 10, topic=topic)
     with planner(store, streaming=True, subscribe="orders,users", startingOffsets="earliest") as made:
         start = made.initial()

@@ -46,7 +46,7 @@ def stage(
     store: klamm.Store, rows: list[tuple[bytes | None, bytes]], *, batch: int = 0, task: int = 0, topic: str = "orders"
 ) -> Staged:
     """As a task does it."""
-    info = store.topic(topic)
+    info = store.topics.describe(topic)
     directory = staging.prepare(store.path, store.store_id)
     name = StagedName(QUERY, batch, task, 0).new()
     file = StagingFile(f"{directory}/{name}")
@@ -77,7 +77,7 @@ def put(store: klamm.Store, staged: list[Staged], batch: int = 0, plan: str = "o
 def contents(store: klamm.Store, topic: str = "orders") -> dict[int, list[tuple[Any, Any]]]:
     """By partition, in order."""
     found: dict[int, list[tuple[Any, Any]]] = {}
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         for record in consumer:
             found.setdefault(record.partition, []).append((record.key, record.value))
     return found
@@ -93,7 +93,7 @@ def expected(tmp_path: Path) -> Callable[[list[tuple[bytes | None, bytes]]], dic
 
     def find(rows: list[tuple[bytes | None, bytes]]) -> dict[int, list[tuple[Any, Any]]]:
         with klamm.open(tmp_path / f"other-{len(list(tmp_path.iterdir()))}") as other:
-            other.create_topic("orders", 3)
+            other.topics.create("orders", 3)
             other.append_many("orders", rows, acks=1)
             return contents(other)
 
@@ -103,7 +103,7 @@ def expected(tmp_path: Path) -> Callable[[list[tuple[bytes | None, bytes]]], dic
 def test_rows_of_all_tasks_are_there_in_order_and_where_a_producer_would_put_them(
     store: klamm.Store, expected: Any
 ) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     staged = [stage(store, rows_of(task), task=task) for task in (2, 0, 1)]
     assert put(store, staged)
     assert contents(store) == expected(rows_of(0) + rows_of(1) + rows_of(2))
@@ -111,7 +111,7 @@ def test_rows_of_all_tasks_are_there_in_order_and_where_a_producer_would_put_the
 
 
 def test_a_batch_that_comes_again_is_skipped_and_logged(store: klamm.Store, caplog: pytest.LogCaptureFixture) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     assert put(store, [stage(store, rows_of(0), batch=4)], 4)
     before = contents(store)
     assert not caplog.records
@@ -129,7 +129,7 @@ def test_a_batch_that_comes_again_is_skipped_and_logged(store: klamm.Store, capl
 def test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_error(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch, rows: int, races: bool
 ) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     assert put(store, [stage(store, rows_of(0), batch=4)], 4)
     before = contents(store)
     if races:
@@ -147,14 +147,14 @@ def test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_erro
         assert said in str(caught.value)
         assert 'startingOffsets={"in": {"0": 4}}' in str(caught.value)
     assert contents(store) == before
-    assert [each.state for each in store.transactions() if each.state == "ongoing"] == []
+    assert [each.state for each in store.transactions if each.state == "ongoing"] == []
     assert put(store, [stage(store, rows_of(1), batch=5)], 5, "offsets b")  # nothing is left in its way
 
 
 def test_other_records_under_a_number_of_the_log_are_skipped_if_that_is_wanted_but_not_another_plan(
     store: klamm.Store,
 ) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     assert put(store, [stage(store, rows_of(0))], 0, "records a")
     with pytest.raises(BatchConflict, match="onConflict=skip"):
         put(store, [stage(store, rows_of(1))], 0, "records b")
@@ -170,7 +170,7 @@ def test_other_records_under_a_number_of_the_log_are_skipped_if_that_is_wanted_b
 def test_other_records_of_the_same_plan_are_the_same_batch_in_another_run_and_another_write_in_the_same_one(
     store: klamm.Store,
 ) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     assert put(store, [stage(store, rows_of(0))], 0, "offsets a records 1/50 run x")
     assert not put(store, [stage(store, rows_of(0))], 0, "offsets a records 1/50 run x"), "tried again"
     assert not put(store, [stage(store, rows_of(1))], 0, "offsets a records 2/50 run y"), "done again"
@@ -186,7 +186,7 @@ def test_other_records_of_the_same_plan_are_the_same_batch_in_another_run_and_an
 
 def test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other(store: klamm.Store) -> None:
     for topic in ("orders", "copies"):
-        store.create_topic(topic, 3)
+        store.topics.create(topic, 3)
     assert put(store, [stage(store, rows_of(0))])
     assert put(store, [stage(store, rows_of(0), topic="copies")], 0, "offsets b", target="topic copies")
     assert contents(store, "copies") == contents(store)
@@ -194,7 +194,7 @@ def test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_o
 
 
 def test_a_row_of_an_older_format_stands_for_the_batch_of_its_number(store: klamm.Store) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     database = core_of(store.path).catalog.database
     with database.gate(), database.transaction() as execute:
         once.write(execute, once.Once(f"query {QUERY}", "", 4))
@@ -210,7 +210,7 @@ def test_a_row_of_an_older_format_stands_for_the_batch_of_its_number(store: klam
 def test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     first, second = stage(store, rows_of(0)), stage(store, rows_of(0))
     monkeypatch.setattr(publishing, "is_published", lambda *_: False)  # both have looked before either has decided
     assert put(store, [first])
@@ -218,7 +218,7 @@ def test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_append
     assert not put(store, [second])
     assert contents(store) == before
     assert put(store, [stage(store, rows_of(1), batch=1)], 1)  # nothing is left in its way
-    assert [each.state for each in store.transactions() if each.state == "ongoing"] == []
+    assert [each.state for each in store.transactions if each.state == "ongoing"] == []
 
 
 @pytest.mark.parametrize("some", [14, pytest.param(10_000, marks=pytest.mark.soak)])
@@ -230,7 +230,7 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
     def once(path: Path, step: int | None) -> int:
         with klamm.open(path) as store:
             staged = [stage(store, rows_of(task), task=task) for task in (0, 1)]
-            store.topics()
+            list(store.topics)
             directory = staging.directory_of(store.path, store.store_id)
         core = core_of(str(path))
         without_maintenance(core)
@@ -243,7 +243,7 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
 
     def fresh(name: str) -> Path:
         with klamm.open(tmp_path / name) as store:
-            store.create_topic("orders", 3)
+            store.topics.create("orders", 3)
         return tmp_path / name
 
     with children() as start:
@@ -270,7 +270,7 @@ def test_killed_at_any_step_and_done_again_it_is_there_once(tmp_path: Path, expe
 
 
 def test_after_a_full_disk_nothing_is_visible_and_the_next_try_is_whole(store: klamm.Store, expected: Any) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     staged = [stage(store, rows_of(0))]
     core_of(store.path)
     _os.trap(2, kinds=_os.WRITE, error=errno.ENOSPC)
@@ -286,7 +286,7 @@ def test_after_a_full_disk_nothing_is_visible_and_the_next_try_is_whole(store: k
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "frame"])
 def test_a_staged_file_that_is_not_what_the_task_wrote_fails_the_whole_batch(store: klamm.Store, damage: str) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     good, bad = stage(store, rows_of(0), task=0), stage(store, rows_of(1), task=1)
     path = Path(staging.directory_of(store.path, store.store_id)) / str(bad.file)
     data = bytearray(path.read_bytes())
@@ -301,12 +301,12 @@ def test_a_staged_file_that_is_not_what_the_task_wrote_fails_the_whole_batch(sto
 
 
 def test_a_topic_made_anew_meanwhile_is_not_written_to(store: klamm.Store) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     staged = stage(store, rows_of(0))
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     with pytest.raises(UnknownTopic):
         put(store, [staged])
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     with pytest.raises(UnknownTopic, match="made anew"):
         put(store, [staged])
     assert contents(store) == {}
@@ -317,7 +317,7 @@ def test_a_batch_larger_than_memory_goes_from_the_file_into_the_log(tmp_path: Pa
 
     def grown() -> int:
         with klamm.open(tmp_path / "events") as store:
-            store.create_topic("orders", 1)
+            store.topics.create("orders", 1)
             staged = stage(store, [(None, value)])
             path = Path(staging.directory_of(store.path, store.store_id)) / str(staged.file)
             one = path.read_bytes()
@@ -328,7 +328,7 @@ def test_a_batch_larger_than_memory_goes_from_the_file_into_the_log(tmp_path: Pa
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             large = Staged(QUERY, 1, 0, staged.file, len(one) * 1000, 1000, staged.topics)
             assert put(store, [large], 1)
-            assert store.topic("orders").partitions[0].size > 100_000_000
+            assert store.topics.describe("orders").partitions[0].size > 100_000_000
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
     with children() as start:
@@ -336,18 +336,18 @@ def test_a_batch_larger_than_memory_goes_from_the_file_into_the_log(tmp_path: Pa
 
 
 def test_a_process_uses_one_producer_id_for_many_batches(store: klamm.Store) -> None:
-    store.create_topic("orders", 1)
+    store.topics.create("orders", 1)
     for batch in range(20):
         assert put(store, [stage(store, rows_of(batch, 3), batch=batch)], batch)
     log = core_of(store.path).topic("orders").partition(0)
     assert len(log.producers()) == 1
-    assert len(store.transactions()) <= 2
+    assert len(store.transactions) <= 2
 
 
 def test_a_store_that_was_made_anew_at_the_same_path_is_opened_anew(tmp_path: Path) -> None:
     for _ in range(2):
         with klamm.open(tmp_path / "events") as store:
-            store.create_topic("orders", 1)
+            store.topics.create("orders", 1)
             assert put(store, [stage(store, rows_of(0))])
             assert len(contents(store)[0]) == 50
         shutil.rmtree(tmp_path / "events")
@@ -357,7 +357,7 @@ def test_a_store_that_was_made_anew_at_the_same_path_is_opened_anew(tmp_path: Pa
 
 
 def test_staged_files_go_when_they_are_a_day_old_and_not_before(store: klamm.Store) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     directory = Path(staging.directory_of(store.path, store.store_id))
     old, young = (directory / str(stage(store, rows_of(0), task=task).file) for task in range(2))
     day = scratch.OLD_MS / 1000
@@ -368,7 +368,7 @@ def test_staged_files_go_when_they_are_a_day_old_and_not_before(store: klamm.Sto
 
 
 def test_files_of_earlier_batches_and_lost_attempts_go_with_the_commit_of_a_later_one(store: klamm.Store) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     directory = staging.directory_of(store.path, store.store_id)
     names = [stage(store, rows_of(0), batch=batch).file for batch in (0, 1, 1, 2)]
     Path(directory, "something else").touch()
@@ -379,7 +379,7 @@ def test_files_of_earlier_batches_and_lost_attempts_go_with_the_commit_of_a_late
 def test_what_cannot_be_removed_fails_no_batch_and_is_removed_by_maintenance_later(
     store: klamm.Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.create_topic("orders", 3)
+    store.topics.create("orders", 3)
     directory = Path(staging.prepare(store.path, store.store_id))
     file = directory / StagedName(QUERY, 0, 0, 0).new()
     file.mkdir()  # unlink fails, whoever calls it
@@ -401,7 +401,7 @@ def test_what_cannot_be_removed_fails_no_batch_and_is_removed_by_maintenance_lat
 
 def test_a_store_with_a_staging_directory_is_still_a_store(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
-        store.create_topic("orders", 1)
+        store.topics.create("orders", 1)
         stage(store, rows_of(0))
         store.backup(tmp_path / "copy")
         assert klamm.check(store.path).ok
@@ -412,7 +412,7 @@ def test_a_store_with_a_staging_directory_is_still_a_store(tmp_path: Path) -> No
 
 
 def test_a_damaged_row_is_an_error(store: klamm.Store) -> None:
-    store.create_topic("orders", 1)
+    store.topics.create("orders", 1)
     assert put(store, [stage(store, rows_of(0))])
     database = core_of(store.path).catalog.database
     with database.gate(), database.transaction() as execute:

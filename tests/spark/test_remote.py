@@ -22,7 +22,7 @@ needs_connector = pytest.mark.skipif(not connector_is_here(), reason="`make tool
 @pytest.fixture
 def cluster(store: klamm.Store) -> Iterator[str]:
     """The same store, at its other door."""
-    store.create_topic("orders", 3, {"retention.ms": -1})
+    store.topics.create("orders", 3, {"retention.ms": -1})
     store.append_many(
         "orders",
         [(b"user-%d" % (n % 50), b"%d" % n, [("n", b"%d" % n)] if n % 2 else []) for n in range(200)],
@@ -77,7 +77,7 @@ def test_reading_gives_the_same_dataframe(spark: Any, store: klamm.Store, cluste
 @pytest.mark.timeout(300)
 def test_writing_gives_the_same_records(spark: Any, store: klamm.Store, cluster: str, tmp_path: Path) -> None:
     for name in ("here", "there", "stream-here", "stream-there"):
-        store.create_topic(name, 4)
+        store.topics.create(name, 4)
     df = spark.range(0, 500, 1, 1).selectExpr(
         "concat('user-', id % 20) AS Key",
         "CAST(id AS STRING) AS value",
@@ -100,7 +100,7 @@ def test_writing_gives_the_same_records(spark: Any, store: klamm.Store, cluster:
 
     def contents(topic: str) -> dict[tuple[int, Any], list[Any]]:
         found: dict[tuple[int, Any], list[Any]] = {}
-        with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+        with store.consumer(topic, start="earliest", wait=0) as consumer:
             for record in consumer:
                 found.setdefault((record.partition, record.key), []).append((record.value, record.headers))
         return {place: sorted(values) for place, values in found.items()}

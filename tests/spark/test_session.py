@@ -123,6 +123,14 @@ def test_what_is_given_goes_before_what_is_set(tmp_path: Path) -> None:
     assert "spark.jars.packages" not in settings(None, master=None, kafka=False, version="4.2.1", conf={})
 
 
+def test_a_program_that_spark_starts_gets_the_settings_of_a_session(tmp_path: Path) -> None:
+    found = klamm.spark.session_settings(tmp_path, master="local[2]", spark_ui_enabled=False)
+    assert found == settings(
+        tmp_path, master="local[2]", kafka=False, version=pyspark.__version__, conf={"spark_ui_enabled": False}
+    )
+    assert klamm.spark.java_home() == java.find().home
+
+
 def test_what_is_no_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"driver_memory: is no setting of Spark's .*spark_driver_memory"):
         settings(None, master=None, kafka=False, version="4.2.1", conf={"driver_memory": "2g"})
@@ -151,14 +159,14 @@ def test_spark_connect_and_a_cluster_read_and_write(store: klamm.Store, tmp_path
 
 
 def reads_and_writes(store: klamm.Store, tmp_path: Path, where: str) -> None:
-    store.create_topic("orders", 2)
-    store.create_topic("out", 2)
+    store.topics.create("orders", 2)
+    store.topics.create("out", 2)
     store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)], acks=1)
     told = subprocess.run(
         [sys.executable, PAIR, where, store.path, tmp_path / "checkpoint"], capture_output=True, text=True, timeout=500
     )
     assert told.returncode == 0, told.stderr[-4000:]
-    with store.consumer("out", start="earliest", wait_ms=0) as consumer:
+    with store.consumer("out", start="earliest", wait=0) as consumer:
         assert sorted(int(record.value) for record in consumer) == sorted([*range(100), *range(100)])
 
 

@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
 
 def records(store: klamm.Store, topic: str) -> list[klamm.Record]:
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         return list(consumer)
 
 
@@ -49,7 +49,7 @@ def jobs(spark: Any) -> int:
 
 def test_rows_are_records_where_an_embedded_producer_puts_them(spark: Any, store: klamm.Store) -> None:
     for name in ("orders", "same"):
-        store.create_topic(name, 3)
+        store.topics.create(name, 3)
     df = spark.range(0, 3000, 1, 3).selectExpr(
         "concat('user-', id % 50) AS key",
         "CAST(CAST(id AS STRING) AS BINARY) AS value",
@@ -74,8 +74,8 @@ def test_rows_are_records_where_an_embedded_producer_puts_them(spark: Any, store
 
 
 def test_columns_say_topic_partition_and_time_and_nulls_are_none(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("a", 2)
-    store.create_topic("b", 4)
+    store.topics.create("a", 2)
+    store.topics.create("b", 4)
     rows = [
         ("k", "1", "a", 1, 1_000),
         (None, None, "b", 3, 2_000),
@@ -106,7 +106,7 @@ def test_columns_say_topic_partition_and_time_and_nulls_are_none(spark: Any, sto
 
 
 def test_a_task_that_fails_and_is_tried_again_leaves_its_rows_once(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     df = spark.range(0, 400, 1, 4).selectExpr("CAST(id AS STRING) AS value")
 
     def fail_once(batches: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_task_that_fails_and_is_tried_again_leaves_its_rows_once(spark: Any, s
 
 
 def test_a_write_that_fails_leaves_nothing(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     df = spark.range(0, 400, 1, 4).selectExpr(
         "CAST(id AS STRING) AS value", "IF(id = 399, CAST(NULL AS STRING), 'orders') AS topic"
     )
@@ -132,17 +132,17 @@ def test_a_write_that_fails_leaves_nothing(spark: Any, store: klamm.Store) -> No
         klamm.spark.write(df, store.path)
     assert records(store, "orders") == []
     assert left_behind(store) == []
-    assert store.topic("orders").partitions[0].end == 0, "not even an aborted record"
+    assert store.topics.describe("orders").partitions[0].end == 0, "not even an aborted record"
 
 
 def test_a_write_with_a_name_and_a_number_is_done_once(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     df = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
     for version in (0, 0, 1):
         klamm.spark.write(df, store.path, topic="orders", txnAppId="nightly", txnVersion=version)
     assert len(records(store, "orders")) == 20
     # In foreachBatch, which Spark calls again after a failure.
-    store.create_topic("out", 1)
+    store.topics.create("out", 1)
     failed: list[int] = []
 
     def twice(batch: Any, number: int) -> None:
@@ -165,8 +165,8 @@ def test_a_write_with_a_name_and_a_number_is_done_once(spark: Any, store: klamm.
 def test_complete_mode_appends_every_result_each_time_with_one_producer_id(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("orders", 1)
-    store.create_topic("counts", 1)
+    store.topics.create("orders", 1)
+    store.topics.create("counts", 1)
     for n in range(3):
         store.append_many("orders", [(b"a", b"%d" % n), (b"b", b"%d" % n)], acks=1)
     orders = klamm.spark.read_stream(
@@ -227,8 +227,8 @@ def test_without_a_topic_there_is_nowhere_to_write_to(spark: Any) -> None:
 
 
 def test_no_job_starts_for_a_write_that_cannot_end_well(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders", 2)
-    store.create_topic("users", 1, {"cleanup.policy": "compact"})
+    store.topics.create("orders", 2)
+    store.topics.create("users", 1, {"cleanup.policy": "compact"})
     df = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
 
     def save(mode: str = "append", path: str = store.path, **options: str) -> Callable[[], None]:
@@ -266,7 +266,7 @@ def test_a_row_that_cannot_be_a_record_is_told_in_one_sentence(
 ) -> None:
     import pyarrow as pa
 
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     schema = _parse_datatype_string(f"value string, {columns}")
     assert isinstance(schema, StructType)
     given = {"path": store.path, "topic": "orders", "keepTimestamps": str("timestamp" in row).lower()}

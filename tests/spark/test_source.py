@@ -57,20 +57,20 @@ def rows(frame: Any, *columns: str) -> list[tuple[Any, ...]]:
 
 def test_every_kind_of_topic_is_read_as_the_store_has_it(load: Load, store: klamm.Store) -> None:
     for codec in ("gzip", "snappy", "lz4", "zstd"):
-        store.create_topic(f"t-{codec}")
+        store.topics.create(f"t-{codec}")
         many = [(b"k%d" % n, b"v" * n, HEADERS if n % 2 else None, T0 + n) for n in range(50)]
         store.append_many(f"t-{codec}", many, compression=codec, acks=1)
-    store.create_topic("t-nulls", partitions=2)
+    store.topics.create("t-nulls", partitions=2)
     nulls = [(None, b"v", None, T0), (b"k", None, [], T0), (None, None, None, T0), (b"", b"", HEADERS, 0)]
     store.append_many("t-nulls", nulls, partition=1, acks=1)
-    store.create_topic("t-stamped", settings={"message.timestamp.type": "LogAppendTime"})
+    store.topics.create("t-stamped", settings={"message.timestamp.type": "LogAppendTime"})
     store.append("t-stamped", b"now", timestamp=5, acks=1)
-    store.create_topic("t-empty")
-    store.create_topic("t-compacted", settings={"cleanup.policy": "compact"})
+    store.topics.create("t-empty")
+    store.topics.create("t-compacted", settings={"cleanup.policy": "compact"})
     for n in range(60):
         store.append("t-compacted", b"%d" % n, key=b"k%d" % (n % 7), acks=1)
-    store.compact("t-compacted", force=True)
-    store.create_topic("t-transactions")
+    store["t-compacted"].compact(force=True)
+    store.topics.create("t-transactions")
     with store.transaction() as transaction:
         transaction.send("t-transactions", b"kept")
     with suppress(ZeroDivisionError), store.transaction() as transaction:
@@ -89,7 +89,7 @@ def test_every_kind_of_topic_is_read_as_the_store_has_it(load: Load, store: klam
         ("headers", "array<struct<key:string,value:binary>>"),
     ]
     expected = []
-    for topic in store.topics():
+    for topic in store.topics:
         for row in store.scan(topic).to_table().to_pylist():
             headers = [(pair["key"], pair["value"]) for pair in row.pop("headers")]
             expected.append((*row.values(), headers))
@@ -97,7 +97,7 @@ def test_every_kind_of_topic_is_read_as_the_store_has_it(load: Load, store: klam
     found = [(*row[:7], [(pair["key"], pair["value"]) for pair in row[7] or []]) for row in read]
     assert found == expected
     assert len(found) == 4 * 50 + 4 + 1 + 7 + 1
-    by_topic = {topic: [row for row in read if row[2] == topic] for topic in store.topics()}
+    by_topic = {topic: [row for row in read if row[2] == topic] for topic in store.topics}
     assert [row[1] for row in by_topic["t-transactions"]] == [b"kept"]
     assert [row[7] is None for row in by_topic["t-nulls"]] == [True, True, True, False]  # as Spark's Kafka source
     assert by_topic["t-gzip"][1][5] == datetime.fromtimestamp((T0 + 1) / 1000, UTC)
@@ -106,7 +106,7 @@ def test_every_kind_of_topic_is_read_as_the_store_has_it(load: Load, store: klam
 
 
 def test_columns_and_schema_prune(load: Load, spark: SparkSession, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [(b"k", b"v%d" % n) for n in range(3)], acks=1)
     frame = load(columns="offset, value")
     assert frame.columns == ["offset", "value"]
@@ -122,7 +122,7 @@ def test_columns_and_schema_prune(load: Load, spark: SparkSession, store: klamm.
 
 
 def test_ranges_tasks_and_an_empty_topic(load: Load, store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     assert load().count() == 0
     for _ in range(10):
         store.append_many("orders", [(None, b"v")] * 10, partition=0, acks=1)
@@ -134,7 +134,7 @@ def test_ranges_tasks_and_an_empty_topic(load: Load, store: klamm.Store) -> None
 
 
 def test_filters_are_pushed_down_where_spark_allows_it(load: Load, spark: SparkSession, store: klamm.Store) -> None:
-    store.create_topic("orders", partitions=4)
+    store.topics.create("orders", partitions=4)
     for number in range(4):
         store.append_many("orders", [(None, b"v", None, T0 + n) for n in range(100)], partition=number, acks=1)
     narrow = f"partition = 2 and offset >= 10 and offset < 20 and timestamp >= timestamp_millis({T0 + 15})"
@@ -171,7 +171,7 @@ def test_bad_input_is_told_before_a_job_is_started(
 ) -> None:
     from pyspark.errors import AnalysisException
 
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append("orders", b"v", acks=1)
     given = {"subscribe": "orders"} | given
     schema = given.pop("schema", None)
@@ -202,7 +202,7 @@ def offsets_of(reader: BatchReader, tasks: list[Any]) -> list[Any]:
 
 def fill(store: klamm.Store, count: int = 3000, segment_bytes: int | None = None) -> None:
     settings = {} if segment_bytes is None else {"segment.bytes": segment_bytes}
-    store.create_topic("orders", settings=settings)
+    store.topics.create("orders", settings=settings)
     for start in range(0, count, 100):
         store.append_many("orders", [(None, b"v" * 100) for _ in range(start, start + 100)], acks=1)
 
@@ -210,7 +210,7 @@ def fill(store: klamm.Store, count: int = 3000, segment_bytes: int | None = None
 def test_records_that_expire_between_plan_and_task(store: klamm.Store, caplog: pytest.LogCaptureFixture) -> None:
     fill(store)
     with planned(store) as (strict, tasks), planned(store, failOnDataLoss="false") as (lenient, others):
-        store.delete_records("orders", {0: 1234})
+        store["orders"].delete_records({0: 1234})
         with pytest.raises(OffsetOutOfRange, match="data loss: orders/0: offsets 0 to 1233 are gone"):
             offsets_of(strict, tasks)
         assert offsets_of(lenient, others) == list(range(1234, 3000))
@@ -227,7 +227,7 @@ def test_records_that_expire_while_a_task_reads(
     with planned(store, failOnDataLoss=fail) as (reader, tasks):
         batches = reader.read(tasks[0])
         seen: list[Any] = next(batches).column("offset").to_pylist()
-        store.delete_records("orders", {0: 2500})
+        store["orders"].delete_records({0: 2500})
         if fail == "true":
             with pytest.raises(OffsetOutOfRange, match=r"data loss: orders/0: offsets \d+ to 2499 are gone"):
                 list(batches)
@@ -242,7 +242,7 @@ def test_records_that_expire_while_a_task_reads(
 def test_a_topic_made_anew_between_plan_and_task(store: klamm.Store) -> None:
     fill(store, 100)
     with planned(store) as (strict, tasks), planned(store, failOnDataLoss="false") as (lenient, others):
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         fill(store, 200)
         with pytest.raises(UnknownTopic, match=r"data loss: orders/0: offsets 0 to 99 are gone; .* made anew"):
             offsets_of(strict, tasks)
@@ -251,7 +251,7 @@ def test_a_topic_made_anew_between_plan_and_task(store: klamm.Store) -> None:
 
 def test_a_task_that_sees_another_store_or_less_of_it(store: klamm.Store, tmp_path: Path) -> None:
     fill(store, 100)
-    place = TopicIdPartition("orders", store.topic("orders").id, 0)
+    place = TopicIdPartition("orders", store.topics.describe("orders").id, 0)
     task = Task(store.path, store.store_id, Range(place, 0, 100), "read_committed", True)
     schema = arrow_schema(KlammSource({"path": store.path, "subscribe": "orders"}).schema())
     assert sum(batch.num_rows for batch in reading.read(task, schema)) == 100
@@ -266,7 +266,7 @@ def test_a_task_that_sees_another_store_or_less_of_it(store: klamm.Store, tmp_pa
 def test_only_the_bytes_of_a_range_are_read(store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, 20_000)
     monkeypatch.setattr("klamm.arrow.scan._READ_BYTES", 16_384)
-    total = sum(part.size for part in store.topic("orders").partitions)
+    total = sum(part.size for part in store.topics.describe("orders").partitions)
     read_bytes: list[int] = []
     original = Scan.batches
 
@@ -295,7 +295,7 @@ def _io_bytes() -> int:
 
 
 def test_a_time_that_spark_cannot_hold(store: klamm.Store) -> None:
-    store.create_topic("orders", settings={"message.timestamp.after.max.ms": (1 << 63) - 1})
+    store.topics.create("orders", settings={"message.timestamp.after.max.ms": (1 << 63) - 1})
     store.append("orders", b"v", timestamp=(1 << 62), acks=1)
     with planned(store) as (reader, tasks), pytest.raises(KlammError, match="beyond what Spark can hold"):
         offsets_of(reader, tasks)

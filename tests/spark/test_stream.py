@@ -68,12 +68,12 @@ def reader(store: klamm.Store) -> Iterator[Callable[..., StreamReader]]:
 
 
 def committed(store: klamm.Store, group: str) -> dict[tuple[str, int], int | None]:
-    found = store.group(group).offsets
+    found = store.groups.describe(group).offsets
     return {(each.topic, each.partition): each.committed and each.committed.offset for each in found}
 
 
 def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., StreamReader]) -> None:
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     append(store, 100)
     append(store, 20, partition=1)
     stream = reader(startingOffsets="earliest", maxOffsetsPerTrigger="60")
@@ -87,7 +87,7 @@ def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., 
     assert report["orders"] == {"0": 100, "1": 20} and report[OURS]["behind"] == 60
     stream.prepareForTriggerAvailableNow()
     append(store, 1000)
-    store.add_partitions("orders", 3)
+    store.topics.add_partitions("orders", 3)
     append(store, 5, partition=2)
     while (following := stream.latestOffset(end, ReadMaxRows(60))) != end:
         end = following
@@ -99,7 +99,7 @@ def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., 
 def test_the_first_micro_batch_done_again_begins_where_it_began(
     store: klamm.Store, reader: Callable[..., StreamReader], starting: str
 ) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     append(store, 10)
     stream = reader(startingOffsets=starting)
     start = stream.initialOffset()
@@ -125,7 +125,7 @@ def ranges(tasks: list[Any]) -> list[tuple[int, int]]:
 def test_the_group_commits_what_the_stream_has_done_not_what_it_has_planned(
     store: klamm.Store, reader: Callable[..., StreamReader]
 ) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     append(store, 10)
     stream = reader(startingOffsets="earliest", groupId="spark")
     start = stream.initialOffset()
@@ -137,7 +137,7 @@ def test_the_group_commits_what_the_stream_has_done_not_what_it_has_planned(
     stream.commit(stream.latestOffset(end, ReadAllAvailable()))
     assert committed(store, "spark") == {("orders", 0): 15}
     assert store.check().ok
-    with store.consumer("orders", group="mine", wait_ms=0) as consumer:
+    with store.consumer("orders", group="mine", wait=0) as consumer:
         list(consumer)
         with pytest.raises(GroupBusy, match="'mine': has 1 members"):
             reader(groupId="mine").initialOffset()
@@ -146,7 +146,7 @@ def test_the_group_commits_what_the_stream_has_done_not_what_it_has_planned(
 def test_what_an_aborted_or_dead_transaction_leaves_is_passed(
     store: klamm.Store, reader: Callable[..., StreamReader]
 ) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     append(store, 3)
     aborted(store, "orders")
     stream = reader(startingOffsets="earliest")
@@ -205,13 +205,13 @@ def everything(store: klamm.Store, *topics: str) -> Counter[tuple[str, int, int]
     return Counter(
         (topic, part.number, offset)
         for topic in topics
-        for part in store.topic(topic).partitions
+        for part in store.topics.describe(topic).partitions
         for offset in range(part.start, part.end)
     )
 
 
 def test_available_now_across_restarts(spark: SparkSession, store: klamm.Store, sink: Sink) -> None:
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     append(store, 70)
     append(store, 30, partition=1)
     frame = stream_of(spark, store, maxOffsetsPerTrigger=40, groupId="spark", minPartitions=3)
@@ -237,19 +237,19 @@ def test_partitions_and_topics_that_appear_in_a_running_stream(
 ) -> None:
     from pyspark.errors import StreamingQueryException
 
-    store.create_topic("o-1")
+    store.topics.create("o-1")
     append(store, 3, "o-1")
     query = sink.start(stream_of(spark, store, subscribePattern="o-.*"))
     try:
         until(lambda: sink.rows() == everything(store, "o-1"), "the first are there", PATIENCE)
-        store.add_partitions("o-1", 2)
+        store.topics.add_partitions("o-1", 2)
         append(store, 4, "o-1", 1)
-        store.create_topic("o-2")
+        store.topics.create("o-2")
         append(store, 5, "o-2")
         until(lambda: sink.rows() == everything(store, "o-1", "o-2"), "all are there", PATIENCE)
         # A topic that is made anew under the query is data loss.
-        store.delete_topic("o-2")
-        store.create_topic("o-2")
+        store.topics.delete("o-2")
+        store.topics.create("o-2")
         with pytest.raises(StreamingQueryException) as caught:
             query.awaitTermination(PATIENCE)
         message = str(caught.value)  # which of the two it is depends on when the query looked
@@ -323,7 +323,7 @@ finally:
 
 
 def test_spark_hanging_up_is_nothing_to_complain_about(store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     for spark, code in (({"PYTHON_WORKER_FACTORY_SECRET": "x"}, 0), ({}, 1)):
         run = subprocess.run([sys.executable, "-c", _HUNG_UP, store.path], env=os.environ | spark, capture_output=True)
         assert (run.returncode, bool(run.stderr)) == (code, bool(code)), run.stderr
@@ -336,7 +336,7 @@ def test_a_driver_killed_at_any_moment_leaves_offsets_that_are_contiguous_and_co
 ) -> None:
     seed = seed_of()
     rng = random.Random(seed)
-    store.create_topic("orders", partitions=2)
+    store.topics.create("orders", partitions=2)
     with open(tmp_path / "log", "wb") as log:
         for _ in range(2):
             done = len(list(Path(sink.checkpoint).glob("commits/[0-9]*")))
@@ -367,7 +367,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a client of Spark Connect saw, whose server has executors in processes of their own."""
     directory = tmp_path_factory.mktemp("elsewhere")
     with klamm.open(directory / "events") as store:
-        store.create_topic("orders", partitions=2)
+        store.topics.create("orders", partitions=2)
         for _ in range(10):
             append(store, 10)
             append(store, 10, partition=1)

@@ -48,6 +48,6 @@ def contents(partition: Partition) -> list[bytes]:
     start = partition.ends().start
     with partition.reader(start) as reader:
         while data := reader.read():
-            found = decode(data, form=TUPLES, from_offset=start, upto=1 << 62, topic="t", partition=0)
+            found = decode(data, form=TUPLES, from_offset=start, topic="t", partition=0)
             values += [value for _, value in found]
     return values

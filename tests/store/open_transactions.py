@@ -27,7 +27,7 @@ def seen(store: klamm.Store, *numbers: int, topic: str = "t") -> list[list[bytes
     """What readers of committed records see, by partition."""
     found = []
     for number in numbers:
-        with store.consumer(topic, partitions=[number], wait_ms=0, form="values") as consumer:
+        with store.consumer(topic, partitions=[number], wait=0, form="values") as consumer:
             found.append(list(consumer))
     return found
 

@@ -26,7 +26,7 @@ def transactional(value: bytes, epoch: int, sequence: int) -> bytearray:
 def log(tmp_path: Path) -> Partition:
     """Three transactions, the second aborted, over some segments."""
     store = klamm.open(tmp_path / "store")
-    store.create_topic("t", settings={"segment.bytes": 200, "retention.ms": -1})
+    store.topics.create("t", settings={"segment.bytes": 200, "retention.ms": -1})
     partition = store._acquired().topic("t").partition(0)
     for epoch in range(3):
         for sequence in range(4):
@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> Partition:
 
 
 def values(store: klamm.Store) -> list[bytes]:
-    with store.consumer("t", start="earliest", wait_ms=0, form="values") as consumer:
+    with store.consumer("t", start="earliest", wait=0, form="values") as consumer:
         return list(consumer)
 
 

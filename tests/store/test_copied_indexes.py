@@ -49,7 +49,7 @@ def file_by_file(source: Path, target: Path) -> None:
 def original(tmp_path: Path) -> Path:
     path = tmp_path / "store"
     with klamm.open(path) as store:
-        store.create_topic("orders", settings=SETTINGS)
+        store.topics.create("orders", settings=SETTINGS)
         for number in range(RECORDS):
             store.append("orders", b"%d" % number + b"." * 40, acks=1, timestamp=1_000_000 + number)
     return path

@@ -152,20 +152,20 @@ def forget_new_fields(path: str) -> None:
 
 def test_a_store_of_format_1_is_brought_up_to_date_when_it_is_opened_for_writing(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders", 2)
+        store.topics.create("orders", 2)
         store.append_many("orders", [b"%d" % n for n in range(10)], partition=0)
     to_format_1(f"{tmp_path}/store/klamm.db")
     with pytest.raises(StoreError, match="open it for writing once"):
         klamm.open(tmp_path / "store", read_only=True)
     with klamm.open(tmp_path / "store") as store:
-        with store.consumer("orders", group="g", wait_ms=0) as consumer, store.transaction() as tx:
+        with store.consumer("orders", group="g", wait=0) as consumer, consumer.transaction() as tx:
             batch = consumer.poll()
             assert len(batch) == 10
             tx.send("orders", b"after", partition=1)
             tx.commit_offsets(batch)
         assert store.check().breaches == [] and store.settings()["group.max.size"] == "1000"
     with klamm.open(tmp_path / "store", read_only=True) as store:
-        assert store.groups() == ["g"]
+        assert list(store.groups) == ["g"]
 
 
 def to_format_4(path: str) -> None:
@@ -208,8 +208,8 @@ def put_row(path: str, table: str, *values: object) -> None:
 
 def test_a_store_of_format_4_keeps_its_transactions(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders", 2)
-        topic_id = store.topic("orders").id
+        store.topics.create("orders", 2)
+        topic_id = store.topics.describe("orders").id
     path, where = f"{tmp_path}/store/klamm.db", f'{{"{topic_id}": [0, 1]}}'
     to_format_4(path)
     embedded, wire = (60_000, "boot", 7), (60_000, "boot", 7, 8, 9)
@@ -241,7 +241,7 @@ def test_a_store_of_format_4_keeps_its_transactions(tmp_path: Path) -> None:
             assert transaction_table.rows(execute) == sorted(expected, key=lambda row: row.key)
             assert transaction_table.check(execute) == []
     with klamm.open(tmp_path / "store") as store:
-        assert store.transactions() == [], "those of processes that are gone, and of another boot"
+        assert list(store.transactions) == [], "those of processes that are gone, and of another boot"
 
 
 def test_a_store_of_format_4_keeps_its_batches_of_spark(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_store_of_format_4_keeps_its_batches_of_spark(tmp_path: Path) -> None:
 
 def test_a_store_of_format_4_keeps_its_named_members(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders", 2)
-        with store.consumer("orders", group="g", wait_ms=0, member="named") as consumer:
+        store.topics.create("orders", 2)
+        with store.consumer("orders", group="g", wait=0, member="named") as consumer:
             consumer.poll()
         before = store._acquired().groups.rows(0)
         assert [row.name for row in before] == ["named"]
@@ -303,17 +303,17 @@ def to_format_2(path: str) -> None:
 
 def test_a_store_of_format_2_keeps_its_groups_and_transactions(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "store") as store:
-        store.create_topic("orders", 2)
+        store.topics.create("orders", 2)
         store.append_many("orders", [b"%d" % n for n in range(10)], partition=0)
-        with store.consumer("orders", group="g", wait_ms=0) as consumer, store.transaction("name") as tx:
+        with store.consumer("orders", group="g", wait=0) as consumer, consumer.transaction("name") as tx:
             tx.send("orders", b"one", partition=1)
             tx.commit_offsets(consumer.poll())
     to_format_2(f"{tmp_path}/store/klamm.db")
     with pytest.raises(StoreError, match="open it for writing once"):
         klamm.open(tmp_path / "store", read_only=True)
     with klamm.open(tmp_path / "store") as store:
-        assert store.groups() == ["g"] and store.check().breaches == [] and store.transactions() == []
-        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+        assert list(store.groups) == ["g"] and store.check().breaches == [] and list(store.transactions) == []
+        with store.consumer("orders", group="g", wait=0) as consumer:
             assert [record.value for record in consumer.poll()] == [b"one"]
 
 

@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def store(path: str) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
-        opened.create_topic("t", 3)
+        opened.topics.create("t", 3)
         yield opened
 
 
@@ -53,7 +53,7 @@ def adopted(store: klamm.Store, *keys: tuple[int, int]) -> list[Identity]:
 def test_transactions_of_several_processes_have_one_end(store: klamm.Store, path: str, commit: bool) -> None:
     keys = [handed_over(path, number) for number in (0, 1, 2)]
     core_of(store).transactions.resolve([log_of(store, number) for number in range(3)])
-    assert [info.state for info in store.transactions()] == ["ongoing"] * 3, "their processes are gone, not their time"
+    assert [info.state for info in store.transactions] == ["ongoing"] * 3, "their processes are gone, not their time"
     mine = adopted(store, *keys)
     before = store._acquired().catalog.database.version()[0]
     assert core_of(store).transactions.decide(*mine, commit=commit) is commit
@@ -62,7 +62,7 @@ def test_transactions_of_several_processes_have_one_end(store: klamm.Store, path
         core_of(store).transactions.finish(identity, commit=commit)
     core_of(store).transactions.tidy()
     expected = [[b"%d-%d" % key] if commit else [] for key in keys]
-    assert seen(store, 0, 1, 2) == expected and store.transactions() == [] and store.check().ok
+    assert seen(store, 0, 1, 2) == expected and list(store.transactions) == [] and store.check().ok
 
 
 def decide_once(store: klamm.Store, keys: list[tuple[int, int]], number: int, fingerprint: str = "") -> bool | None:
@@ -83,14 +83,14 @@ def test_a_number_and_transactions_of_several_processes_are_one_decision(store: 
         decide_once(store, again, 17, "a")
     with pytest.raises(OnceMismatch):
         decide_once(store, other, 17, "b")
-    states = {(info.producer_id, info.epoch): info.state for info in store.transactions()}
+    states = {(info.producer_id, info.epoch): info.state for info in store.transactions}
     assert [states[key] for key in again + other] == ["ongoing"] * 4, "a refused number commits none of them"
-    assert store.abort_transaction(other[0][0])
+    assert store.transactions.abort(other[0][0])
     with pytest.raises(Aborted):
         decide_once(store, other, 18)
     assert once.last(database, "loader") == 17, "nor does one that was aborted take the number"
     for key in again + other:
-        store.abort_transaction(key[0])
+        store.transactions.abort(key[0])
     core_of(store).transactions.resolve()
     assert seen(store, 0, 1) == [[b"%d-%d" % key] for key in first] and store.check().ok
 
@@ -106,7 +106,7 @@ def test_a_coordinator_killed_after_its_decision_has_made_it_for_all(store: klam
     with children() as start:
         assert os.WIFSIGNALED(start(coordinate).ended())
     core_of(store).transactions.resolve()
-    assert seen(store, 0, 1) == [[b"%d-%d" % key] for key in keys] and store.transactions() == []
+    assert seen(store, 0, 1) == [[b"%d-%d" % key] for key in keys] and list(store.transactions) == []
 
 
 def test_what_a_dead_coordinator_has_left_is_aborted_when_its_time_is_over(store: klamm.Store, path: str) -> None:
@@ -116,7 +116,7 @@ def test_what_a_dead_coordinator_has_left_is_aborted_when_its_time_is_over(store
     late = adopted(store, *keys)
     core_of(store).heads.advance(61_000)
     core_of(store).transactions.resolve()
-    assert store.transactions() == [] and seen(store, 0, 1) == [[], []]
+    assert list(store.transactions) == [] and seen(store, 0, 1) == [[], []]
     assert [markers(log_of(store, number)) for number in (0, 1)] == [[1], [1]]
     with pytest.raises(Aborted):
         core_of(store).transactions.decide(*late, commit=True)
@@ -127,13 +127,13 @@ def test_what_a_dead_coordinator_has_left_is_aborted_when_its_time_is_over(store
 def test_one_that_was_aborted_keeps_all_from_being_committed(store: klamm.Store, path: str) -> None:
     keys = [handed_over(path, number) for number in (0, 1)]
     mine = adopted(store, *keys)
-    assert store.abort_transaction(keys[1][0])
+    assert store.transactions.abort(keys[1][0])
     with pytest.raises(Aborted):
         core_of(store).transactions.decide(*mine, commit=True)
-    assert [info.state for info in store.transactions()] == ["ongoing"], "the other one"
+    assert [info.state for info in store.transactions] == ["ongoing"], "the other one"
     assert core_of(store).transactions.decide(*mine, commit=False) is False
     core_of(store).transactions.resolve()
-    assert store.transactions() == [] and seen(store, 0, 1) == [[], []]
+    assert list(store.transactions) == [] and seen(store, 0, 1) == [[], []]
 
 
 def test_one_that_has_a_name_keeps_it_until_it_is_decided(store: klamm.Store) -> None:

@@ -24,7 +24,7 @@ from tests.procs import Flag, children
 
 
 def values(store: klamm.Store, topic: str) -> list[bytes]:
-    with store.consumer(topic, wait_ms=0) as consumer:
+    with store.consumer(topic, wait=0) as consumer:
         return [record.value for record in consumer]
 
 
@@ -33,10 +33,10 @@ def path(tmp_path: Path) -> Path:
     """A store with two topics, the second of which its backup does not have."""
     path = tmp_path / "events"
     with klamm.open(path) as store:
-        store.create_topic("orders", 3, {"retention.ms": 1})
+        store.topics.create("orders", 3, {"retention.ms": 1})
         store.append_many("orders", [(b"k", b"%d" % number) for number in range(10)], partition=1)
         store.backup(tmp_path / "backup")
-        store.create_topic("invoices", 2)
+        store.topics.create("invoices", 2)
         store.append("invoices", b"invoice", partition=0)
     return path
 
@@ -45,7 +45,7 @@ def test_a_directory_that_klamm_db_does_not_know_is_left_alone_and_can_be_put_ba
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with klamm.open(path) as store:
-        store.create_topic("other")
+        store.topics.create("other")
         store.append("other", b"x")
     (known,) = path.glob("topics/other-*")
     shutil.copytree(known, path / "topics" / f"ghost-{'a' * 32}")
@@ -54,7 +54,7 @@ def test_a_directory_that_klamm_db_does_not_know_is_left_alone_and_can_be_put_ba
         store.maintain()
         told = [each.getMessage() for each in caplog.records if "knows no such topic" in each.getMessage()]
         assert len(told) == 1, "logged once, not at every round"
-        assert "ghost" not in store.topics()
+        assert "ghost" not in store.topics
         report = store.check(repair=True)
         assert report.ok and any("put back as topic ghost" in str(each.repaired) for each in report.breaches)
         assert values(store, "ghost") == [b"x"]
@@ -72,9 +72,9 @@ def test_without_klamm_db_nothing_is_deleted_and_repair_makes_it_again(path: Pat
     assert report.ok and "klamm.db was missing" in report.breaches[0].message
     with klamm.open(path) as store:
         assert store.store_id == store_id
-        assert sorted(store.topics()) == ["invoices", "orders"]
-        assert len(store.topic("orders").partitions) == 3, "also those that never got a record"
-        assert store.topic("orders").settings["retention.ms"] == "-1", "what is not known expires nothing"
+        assert sorted(store.topics) == ["invoices", "orders"]
+        assert len(store.topics.describe("orders").partitions) == 3, "also those that never got a record"
+        assert store.topics.describe("orders").settings["retention.ms"] == "-1", "what is not known expires nothing"
         store.maintain()
         assert values(store, "orders") == [b"%d" % number for number in range(10)]
         assert values(store, "invoices") == [b"invoice"]
@@ -118,7 +118,7 @@ def test_a_damaged_klamm_db_is_set_aside_by_repair_and_made_again(path: Path, ho
     lost = [str(each.repaired) for each in report.breaches if "its settings are lost" in str(each.repaired)]
     assert len(lost) == 2
     with klamm.open(path) as store:
-        assert store.topic("orders").settings["retention.ms"] == "-1", "what is not known expires nothing"
+        assert store.topics.describe("orders").settings["retention.ms"] == "-1", "what is not known expires nothing"
         store.maintain()
         assert values(store, "orders") == [b"%d" % number for number in range(10)]
         assert values(store, "invoices") == [b"invoice"]
@@ -157,7 +157,7 @@ def test_a_repair_that_was_killed_after_it_set_klamm_db_aside_is_finished_by_the
 
 def test_klamm_db_from_a_backup_is_refused_until_it_is_repaired(path: Path, tmp_path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("gone")
+        store.topics.create("gone")
         store.append("gone", b"x")
         ids = store._acquired().catalog.allocate_producer_id()
     shutil.copyfile(tmp_path / "backup" / "klamm.db", path / "klamm.db")
@@ -166,19 +166,19 @@ def test_klamm_db_from_a_backup_is_refused_until_it_is_repaired(path: Path, tmp_
     assert klamm.check(path, repair=True).ok
     with klamm.open(path) as store:
         store.maintain()
-        assert sorted(store.topics()) == ["gone", "invoices", "orders"]
+        assert sorted(store.topics) == ["gone", "invoices", "orders"]
         assert values(store, "invoices") == [b"invoice"] and values(store, "gone") == [b"x"]
         assert store._acquired().catalog.allocate_producer_id() > ids, "a producer id is given out once"
 
 
 def test_a_topic_that_was_deleted_does_not_come_back_with_an_older_klamm_db(path: Path, tmp_path: Path) -> None:
     with klamm.open(path) as store:
-        store.delete_topic("orders")
+        store.topics.delete("orders")
     shutil.copyfile(tmp_path / "backup" / "klamm.db", path / "klamm.db")
     report = klamm.check(path, repair=True)
     assert report.ok, [str(each) for each in report.breaches]
     with klamm.open(path) as store:
-        assert store.topics() == ["invoices"]
+        assert list(store.topics) == ["invoices"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file that is open cannot be removed there")
@@ -213,9 +213,9 @@ def test_a_file_that_is_removed_under_a_living_store_lets_no_second_writer_in(
 def test_slots_that_heads_has_lost_are_laid_out_again_each_for_its_partition(tmp_path: Path, left: int) -> None:
     path = tmp_path / "store"
     with klamm.open(path) as store:
-        store.create_topic("b", 3)
-        store.create_topic("a", 2)
-        store.add_partitions("b", 6)  # its slots are not all side by side
+        store.topics.create("b", 3)
+        store.topics.create("a", 2)
+        store.topics.add_partitions("b", 6)  # its slots are not all side by side
         for topic, count in (("a", 2), ("b", 6)):
             for number in range(count):
                 store.append(topic, b"%d" % number, partition=number)
@@ -260,7 +260,7 @@ def test_what_recovery_cut_off_can_be_read_again(path: Path, capsys: pytest.Capt
     log.write_bytes(log.read_bytes() + batch + b"torn")
     with klamm.open(copied) as store:
         assert values(store, "orders") == [b"%d" % number for number in range(10)]
-        (cut,) = store.cuts("orders")
+        (cut,) = store["orders"].cuts()
         assert cut.size == len(batch) + 4
         assert store.check().cuts == [cut]
     assert run(["salvage", "orders", "--store", str(copied)]) == 0

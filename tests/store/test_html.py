@@ -19,9 +19,9 @@ def read(html: str) -> tuple[str, list[list[str]]]:
 
 def test_a_store_shows_its_topics(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "a<b>&c") as store:
-        store.create_topic("users", 3)
+        store.topics.create("users", 3)
         store.append_many("users", [(b"%d" % n, b"v") for n in range(2000)])
-        store.create_topic("empty")
+        store.topics.create("empty")
         title, rows = read(store._repr_html_())
         assert title == repr(store) and "<b>" not in store._repr_html_()
         assert rows[0] == ["topic", "partitions", "offsets", "bytes"]

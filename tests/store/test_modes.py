@@ -39,11 +39,11 @@ def umask(mask: int) -> Iterator[None]:
 def fill(path: Path | str) -> None:
     """Have every kind of file."""
     with klamm.open(path) as store:
-        store.create_topic("orders", 2, exist_ok=True, settings={"segment.bytes": 500})
+        store.topics.create("orders", 2, exist_ok=True, settings={"segment.bytes": 500})
         store.append_many("orders", [(b"k", b"v" * 100)] * 20)
         with store.transaction() as transaction:
             transaction.send("orders", b"v")
-        with store.consumer("orders", group="g", wait_ms=0) as consumer:
+        with store.consumer("orders", group="g", wait=0) as consumer:
             consumer.poll()
             consumer.commit()
         store.maintain()
@@ -112,14 +112,14 @@ def test_two_users_of_a_group_share_a_store_and_others_cannot_read_it() -> None:
         fill(path)
         with klamm.open(path) as store:
             assert store.check().ok
-            with store.consumer("orders", wait_ms=0) as consumer:
+            with store.consumer("orders", wait=0) as consumer:
                 return sum(1 for _ in consumer)
 
     def peep(path: Path) -> str:
         found = []
-        for options in ({}, {"read_only": True}):
+        for read_only in (False, True):
             try:
-                klamm.open(path, **options)
+                klamm.open(path, read_only=read_only)
             except (klamm.KlammError, OSError) as error:
                 found.append(type(error).__name__)
         for root, _, names in os.walk(path):

@@ -23,12 +23,12 @@ OLD = time.time_ns() // 1_000_000 - 30 * DAY
 def store(path: Path) -> Iterator[klamm.Store]:
     """`busy` is written to; the others have old records, and nobody writes to them any more."""
     with klamm.open(path) as store:
-        store.create_topic("busy")
-        store.create_topic("idle", partitions=2)
-        store.create_topic("large", settings={"segment.bytes": 1000, "retention.bytes": 3000, "retention.ms": -1})
-        store.create_topic("kept", settings={"retention.ms": -1})
-        store.create_topic("compacted", settings={"cleanup.policy": "compact"})
-        store.create_topic("empty")
+        store.topics.create("busy")
+        store.topics.create("idle", partitions=2)
+        store.topics.create("large", settings={"segment.bytes": 1000, "retention.bytes": 3000, "retention.ms": -1})
+        store.topics.create("kept", settings={"retention.ms": -1})
+        store.topics.create("compacted", settings={"cleanup.policy": "compact"})
+        store.topics.create("empty")
         for topic in ("idle", "kept", "compacted"):
             store.append_many(topic, [(b"k", b"v", None, OLD)] * 5, partition=0, acks=1)
         yield store
@@ -59,8 +59,8 @@ def test_an_idle_topic_expires_while_the_process_appends_to_another_one(store: k
 
 def test_an_idle_topic_expires_while_the_process_only_consumes(store: klamm.Store, path: Path) -> None:
     store.close()
-    with klamm.open(path) as store, store.consumer("busy", wait_ms=0) as consumer:
-        consumer.poll(timeout_ms=0)
+    with klamm.open(path) as store, store.consumer("busy", wait=0) as consumer:
+        consumer.poll(timeout=0)
         make_due(store)
         until(lambda: ends(store, "idle") == (5, 5), "the idle topic has expired")
 
@@ -135,7 +135,7 @@ def test_after_a_boot_a_log_is_recovered_only_if_its_files_are_old_or_large(
 def test_a_damaged_partition_does_not_keep_the_others_from_expiring(
     store: klamm.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.create_topic("aaa")
+    store.topics.create("aaa")
     log = log_of(store, "aaa")
     log.append_one(None, b"v", OLD)
     with log.log.append_lock():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -77,13 +78,13 @@ def test_numbers_out_of_range_are_refused_whether_int_or_text(setting: Setting, 
     low = min(setting.low, -1 if setting.unlimited else setting.low)
     value = data.draw(st.one_of(st.integers(max_value=low - 1), st.integers(min_value=setting.high + 1)))
     for form in (value, str(value)):
-        with pytest.raises(InvalidSetting, match=f"{setting.name}: .* does not fit .*{setting.low} to {setting.high}"):
+        with pytest.raises(InvalidSetting, match=f"{setting.name}: .* is invalid .*{setting.low} to {setting.high}"):
             Settings.of({setting.name: form})
 
 
 @pytest.mark.parametrize("value", ["", "1e3", "1_000", "٣", "0x10", "abc", 1.5, None, True, b"1", [], "9" * 5000])
 def test_what_is_no_number_is_refused(value: object) -> None:
-    with pytest.raises(InvalidSetting, match=r"retention\.ms: .* does not fit"):
+    with pytest.raises(InvalidSetting, match=r"retention\.ms: .* is invalid"):
         Settings.of({"retention.ms": value})  # type: ignore[dict-item]
 
 
@@ -112,7 +113,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
 @pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete, compact"])
 def test_both_cleanups_may_be_asked_for_in_any_order(policy: str) -> None:
     assert Settings.of({"cleanup.policy": policy}).cleanup_policy == policy.replace(" ", "")
-    with pytest.raises(InvalidSetting, match="does not fit"):
+    with pytest.raises(InvalidSetting, match="is invalid"):
         Settings.of({"cleanup.policy": policy + ",more"})
 
 
@@ -124,14 +125,30 @@ def test_a_ratio_is_a_number_from_0_to_1(given: str | float, want: float) -> Non
     assert settings.min_cleanable_dirty_ratio == want
     assert Settings.of(settings.to_dict()) == settings
     for bad in (-0.1, 1.1, True, None, "half", "nan", "", "1e999"):
-        with pytest.raises(InvalidSetting, match="does not fit"):
+        with pytest.raises(InvalidSetting, match="is invalid"):
             Settings.of({"min.cleanable.dirty.ratio": bad})  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name.endswith(".ms")])
+def test_a_setting_in_milliseconds_takes_a_duration(name: str) -> None:
+    for duration in ("1h30m", " 1.5h ", "5400s", timedelta(minutes=90)):
+        assert Settings.of({name: duration})[name] == "5400000"
+    for wrong in ("1 hour", "-1h", "1h-", timedelta(seconds=-1), "99999999999999w"):
+        with pytest.raises(InvalidSetting, match=f"{name}: .* is invalid .*a duration such as '90s' or '7d'"):
+            Settings.of({name: wrong})
+
+
+def test_only_a_setting_in_milliseconds_takes_a_duration() -> None:
+    for name in ("segment.bytes", "retention.bytes", "min.cleanable.dirty.ratio"):
+        for duration in ("1s", timedelta(seconds=1)):
+            with pytest.raises(InvalidSetting):
+                Settings.of({name: duration})
+
+
 def test_words_are_refused_with_the_words_that_fit() -> None:
-    with pytest.raises(InvalidSetting, match=r"'createtime' does not fit .want 'CreateTime' or 'LogAppendTime'"):
+    with pytest.raises(InvalidSetting, match=r"'createtime' is invalid .expected 'CreateTime' or 'LogAppendTime'"):
         Settings.of({"message.timestamp.type": "createtime"})
-    with pytest.raises(InvalidSetting, match="3 does not fit"):
+    with pytest.raises(InvalidSetting, match="3 is invalid"):
         Settings.of({"message.timestamp.type": 3})
 
 

@@ -40,17 +40,17 @@ def slots_of(store: klamm.Store, topic: str) -> tuple[int, ...]:
 
 def test_a_store_that_makes_and_deletes_topics_does_not_wear_out(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("stays", 2)
+        store.topics.create("stays", 2)
         for number in range(30):
-            store.create_topic("passes", 1 + number % 4)
+            store.topics.create("passes", 1 + number % 4)
             store.append("passes", b"%d" % number)
             assert values(store, "passes") == [b"%d" % number]
-            store.delete_topic("passes")
+            store.topics.delete("passes")
         store.append("stays", b"x")
         assert os.path.getsize(path / "heads") == 1024 * (1 + 2 + 4)
         assert store.check().ok
     with klamm.open(path) as store:
-        store.create_topic("again", 5)
+        store.topics.create("again", 5)
         assert slots_of(store, "again") == (3, 4, 5, 6, 7)
         assert store.check().ok
 
@@ -92,11 +92,11 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
         with klamm.open(path) as store:
             while not over:
                 topic = f"{name}-{made}"
-                store.create_topic(topic, 5)
+                store.topics.create(topic, 5)
                 for partition in range(5):
                     store.append(topic, topic.encode(), partition=partition, acks=1)
                 if made:
-                    store.delete_topic(f"{name}-{made - 1}")
+                    store.topics.delete(f"{name}-{made - 1}")
                 made += 1
                 board[name == "b"] = made
                 if made == 10:
@@ -109,13 +109,13 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
         held: dict[str, klamm.Consumer] = {}
         with klamm.open(path) as store:
             while not over:
-                for topic in store.topics():
+                for topic in store.topics:
                     with suppress(UnknownTopic):
                         if topic not in held:
-                            held[topic] = store.consumer(topic, start="earliest", wait_ms=0)
+                            held[topic] = store.consumer(topic, start="earliest", wait=0)
                 for topic, consumer in list(held.items()):
                     try:
-                        found = [record.value for record in consumer.poll(timeout_ms=0)]
+                        found = [record.value for record in consumer.poll(timeout=0)]
                     except UnknownTopic:
                         held.pop(topic).close()
                         gone += 1
@@ -148,13 +148,13 @@ def test_heads_and_memory_stay_as_they_are_whatever_comes_and_goes(path: Path, t
 
 def old_partition(store: klamm.Store) -> Partition:
     """One whose slot is another topic's by now."""
-    store.create_topic("old", settings={"segment.bytes": 300})
+    store.topics.create("old", settings={"segment.bytes": 300})
     for number in range(9):
         store.append("old", b"old %d" % number * 10)
     partition = log_of(store, "old/0")
     slot = partition.slot
-    store.delete_topic("old")
-    store.create_topic("new")
+    store.topics.delete("old")
+    store.topics.create("new")
     store.append("new", b"new")
     assert slots_of(store, "new") == (slot,)
     return partition
@@ -199,18 +199,18 @@ def test_a_log_of_a_deleted_partition_does_nothing_to_the_one_that_has_its_slot(
 
 def test_consumers_and_producers_of_a_deleted_topic_are_told(path: Path) -> None:
     with klamm.open(path) as store, klamm.open(path, read_only=True) as reader:
-        store.create_topic("old")
+        store.topics.create("old")
         store.append("old", b"old")
-        consumers = [each.consumer("old", wait_ms=0) for each in (store, reader)]
-        assert [record.value for each in consumers for record in each.poll(timeout_ms=0)] == [b"old", b"old"]
+        consumers = [each.consumer("old", wait=0) for each in (store, reader)]
+        assert [record.value for each in consumers for record in each.poll(timeout=0)] == [b"old", b"old"]
         producer = store.producer(linger_ms=0)
         producer.send("old", b"more").result(10)
-        store.delete_topic("old")
-        store.create_topic("new")
+        store.topics.delete("old")
+        store.topics.create("new")
         store.append_many("new", [b"new"] * 5)
         for consumer in consumers:
             with pytest.raises(UnknownTopic):
-                consumer.poll(timeout_ms=0)
+                consumer.poll(timeout=0)
         with pytest.raises(UnknownTopic):
             producer.send("old", b"too late").result(10)
         assert values(store, "new") == [b"new"] * 5
@@ -221,7 +221,7 @@ def test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_i
     path: Path, tmp_path: Path, inside: int
 ) -> None:
     with klamm.open(path) as store:
-        store.create_topic("old")
+        store.topics.create("old")
         (slot,) = slots_of(store, "old")
         ready = Flag(tmp_path / "ready")
 
@@ -242,12 +242,12 @@ def test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_i
             core = store._acquired()
             core.catalog.delete_topic("old")  # a deleter that was killed here
             sweep(core, thorough=True)
-            store.create_topic("new")
+            store.topics.create("new")
             assert slots_of(store, "new") != (slot,)
             child.go_on()
             child.answer()
             sweep(core, thorough=True)
-            store.create_topic("newer")
+            store.topics.create("newer")
             assert slots_of(store, "newer") == (slot,)
             assert values(store, "newer") == []
 
@@ -260,18 +260,18 @@ def test_a_creator_killed_at_any_step_leaves_the_slot_free_or_used(path: Path, t
         with klamm.open(path) as store:
             without_maintenance(store._acquired())
             _os.trap(step, signal=signal.SIGKILL)
-            store.create_topic("new", 2)
+            store.topics.create("new", 2)
             store.append("new", b"new", partition=1)
-            store.delete_topic("new")
+            store.topics.delete("new")
             _os.trap(0)
 
     with klamm.open(path) as store:
-        store.create_topic("stays")
+        store.topics.create("stays")
         store.append("stays", b"stays")
-        store.create_topic("old", 2)
+        store.topics.create("old", 2)
         store.append("old", b"old", partition=0)
         store.append("old", b"old", partition=1)
-        store.delete_topic("old")
+        store.topics.delete("old")
     alive, step, deaths = False, 0, 0
     dice = random.Random(seed)
     with children() as start:
@@ -282,9 +282,9 @@ def test_a_creator_killed_at_any_step_leaves_the_slot_free_or_used(path: Path, t
             deaths += not alive
             with klamm.open(path) as store:
                 assert values(store, "stays") == [b"stays"]
-                if "new" in store.topics():
+                if "new" in store.topics:
                     assert values(store, "new") in ([], [b"new"])
-                    store.delete_topic("new")
+                    store.topics.delete("new")
                 store.maintain()
                 assert store.check().ok
             assert os.path.getsize(path / "heads") <= 1024 * (1 + 1 + 2 + 2)
@@ -295,12 +295,12 @@ def test_a_creator_killed_at_any_step_leaves_the_slot_free_or_used(path: Path, t
 
 def test_heads_from_a_backup_knows_no_partition_that_came_after_it(path: Path, tmp_path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("old", 2)
+        store.topics.create("old", 2)
         store.append_many("old", [b"old"] * 9, partition=0)
     before = (path / "heads").read_bytes()
     with klamm.open(path) as store:
-        store.delete_topic("old")
-        store.create_topic("new", 2)
+        store.topics.delete("old")
+        store.topics.create("new", 2)
         store.append_many("new", [b"%d" % number for number in range(20)], partition=0)
     os.unlink(path / "heads")
     (path / "heads").write_bytes(before)
@@ -312,12 +312,12 @@ def test_heads_from_a_backup_knows_no_partition_that_came_after_it(path: Path, t
 
 def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_another(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("old", 2)
+        store.topics.create("old", 2)
         store.append("old", b"old", partition=0)
     before = (path / "klamm.db").read_bytes()
     with klamm.open(path) as store:
-        store.delete_topic("old")
-        store.create_topic("new", 2)
+        store.topics.delete("old")
+        store.topics.create("new", 2)
         store.append("new", b"new", partition=0)
     os.unlink(path / "klamm.db")
     (path / "klamm.db").write_bytes(before)
@@ -325,9 +325,9 @@ def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_anoth
         klamm.open(path)
     assert klamm.check(path, repair=True).ok
     with klamm.open(path) as store:
-        assert store.topics() == ["new"]
+        assert list(store.topics) == ["new"]
         assert values(store, "new") == [b"new"]
-        store.create_topic("newer", 2)
+        store.topics.create("newer", 2)
         assert not set(slots_of(store, "newer")) & set(slots_of(store, "new"))
         assert store.check().ok
 
@@ -335,15 +335,15 @@ def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_anoth
 def test_after_a_boot_nothing_of_a_deleted_partition_is_evidence_for_the_next_one(path: Path) -> None:
     """Its offsets, its start, what was synced of it: all of it was larger."""
     with klamm.open(path) as store:
-        store.create_topic("old")
+        store.topics.create("old")
         store.append_many("old", [b"old"] * 900)
-        store.delete_records("old", {0: 800})
-        store.delete_topic("old")
-        store.create_topic("new")
+        store["old"].delete_records({0: 800})
+        store.topics.delete("old")
+        store.topics.create("new")
         store.append_many("new", [b"%d" % number for number in range(3)])
         assert slots_of(store, "new") == (1,)
         shutil.copytree(path, path.with_name("copy"))  # believed no more than a store after a boot
     with klamm.open(path.with_name("copy")) as store:
-        assert store.topic("new").partitions[0].start == 0
+        assert store.topics.describe("new").partitions[0].start == 0
         assert values(store, "new") == [b"0", b"1", b"2"]
         assert store.check().ok

@@ -33,12 +33,12 @@ def path(tmp_path: Path) -> Path:
     """A store with one partition in use, and many slots behind it that are free."""
     path = tmp_path / "events"
     with klamm.open(path) as store:
-        store.create_topic("stays")
+        store.topics.create("stays")
         store.append("stays", b"stays")
-        store.create_topic("goes", MANY)
+        store.topics.create("goes", MANY)
         store.append("goes", b"goes", partition=MANY - 1)
         assert slots_in(path) == 1 + 1 + MANY
-        store.delete_topic("goes")
+        store.topics.delete("goes")
     return path
 
 
@@ -56,12 +56,12 @@ def is_whole(path: Path) -> bool:
     """The store has what was in it, and room for new partitions."""
     with klamm.open(path) as store:
         assert values(store, "stays") == [b"stays"]
-        store.create_topic("new", MANY // 2)
+        store.topics.create("new", MANY // 2)
         for number in range(MANY // 2):
             store.append("new", b"%d" % number, partition=number, acks=1)
         assert sorted(values(store, "new")) == sorted(b"%d" % number for number in range(MANY // 2))
         assert store.check().ok
-        store.delete_topic("new")
+        store.topics.delete("new")
     return klamm.check(path).ok
 
 
@@ -74,25 +74,25 @@ def test_free_slots_at_the_end_go_when_the_store_is_opened_alone(path: Path) -> 
 def test_a_few_free_slots_and_those_before_a_partition_stay(path: Path) -> None:
     with klamm.open(path) as store:
         for name, count in (("a", MANY), ("b", 1), ("c", 20)):
-            store.create_topic(name, count)
+            store.topics.create(name, count)
         for name in ("a", "c"):
-            store.delete_topic(name)
+            store.topics.delete(name)
     before = slots_in(path)
     open_alone(path)
     with klamm.open(path) as store:
         assert slots_in(path) == before == 2 + MANY + 1 + 20
-        store.create_topic("again", MANY)
+        store.topics.create("again", MANY)
         assert slots_in(path) == before
         assert store.check().ok
 
 
 def read_only(path: Path, ready: Flag, end: Flag) -> None:
-    with klamm.open(path, read_only=True) as store, store.consumer("goes", wait_ms=0, start="earliest") as consumer:
+    with klamm.open(path, read_only=True) as store, store.consumer("goes", wait=0, start="earliest") as consumer:
         assert [record.value for record in consumer] == [b"goes"]
         ready.up()
         end.wait()
         with pytest.raises(UnknownTopic):
-            consumer.poll(timeout_ms=0)
+            consumer.poll(timeout=0)
         Flag(path.with_name("fine")).up()
 
 
@@ -119,13 +119,13 @@ def test_no_slot_goes_while_another_process_has_the_file_mapped(
     """A process that looks at a slot that was cut off would get a SIGBUS."""
     path, ready, end = tmp_path / "events", Flag(tmp_path / "ready"), Flag(tmp_path / "end")
     with klamm.open(path) as store:
-        store.create_topic("goes", MANY)
+        store.topics.create("goes", MANY)
         store.append("goes", b"goes", partition=MANY - 1)
     with children() as start:
         child = start(lambda: other(path, ready, end))
         ready.wait()
         with klamm.open(path) as store:
-            store.delete_topic("goes")
+            store.topics.delete("goes")
         open_alone(path)
         assert slots_in(path) == 1 + MANY
         end.up()
@@ -146,8 +146,8 @@ def test_a_process_killed_at_any_step_of_making_it_smaller_leaves_a_whole_store(
         while not alive:
             step += 1 + dice.randrange(6)
             with klamm.open(path) as store:
-                store.create_topic("goes", MANY)
-                store.delete_topic("goes")
+                store.topics.create("goes", MANY)
+                store.topics.delete("goes")
             gc.collect()
 
             def open_and_die(step: int = step) -> None:
@@ -168,7 +168,7 @@ def test_slots_that_klamm_db_does_not_know_any_more_stay(path: Path) -> None:
     open_alone(path)
     before = (path / "klamm.db").read_bytes()
     with klamm.open(path) as store:
-        store.create_topic("later", MANY)
+        store.topics.create("later", MANY)
         store.append("later", b"later", partition=MANY - 1)
     os.unlink(path / "klamm.db")
     (path / "klamm.db").write_bytes(before)
@@ -179,7 +179,7 @@ def test_slots_that_klamm_db_does_not_know_any_more_stay(path: Path) -> None:
     assert klamm.check(path, repair=True).ok
     with klamm.open(path) as store:
         assert values(store, "later") == [b"later"]
-        assert len(store.topic("later").partitions) == MANY
+        assert len(store.topics.describe("later").partitions) == MANY
 
 
 def test_a_process_waits_until_the_file_is_as_small_as_it_will_be(path: Path) -> None:
@@ -197,11 +197,11 @@ def test_a_process_waits_until_the_file_is_as_small_as_it_will_be(path: Path) ->
 
 def test_heads_is_never_sparse_though_free_slots_were_lost_with_it(path: Path) -> None:
     with klamm.open(path) as store:
-        store.create_topic("goes", 30)
-        store.delete_topic("goes")
+        store.topics.create("goes", 30)
+        store.topics.delete("goes")
     os.unlink(path / "heads")
     with klamm.open(path) as store:
-        store.create_topic("more", 40)
+        store.topics.create("more", 40)
         status = os.stat(path / "heads")
         assert status.st_blocks * 512 >= status.st_size
         for slot in range(1, slots_in(path)):

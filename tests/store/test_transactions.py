@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def store(path: str) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
-        opened.create_topic("t", 3)
+        opened.topics.create("t", 3)
         yield opened
 
 
@@ -85,25 +85,25 @@ def test_a_committed_transaction_is_seen_and_its_row_goes_with_a_later_registrat
     assert all_of.decide(mine, commit=True) is True
     all_of.finish(mine, commit=True)
     assert seen(store, 0, 1) == [[b"0-0"], [b"0-0"]]
-    assert [(info.epoch, info.state) for info in store.transactions()] == [(0, "prepared_commit")]
+    assert [(info.epoch, info.state) for info in store.transactions] == [(0, "prepared_commit")]
     add(store, mine, 2)
-    assert [info.epoch for info in store.transactions()] == [0, 1], "its markers are not on disk yet"
+    assert [info.epoch for info in store.transactions] == [0, 1], "its markers are not on disk yet"
     for number in (0, 1):
         log_of(store, number).sync(log_of(store, number).ends().end)
     all_of.decide(mine, commit=False)
     all_of.finish(mine, commit=False)
     add(store, mine, 0)
-    assert [info.epoch for info in store.transactions()] == [1, 2]
+    assert [info.epoch for info in store.transactions] == [1, 2]
     all_of.decide(mine, commit=True)
     all_of.finish(mine, commit=True)
     all_of.tidy()
-    assert store.transactions() == []
+    assert list(store.transactions) == []
     assert seen(store, 0, 1, 2) == [[b"0-0", b"0-2"], [b"0-0"], []]
 
 
 def test_a_row_tells_people_what_is_going_on(store: klamm.Store) -> None:
     mine = begin(store, 2, 0, name="billing", timeout_ms=5_000)
-    (info,) = store.transactions()
+    (info,) = list(store.transactions)
     assert info.producer_id == mine.producer_id
     assert (info.name, info.state, info.timeout_ms) == ("billing", "ongoing", 5_000)
     assert info.partitions == (("t", 0), ("t", 2))
@@ -112,8 +112,8 @@ def test_a_row_tells_people_what_is_going_on(store: klamm.Store) -> None:
 
 def test_a_person_can_abort_any_transaction(store: klamm.Store) -> None:
     mine = begin(store, 0, 1)
-    assert store.abort_transaction(mine.producer_id)
-    assert not store.abort_transaction(mine.producer_id)
+    assert store.transactions.abort(mine.producer_id)
+    assert not store.transactions.abort(mine.producer_id)
     assert not stands_open(log_of(store)) and seen(store, 0, 1) == [[], []]
     with pytest.raises(Aborted):
         core_of(store).transactions.decide(mine, commit=True)
@@ -129,7 +129,7 @@ def test_what_was_written_with_the_decision_is_undone_when_it_is_refused(store: 
 
     with pytest.raises(Fenced):
         all_of.decide(mine, commit=True, also=refuse)
-    assert [info.state for info in store.transactions()] == ["ongoing"]
+    assert [info.state for info in store.transactions] == ["ongoing"]
 
 
 def test_nothing_can_be_begun_in_a_store_that_is_open_for_reading_only(store: klamm.Store, path: str) -> None:
@@ -138,10 +138,10 @@ def test_nothing_can_be_begun_in_a_store_that_is_open_for_reading_only(store: kl
         with pytest.raises(ReadOnly):
             reader.transaction()
         with pytest.raises(ReadOnly):
-            reader.abort_transaction(mine.producer_id)
-        assert [info.state for info in reader.transactions()] == ["ongoing"]
+            reader.transactions.abort(mine.producer_id)
+        assert [info.state for info in reader.transactions] == ["ongoing"]
         core_of(reader).transactions.resolve([log_of(reader)])
-    assert [info.state for info in store.transactions()] == ["ongoing"]
+    assert [info.state for info in store.transactions] == ["ongoing"]
 
 
 # ---- somebody else's
@@ -161,7 +161,7 @@ def test_the_transaction_of_a_killed_process_is_ended_as_it_was_decided(
         core_of(store).transactions.resolve()
         assert not stands_open(log_of(store, 0)) and not stands_open(log_of(store, 1))
         assert seen(store, 0, 1) == ([[b"0-0"], [b"0-0"]] if decided else [[], []])
-        assert store.transactions() == []
+        assert list(store.transactions) == []
 
 
 def test_a_partition_that_is_registered_and_empty_gets_a_marker_too(store: klamm.Store, path: str) -> None:
@@ -177,7 +177,7 @@ def test_a_partition_that_is_registered_and_empty_gets_a_marker_too(store: klamm
 def test_a_store_that_is_opened_ends_what_killed_processes_left(store: klamm.Store, path: str) -> None:
     def look() -> tuple[bool, int]:
         with klamm.open(path) as mine:
-            return stands_open(log_of(mine)), len(mine.transactions())
+            return stands_open(log_of(mine)), len(mine.transactions)
 
     with abandoned(store, path, lambda mine: begin(mine, 0)), children() as start:
         living = begin(store, 1)
@@ -187,7 +187,7 @@ def test_a_store_that_is_opened_ends_what_killed_processes_left(store: klamm.Sto
 
 def test_a_living_process_has_its_time_and_no_more(store: klamm.Store, path: str) -> None:
     patient, hasty = begin(store, 0), begin(store, 1, timeout_ms=1)
-    until(lambda: (store.transactions()[1].age_ms or 0) > 5, "the time passes")
+    until(lambda: (list(store.transactions)[1].age_ms or 0) > 5, "the time passes")
     with klamm.open(path) as other:
         core_of(other).transactions.resolve()
     assert stands_open(log_of(store, 0)) and not stands_open(log_of(store, 1))
@@ -224,9 +224,9 @@ def test_a_transaction_from_before_the_boot_is_over(store: klamm.Store) -> None:
     mine = begin(store, 0)
     all_of.let_go(mine)  # as every byte is after a boot
     all_of.resolver.boot_id = "another"
-    assert store.transactions()[0].age_ms is None
+    assert next(iter(store.transactions)).age_ms is None
     all_of.resolve()
-    assert store.transactions() == [] and not stands_open(log_of(store))
+    assert list(store.transactions) == [] and not stands_open(log_of(store))
 
 
 def test_a_clock_of_another_boot_ends_nothing_that_is_alive(store: klamm.Store) -> None:
@@ -234,7 +234,7 @@ def test_a_clock_of_another_boot_ends_nothing_that_is_alive(store: klamm.Store) 
     mine = begin(store, 0, timeout_ms=1)
     all_of.resolver.boot_id = "another"
     all_of.resolve()
-    assert [(info.state, info.producer_id) for info in store.transactions()] == [("ongoing", mine.producer_id)]
+    assert [(info.state, info.producer_id) for info in store.transactions] == [("ongoing", mine.producer_id)]
 
 
 def test_what_is_open_in_a_log_and_in_no_row_is_aborted(store: klamm.Store) -> None:
@@ -252,7 +252,7 @@ def test_what_is_open_in_a_log_and_in_no_row_is_aborted(store: klamm.Store) -> N
 
 
 def test_a_deleted_topic_is_left_out(store: klamm.Store, path: str) -> None:
-    store.create_topic("other")
+    store.topics.create("other")
 
     def act(mine: klamm.Store) -> None:
         identity = begin(mine, 0)
@@ -260,21 +260,21 @@ def test_a_deleted_topic_is_left_out(store: klamm.Store, path: str) -> None:
         core_of(mine).transactions.decide(identity, commit=True)
 
     with abandoned(store, path, act):
-        store.delete_topic("other")
+        store.topics.delete("other")
         core_of(store).transactions.resolve()
-        assert store.transactions() == [] and seen(store, 0) == [[b"0-0"]]
+        assert list(store.transactions) == [] and seen(store, 0) == [[b"0-0"]]
 
 
 def test_a_topic_that_is_deleted_under_a_transaction_does_not_hold_its_row(store: klamm.Store) -> None:
-    store.create_topic("other")
+    store.topics.create("other")
     all_of = core_of(store).transactions
     mine = begin(store, 0)
     add(store, mine, 0, topic="other")
-    store.delete_topic("other")
+    store.topics.delete("other")
     all_of.decide(mine, commit=True)
     all_of.finish(mine, commit=True)
     all_of.tidy()
-    assert store.transactions() == [] and seen(store, 0) == [[b"0-0"]]
+    assert list(store.transactions) == [] and seen(store, 0) == [[b"0-0"]]
 
 
 def test_many_resolvers_at_once_write_one_marker_a_partition(store: klamm.Store, path: str, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_many_resolvers_at_once_write_one_marker_a_partition(store: klamm.Store,
         for child in busy:
             child.answer()
         assert [markers(log_of(store, number)) for number in range(3)] == [[1, 1, 1]] * 3
-        assert store.transactions() == []
+        assert list(store.transactions) == []
 
 
 def test_a_stopped_writer_of_one_partition_does_not_keep_the_others_waiting(
@@ -311,11 +311,11 @@ def test_a_stopped_writer_of_one_partition_does_not_keep_the_others_waiting(
         assert stopped.stopped()
         core_of(store).transactions.resolve([log_of(store, number) for number in range(3)])
         assert [stands_open(log_of(store, number)) for number in range(3)] == [False, True, False]
-        assert [info.state for info in store.transactions()] == ["prepared_abort"]
+        assert [info.state for info in store.transactions] == ["prepared_abort"]
         stopped.go_on()
         stopped.answer()
         core_of(store).transactions.resolve()
-        assert not stands_open(log_of(store, 1)) and store.transactions() == []
+        assert not stands_open(log_of(store, 1)) and list(store.transactions) == []
 
 
 # ---- names
@@ -440,7 +440,7 @@ def test_a_copy_holds_each_transaction_whole_or_not_at_all(store: klamm.Store, t
     assert errors == []
     for copy in range(6):
         with klamm.open(tmp_path / f"copy-{copy}") as opened:
-            assert opened.transactions() == [], "opening it has ended them all"
+            assert list(opened.transactions) == [], "opening it has ended them all"
             found = seen(opened, 0, 1, 2)
             assert len(found[0]) > 2 and sorted(found[0]) == sorted(found[1]) == sorted(found[2])
             for worker in range(3):
@@ -489,7 +489,7 @@ def test_a_resolver_that_read_a_row_before_its_commit_does_not_undo_it(
 ) -> None:
     all_of = core_of(store).transactions
     mine = begin(store, 0, timeout_ms=1)
-    until(lambda: (store.transactions()[0].age_ms or 0) > 3, "time passes")
+    until(lambda: (next(iter(store.transactions)).age_ms or 0) > 3, "time passes")
     gate = core_of(store).catalog.database.gate
 
     def too_late() -> object:  # between its look at the rows and the gate
@@ -499,14 +499,14 @@ def test_a_resolver_that_read_a_row_before_its_commit_does_not_undo_it(
 
     monkeypatch.setattr(core_of(store).catalog.database, "gate", too_late)
     all_of.resolve()
-    assert [info.state for info in store.transactions()] == ["prepared_commit"]
+    assert [info.state for info in store.transactions] == ["prepared_commit"]
     all_of.resolve()
     assert seen(store, 0) == [[b"0-0"]]
 
 
 def test_entries_of_aborts_that_a_power_cut_left_half_written_are_cleared_away(path: str) -> None:
     with klamm.open(path) as store:
-        store.create_topic("t")
+        store.topics.create("t")
         with store.transaction() as tx:
             tx.send("t", b"1")
         store.maintain()  # from here on, recovery reads the log again

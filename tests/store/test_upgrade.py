@@ -120,7 +120,7 @@ def newer_heads(store: Path) -> None:
 def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path, newer: Any) -> None:
     store = tmp_path / "store"
     with klamm.open(store) as opened:
-        opened.create_topic("orders")
+        opened.topics.create("orders")
         opened.append("orders", b"x")
     newer(store)
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
@@ -137,7 +137,7 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path, newer:
 def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path, where: str, kind: str) -> None:
     store = tmp_path / "store"
     with klamm.open(store) as opened:
-        opened.create_topic("orders")
+        opened.topics.create("orders")
         opened.append("orders", b"x")
         features = Features()._replace(**{kind: 1 << 40})
         if where == "heads":
@@ -149,7 +149,7 @@ def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path,
     for read_only in (False, True):
         if kind == "compatible" or (kind == "read_compatible" and read_only):
             with klamm.open(store, read_only=read_only) as opened:
-                assert opened.topic("orders").partitions[0].end == 1
+                assert opened.topics.describe("orders").partitions[0].end == 1
         else:
             with pytest.raises(NewerFormat, match="0x10000000000"):
                 klamm.open(store, read_only=read_only)
@@ -212,7 +212,7 @@ def test_processes_of_other_formats_on_one_store_each_get_a_sentence(tmp_path: P
             return str(start(lambda: append(store, value, by, read_only)).answer())
 
     with klamm.open(store) as opened:
-        opened.create_topic("orders")
+        opened.topics.create("orders")
         opened.append("orders", b"ours")
         assert "has to be upgraded, but another process has the store open" in ask(b"newer", 1)
         for read_only in (False, True):

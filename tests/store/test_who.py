@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ pytestmark = [
 def path(tmp_path: Path) -> str:
     path = str(tmp_path / "store")
     with klamm.open(path) as store:
-        store.create_topic("orders", partitions=2)
+        store.topics.create("orders", partitions=2)
         store.append("orders", b"x")
     return path
 
@@ -34,8 +36,8 @@ def rows(locks: list[LockInfo], pid: int | None) -> set[tuple[str, str | None]]:
 
 
 def work(path: str, ready: Flag, end: Flag) -> None:
-    with klamm.open(path) as store, store.consumer("orders", group="bills", member="m1", wait_ms=0) as consumer:
-        consumer.poll(timeout_ms=0)
+    with klamm.open(path) as store, store.consumer("orders", group="bills", member="m1", wait=0) as consumer:
+        consumer.poll(timeout=0)
         with store.transaction("loader") as tx:
             tx.send("orders", b"y", partition=0)
             ready.up()
@@ -82,18 +84,26 @@ def test_a_process_that_cannot_be_seen_is_listed_without_its_pid(
         child.answer()
 
 
-@pytest.mark.parametrize("bad", [-2, "1000", 1.5, True])
-def test_a_busy_timeout_is_a_number_of_milliseconds(path: str, bad: object) -> None:
-    with pytest.raises((InvalidSetting, TypeError), match="busy_timeout_ms"):
-        klamm.open(path, busy_timeout_ms=bad)  # type: ignore[arg-type]
+@pytest.mark.parametrize("bad", [-1, "1000", math.nan, True])
+def test_a_busy_timeout_is_a_duration(path: str, bad: object) -> None:
+    with pytest.raises((InvalidSetting, TypeError), match="busy_timeout"):
+        klamm.open(path, busy_timeout=bad)  # type: ignore[arg-type]
+
+
+def test_a_busy_timeout_without_limit_is_infinite(path: str) -> None:
+    with klamm.open(path, busy_timeout=timedelta(seconds=1.5)) as store:
+        lock = store._acquired().lock
+        assert lock is not None and lock.timeout_ms == 1500
+        with klamm.open(path, busy_timeout=math.inf):
+            assert lock.timeout_ms == -1
 
 
 def test_the_last_open_of_a_process_that_names_a_busy_timeout_decides(path: str) -> None:
-    with klamm.open(path, busy_timeout_ms=100) as store, klamm.open(path) as other:
+    with klamm.open(path, busy_timeout=0.1) as store, klamm.open(path) as other:
         lock = store._acquired().lock
         assert lock is not None and lock is other._acquired().lock
         assert lock.timeout_ms == 100
-        with klamm.open(path, busy_timeout_ms=-1):
+        with klamm.open(path, busy_timeout=math.inf):
             assert lock.timeout_ms == -1
     with klamm.open(path) as store:
         lock = store._acquired().lock

@@ -228,7 +228,7 @@ class Driver:
         all_of = self.core.transactions
         if what == "person":
             owner = self.identities.get(actor) or self.clients.get(actor)
-            return "-" if owner is None else self.store.abort_transaction(owner.producer_id)
+            return "-" if owner is None else self.store.transactions.abort(owner.producer_id)
         if what == "advance":
             self.core.heads.advance(TIMEOUT_MS + 1_000)
         elif what in ("resolve", "abandoned"):
@@ -260,7 +260,7 @@ class Driver:
         rows = " ".join(
             f"{info.producer_id}.{info.epoch}{letters[info.state]}"
             + "".join(str(number) for _, number in info.partitions)
-            for info in self.store.transactions()
+            for info in self.store.transactions
         )
         names = ""
         if self.desk is not None:
@@ -279,7 +279,7 @@ def _short(state: str) -> str:
 def history(path: Path, words: list[str], kind: str) -> Iterator[str]:
     """Act a script out in a new store; an outcome for each word."""
     with klamm.open(path) as store:
-        store.create_topic("t", PARTITIONS)
+        store.topics.create("t", PARTITIONS)
         driver = Driver(store)
         with driver.server, pytest.MonkeyPatch.context() as patch:
             patch.setattr(transaction_resolver, "can_append", lambda *_: not driver.is_blocked)

@@ -1,6 +1,7 @@
-"""Records <-> Arrow: `scan` reads a topic as a stream of record batches, `append_table` appends one.
+"""Records <-> Arrow: `scan` reads a topic as a stream of record batches, `append_table` appends one, `database` asks
+topics in SQL.
 
-pyarrow is imported when one of the two is first used; without it Klamm works, and they say what to install.
+pyarrow is imported when one of them is first used; without it Klamm works, and they say what to install.
 """
 
 from __future__ import annotations

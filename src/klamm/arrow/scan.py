@@ -6,10 +6,9 @@ Partitions come one after the other, each in the order of its offsets.
 
 Because a Scan has `__arrow_c_stream__`, whatever reads Arrow reads it:
 
-    orders = store.scan("orders", since="1h")
+    orders = store.scan("orders", start="1h")
     duckdb.sql("select key, count(*) from orders group by key")     # by the name of the variable
-    polars.DataFrame(orders)
-    pyarrow.table(orders)
+    orders.to_polars()              # or to_pandas(), or to_table() of pyarrow
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from klamm.arrow import bounds
+from klamm.arrow import frames
 from klamm.arrow.schema import chosen, pyarrow, schema_of
 from klamm.batch import Columns
 from klamm.errors import CorruptBatch, Forked, InvalidSetting
 from klamm.log.reader import reads_committed
+from klamm.store.made import Made
+from klamm.where import Where, range_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from klamm.arrow.bounds import Bound
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
+    from klamm.where import WhereLike
 
 __all__ = ["Scan"]
 
@@ -47,7 +48,7 @@ _GATHERED = {"timestampType": "timestamp_type"}
 _CONSTANT = {"topic", "partition"}
 
 
-class Scan:
+class Scan(Made, by="store.scan(…)", of=FunctionType):
     """What to read of a topic. Made by `store.scan`."""
 
     def __init__(
@@ -55,9 +56,8 @@ class Scan:
         open_topic: Callable[[], OpenTopic],
         *,
         partitions: int | Iterable[int] | None = None,
-        start: Bound = None,
-        end: Bound = None,
-        since: str | timedelta | None = None,
+        start: WhereLike = "earliest",
+        end: WhereLike = "latest",
         columns: Iterable[str] | None = None,
         isolation: str = "read_committed",
         batch_rows: int | None = None,
@@ -65,17 +65,14 @@ class Scan:
     ) -> None:
         """`open_topic` gives the topic as it is when a stream begins."""
         pyarrow()
-        if since is not None and start is not None:
-            raise InvalidSetting("start and since are both given", hint="each says where to start; give one")
         if batch_rows is not None and not 1 <= batch_rows <= _MAX_ROWS:
             raise InvalidSetting(f"batch_rows: {batch_rows} does not fit", hint=f"want 1 to {_MAX_ROWS}")
         if not 1 <= batch_bytes <= _MAX_BYTES:
             raise InvalidSetting(f"batch_bytes: {batch_bytes} does not fit", hint=f"want 1 to {_MAX_BYTES}")
         self._open_topic = open_topic
         self._partitions = None if partitions is None else _numbers(partitions)
-        self._start = bounds.checked(start, "start")
-        self._end = bounds.checked(end, "end")
-        self._since = None if since is None else bounds.length_of(since)
+        self._start = Where(start, name="start")
+        self._end = Where(end, name="end")
         self._columns = chosen(columns)
         self._committed = reads_committed(isolation)
         self._batch_rows = batch_rows
@@ -107,17 +104,24 @@ class Scan:
         table: pa.Table = pyarrow().Table.from_batches(batches, self.schema)
         return table
 
+    def to_pandas(self) -> Any:
+        """Return everything as a pandas.DataFrame."""
+        return frames.to_pandas(self.to_table())
+
+    def to_polars(self) -> Any:
+        """Return everything as a polars.DataFrame."""
+        return frames.to_polars(self.to_table())
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """A fresh stream, as an iterator of record batches; none is empty."""
         return self._stream(self._batch_rows or BATCH_ROWS)
 
     def _stream(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
         assemble = _Assembly(self._topic, self._columns, batch_rows, self.schema)
-        start, opened = self._start, self._opened()
-        if self._since is not None:
-            start = datetime.fromtimestamp(opened[0].now_ms() / 1000, UTC) - self._since
+        opened = self._opened()
         # All ends are looked at before the first record is read: the stream is of one moment.
-        ranges = [(each, bounds.range_in(each, start, self._end, committed=self._committed)) for each in opened]
+        start, end = (where.at(opened[0].now_ms()) for where in (self._start, self._end))
+        ranges = [(each, range_in(each, start, end, committed=self._committed)) for each in opened]
         columns = Columns(assemble.gathered, max_rows=batch_rows, max_bytes=self._batch_bytes)
         for partition, offsets in ranges:
             if offsets:

@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from klamm.errors import InvalidSetting, KlammError
+from klamm.errors import InvalidSetting, NotInstalled
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -30,7 +30,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise KlammError("pyarrow is not installed", hint="pip install 'klamm[arrow]'") from None
+        raise NotInstalled.package("pyarrow", "'klamm[arrow]'") from None
     return pyarrow
 
 

@@ -24,11 +24,14 @@ from klamm.batch._kernel import (
     Columns,
     Decoder,
     Delivery,
+    Headers,
     HeadersColumn,
     KeyMap,
     Lane,
     NumberColumn,
     Record,
+    Records,
+    RecordScan,
     Sending,
     Sieve,
     crc32c,
@@ -46,6 +49,9 @@ from klamm.batch._kernel import (
 from klamm.batch.codecs import CODECS, MAX_DECODED_BYTES, check_level, number_of
 from klamm.batch.header import HEADER_SIZE, Header, parse
 from klamm.batch.partitioner import Partitioner, murmur2, partition_for
+
+Scan = tuple[bool, int, int]
+"""What was found in the records of a batch: whether each has a key, the smallest timestamp, the largest."""
 
 __all__ = [
     "BAD_RAISE",
@@ -65,12 +71,16 @@ __all__ = [
     "Decoder",
     "Delivery",
     "Header",
+    "Headers",
     "HeadersColumn",
     "KeyMap",
     "Lane",
     "NumberColumn",
     "Partitioner",
     "Record",
+    "RecordScan",
+    "Records",
+    "Scan",
     "Sending",
     "Sieve",
     "check_level",

@@ -8,10 +8,14 @@ One module, a file a noun:
     crc32c.h        the checksum                                        (C)
     _builder.pxi    records -> a batch: Builder, encode_one
     _table.pxi      Arrow columns -> a batch; which rows go to which partition
-    _decode.pxi     batches -> Record objects, tuples, values; walk, verify
+    _record.pxi     Record, and Headers
+    _decode.pxi     headers and checks of batches: walk, verify
+    _decoder.pxi    batches -> Record objects, tuples, values: decode, Decoder
+    _records.pxi    records that were returned, and how far they were handed out
     _columns.pxi    batches -> Arrow columns
     _lane.pxi       behind producer.send: partition, Builder and Delivery of each record
     _keymap.pxi     the latest offset of each key; batches without what is not the latest
+    _scan.pxi       records that are read in pieces: keys, timestamps
 
 Loops over records touch no Python object where the data allows it, and then run without the GIL.
 """
@@ -27,7 +31,7 @@ from cpython.buffer cimport (
 )
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.list cimport PyList_Append, PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_Append, PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -37,13 +41,18 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from bisect import bisect_right as _bisect_right
+from bisect import bisect_left as _bisect_left, bisect_right as _bisect_right
+from collections.abc import Mapping as _Mapping
+from datetime import UTC as _UTC, datetime as _datetime, timedelta as _timedelta
 from _thread import allocate_lock as _allocate_lock
+from json import loads as _parse_json
 from logging import getLogger as _get_logger
 
 from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopic
+from klamm.types import Batch as _Batch, Position as _Position, TopicPartition as _TopicPartition
+from klamm.times import to_timeout as _to_timeout
 
 
 cdef extern from "crc32c.h" nogil:
@@ -274,23 +283,28 @@ cdef inline void give_back(Slice *taken) noexcept:
 
 
 cdef bytes encode_headers(object headers):
-    """The header count and the headers, as they end a record."""
+    """Return the header count and the headers, as they end a record, of a mapping or of pairs. Text becomes UTF-8."""
     cdef list parts = []
     cdef Py_ssize_t size, name_size
     cdef uint8_t *p
     cdef bytes name, out
     if isinstance(headers, (str, bytes)):
-        raise TypeError(f"headers are {type(headers).__name__}, want (str, bytes or None) pairs")
+        raise TypeError(f"headers are {type(headers).__name__}, want a mapping or (name, value) pairs")
+    if not isinstance(headers, (list, tuple, Headers)) and isinstance(headers, _Mapping):
+        headers = headers.items()
     for pair in headers:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"a header is {pair!r}, want a (str, bytes or None) pair")
+            raise TypeError(f"a header is {pair!r}, want a (name, value) pair")
         given_name, value = pair
         if not isinstance(given_name, str):
             raise TypeError(f"a header's name is {type(given_name).__name__}, want str")
         if value is not None and type(value) is not bytes:
-            if not PyObject_CheckBuffer(value):
-                raise TypeError(f"the value of header {given_name!r} is {type(value).__name__}, want bytes or None")
-            value = bytes(value)
+            if isinstance(value, str):
+                value = (<str> value).encode()
+            elif not PyObject_CheckBuffer(value):
+                raise TypeError(f"the value of header {given_name!r} is {type(value).__name__}, want bytes, str or None")
+            else:
+                value = bytes(value)
         parts.append(((<str> given_name).encode(), value))
     size = klamm_varint_size(len(parts))
     for name, value in parts:
@@ -363,9 +377,12 @@ def checked_partition(chosen, int64_t count):
 
 
 include "_builder.pxi"
+include "_record.pxi"
 include "_decode.pxi"
+include "_records.pxi"
 include "_decoder.pxi"
 include "_columns.pxi"
 include "_table.pxi"
 include "_lane.pxi"
 include "_keymap.pxi"
+include "_scan.pxi"

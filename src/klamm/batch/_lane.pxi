@@ -31,12 +31,19 @@ cdef class BatchDelivery:
     cdef readonly object error
     cdef object lock                    # made by the first who waits, and held until the batch is done
     cdef list callbacks
+    cdef bint released
 
     def __init__(self, str topic not None, int32_t partition):
         self.topic = topic
         self.partition = partition
         self.base_offset = -1
         self.log_append_time = -1
+
+    def release(self, BufferMemory memory not None, Py_ssize_t size):
+        """Take the batch's bytes off what the producer holds, once; later calls change nothing."""
+        if not self.released:
+            self.released = True
+            memory.used -= size
 
     def resolve(self, int64_t base_offset, int64_t log_append_time=-1):
         """The batch is committed at `base_offset`; -1 when nobody asked (acks=0)."""
@@ -125,10 +132,12 @@ cdef class Delivery:
     def result(self, timeout=None):
         """The record's offset, once its batch is committed; raises what went wrong with the batch.
 
-        TimeoutError after `timeout` seconds.
+        TimeoutError after `timeout`, in seconds or as a timedelta.
         """
+        if timeout is not None:
+            timeout = _to_timeout("timeout", timeout)
         if not self.batch.wait(timeout):
-            raise TimeoutError(f"no result for a record of topic {self.batch.topic!r} within {timeout} s")
+            raise TimeoutError(f"no result for a record of topic {self.batch.topic!r} within {timeout:g} s")
         if self.batch.error is not None:
             raise self.batch.error.with_traceback(None)
         return self.offset
@@ -176,10 +185,6 @@ cdef class BufferMemory:
     @property
     def is_full(self):
         return self.used > self.limit
-
-    def release(self, Py_ssize_t size):
-        """A batch of `size` bytes is delivered, or failed."""
-        self.used -= size
 
 
 @cython.final

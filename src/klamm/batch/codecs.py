@@ -13,6 +13,8 @@ The libraries are imported when a codec is first used: `import klamm` stays quic
 Promise
   C1  decompress() never makes more than its limit, whatever the input claims or does: a bomb is CorruptBatch. Output is
       sized by what the input's blocks can hold at most, so a small input cannot ask for much memory either.
+  C2  pieces() never holds more than `max_held` of the output at a time, and what a codec needs for one block: a piece,
+      a block of snappy, a block of lz4 (up to 4 MiB), a window of zstd.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from klamm.errors import CorruptBatch, InvalidSetting
+from klamm.errors import CorruptBatch, InvalidSetting, RecordTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["CODECS", "MAX_DECODED_BYTES", "NAMES", "check_level", "compress", "decompress", "number_of"]
+__all__ = ["CODECS", "MAX_DECODED_BYTES", "NAMES", "check_level", "compress", "decompress", "number_of", "pieces"]
 
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 CODECS = {name: number for number, name in enumerate(NAMES)}
 LEVELS = {"gzip": (1, 9), "lz4": (1, 16), "zstd": (-131072, 22)}
 MAX_DECODED_BYTES = 256 << 20
+_PIECE = 256 << 10  # of output
+_SLICE = 64 << 10  # of input
 
 
 def number_of(name: str) -> int:
@@ -75,6 +79,38 @@ def decompress(number: int, data: memoryview, limit: int = MAX_DECODED_BYTES) ->
         raise CorruptBatch(f"{NAMES[number]} data: {error}") from error
 
 
+def pieces(
+    number: int, data: memoryview, limit: int = MAX_DECODED_BYTES, *, max_held: int | None = None
+) -> Iterator[bytes]:
+    """Decompress like `decompress`, but piece by piece: what was not used yet is not made.
+
+    RecordTooLarge if it is longer than `limit`, or if the codec needs more than `max_held` (`limit` if None) at a time.
+    """
+    if not 1 <= number < len(NAMES):
+        raise CorruptBatch(f"unknown codec {number}")
+    name, size = NAMES[number], 0
+    try:
+        for piece in _PIECES[number](data, limit if max_held is None else min(limit, max_held)):
+            size += len(piece)
+            if size > limit:
+                raise RecordTooLarge(f"{name} data: longer than {limit} bytes when decompressed", hint=_SMALLER)
+            yield piece
+    except _HeldTooMuch as error:
+        raise RecordTooLarge(f"{name} data: {error}", hint=_SMALLER) from None
+    except (_Damaged, struct.error) as error:
+        raise CorruptBatch(f"{name} data: {error}") from error
+
+
+_SMALLER = "send smaller batches"
+
+
+class _HeldTooMuch(Exception):
+    """More has to be in memory at a time than is allowed."""
+
+    def __init__(self, size: int, max_held: int) -> None:
+        super().__init__(f"{size} bytes have to be decompressed at a time, where {max_held} are allowed")
+
+
 class _Damaged(Exception):
     """Not what this codec writes."""
 
@@ -113,6 +149,26 @@ def _gunzip(data: memoryview, limit: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _gunzip_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
+    member, position = zlib.decompressobj(_GZIP), 0
+    while position < len(data):
+        piece_in: bytes | memoryview = data[position : position + _SLICE]
+        position += len(piece_in)
+        while piece_in:
+            try:
+                yield member.decompress(piece_in, _PIECE)
+            except zlib.error as error:
+                raise _Damaged(error) from error
+            piece_in = member.unconsumed_tail
+            if member.eof and (member.unused_data or position < len(data)):
+                piece_in, member = member.unused_data, zlib.decompressobj(_GZIP)
+    while not member.eof:  # output that had no space in the last piece
+        piece = member.decompress(b"", _PIECE)
+        if not piece:
+            raise _Damaged("cut short")
+        yield piece
+
+
 # -- snappy ----------------------------------------------------------------------------------------------------------
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -132,10 +188,26 @@ def _snap(data: memoryview, level: int | None) -> bytes:
 
 
 def _unsnap(data: memoryview, limit: int) -> bytes:
-    if bytes(data[:8]) != _XERIAL_MAGIC:
-        return _unsnap_block(data, limit)
     parts: list[bytes] = []
     size = 0
+    for block in _snappy_blocks(data):
+        _check_size(size + _snappy_size(block), limit)
+        parts.append(_unsnap_block(block))
+        size += len(parts[-1])
+    return b"".join(parts)
+
+
+def _unsnap_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
+    for block in _snappy_blocks(data):
+        if (size := _snappy_size(block)) > max_held:
+            raise _HeldTooMuch(size, max_held)
+        yield _unsnap_block(block)
+
+
+def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        yield data
+        return
     position = _XERIAL_HEADER.size
     if len(data) < position:
         raise _Damaged("cut short")
@@ -144,25 +216,25 @@ def _unsnap(data: memoryview, limit: int) -> bytes:
         position += 4
         if not 0 <= length <= len(data) - position:
             raise _Damaged(f"a block of {length} bytes where {len(data) - position} are left")
-        part = _unsnap_block(data[position : position + length], limit - size)
-        size += len(part)
+        yield data[position : position + length]
         position += length
-        parts.append(part)
-    return b"".join(parts)
 
 
-def _unsnap_block(block: memoryview, limit: int) -> bytes:
-    from cramjam import DecompressionError, snappy
-
+def _snappy_size(block: memoryview) -> int:
+    """Return how long a block claims to be when decompressed."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            break
-    else:
-        raise _Damaged("a block without its size")
-    _check_size(size, limit)
+            return size
+    raise _Damaged("a block without its size")
+
+
+def _unsnap_block(block: memoryview) -> bytes:
+    from cramjam import DecompressionError, snappy
+
+    size = _snappy_size(block)
     if size > _SNAPPY_EXPANSION * len(block):
         raise _Damaged(f"{len(block)} bytes claim to be {size}")
     try:
@@ -210,6 +282,24 @@ def _unlz4(data: memoryview, limit: int) -> bytes:
     return unpacked
 
 
+def _unlz4_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
+    from lz4 import frame
+
+    decoder = frame.LZ4FrameDecompressor()
+    position = 0
+    while not decoder.eof:
+        piece_in = data[position : position + _SLICE] if decoder.needs_input else b""
+        if decoder.needs_input and not piece_in:
+            raise _Damaged("cut short")
+        position += len(piece_in)
+        try:
+            yield decoder.decompress(piece_in, max_length=_PIECE)
+        except (RuntimeError, EOFError, ValueError) as error:
+            raise _Damaged(error) from error
+    if decoder.unused_data or position < len(data):
+        raise _Damaged("not one whole frame")
+
+
 def _lz4_most(data: memoryview) -> int:
     """What the blocks of a frame can hold at most."""
     magic, flags, descriptor = struct.unpack_from("<IBB", data)
@@ -253,17 +343,47 @@ def _unzstd(data: memoryview, limit: int) -> bytes:
         raise _Damaged(error) from error
 
 
+def _unzstd_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
+    import zstandard
+
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        _, end = _zstd_blocks(data, zstandard.frame_header_size(data))
+        if end + 4 * frame.has_checksum != len(data):
+            raise _Damaged("not one whole frame")
+        size = 0
+        with zstandard.ZstdDecompressor().stream_reader(data, read_size=_SLICE) as reader:
+            while piece := reader.read(_PIECE):
+                size += len(piece)
+                if size > max_held < frame.window_size:  # it holds as much as there is, up to a window
+                    raise _HeldTooMuch(frame.window_size, max_held)
+                yield piece
+    except zstandard.ZstdError as error:
+        raise _Damaged(error) from error
+
+
 def _zstd_most(data: memoryview, position: int) -> int:
     """What the blocks of a frame can hold at most."""
+    return _zstd_blocks(data, position)[0]
+
+
+def _zstd_blocks(data: memoryview, position: int) -> tuple[int, int]:
+    """Return what the blocks of a frame can hold at most, and where the last one ends."""
     most = 0
     while True:
         low, high = struct.unpack_from("<HB", data, position)
         header = low | high << 16
         most += _ZSTD_BLOCK
-        if header & 1:
-            return most
         position += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)
+        if header & 1:
+            return most, position
 
 
 _COMPRESS: dict[int, Callable[[memoryview, int | None], bytes]] = {1: _gzip, 2: _snap, 3: _lz4, 4: _zstd}
 _DECOMPRESS: dict[int, Callable[[memoryview, int], bytes]] = {1: _gunzip, 2: _unsnap, 3: _unlz4, 4: _unzstd}
+_PIECES: dict[int, Callable[[memoryview, int], Iterator[bytes]]] = {
+    1: _gunzip_pieces,
+    2: _unsnap_pieces,
+    3: _unlz4_pieces,
+    4: _unzstd_pieces,
+}

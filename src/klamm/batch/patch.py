@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "base_offset_of",
+    "clear_log_append_time",
     "empty",
     "enrol",
     "leader_epoch_of",
@@ -50,6 +51,13 @@ def max_timestamp_of(batch: Buffer) -> int:
 def set_max_timestamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
     """Put the largest timestamp of the records into the header, and seal the batch again."""
     _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
+    seal(batch, size)
+
+
+def clear_log_append_time(batch: bytearray | memoryview, size: int) -> None:
+    """Let the records have their own timestamps, and seal the batch again."""
+    (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
+    _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes & ~LOG_APPEND_TIME)
     seal(batch, size)
 
 

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
-from klamm.cli.output import count_of, facts, is_terminal, size_of
+from klamm.cli.output import Cell, OutputOption, count_of, size_of
 from klamm.cli.stores import StoreOption, found_path
-from klamm.errors import InvalidSetting, KlammError, NotAStore
+from klamm.errors import InvalidSetting, KlammError, NotAStore, NotInstalled
 
 __all__ = ["bench"]
 
@@ -33,7 +33,7 @@ _SAMPLES = 100_000  # a reader keeps at most
 _CHUNK = 500
 _STAMP = struct.Struct("<d")
 _PATIENCE_S = 30.0
-_WAIT_MS = 100
+_WAIT_S = 0.1
 _SILENCE_S = 5.0
 _OLDEST_MS = 3_600_000
 _FAILURE_BYTES = 500
@@ -80,6 +80,8 @@ def bench(
     size: Annotated[int, typer.Option(metavar="BYTES", help="Of a value.", min=8)] = 100,
     acks: Annotated[str, typer.Option(metavar="all|1", help="What producers wait for.")] = "1",
     compression: Annotated[str | None, typer.Option(metavar="CODEC", help="gzip, snappy, lz4 or zstd.")] = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Measure how fast records go in and out, end to end."""
     if acks not in ("all", "1"):
@@ -99,7 +101,7 @@ def bench(
     name = topic or f"bench-{os.urandom(4).hex()}"
     load = Load(where, name, size, count, seconds, acks, compression, from_start=producers == 0)
     if not load.is_kafka:
-        from klamm.client.target import codec_of
+        from klamm.client.produce.target import codec_of
 
         codec_of(compression, None)  # said here, not by a worker
     is_ours = not load.is_kafka and (not Path(where).exists() or not any(Path(where).iterdir()))
@@ -113,7 +115,7 @@ def bench(
             shutil.rmtree(where, ignore_errors=True)
         elif topic is None:
             _tidy(load)
-    facts(_spoken(rows) if is_terminal() else rows)
+    out.print_rows(_spoken(rows) if out.is_table else rows)
 
 
 def _spoken(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,7 +139,7 @@ def _confluent() -> Any:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError:
-        raise KlammError("confluent-kafka is not installed", hint="pip install confluent-kafka") from None
+        raise NotInstalled.package("confluent-kafka", "confluent-kafka") from None
     return confluent_kafka
 
 
@@ -157,9 +159,9 @@ def _prepare(load: Load, partitions: int, *, new: bool) -> None:
 
     with klamm.open(load.target) as store:
         if new:
-            store.create_topic(load.topic, partitions)
+            store.topics.create(load.topic, partitions)
         else:
-            store.topic(load.topic)
+            store.topics.describe(load.topic)
 
 
 def _tidy(load: Load) -> None:
@@ -170,7 +172,7 @@ def _tidy(load: Load) -> None:
     import klamm
 
     with klamm.open(load.target) as store:
-        store.delete_topic(load.topic)
+        store.topics.delete(load.topic)
 
 
 # ---- the workers
@@ -321,13 +323,11 @@ def _poller(load: Load) -> tuple[Callable[[], Sequence[bytes | None]], Callable[
     import klamm
 
     store = klamm.open(load.target)
-    reader = store.consumer(
-        load.topic, start="earliest" if load.from_start else "latest", form="values", wait_ms=_WAIT_MS
-    )
+    reader = store.consumer(load.topic, start="earliest" if load.from_start else "latest", form="values", wait=_WAIT_S)
     return (
         partial(reader.poll, 10_000),
         store.close,
-        store.topic(load.topic).count,
+        store.topics.describe(load.topic).count,
     )
 
 
@@ -426,7 +426,7 @@ def _row(who: str, counters: list[Counters], load: Load, begin: float) -> dict[s
         "records": records,
         "seconds": round(seconds, 2),
         "records_per_s": round(rate),
-        "bytes_per_s": f"{size_of(rate * load.size)}" if is_terminal() else round(rate * load.size),
+        "bytes_per_s": Cell(round(rate * load.size), size_of(rate * load.size)),
         "cpu_s": round(sum(each.cpu.value for each in counters), 2),
     }
     for name, share in (("p50_ms", 0.5), ("p99_ms", 0.99)):

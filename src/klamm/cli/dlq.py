@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, progress
+from klamm.cli.output import OutputOption, confirm, count_of, progress
 from klamm.cli.records import text
 from klamm.cli.stores import StoreOption, opened, some_topics
 from klamm.client.plain import plain_bytes
@@ -27,6 +27,8 @@ def list_letters(
     topic: Name,
     store: StoreOption = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many.", min=1)] = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """What lies there and was not sent back, with the reasons."""
     with opened(store, looks=True) as events:
@@ -34,7 +36,7 @@ def list_letters(
         for letter in events.dead_letters(topic, limit=limit):
             origin, record = letter.origin, letter.record
             came_from = None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
-            if is_terminal():
+            if out.is_table:
                 row = {
                     "letter": f"{record.partition}/{record.offset}",
                     "origin": came_from,
@@ -55,7 +57,7 @@ def list_letters(
                     "value": plain_bytes(record.value),
                 }
             rows.append(row)
-        facts(rows, empty=f"no dead letters in {topic}")
+    out.print_rows(rows, empty=f"no dead letters in {topic}")
 
 
 @app.command()
@@ -66,6 +68,8 @@ def redrive(
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many.", min=1)] = None,
     error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only those that died of this error.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Send dead letters back, each once."""
     with opened(store) as events:
@@ -79,7 +83,7 @@ def redrive(
         with progress("redriving", "letters") as tick:
             fitting = (lambda letter: letter.error == error) if error is not None else None
             done = events.redrive(topic, to, limit=limit, where=fitting, progress=tick)
-        fact({"topic": topic, "redriven": done})
+    out.print_object({"topic": topic, "redriven": done})
 
 
 @app.command()
@@ -87,8 +91,11 @@ def purge(
     topic: Name,
     store: StoreOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Remove the letters that were sent back, up to the first that was not."""
     with opened(store) as events:
         confirm(f"what was sent back of {topic} would be removed, up to the first letter that was not", yes=yes)
-        fact({"topic": topic, "purged": events.purge_dead_letters(topic)})
+        purged = events.purge_dead_letters(topic)
+    out.print_object({"topic": topic, "purged": purged})

@@ -16,21 +16,20 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import Tick, count_of, fact, is_terminal, progress
+from klamm.cli.output import Output, Tick, count_of, is_terminal, progress
 from klamm.cli.reading import interruptible
-from klamm.cli.records import parse_time
-from klamm.cli.send import provide, send_all
-from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, core_of, opened, some_topics
+from klamm.cli.send import provide, report_sent, send_all
+from klamm.cli.stores import CreateOption, FromOption, StoreOption, TopicArgument, core_of, opened, some_topics
 from klamm.client.consume.range_reader import read_ranges
 from klamm.client.plain import PlainRecord, as_plain, from_json
-from klamm.errors import InvalidRecord, InvalidSetting, KlammError
+from klamm.errors import InvalidRecord, InvalidSetting, NotInstalled
 from klamm.types import TopicPartition
+from klamm.where import Where, range_in
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -43,16 +42,17 @@ _CHUNK = 5_000
 _FIELDS = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 _LONGEST = 2**31 - 1  # of a field of CSV, which Python bounds, and where C counts
 
-FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="FORMAT", help="jsonl, csv or parquet. [default: by the file's name]")
-]
+_FORMAT: dict[str, Any] = {
+    "metavar": "jsonl|csv|parquet",
+    "help": "The format of the file. [default: by its name; stdin and stdout: jsonl]",
+}
 
 
 def _format(given: str | None, path: str) -> str:
     named = given or _SUFFIXES.get(Path(path).suffix, "jsonl" if path == "-" else "")
     if named not in FORMATS:
-        what = f"{path}: in which format?" if given is None else f"--format {given}: does not fit"
-        raise InvalidSetting(what, hint=f"want --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        what = f"{path}: the name does not say the format" if given is None else f"--format {given}: is invalid"
+        raise InvalidSetting(what, hint=f"expected --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return named
 
 
@@ -63,33 +63,36 @@ def export(
     topic: Annotated[
         str | None, typer.Argument(metavar="[TOPIC]", help="The topic; or give --sql.", autocompletion=some_topics)
     ] = None,
-    to: Annotated[str, typer.Option("-o", "--to", metavar="FILE", help="Where to; -: stdout.")] = "-",
+    to: Annotated[str, typer.Option("--to", metavar="FILE", help="Where to; -: stdout.")] = "-",
     store: StoreOption = None,
-    form: FormatOption = None,
+    form: Annotated[str | None, typer.Option("-o", "--format", **_FORMAT)] = None,
     query: Annotated[
         str | None, typer.Option("--sql", metavar="QUERY", help="A query's result, see klamm sql.")
     ] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From that time on: 2h, 2026-11-15.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Up to, but not including, that time.")] = None,
+    start: FromOption = None,
+    end: Annotated[
+        str | None, typer.Option("--until", metavar="WHERE", help="Up to, but not including, that: as --from.")
+    ] = None,
     in_base64: Annotated[bool, typer.Option("--base64", help="CSV: keys and values in base64.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Write a topic, or a query's result, to a file. Keys, values, headers and timestamps are kept."""
-    if (topic is None) == (query is None):
-        raise InvalidSetting("export: what?", hint="want a topic, or --sql with a query")
+    if topic is None and query is None:
+        raise InvalidSetting("export: nothing to export", hint="give a topic, or --sql with a query")
+    if topic is not None and query is not None:
+        raise InvalidSetting("export: a topic and --sql exclude each other", hint="name the topic in the query")
     chosen = _format(form, to)
     if in_base64 and chosen != "csv":
         raise InvalidSetting("--base64: is for CSV", hint="the other formats keep every byte anyway")
-    if query is not None and (since or until):
-        raise InvalidSetting("--since and --until are for topics", hint="say it in the query: where timestamp > …")
+    if query is not None and (start or end):
+        raise InvalidSetting("--from and --until are for topics", hint="say it in the query: where timestamp > …")
     if to != "-" and Path(to).exists() and not force:
         raise InvalidSetting(f"{to}: is there already", hint="--force overwrites it")
     if chosen == "parquet" and to == "-" and is_terminal():
-        raise InvalidSetting("Parquet is nothing for a terminal", hint="want -o FILE")
-    start = None if since is None else parse_time(since, "--since")
-    end = None if until is None else parse_time(until, "--until")
+        raise InvalidSetting("Parquet is nothing for a terminal", hint="name a file: --to FILE")
+    begin, until = Where(start or "earliest", name="--from"), Where(end or "latest", name="--until")
     with opened(store, looks=True) as events:
-        ranges = {} if topic is None else _ranges(events, topic, start, end)  # UnknownTopic before a file is made
+        ranges = {} if topic is None else _ranges(events, topic, begin, until)  # UnknownTopic before a file is made
         with _into(to) as file, progress("exporting", printing=to == "-") as tick:
             if query is not None:
                 count = _export_query(events, query, chosen, file, tick)
@@ -98,23 +101,15 @@ def export(
             else:
                 count = _export_rows(events, str(topic), ranges, chosen, file, in_base64, tick)
     if to != "-":
-        told = f"{count_of(count, 'row' if query else 'record')} to {to}"
-        typer.echo(told, err=True) if is_terminal() else fact({"to": to, "rows" if query else "records": count})
+        unit = "row" if query else "record"
+        Output().report(f"{count_of(count, unit)} to {to}", {"to": to, f"{unit}s": count})
 
 
-def _ranges(store: Store, topic: str, start: datetime | None, end: datetime | None) -> dict[int, range]:
-    """Offsets, by partition, from the first that is as young as `start` up to the first that is as young as `end`."""
-
-    def at(number: int, when: datetime | None, otherwise: int, none_is: int) -> int:
-        if when is None:
-            return otherwise
-        found = store.offset_at(topic, number, when)
-        return none_is if found is None else found
-
-    return {
-        each.number: range(at(each.number, start, each.start, each.end), at(each.number, end, each.end, each.end))
-        for each in store.topic(topic).partitions
-    }
+def _ranges(store: Store, topic: str, start: Where, end: Where) -> dict[int, range]:
+    """Return the offsets of each partition; OffsetOutOfRange if one does not have the start, any more or yet."""
+    core = core_of(store)
+    start, end = (where.at(core.heads.wall_ms()) for where in (start, end))
+    return {partition.number: range_in(partition, start, end) for partition in core.topic(topic).partitions()}
 
 
 @contextmanager
@@ -206,7 +201,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise KlammError("pyarrow is not installed", hint="pip install 'klamm[arrow]'") from None
+        raise NotInstalled.package("pyarrow", "'klamm[arrow]'") from None
     return pyarrow
 
 
@@ -221,9 +216,9 @@ def _parquet(reader: Any, file: IO[bytes], tick: Tick, total: int | None) -> int
 
 
 def _export_query(store: Store, query: str, form: str, file: IO[bytes], tick: Tick) -> int:
-    from klamm.cli.database import Database
+    from klamm.arrow.database import Database
 
-    database = Database(store)
+    database = Database(core_of(store))
 
     def work(connection: Any) -> int:
         if form == "parquet":
@@ -238,7 +233,8 @@ def _export_query(store: Store, query: str, form: str, file: IO[bytes], tick: Ti
 
 
 def _write_rows(found: Any, form: str, file: IO[bytes], go_on: Callable[[], object]) -> int:
-    from klamm.cli.sql import names_of, plain
+    from klamm.arrow.database import names_of
+    from klamm.cli.sql import plain
 
     names = names_of(found)
     write = _csv_writer(file, names) if form == "csv" else None
@@ -262,7 +258,7 @@ def import_(
     topic: TopicArgument,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote; -: stdin.")] = "-",
     store: StoreOption = None,
-    form: FormatOption = None,
+    form: Annotated[str | None, typer.Option("--format", **_FORMAT)] = None,
     create: CreateOption = False,
     partitions: Annotated[
         bool, typer.Option("--partitions", help="Into the partitions they were in. [default: by key]")
@@ -285,10 +281,7 @@ def import_(
             rows = _rows(path, chosen, in_base64)
             chosen_rows = rows if partitions else (each._replace(partition=None) for each in rows)
             done = send_all(events, topic, chosen_rows, tick=lambda done: tick(done, None))
-    if is_terminal():
-        typer.echo(f"{count_of(done, 'record')} to {topic}", err=True)
-    else:
-        fact({"topic": topic, "records": done})
+    report_sent(Output(), topic, done)
 
 
 def _rows(path: Path | None, form: str, in_base64: bool) -> Iterator[PlainRecord]:

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal
-from klamm.cli.records import parse_time
+from klamm.cli.output import OutputOption, confirm, count_of, json_line
 from klamm.cli.stores import PartitionOption, StoreOption, opened, some_groups, some_topics
-from klamm.errors import InvalidSetting, UnknownGroup
-from klamm.store.names import nearest
+from klamm.errors import InvalidRecord, InvalidSetting, UnknownGroup
+from klamm.where import Where
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from klamm.types import GroupInfo
 
-app = typer.Typer(name="group", help="Groups: list, show, reset, delete.", no_args_is_help=True)
+__all__ = ["app", "group_row"]
+
+app = typer.Typer(name="group", help="Groups: list, show, reset, delete, export, import.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=some_groups)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command("list")
-def list_groups(store: StoreOption = None) -> None:
+def list_groups(store: StoreOption = None, *, out: OutputOption) -> None:
     """All groups, and how far they are behind."""
     with opened(store, looks=True) as events:
-        rows = []
-        for name in events.groups():
-            found = events.group(name)
-            topics = sorted({each.topic for each in found.offsets})
-            rows.append(
-                {
-                    "group": name,
-                    "state": found.state,
-                    "door": found.door,
-                    "members": len(found.members),
-                    "topics": topics,
-                    "lag": found.lag,
-                }
-            )
-        facts(rows, empty="no groups yet: consumers with group=… make them")
+        rows = [group_row(events.groups.describe(name)) for name in events.groups]
+    out.print_rows(rows, empty="no groups yet: consumers with group=… make them")
+
+
+def group_row(group: GroupInfo) -> dict[str, Any]:
+    """Return a group as a row."""
+    return {
+        "group": group.name,
+        "state": group.state,
+        "door": group.door,
+        "members": len(group.members),
+        "topics": sorted({offset.topic for offset in group.offsets}),
+        "lag": group.lag,
+    }
 
 
 @app.command()
-def show(group: Name, store: StoreOption = None) -> None:
+def show(group: Name, store: StoreOption = None, *, out: OutputOption) -> None:
     """A group: its members, and where it stands in each partition."""
     with opened(store, looks=True) as events:
-        found = events.group(group)
+        found = events.groups.describe(group)
         members = [
             {"member": each.name or each.id, "partitions": [f"{topic}/{n}" for topic, n in each.assignment]}
             for each in found.members
@@ -61,38 +65,14 @@ def show(group: Name, store: StoreOption = None) -> None:
             }
             for each in found.offsets
         ]
-        about: dict[str, Any] = {"group": found.name, "state": found.state, "door": found.door, "lag": found.lag}
-        if not is_terminal():
-            fact({**about, "members": members, "offsets": rows})
-            return
-        fact(about)
-        if members:
-            facts(members)
-        facts(rows, empty="it has committed nothing yet")
-
-
-def _target(
-    earliest: bool, latest: bool, offset: int | None, time: str | None, by: int | None, like: str | None
-) -> Any:
-    chosen: list[Any] = []
-    if earliest:
-        chosen.append("earliest")
-    if latest:
-        chosen.append("latest")
-    if offset is not None:
-        chosen.append(offset)
-    if time is not None:
-        chosen.append(parse_time(time, "--to-time"))
-    if by is not None:
-        chosen.append(("by", by))
-    if like is not None:
-        chosen.append(("group", like))
-    if len(chosen) != 1:
-        raise InvalidSetting(
-            "group reset: where to?",
-            hint="give one of --to-earliest, --to-latest, --to-offset, --to-time, --by and --like",
-        )
-    return chosen[0]
+    about: dict[str, Any] = {"group": found.name, "state": found.state, "door": found.door, "lag": found.lag}
+    if not out.is_table:
+        out.print_object({**about, "members": members, "offsets": rows})
+        return
+    out.print_object(about)
+    if members:
+        out.print_rows(members)
+    out.print_rows(rows, empty="it has committed nothing yet")
 
 
 @app.command()
@@ -110,21 +90,26 @@ def reset(
         ),
     ] = None,
     partition: PartitionOption = None,
-    earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
-    latest: Annotated[bool, typer.Option("--to-latest", help="Past the last record.")] = False,
-    offset: Annotated[int | None, typer.Option("--to-offset", metavar="OFFSET", help="To an offset.", min=0)] = None,
-    time: Annotated[
+    where: Annotated[
         str | None,
-        typer.Option("--to-time", metavar="TIME", help="To the first record since: 2h, 2026-11-15T10:00."),
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="To earliest, latest, 4711 (an offset), 2h (ago), 2026-11-15T10:00, 'last 10'.",
+        ),
     ] = None,
     by: Annotated[int | None, typer.Option(metavar="N", help="Ahead by N, or back by -N.")] = None,
     like: Annotated[
         str | None, typer.Option(metavar="GROUP", help="To where another group stands.", autocompletion=some_groups)
     ] = None,
     yes: Yes = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Move a group that has no members. Shows the plan first."""
-    to = _target(earliest, latest, offset, time, by, like)
+    if sum(target is not None for target in (where, by, like)) != 1:
+        raise InvalidSetting("group reset: no target given, or several", hint="use one of --to, --by and --like")
+    to = None if where is None else Where(where, name="--to")
     with opened(store) as events:
         topics: Any = topic
         if partition is not None:
@@ -133,15 +118,11 @@ def reset(
                     "--partition needs one --topic", hint="say -t TOPIC; each has a partition of that number"
                 )
             topics = {topic[0]: [partition]}
-        try:
-            plan = events.plan_reset(group, topics, to=to)
-        except UnknownGroup as error:
-            error.hint = nearest(group, events.groups()) or error.hint
-            raise
+        plan = events.groups.plan_reset(group, topics, to=to, by=by, like=like)
         if not plan:
             raise UnknownGroup(
                 f"group {group!r}: has no offsets that could be moved so",
-                hint="name topics by -t, and where to: --to-earliest, --to-latest, --to-offset or --to-time",
+                hint="name topics with -t, and the target with --to",
             )
         rows = [
             {"topic": each.topic, "partition": each.partition, "before": each.before, "after": each.after}
@@ -150,7 +131,7 @@ def reset(
         moves = [each for each in plan if each.before != each.after]
         if not moves:
             typer.echo("nothing to do: it stands there", err=True)
-            facts(rows)
+            out.print_rows(rows)
             return
         if not yes:
             lines = "\n".join(
@@ -158,17 +139,66 @@ def reset(
                 for each in moves
             )
             confirm(f"{group} is moved in {count_of(len(moves), 'partition')}:\n{lines}", yes=False)
-        events.reset_offsets(plan)
-        facts(rows)
+        events.groups.apply(plan)
+    out.print_rows(rows)
 
 
 @app.command()
-def delete(group: Name, store: StoreOption = None, yes: Yes = False) -> None:
+def delete(group: Name, store: StoreOption = None, yes: Yes = False, *, out: OutputOption) -> None:
     """Forget a group that has no members, and where it stands."""
     with opened(store) as events:
-        found = events.group(group)
+        found = events.groups.describe(group)
         confirm(
             f"The group {group} is forgotten, with its offsets in {count_of(len(found.offsets), 'partition')}", yes=yes
         )
-        events.delete_group(group)
-        typer.echo(f"deleted {group}", err=True) if is_terminal() else fact({"group": group, "deleted": True})
+        events.groups.delete(group)
+    out.report(f"deleted {group}", {"group": group, "deleted": True})
+
+
+@app.command("export")
+def export_group(group: Name, store: StoreOption = None) -> None:
+    """Print a group's offsets as JSON, for `klamm group import`, here or in another store."""
+    with opened(store, looks=True) as events:
+        data = events.groups.export(group)
+    typer.echo(json_line(data))
+
+
+@app.command("import")
+def import_group(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote; -: stdin.")] = "-",
+    store: StoreOption = None,
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="GROUP", help="Into this group. [default: of the same name]")
+    ] = None,
+    yes: Yes = False,
+    *,
+    out: OutputOption,
+) -> None:
+    """Give a group that has no members the offsets of an export. Asks if it has others."""
+    data = _read_export(file)
+    with opened(store) as events:
+        group = name or str(data.get("group"))
+        if group in events.groups:
+            count = len(events.groups.describe(group).offsets)
+            confirm(f"{group} has offsets in {count_of(count, 'partition')}; those of the export replace them", yes=yes)
+        try:
+            events.groups.import_(data, name)
+        except TypeError as error:  # of what is in the file
+            raise _not_an_export(file, str(error)) from None
+    count = len(data["offsets"])
+    out.report(f"{group}: offsets in {count_of(count, 'partition')}", {"group": group, "offsets": count})
+
+
+def _read_export(file: str) -> dict[str, Any]:
+    try:
+        data = json.loads(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
+    except ValueError as error:
+        raise _not_an_export(file, str(error)) from None
+    if not isinstance(data, dict):
+        raise _not_an_export(file, f"expected an object, not {type(data).__name__}")
+    return data
+
+
+def _not_an_export(file: str, why: str) -> InvalidRecord:
+    where = "stdin" if file == "-" else file
+    return InvalidRecord(f"{where}: not an export of a group: {why}", hint="expected what klamm group export prints")

@@ -1,23 +1,104 @@
-"""What to do now, for those who type commands, where an error's own hint is for those who write Python."""
+"""What to do now, for people who type commands.
+
+HINTS     by the code of an error, where its own hint speaks of Python
+COMMANDS  by a word that is no command here: what people who know other tools type first
+VERBS     the same behind a noun: `klamm topic ls`
+OPTIONS   the same for options
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from klamm.errors import CorruptBatch, KlammError
+from klamm.store.names import nearest
 
-__all__ = ["hint_of"]
+__all__ = ["COMMANDS", "HINTS", "OPTIONS", "VERBS", "hint_for_command", "hint_for_option", "hint_of"]
 
-_HINTS = {
-    "create_topic makes one": "klamm topic list shows those that are there",
-    "a group begins with the first member that joins": "klamm group list shows those that are there",
-    "name the topics, to give a new one offsets": "name its topics (klamm group reset -t), to give a new one offsets",
-    "exist_ok=True leaves it as it is": "klamm topic show tells what it is, klamm topic set changes it",
-    "open it with read_only=True, or change its rights": "commands that only look will do; else change its rights",
-    "name a topic: to=": "name a topic: --to TOPIC",
-    "store.topics() lists the topics": "klamm topic list shows those that are there",
+HINTS = {
+    "new_group": "name its topics (klamm group reset -t), to give a new one offsets",
+    "no_origin": "name a topic: --to TOPIC",
+    "not_compacted": "klamm topic set TOPIC cleanup.policy=compact makes it so",
+    "not_writable": "commands that only look will do; else change its rights",
+    "open_transaction": "it ends with its timeout at the latest; klamm tx list shows it, klamm tx abort ends it",
+    "topic_exists": "klamm topic show tells what it is, klamm topic set changes it",
+    "unknown_group": "klamm group list shows those that are there",
+    "unknown_topic": "klamm topic list shows those that are there",
+}
+
+_WORDS = {
+    "klamm --help": "help man usage",
+    "klamm --version": "version",
+    "klamm backup": "snapshot cp copy",
+    "klamm bench": "benchmark perf perf-test",
+    "klamm check": "fsck verify validate doctor repair",
+    "klamm compact": "clean cleanup vacuum",
+    "klamm dlq list": "dead-letters deadletters",
+    "klamm export": "dump",
+    "klamm group list": "groups consumers consumer-groups lag",
+    "klamm group reset": "reset rewind seek offsets",
+    "klamm import": "load restore",
+    "klamm info": "status stat stats state summary overview top",
+    "klamm inspect": "decode dump-log",
+    "klamm send": "produce producer publish pub push put write append insert add",
+    "klamm serve": "start server up listen broker daemon",
+    "klamm sql": "query select",
+    "klamm tail": "consume consumer subscribe sub read get cat head watch follow",
+    "klamm topic create": "create mk make new init mkdir touch",
+    "klamm topic delete": "delete del rm remove drop",
+    "klamm topic list": "ls list topics dir",
+    "klamm topic purge": "purge truncate trim",
+    "klamm topic set": "set alter config configure",
+    "klamm topic show": "describe show",
+    "klamm tx list": "transaction transactions txn txns",
+    "klamm upgrade": "migrate update",
+    "klamm who": "locks lock lsof ps",
+    "klamm work": "worker workers run handle",
+}
+COMMANDS = {word: command for command, words in _WORDS.items() for word in words.split()}
+_VERB_WORDS = {
+    "abort": "cancel end fence kill",
+    "create": "add make mk new",
+    "delete": "del drop forget remove rm",
+    "export": "dump save",
+    "import": "load restore",
+    "list": "all ls",
+    "purge": "clean empty trim truncate",
+    "redrive": "replay requeue retry",
+    "reset": "move rewind seek",
+    "set": "alter config configure update",
+    "show": "describe get info status",
+}
+VERBS = {word: verb for verb, words in _VERB_WORDS.items() for word in words.split()}
+OPTIONS = {
+    "--bootstrap-server": "--store PATH",
+    "--brokers": "--store PATH",
+    "--json": "-o json",
+    "--max-messages": "-c N",
+    "--output": "-o",
+    "--table": "-o table",
 }
 
 
 def hint_of(error: KlammError) -> str | None:
+    """Return what to do about an error, in words of the command line."""
     if isinstance(error, CorruptBatch):
         return "klamm check tells all of it; klamm check --repair puts it right"
-    return _HINTS.get(error.hint or "", error.hint)
+    return HINTS.get(error.code or "", error.hint)
+
+
+def hint_for_command(word: str, path: str, commands: Collection[str]) -> str:
+    """Return what to type in the place of `word`, which is none of the `commands` behind `path`."""
+    if path == "klamm":
+        meant = COMMANDS.get(word)
+    else:
+        meant = f"{path} {VERBS[word]}" if VERBS.get(word) in commands else None
+    return f"use {meant}" if meant else nearest(word, commands) or f"see {path} --help"
+
+
+def hint_for_option(option: str, path: str, options: Collection[str]) -> str:
+    """Return what to type in the place of `option`, which is none of the `options` of the command."""
+    meant = OPTIONS.get(option, "")
+    if meant.split(" ")[0] in options:
+        return f"use {meant}"
+    return nearest(option, options) or f"see {path} --help"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from klamm.cli.codes import DAMAGED
-from klamm.cli.output import facts, is_terminal, moment
+from klamm.cli.output import Output, OutputOption, moment
 from klamm.cli.records import text
 from klamm.client.plain import as_plain
 from klamm.errors import CorruptBatch, InvalidSetting
@@ -26,6 +26,8 @@ def inspect(
     records: Annotated[bool, typer.Option("--records", help="The records of each batch, too.")] = False,
     offset: Annotated[int, typer.Option("--from", metavar="OFFSET", help="Only batches from there on.", min=0)] = 0,
     limit: Annotated[int | None, typer.Option("-n", "--limit", metavar="N", help="At most N batches.", min=1)] = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Decode a segment file, batch by batch. Exit code 3: damage was found."""
     from klamm.store.damage import Damage, batches
@@ -43,22 +45,22 @@ def inspect(
         if limit is not None and shown >= limit:
             break
         if isinstance(each, Damage) and each.stop == size and _is_zero(file, each.position):
-            rows.append(_unwritten(each.position, size))
+            rows.append(_unwritten(out, each.position, size))
         elif isinstance(each, Damage):
             damaged = True
-            rows.append(_damage(each.position, f"DAMAGED up to byte {each.stop}: {each.message}"))
+            rows.append(_damage(out, each.position, f"DAMAGED up to byte {each.stop}: {each.message}"))
         elif each.header.next_offset > offset:
             with file.open("rb") as source:
                 source.seek(each.position)
                 data = source.read(each.header.size)
-            rows.append(_batch(each.position, each.header, data))
-            rows += _records(each.position, data) if records and not each.header.is_control else []
+            rows.append(_batch(out, each.position, each.header, data))
+            rows += _records(out, each.position, data) if records and not each.header.is_control else []
             shown += 1
         if len(rows) >= _ROWS:
-            facts(rows)
+            out.print_rows(rows)
             rows = []
     if rows or not (shown or damaged):
-        facts(rows, empty="no batches")
+        out.print_rows(rows, empty="no batches")
     if damaged:
         raise typer.Exit(DAMAGED)
 
@@ -70,27 +72,27 @@ def _is_zero(file: Path, start: int) -> bool:
         return segment.is_zero(source.fileno(), start, source.seek(0, os.SEEK_END))
 
 
-def _unwritten(position: int, size: int) -> dict[str, Any]:
+def _unwritten(out: Output, position: int, size: int) -> dict[str, Any]:
     """Of the segment that is being written: blocks that were allocated ahead."""
     what = f"{size - position} bytes that are allocated and not written yet"
-    return _row(position, what=what) if is_terminal() else {"position": position, "unwritten": size - position}
+    return _row(position, what=what) if out.is_table else {"position": position, "unwritten": size - position}
 
 
-def _damage(position: int, what: str) -> dict[str, Any]:
-    return _row(position, what=what) if is_terminal() else {"position": position, "damaged": what}
+def _damage(out: Output, position: int, what: str) -> dict[str, Any]:
+    return _row(position, what=what) if out.is_table else {"position": position, "damaged": what}
 
 
 def _row(position: int, **more: Any) -> dict[str, Any]:
-    """On a terminal all rows are of one table."""
+    """Return a row of the table, which has the same columns for all."""
     return {"position": position, **dict.fromkeys(("offsets", "records", "bytes", "time", "what")), **more}
 
 
-def _batch(position: int, header: Any, data: bytes) -> dict[str, Any]:
+def _batch(out: Output, position: int, header: Any, data: bytes) -> dict[str, Any]:
     from klamm.batch.markers import commits
 
     kind = None if not header.is_control else "commit" if commits(data) else "abort"
     codec = _CODECS[header.codec] if header.codec < len(_CODECS) else str(header.codec)
-    if not is_terminal():
+    if not out.is_table:
         return {
             "position": position,
             "base_offset": header.base_offset,
@@ -125,14 +127,14 @@ def _batch(position: int, header: Any, data: bytes) -> dict[str, Any]:
     )
 
 
-def _records(position: int, data: bytes) -> list[dict[str, Any]]:
+def _records(out: Output, position: int, data: bytes) -> list[dict[str, Any]]:
     from klamm.batch import decode
 
     try:
         found = decode(data)
     except CorruptBatch as error:
-        return [_damage(position, f"DAMAGED: {error.message}")]
-    if is_terminal():
+        return [_damage(out, position, f"DAMAGED: {error.message}")]
+    if out.is_table:
         return [
             _row(
                 position,

@@ -19,19 +19,21 @@ from typer.core import TyperGroup
 
 from klamm import __version__
 from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
-from klamm.cli.hints import hint_of
+from klamm.cli.hints import hint_for_command, hint_for_option, hint_of
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
 
 # In the order of `klamm --help`, which imports none of them: where a command is, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "tail": ("tail:tail", "Print the last records of a topic, and follow it."),
+    "tail": ("tail:tail", "Print the last records of topics, and follow them."),
     "send": ("send:send", "Append records to a topic."),
     "sql": ("sql:sql", "Ask topics in SQL (DuckDB)."),
     "export": ("exchange:export", "Write a topic, or a query's result, to a file."),
     "import": ("exchange:import_", "Append what a file holds to a topic."),
     "serve": ("serve:serve", "Serve a store to Kafka clients, until SIGTERM or SIGINT."),
+    "work": ("work:work", "Call a Python function with each record, as a service."),
+    "info": ("info:info", "Show a store at a glance."),
     "check": ("upkeep:check", "Walk every promise of a store, and say which is broken."),
     "salvage": ("upkeep:salvage", "Print what was cut off a log, record by record."),
     "compact": ("upkeep:compact", "Keep the latest record of each key in compacted topics."),
@@ -42,19 +44,28 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench:bench", "Measure how fast records go in and out, end to end."),
     "cheat": ("cheat:cheat", "The ten commands people need."),
     "topic": ("topic:app", "Topics: create, list, show, set, purge, delete."),
-    "group": ("group:app", "Groups: list, show, reset, delete."),
+    "group": ("group:app", "Groups: list, show, reset, delete, export, import."),
+    "tx": ("tx:app", "Transactions: list, abort."),
     "dlq": ("dlq:app", "Dead letters: list, redrive, purge."),
     "pipeline": ("pipeline:app", "Pipelines on Spark: archive, compact, aggregate, …"),
 }
 _LOOK: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
-class _Program(TyperGroup):
-    """Imports a command when it is called; takes Ctrl-C and a closed pipe before typer makes of them what it likes."""
+class _Noun(TyperGroup):
+    """Says of a word that is no command what may be meant."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # the names, for "did you mean"
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if not (ctx.resilient_parsing or word.startswith("-")) and self.get_command(ctx, word) is None:
+            path = ctx.command_path
+            hint = hint_for_command(word, path, self.list_commands(ctx))
+            raise InvalidSetting(f"there is no command {f'{path} {word}'!r}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+class _Program(_Noun):
+    """Imports a command when it is called; takes Ctrl-C and a closed pipe before typer makes of them what it likes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -66,7 +77,7 @@ class _Program(TyperGroup):
         found = getattr(import_module(f"klamm.cli.{module}"), attribute)
         holder = typer.Typer(**_LOOK)
         if isinstance(found, typer.Typer):
-            holder.add_typer(found)
+            holder.add_typer(found, cls=_Noun)
         else:
             holder.command(cmd_name)(found)
         return typer.main.get_group(holder).commands[cmd_name]
@@ -182,17 +193,21 @@ _PLAINLY = {
 }
 
 
-def _misuse(error: Any) -> tuple[str, str | None]:
+def _misuse(error: Any) -> tuple[str, str]:
     """What typer has to say, as one line of ours."""
-    what = str(error.format_message()).strip().rstrip(".")
-    what = what[:1].lower() + what[1:]
-    for theirs, ours in _PLAINLY.items():
-        what = what.replace(theirs, ours)
-    context = getattr(error, "ctx", None)
+    context: Any = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "klamm"
     command = path.removeprefix("klamm").strip()
-    knows_better = "did you mean" in what.lower() or "possible options" in what.lower()
-    hint = None if knows_better else f"see {path} --help"
-    if not command and "--store" in what:
+    option = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
+    if option is None:
+        what = str(error.format_message()).strip().rstrip(".")
+        what = what[:1].lower() + what[1:]
+        for theirs, ours in _PLAINLY.items():
+            what = what.replace(theirs, ours)
+        hint = f"see {path} --help"
+    else:
+        what = f"there is no option {option}"
+        hint = hint_for_option(option, path, {name for parameter in context.command.params for name in parameter.opts})
+    if not command and option in ("-s", "--store"):
         hint = "it goes behind the command: klamm topic list --store …"
     return f"{command}: {what}" if command else what, hint

@@ -1,7 +1,9 @@
-"""How commands speak: to a person at a terminal in tables and colours; into a pipe in JSON lines, whole and plain.
+"""How commands print: tables and colours for people, JSON lines, whole and plain, for programs.
 
-Results go to stdout. Progress bars, plans and questions go to stderr, so that they never mix with results. What comes
-out of records is data, never an instruction to the terminal: control characters are shown, not sent. NO_COLOR is heard.
+A terminal gets tables and a pipe gets JSON, unless -o (--format) says which: every command that prints results has that
+option, and prints through an Output. Results go to stdout. Progress bars, plans and questions go to stderr, so that
+they never mix with results. What comes out of records is data, never an instruction to the terminal: control characters
+are shown, not sent. NO_COLOR is heard.
 """
 
 from __future__ import annotations
@@ -13,22 +15,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from klamm.errors import InvalidSetting, KlammError
+from klamm.times import format_time
 
 __all__ = [
+    "Cell",
+    "Output",
+    "OutputOption",
     "Tick",
     "confirm",
     "count_of",
-    "fact",
-    "facts",
     "harmless",
+    "identifier",
     "is_terminal",
+    "json_line",
     "moment",
     "progress",
+    "since",
+    "size",
     "size_of",
     "span_of",
     "styled",
@@ -65,79 +73,153 @@ def write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
 
 
-def facts(rows: Sequence[Mapping[str, Any]], *, empty: str = "nothing", spoken: bool = True) -> None:
-    """Several things of a kind: a table, or a JSON line each. `spoken`: names are ours, and told in words."""
-    if not is_terminal():
-        for row in rows:
-            _line(row)
-        return
-    if not rows:
-        typer.echo(empty, err=True)
-        return
+class Cell(NamedTuple):
+    """A value that people read in other words than programs."""
+
+    value: Any
+    text: str
+
+
+class Output:
+    """Prints results as tables, or as a line of JSON each."""
+
+    FORMATS = ("json", "table")
+
+    def __init__(self, choice: str = "") -> None:
+        """`choice` is what -o said; empty: a table on a terminal, else JSON."""
+        if choice and choice not in self.FORMATS:
+            raise typer.BadParameter(f"{choice!r} is invalid; expected {' or '.join(self.FORMATS)}")
+        self.is_table = choice == "table" if choice else is_terminal()
+
+    def print_rows(self, rows: Sequence[Mapping[str, Any]], *, empty: str = "nothing", spoken: bool = True) -> None:
+        """Print several things of a kind. `spoken`: their names are ours, and written as words."""
+        if not self.is_table:
+            for row in rows:
+                typer.echo(json_line(_plain(row)))
+        elif rows:
+            _print_table(rows, spoken)
+        else:
+            typer.echo(empty, err=True)
+
+    def print_object(self, about: Mapping[str, Any]) -> None:
+        """Print one thing: a line for each of its names, or one line of JSON."""
+        if self.is_table:
+            _print_list(about)
+        else:
+            typer.echo(json_line(_plain(about)))
+
+    def report(self, sentence: str, about: Mapping[str, Any]) -> None:
+        """Say what was done: a sentence on stderr for people, an object for programs."""
+        if self.is_table:
+            typer.echo(sentence, err=True)
+        else:
+            self.print_object(about)
+
+
+OutputOption = Annotated[
+    Output,
+    typer.Option(
+        "-o",
+        "--format",
+        metavar="json|table",
+        parser=Output,
+        default_factory=str,
+        show_default=False,
+        autocompletion=lambda: Output.FORMATS,
+        help="Print lines of JSON, or a table. [default: a table on a terminal, else JSON]",
+    ),
+]
+
+
+def json_line(row: Any) -> str:
+    """Return a line of JSON; on a terminal without the control characters that JSON lets through."""
+    line = json.dumps(row, ensure_ascii=False, default=str)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", line) if is_terminal() else line
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as programs read it."""
+    if isinstance(value, Cell):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], spoken: bool) -> None:
     from rich.console import Console
 
-    # Plain text: "[red]" in a record is what somebody wrote, not how to print it.
-    console = Console(markup=False, emoji=False, highlight=False)
     heads = [name.replace("_", " ") if spoken else name for name in rows[0]]
     cells = [[_text(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    whole = _whole(widths, console.width)
-    if whole is None:  # a table of slivers: nobody could read it
-        for row in rows:
-            fact(row)
-            typer.echo("")
+    # Plain text: "[red]" in a record is data, not markup. A pipe has no width: `less -S` scrolls.
+    console = Console(
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_terminal=is_terminal(),
+        width=None if is_terminal() else sum(widths) + _GAP * (len(widths) + 1),
+    )
+    unbroken = _unbroken(widths, console.width)
+    if unbroken is not None:
+        console.print(_table(rows, heads, cells, unbroken))
         return
-    console.print(_table(rows, heads, cells, whole))
+    for row in rows:  # a table of slivers cannot be read
+        _print_list(row)
+        typer.echo("")
 
 
-def _whole(widths: Sequence[int], room: int) -> set[int] | None:
-    """Which columns are not broken: the narrow ones, if enough is left for the others; None: not enough."""
-    left = room - sum(min(width, _READABLE) + _GAP for width in widths)
-    found = {number for number, width in enumerate(widths) if width <= _READABLE}
-    for number in sorted(set(range(len(widths))) - found, key=lambda number: widths[number]):
+def _unbroken(widths: Sequence[int], space: int) -> set[int] | None:
+    """Return which columns are not broken: the narrow ones, if enough is left for the others; None: not enough."""
+    left = space - sum(min(width, _READABLE) + _GAP for width in widths)
+    chosen = {number for number, width in enumerate(widths) if width <= _READABLE}
+    for number in sorted(set(range(len(widths))) - chosen, key=lambda number: widths[number]):
         if left >= widths[number] - _READABLE:
             left -= widths[number] - _READABLE
-            found.add(number)
-    return found if left >= 0 else None
+            chosen.add(number)
+    return chosen if left >= 0 else None
 
 
-def _table(rows: Sequence[Mapping[str, Any]], heads: list[str], cells: list[list[str]], whole: set[int]) -> Any:
+def _table(rows: Sequence[Mapping[str, Any]], heads: list[str], cells: list[list[str]], unbroken: set[int]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold cyan")
+    table = Table(
+        box=SIMPLE_HEAD,
+        show_edge=is_terminal(),
+        pad_edge=False,
+        padding=(0, _GAP - 1, 0, 0),
+        header_style="bold cyan",
+    )
     for number, (name, head) in enumerate(zip(rows[0], heads, strict=True)):
         is_number = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(head, justify="right" if is_number else "left", overflow="fold", no_wrap=number in whole)
+        table.add_column(head, justify="right" if is_number else "left", overflow="fold", no_wrap=number in unbroken)
     for row in cells:
         table.add_row(*row)
     return table
 
 
-def fact(about: Mapping[str, Any]) -> None:
-    """One thing: a line for each of its names, or one JSON line."""
-    if not is_terminal():
-        _line(about)
-        return
+def _print_list(about: Mapping[str, Any]) -> None:
     width = max(map(len, about), default=0)
     for name, value in about.items():
         typer.echo(f"{styled(name.replace('_', ' ').ljust(width), fg='cyan')}  {_text(value)}")
 
 
-def _line(row: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps(row, ensure_ascii=False, default=str))
-
-
 def _text(value: Any) -> str:
     if value is None:
         return "–"
+    if isinstance(value, Cell):
+        return harmless(value.text)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_text(each)}" for name, each in value.items()) or "–"
+        return ", ".join(f"{name}={_text(part)}" for name, part in value.items()) or "–"
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "–"
     return f"{value:,}" if isinstance(value, int) else harmless(str(value))
+
+
+# ---- numbers and times
 
 
 def count_of(number: int, what: str) -> str:
@@ -154,6 +236,16 @@ def size_of(number: float) -> str:
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
+def identifier(number: int | None) -> Cell | None:
+    """Return a number that counts nothing, such as a pid: it has no separators."""
+    return None if number is None else Cell(number, str(number))
+
+
+def size(number: int) -> Cell:
+    """Return a number of bytes."""
+    return Cell(number, size_of(number))
+
+
 def span_of(milliseconds: int) -> str:
     """How long that is, for people."""
     for unit, length in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
@@ -165,13 +257,20 @@ def span_of(milliseconds: int) -> str:
 
 def moment(time_ms: int) -> str:
     """A record's time, in UTC."""
-    from datetime import UTC, datetime, timedelta
-
     try:
-        then = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+        return format_time(time_ms)
     except OverflowError:
         return str(time_ms)
-    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def since(time_ms: int | None) -> Cell | None:
+    """Return a time in the past: people read how long ago it was."""
+    if time_ms is None:
+        return None
+    return Cell(moment(time_ms), span_of(max(0, time.time_ns() // 1_000_000 - time_ms)))
+
+
+# ---- stderr
 
 
 def confirm(will: str, *, yes: bool) -> None:

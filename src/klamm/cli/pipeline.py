@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import Tick, fact, is_terminal, progress
+from klamm.cli.output import Output, OutputOption, Tick, is_terminal, progress
 from klamm.cli.stores import StoreOption, opened, path_of
 from klamm.errors import InvalidSetting
+from klamm.where import Where
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,16 +44,24 @@ Conf = Annotated[
 ]
 Every = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Go on until Ctrl-C, so often: '10 seconds'. [default: what is there, then end]"),
+    typer.Option(metavar="DURATION", help="Go on until Ctrl-C, so often: 10s. [default: what is there, then end]"),
 ]
 Checkpoint = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="How far it has come. [default: in the store, pipelines/…]")
 ]
-Watermark = Annotated[str | None, typer.Option(metavar="TIME", help="How much later than the latest a record may be.")]
+Watermark = Annotated[str | None, typer.Option(metavar="DURATION", help="How late a record may be.")]
 Batch = Annotated[int | None, typer.Option("--max-offsets", metavar="N", help="Of a micro-batch, at most.", min=1)]
 DeadLetters = Annotated[
     str | None, typer.Option("--dead-letters", metavar="TOPIC", help="For what does not fit. [default: TOPIC.dlq]")
 ]
+
+
+def _time_ms(text: str) -> int:
+    """Return the milliseconds since 1970 of a time, or of how long ago it was."""
+    time_ms = Where(text, name="--since").at(time.time_ns() // 1_000_000).time_ms
+    if time_ms is None:
+        raise InvalidSetting(f"--since: {text!r} is not a time", hint="expected 2h (ago), or 2026-11-15T10:00")
+    return time_ms
 
 
 @contextmanager
@@ -95,16 +105,21 @@ def _look(store: str | None, *topics: str) -> str:
     """Where the store is; it and the topics are there, or that is said before Spark is started."""
     with opened(store) as events:
         for topic in topics:
-            events.topic(topic)
+            events.topics.describe(topic)
     return path_of(store)
 
 
 def _run(
-    what: str, master: str | None, conf: list[str] | None, unit: str, pipeline: Callable[[SparkSession, Tick], Report]
+    out: Output,
+    what: str,
+    master: str | None,
+    conf: list[str] | None,
+    unit: str,
+    pipeline: Callable[[SparkSession, Tick], Report],
 ) -> None:
     with _session(master, conf) as spark, progress(what, unit) as tick:
         report = pipeline(spark, tick)
-    fact(report.to_dict())
+    out.print_object(report.to_dict())
 
 
 @app.command()
@@ -122,6 +137,8 @@ def archive(
     every: Every = None,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """A topic to Parquet files, by date: what is new since the last run."""
     from klamm.spark.pipelines import archive as run
@@ -129,6 +146,7 @@ def archive(
     path = _look(store, topic)
     more = {} if max_offsets is None else {"max_offsets": max_offsets}
     _run(
+        out,
         f"archiving {topic}",
         master,
         conf,
@@ -155,11 +173,14 @@ def restore(
     store: StoreOption = None,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """An archive back into a topic: keys, values, headers, timestamps and offsets as they were."""
     from klamm.spark.pipelines import restore as run
 
     _run(
+        out,
         f"restoring {topic}",
         master,
         conf,
@@ -175,12 +196,15 @@ def compact(
     force: Annotated[bool, typer.Option("--force", help="Worth it or not; closes active segments.")] = False,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """A large compacted topic: the latest record of each key, as `klamm compact` would leave it."""
     from klamm.spark.pipelines import compact as run
 
     path = _look(store, topic)
     _run(
+        out,
         f"compacting {topic}",
         master,
         conf,
@@ -193,10 +217,10 @@ def compact(
 def aggregate(
     topic: Topic,
     to: To,
-    window: Annotated[str, typer.Option(metavar="TIME", help="How long a window is: '1 minute'.")],
-    watermark: Annotated[str, typer.Option(metavar="TIME", help="How much later than the latest a record may be.")],
+    window: Annotated[str, typer.Option(metavar="DURATION", help="How long a window is: 1m.")],
+    watermark: Annotated[str, typer.Option(metavar="DURATION", help="How late a record may be.")],
     store: StoreOption = None,
-    slide: Annotated[str | None, typer.Option(metavar="TIME", help="A window so often. [default: end to end]")] = None,
+    slide: Annotated[str | None, typer.Option(metavar="DURATION", help="How often. [default: end to end]")] = None,
     by: Annotated[str, typer.Option(metavar="FIELD", help="key, or a field of JSON: '$.user.id'.")] = "key",
     aggregates: Annotated[
         list[str] | None,
@@ -214,12 +238,15 @@ def aggregate(
     every: Every = None,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Counts, sums, minima and maxima over windows of time, into a topic."""
     from klamm.spark.pipelines import aggregate as run
 
     path = _look(store, topic)
     _run(
+        out,
         f"aggregating {topic}",
         master,
         conf,
@@ -250,7 +277,7 @@ def join(
     left: Annotated[str, typer.Argument(metavar="LEFT", help="A topic.")],
     right: Annotated[str, typer.Argument(metavar="RIGHT", help="Another.")],
     to: To,
-    within: Annotated[str, typer.Option(metavar="TIME", help="How far apart two records may be: '1 hour'.")],
+    within: Annotated[str, typer.Option(metavar="DURATION", help="How far apart two records may be: 1h.")],
     store: StoreOption = None,
     by: Annotated[
         list[str] | None,
@@ -263,6 +290,8 @@ def join(
     every: Every = None,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Two topics, by key, within a time, into a topic."""
     from klamm.spark.pipelines import join as run
@@ -272,6 +301,7 @@ def join(
         raise InvalidSetting("--by: is given more than twice", hint="once for both topics, or once for each")
     fields: Any = "key" if not by else by[0] if len(by) == 1 else (by[0], by[1])
     _run(
+        out,
         f"joining {left} and {right}",
         master,
         conf,
@@ -298,7 +328,7 @@ def join(
 def deduplicate(
     topic: Topic,
     to: To,
-    within: Annotated[str, typer.Option(metavar="TIME", help="How long an id is remembered: '1 day'.")],
+    within: Annotated[str, typer.Option(metavar="DURATION", help="How long an id is remembered: 1d.")],
     store: StoreOption = None,
     by: Annotated[str, typer.Option(metavar="FIELD", help="What the id is: key, header:id or '$.id'.")] = "key",
     watermark: Watermark = None,
@@ -308,12 +338,15 @@ def deduplicate(
     every: Every = None,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """A topic without what was there already, by an id, into a topic."""
     from klamm.spark.pipelines import deduplicate as run
 
     path = _look(store, topic)
     _run(
+        out,
         f"deduplicating {topic}",
         master,
         conf,
@@ -339,23 +372,24 @@ def deduplicate(
 def quality(
     topic: Topic,
     store: StoreOption = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From that time on: 2h, 2026-11-15.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="From that time on: 2h (ago), 2026-11-15.")] = None,
     page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with plots, too.")] = None,
     master: Master = None,
     conf: Conf = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """What is in a topic: counts, gaps, duplicate keys, sizes, and how its JSON changes."""
-    from klamm.cli.records import parse_time
     from klamm.spark.pipelines import quality as run
 
     path = _look(store, topic)
-    start = None if since is None else parse_time(since, "--since")
+    start = None if since is None else _time_ms(since)
     with _session(master, conf) as spark, progress(f"reading {topic}", "records") as tick:
         found = run(spark, path, topic, since=start, progress=tick)
     if page is not None:
         page.write_text(found.to_html(), encoding="utf-8")
         typer.echo(f"klamm: {page}", err=True)
-    if is_terminal():
+    if out.is_table:
         typer.echo(str(found))
     else:
-        fact(found.to_dict())
+        out.print_object(found.to_dict())

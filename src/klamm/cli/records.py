@@ -1,6 +1,7 @@
-"""Records as text: formats as kcat has them, JSON lines, filters, and times as people write them.
+"""Records as text: JSON lines, lines for people, formats as kcat has them, and filters.
 
 JSON     as client/plain.py has it
+Table    a line each: time, partition and offset, key, value, headers
 Formats  %t topic, %p partition, %o offset, %T time, %M its milliseconds, %k key, %v (or %s) value, %h headers,
          %K and %S lengths of key and value (-1: it has none), %% a percent sign; \\n \\t \\r \\0 \\\\ as in C. In
          a pipe keys and values come as they are, byte for byte; on a terminal what is no text is escaped
@@ -13,19 +14,30 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from klamm.batch import Record
-from klamm.cli.output import harmless, moment
+from klamm.cli.output import Output, harmless, is_terminal, json_line, moment, styled
 from klamm.cli.pairs import split_pair
+from klamm.client.plain import as_plain
 from klamm.errors import InvalidSetting
-from klamm.types import UNITS_MS
+from klamm.times import parse_duration
 
-__all__ = ["Filter", "Format", "json_path", "parse_headers", "parse_time", "text"]
+__all__ = [
+    "Filter",
+    "Format",
+    "RecordOutput",
+    "RecordOutputOption",
+    "is_format",
+    "json_path",
+    "parse_headers",
+    "parse_seconds",
+    "text",
+]
 
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def text(data: bytes | None) -> str:
@@ -40,26 +52,70 @@ def parse_headers(pairs: Sequence[str]) -> list[tuple[str, bytes]]:
     ]
 
 
-def parse_time(given: str, what: str) -> datetime:
-    """A moment, or how long ago: 2026-11-15T10:00+01:00, 2026-11-15, 90s, 15m, 2h, 3d, or milliseconds since 1970.
-
-    A moment without a time zone is one of this machine's clock.
-    """
-    wanted = given.strip()
-    try:
-        ago = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", wanted)
-        if ago is not None:
-            return datetime.now(UTC) - timedelta(milliseconds=float(ago[1]) * UNITS_MS[ago[2]])
-        if re.fullmatch(r"\d{11,14}", wanted):
-            return _EPOCH + timedelta(milliseconds=int(wanted))
-        return datetime.fromisoformat(wanted).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise InvalidSetting(
-            f"{what}: {given!r} is no time", hint="want 15m, 2h or 3d (ago), or 2026-11-15T10:00+01:00"
-        ) from None
+def parse_seconds(given: str, name: str) -> float:
+    """Return seconds: 500ms, 90s, 1h30m, or a number of them."""
+    text = given.strip()
+    milliseconds = parse_duration(f"{text}s" if text[-1:].isdigit() else text)
+    if milliseconds is None:
+        raise InvalidSetting(f"{given!r} is invalid", setting=name, hint="expected a duration: 500ms, 90s, 15m, 2h")
+    return milliseconds / 1000
 
 
 # ---- formats
+
+
+class RecordOutput(Output):
+    """Prints results as an Output does, and encodes records: as JSON, as lines for people, or in a format of fields."""
+
+    def __init__(self, choice: str = "") -> None:
+        try:
+            self._format = Format(choice, raw=not is_terminal()) if is_format(choice) else None
+        except InvalidSetting as error:
+            raise typer.BadParameter(str(error)) from None
+        if choice and self._format is None and choice not in self.FORMATS:
+            raise typer.BadParameter(
+                f"{choice!r} is invalid; expected json, table, or a format with fields, such as '%T %k %v\\n'"
+            )
+        super().__init__("" if self._format is not None else choice)
+
+    def encoder(self, *, with_topics: bool = False) -> Callable[[Record], bytes]:
+        """Return a function that encodes a record. `with_topics`: lines for people name the record's topic."""
+        if self._format is not None:
+            return self._format.fill
+        if not self.is_table:
+            return lambda record: f"{json_line(as_plain(record))}\n".encode()
+
+        def line(record: Record) -> bytes:
+            offset = f"{record.partition}/{record.offset}"
+            where = styled(f"{record.topic}/{offset}" if with_topics else offset.rjust(8), dim=True)
+            key = "" if record.key is None else styled(text(record.key), fg="cyan") + "  "
+            value = styled("tombstone", dim=True) if record.value is None else text(record.value)
+            headers = "".join(f"  {name}={text(data)}" for name, data in record.headers)
+            return f"{moment(record.timestamp)} {where}  {key}{value}{styled(headers, dim=True)}\n".encode()
+
+        return line
+
+
+RecordOutputOption = Annotated[
+    RecordOutput,
+    typer.Option(
+        "-o",
+        "--format",
+        metavar="json|table|FORMAT",
+        parser=RecordOutput,
+        default_factory=str,
+        show_default=False,
+        autocompletion=lambda: RecordOutput.FORMATS,
+        help="Print lines of JSON, lines for people, or what a format says: '%T %k %v\\n'. Fields: %t topic, %p "
+        "partition, %o offset, %T time, %M milliseconds, %k key, %v value, %h headers, %K %S lengths. "
+        "[default: table on a terminal, else json]",
+    ),
+]
+
+
+def is_format(text: str) -> bool:
+    """Whether that is meant as a format: it has a field or an escape."""
+    return "%" in text or "\\" in text
 
 
 class Format:
@@ -166,8 +222,8 @@ class Filter:
             except re.error as error:
                 raise InvalidSetting(f"--grep {grep}: is no regular expression: {error}") from None
             self._tests.append(lambda record: record.value is not None and pattern.search(record.value) is not None)
-        for pair in parse_headers(headers):
-            self._tests.append(lambda record, pair=pair: pair in record.headers)  # type: ignore[misc]
+        for name, value in parse_headers(headers):
+            self._tests.append(lambda record, name=name, value=value: value in record.headers.get_all(name))  # type: ignore[misc]
         for condition in where:
             self._tests.append(_condition(condition))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.cli.output import count_of, fact, is_terminal, progress
+from klamm.cli.output import Output, OutputOption, count_of, progress
 from klamm.cli.reading import interruptible
 from klamm.cli.records import parse_headers
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from klamm.api import Store
     from klamm.batch import Delivery
 
-__all__ = ["provide", "send", "send_all"]
+__all__ = ["provide", "report_sent", "send", "send_all"]
 
 
 def send(
@@ -53,6 +53,8 @@ def send(
     ] = False,
     create: CreateOption = False,
     acks: Annotated[str, typer.Option(metavar="all|1", help="all: on disk; 1: seen by every reader.")] = "all",
+    *,
+    out: OutputOption,
 ) -> None:
     """Append records to a topic."""
     sources = [bool(values), bool(file), tombstone]
@@ -86,16 +88,14 @@ def send(
         if sys.stdin.isatty():
             typer.echo("klamm: a record a line; Ctrl-D ends", err=True)
         given = _lines(separator, as_json, encoded, headers, partition)
-    _send(store, topic, given, create=create, durable=acks == "all")
-
-
-def _send(store: str | None, topic: str, given: Iterator[PlainRecord], *, create: bool, durable: bool) -> None:
     with provide(store, topic, create=create, command="send") as events, progress("sending") as tick:
-        sent = send_all(events, topic, given, durable=durable, tick=lambda sent: tick(sent, None))
-    if is_terminal():
-        typer.echo(f"{count_of(sent, 'record')} to {topic}", err=True)
-    else:
-        fact({"topic": topic, "records": sent})
+        sent = send_all(events, topic, given, durable=acks == "all", tick=lambda sent: tick(sent, None))
+    report_sent(out, topic, sent)
+
+
+def report_sent(out: Output, topic: str, count: int) -> None:
+    """Say how many records went to a topic."""
+    out.report(f"{count_of(count, 'record')} to {topic}", {"topic": topic, "records": count})
 
 
 @contextmanager
@@ -107,12 +107,12 @@ def provide(store: str | None, topic: str, *, create: bool, command: str) -> Ite
         validate(topic)  # before there is a store that nobody needs
     with opened(store, create=create) as events:
         if create:
-            events.create_topic(topic, exist_ok=True)
-        elif topic not in events.topics():
+            events.topics.create(topic, exist_ok=True)
+        elif topic not in events.topics:
             from klamm.store.names import nearest
 
             make = f"klamm topic create {topic}, or {command} --create"
-            near = nearest(topic, events.topics())
+            near = nearest(topic, list(events.topics))
             hint = f"{near} else {make}" if near else make
             raise UnknownTopic(f"there is no topic {topic!r}", hint=hint)
         yield events

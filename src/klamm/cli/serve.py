@@ -97,7 +97,7 @@ def _where(given: str | None) -> Path:
     """A store that is to be made has to be named."""
     path = Path(path_of(given))
     if path == Path() and not is_store(path):
-        raise InvalidSetting("serve: what?", hint="want the directory of a store, one that is there or a new one")
+        raise InvalidSetting("serve: missing PATH", hint="the directory of a store; created if absent")
     return path
 
 
@@ -167,15 +167,14 @@ def _settings(said: Mapping[str, Said]) -> ServerSettings:
     try:
         return ServerSettings.of({each.name: each.value for each in said.values()})
     except InvalidSetting as error:
-        culprit = said.get(_key(error.message.partition(":")[0]))
+        culprit = said.get(_key(error.setting or ""))
         if culprit is None:
             raise
+        hint = error.hint
         if _key(culprit.name) not in map(_key, SERVER_SETTINGS):
-            error.hint = nearest(culprit.name, [*SERVER_SETTINGS, *_OWN]) or "docs/reference/server-settings.md has all"
-        what = error.message
-        if culprit.where == f"--{culprit.name}":
-            what = what.removeprefix(f"{culprit.name}: ")
-        raise InvalidSetting(f"{culprit.where}: {what}", hint=error.hint) from None
+            hint = nearest(culprit.name, [*SERVER_SETTINGS, *_OWN]) or "docs/reference/server-settings.md has all"
+        setting = None if culprit.where == f"--{culprit.name}" else error.setting  # which the option says already
+        raise InvalidSetting(error.problem, setting=setting, where=culprit.where, hint=hint) from None
 
 
 # ---- running

@@ -1,9 +1,6 @@
 """`klamm sql`: DuckDB over topics. A query, several with semicolons between them, or a prompt.
 
-orders           a topic: key, value, topic, partition, offset, timestamp, timestampType, headers
-"my-topic"       one whose name is no word of SQL; two whose names differ by case alone are refused
-latest.users     the latest record of each key that has a value: a compacted topic as a table
-text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '$.id' looks into JSON
+What can be asked is told in arrow/database.py.
 """
 
 from __future__ import annotations
@@ -15,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.database import Database
+from klamm.arrow.database import Database, names_of
 from klamm.cli.hints import hint_of
-from klamm.cli.output import facts, is_terminal, progress
-from klamm.cli.stores import StoreOption, opened
+from klamm.cli.output import Output, OutputOption, is_terminal, progress
+from klamm.cli.stores import StoreOption, core_of, opened
 from klamm.client.plain import plain_bytes
-from klamm.errors import KlammError
+from klamm.errors import InvalidSetting, KlammError
 
 if TYPE_CHECKING:
     from klamm.api import Store
 
-__all__ = ["names_of", "plain", "sql"]
+__all__ = ["plain", "sql"]
 
 _ROWS = 1000  # fetched at a time
 _SHOWN = 200  # in one table on a terminal; a pipe gets all
@@ -34,27 +31,21 @@ _SHOWN = 200  # in one table on a terminal; a pipe gets all
 def sql(
     query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="Without: a prompt, or stdin.")] = None,
     store: StoreOption = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Ask topics in SQL (DuckDB)."""
     with opened(store, looks=True) as events:
         if query is None and sys.stdin.isatty():
-            _prompt(Database(events, whole=True), events)
+            _prompt(Database(core_of(events), whole=True), events, out)
             return
-        _answer(Database(events), sys.stdin.read() if query is None else query)
+        text = sys.stdin.read() if query is None else query
+        if not text.strip():
+            raise InvalidSetting("sql: there is no query", hint="expected one, here or on stdin: klamm sql 'select …'")
+        _answer(Database(core_of(events)), text, out)
 
 
-def names_of(found: Any) -> list[str]:
-    """Its columns; of the same name, the second and later ones get a number."""
-    names: list[str] = []
-    for column in found.description or ():
-        name, number = column[0], 1
-        while name in names:
-            name, number = f"{column[0]}_{number}", number + 1
-        names.append(name)
-    return names
-
-
-def _answer(database: Database, query: str) -> None:
+def _answer(database: Database, query: str, out: Output) -> None:
     """The rows of each query; of what is no query, only the last is told how it went."""
     from duckdb import StatementType
 
@@ -62,24 +53,30 @@ def _answer(database: Database, query: str) -> None:
     for statement in statements:
         told = statement is statements[-1] or statement.type == StatementType.SELECT
         with progress("reading") as tick:
-            rows = database.ask(query, partial(_rows, database, statement, told), tick)
-        if told and is_terminal():  # behind the bar
-            facts(rows[:_SHOWN], empty="no rows", spoken=False)
-            if len(rows) > _SHOWN:
+            rows = database.ask(query, partial(_rows, database, statement, told, out), tick)
+        if told and out.is_table:  # behind the bar
+            shown = rows[:_SHOWN] if is_terminal() else rows
+            out.print_rows(shown, empty="no rows", spoken=False)
+            if len(rows) > len(shown):
                 typer.echo(f"… and more: only {_SHOWN} rows are shown on a terminal; a pipe gets all", err=True)
 
 
-def _rows(database: Database, statement: Any, told: bool, connection: Any) -> list[dict[str, Any]]:
-    """Those that a terminal shows; into a pipe all are printed."""
+def _rows(database: Database, statement: Any, told: bool, out: Output, connection: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table, of which a terminal shows some; print them as JSON as they come."""
     found = connection.execute(statement)
     names = names_of(found)
-    while some := found.fetchmany(_SHOWN + 1 if is_terminal() else _ROWS):
+    is_bounded = out.is_table and is_terminal()
+    table: list[dict[str, Any]] = []
+    while some := found.fetchmany(_SHOWN + 1 if is_bounded else _ROWS):
         rows = [dict(zip(names, map(plain, row), strict=True)) for row in some]
-        if is_terminal() or not told:
-            return rows
-        facts(rows)
+        if out.is_table:
+            table += rows
+        elif told:
+            out.print_rows(rows)
+        if is_bounded or not told:
+            break
         database.go_on()
-    return []
+    return table
 
 
 def plain(value: Any) -> Any:
@@ -97,12 +94,12 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
-def _prompt(database: Database, store: Store) -> None:
+def _prompt(database: Database, store: Store, out: Output) -> None:
     import contextlib
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # keys that edit and remember
-    topics = ", ".join(store.topics()) or "none yet"
+    topics = ", ".join(store.topics) or "none yet"
     typer.echo(f"Topics: {topics}. A query ends with a semicolon; Ctrl-D leaves.", err=True)
     query = ""
     while True:
@@ -114,7 +111,7 @@ def _prompt(database: Database, store: Store) -> None:
                 return
             elif query.rstrip().endswith(";"):
                 asking, query = query, ""
-                _answer(database, asking)
+                _answer(database, asking, out)
         except EOFError:
             typer.echo("", err=True)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CreateOption",
+    "FromOption",
     "PartitionOption",
     "PathArgument",
     "StoreOption",
@@ -34,18 +35,18 @@ __all__ = [
 
 def some_topics(context: typer.Context, incomplete: str) -> list[str]:
     """Topics whose name starts like that: for the shell, when somebody presses Tab."""
-    return _names(context, "topics", incomplete)
+    return _names(context, lambda store: store.topics, incomplete)
 
 
 def some_groups(context: typer.Context, incomplete: str) -> list[str]:
     """The same of groups."""
-    return _names(context, "groups", incomplete)
+    return _names(context, lambda store: store.groups, incomplete)
 
 
-def _names(context: typer.Context, what: str, incomplete: str) -> list[str]:
+def _names(context: typer.Context, names_of: Callable[[Store], Iterable[str]], incomplete: str) -> list[str]:
     try:
         with opened(context.params.get("store"), read_only=True) as store:
-            return [name for name in getattr(store, what)() if name.startswith(incomplete)]
+            return [name for name in names_of(store) if name.startswith(incomplete)]
     except (KlammError, OSError):
         return []  # nobody reads errors between two key strokes
 
@@ -61,6 +62,15 @@ PathArgument = Annotated[
     str | None, typer.Argument(metavar="[PATH]", help="The store. [default: $KLAMM_STORE, else this directory]")
 ]
 CreateOption = Annotated[bool, typer.Option("--create", help="Make the store and the topic if they are not there.")]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        "--since",
+        metavar="WHERE",
+        help="From there on: earliest, latest, 4711 (an offset), 15m (ago), 2026-11-15T10:00, 'last 10'.",
+    ),
+]
 PartitionOption = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="Only this partition.", min=0)
 ]

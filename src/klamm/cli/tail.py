@@ -1,57 +1,45 @@
-"""`klamm tail`: the last records of a topic, those since a time or from an offset on, or what is new to a group.
+"""`klamm tail`: the last records of topics, those from a position on, the last of those, or what is new to a group.
 
-Without --follow it ends where the topic ended when it began, however quickly others append. A group has read what was
+Without --follow it ends where the topics ended when it began, however quickly others append. A group has read what was
 printed: with --count that is less than what was fetched, and the next time goes on behind it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from heapq import merge
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from klamm.cli.output import Tick, is_terminal, moment, progress, styled, write
-from klamm.cli.records import Filter, Format, parse_time, text
-from klamm.cli.stores import StoreOption, TopicArgument, core_of, opened, some_groups
-from klamm.client.consume.range_reader import read_ranges
-from klamm.client.plain import as_plain
-from klamm.client.tail import last_records
-from klamm.errors import InvalidSetting, OffsetOutOfRange, UnknownTopic
+from klamm.cli.output import Tick, progress, write
+from klamm.cli.records import Filter, RecordOutputOption, is_format
+from klamm.cli.stores import FromOption, StoreOption, core_of, opened, some_groups, some_topics
+from klamm.client.consume.tail import read_history
+from klamm.client.subscription import open_partitions
+from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.types import TopicPartition
+from klamm.where import Where
 
 if TYPE_CHECKING:
     from klamm.api import Store
     from klamm.batch import Record
-    from klamm.types import PartitionInfo
 
 __all__ = ["tail"]
 
 _CHUNK = 5_000
-_LOOK_BACK = (1_000, 100_000)  # offsets at a time: at first, and at most
 
 
 def tail(
-    topic: TopicArgument,
-    form: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[FORMAT]",
-            help=r"How a record is printed: '%T %k %v\n'. Fields: %t topic, %p partition, %o offset, %T time, %M "
-            "milliseconds, %k key, %v value, %h headers, %K %S lengths. Without: a table's line, or JSON in a pipe.",
-        ),
-    ] = None,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="The topics.", autocompletion=some_topics)],
     store: StoreOption = None,
-    n: Annotated[int | None, typer.Option("-n", metavar="N", help="The last N. [default: 10]", min=0)] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Then wait for more, until Ctrl-C.")] = False,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From that time on: 15m, 2h, 3d (ago), or 2026-11-15T10:00.")
+    n: Annotated[
+        int | None, typer.Option("-n", metavar="N", help="Only the last N. [default: 10, with --from all]", min=0)
     ] = None,
-    offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="From that offset on.", min=0)] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Then wait for more, until Ctrl-C.")] = False,
+    start: FromOption = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -73,29 +61,29 @@ def tail(
         list[str] | None,
         typer.Option(metavar="CONDITION", help="Only records whose value is JSON that fits: '$.user.id = 42'."),
     ] = None,
+    *,
+    out: RecordOutputOption,
 ) -> None:
-    """Print the last records of a topic, and follow it."""
-    if sum(each is not None for each in (n, since, offset, group)) > 1:
-        raise InvalidSetting("-n, --since, --offset and --group each say where to start", hint="give one of them")
-    show = _shown(form)
+    """Print the last records of topics, and follow them."""
+    if group is not None and (n is not None or start is not None or partition):
+        raise InvalidSetting(
+            "--group starts at its committed offsets, in all partitions", hint="leave out -n, --from and --partition"
+        )
+    for name in filter(is_format, topics):
+        raise InvalidSetting(f"{name}: is not the name of a topic", hint=f"a format is an option: -o '{name}'")
+    topics = list(dict.fromkeys(topics))
     wanted = Filter(key=key, grep=grep, headers=header or (), where=where or ())
-    moment_since = None if since is None else parse_time(since, "--since")
+    begin = None if start is None else Where(start, name="--from")
     with opened(store, looks=group is None) as events:
-        chosen = _chosen(events, topic, partition)
-        if group is not None:
-            if partition:
-                raise InvalidSetting("--group and --partition exclude each other", hint="a group shares out partitions")
-            source = _of_group(events, topic, group, follow)
-        elif moment_since is not None:
-            source = _from(events, topic, chosen, moment_since, follow)
-        elif offset is not None:
-            source = _from(events, topic, chosen, _clamped(topic, offset, chosen), follow)
+        if group is None:
+            source = _of_topics(events, _chosen(events, topics, partition), n, begin, wanted, follow)
         else:
-            source = _last(events, topic, chosen, 10 if n is None else n, wanted, follow)
+            source = _of_group(events, topics, group, follow)
+        show = out.encoder(with_topics=len(topics) > 1)
         try:
             with source as (batches, commit), progress("reading", printing=True) as tick:
                 printed = _print(batches, commit, show, wanted, count, tick if not follow else None)
-            if not printed and not follow and is_terminal():
+            if not printed and not follow and out.is_table:
                 typer.echo("no records", err=True)
         except KeyboardInterrupt:
             if not follow:
@@ -130,22 +118,6 @@ def _print(
     return printed
 
 
-def _shown(form: str | None) -> Callable[[Record], bytes]:
-    if form is not None:
-        return Format(form, raw=not is_terminal()).fill
-    if not is_terminal():
-        return lambda record: json.dumps(as_plain(record), ensure_ascii=False).encode() + b"\n"
-
-    def line(record: Record) -> bytes:
-        place = styled(f"{record.partition}/{record.offset}".rjust(8), dim=True)
-        key = "" if record.key is None else styled(text(record.key), fg="cyan") + "  "
-        value = styled("tombstone", dim=True) if record.value is None else text(record.value)
-        headers = "".join(f"  {name}={text(each)}" for name, each in record.headers)
-        return f"{moment(record.timestamp)} {place}  {key}{value}{styled(headers, dim=True)}\n".encode()
-
-    return line
-
-
 # ---- reading
 
 
@@ -154,85 +126,44 @@ class _Source(NamedTuple):
     commit: Callable[[Any], object] = lambda _: None
 
 
-def _chosen(store: Store, topic: str, numbers: list[int] | None) -> list[PartitionInfo]:
-    known = store.topic(topic).partitions
-    for number in numbers or ():
-        if number not in range(len(known)):
-            raise UnknownTopic(f"{topic}: there is no partition {number}", hint=f"it has 0 to {len(known) - 1}")
-    return [each for each in known if not numbers or each.number in numbers]
-
-
-def _clamped(topic: str, offset: int, chosen: list[PartitionInfo]) -> dict[int, int]:
-    """That offset in each partition; in one that does not reach so far, its end."""
-    start, end = min(each.start for each in chosen), max(each.end for each in chosen)
-    if offset > end:
-        raise OffsetOutOfRange(
-            f"{topic}: offset {offset} is not in [{start}, {end})",
-            offset=offset,
-            start=start,
-            end=end,
-            hint="klamm topic show tells where each partition starts and ends",
-        )
-    return {each.number: min(max(offset, each.start), each.end) for each in chosen}
+def _chosen(store: Store, topics: list[str], numbers: list[int] | None) -> list[TopicPartition]:
+    """Return the partitions of the topics; of those numbers only, if some are given, which each topic has to have."""
+    chosen: list[TopicPartition] = []
+    for topic in topics:
+        known = range(len(store.topics.describe(topic).partitions))
+        for number in numbers or ():
+            if number not in known:
+                raise UnknownTopic(f"{topic}: there is no partition {number}", hint=f"it has 0 to {len(known) - 1}")
+        chosen += [TopicPartition(topic, number) for number in numbers or known]
+    return chosen
 
 
 @contextmanager
-def _from(store: Store, topic: str, chosen: list[PartitionInfo], start: Any, follow: bool) -> Iterator[_Source]:
-    numbers = [each.number for each in chosen]
-    with store.consumer(
-        topic, start=start, partitions=numbers, wait_ms=None if follow else 0, on_out_of_range="earliest"
-    ) as consumer:
-        if follow:
-            yield _Source(consumer.batches(_CHUNK))
-        else:
-            begins, ends = consumer.positions(), {each.number: each.end for each in chosen}
-            ranges = {name: range(at.offset, ends[name.partition]) for name, at in begins.items()}
-            yield _Source(read_ranges(core_of(store), ranges))
-
-
-@contextmanager
-def _of_group(store: Store, topic: str, group: str, follow: bool) -> Iterator[_Source]:
-    with store.consumer(topic, group=group, wait_ms=None if follow else 0) as consumer:
-        yield _Source(consumer.batches(_CHUNK), consumer.commit)
-
-
-@contextmanager
-def _last(
-    store: Store, topic: str, chosen: list[PartitionInfo], n: int, wanted: Filter, follow: bool
+def _of_topics(
+    store: Store, chosen: list[TopicPartition], n: int | None, start: Where | None, wanted: Filter, follow: bool
 ) -> Iterator[_Source]:
-    """The last `n` that are wanted; with `follow`, then those that come."""
-    numbers = [each.number for each in chosen]
-    with store.consumer(topic, start="latest", partitions=numbers, wait_ms=None) as consumer:
-        if wanted.takes_all:
-            last = last_records(core_of(store), consumer.positions(), n, None, None)
-        else:
-            ends = {number: position.offset for (_, number), position in consumer.positions().items()}
-            last = _last_wanted(
-                store, topic, {each.number: range(each.start, ends[each.number]) for each in chosen}, n, wanted
-            )
-        yield _Source(_then(last, consumer.batches(_CHUNK) if follow else ()))
-
-
-def _then(first: list[Any], others: Iterable[Any]) -> Iterator[Any]:
-    yield first
-    yield from others
-
-
-def _last_wanted(store: Store, topic: str, chosen: Mapping[int, range], n: int, wanted: Filter) -> list[Any]:
-    """Looks further and further back, and keeps no more than `n` of each partition."""
-    found = []
-    done, total = 0, sum(map(len, chosen.values()))
+    """The last `n` from `start` on that are wanted; with `follow`, then those that come."""
+    core = core_of(store)
+    is_printed_as_read = n is None and start is not None
+    keep = None if wanted.takes_all or is_printed_as_read else wanted
     with progress("searching") as tick:
-        for number, offsets in chosen.items():
-            mine: list[Any] = []
-            stop, reach = offsets.stop, max(n, _LOOK_BACK[0])
-            while len(mine) < n and stop > offsets.start:
-                begin = max(offsets.start, stop - reach)
-                part: list[Any] = []
-                for batch in read_ranges(core_of(store), {TopicPartition(topic, number): range(begin, stop)}):
-                    part = [*part, *filter(wanted, batch)][-n:]
-                    tick(done := done + len(batch), total)
-                mine = [*part, *mine][-n:]
-                stop, reach = begin, min(reach * 4, _LOOK_BACK[1])
-            found.append(mine)
-    return list(merge(*found, key=lambda record: record.timestamp))[-n:] if n else []
+        history = read_history(core, open_partitions(core, chosen), n, start, keep=keep, on_progress=tick)
+    if not follow:
+        yield _Source(history.batches)
+        return
+    with store.consumer(_numbers(chosen), start=history.ends, auto_offset_reset="earliest") as consumer:
+        yield _Source(chain(history.batches, consumer.batches(_CHUNK)))
+
+
+def _numbers(chosen: list[TopicPartition]) -> dict[str, list[int]]:
+    """Return the numbers of the partitions by topic, as a consumer takes them."""
+    numbers: dict[str, list[int]] = {}
+    for topic, number in chosen:
+        numbers.setdefault(topic, []).append(number)
+    return numbers
+
+
+@contextmanager
+def _of_group(store: Store, topics: list[str], group: str, follow: bool) -> Iterator[_Source]:
+    with store.consumer(topics, group=group, wait=None if follow else 0) as consumer:
+        yield _Source(consumer.batches(_CHUNK), consumer.commit)

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, size_of, span_of
+from klamm.cli.output import OutputOption, confirm, count_of, moment, size, size_of, span_of
 from klamm.cli.pairs import split_pair
-from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, opened
+from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, core_of, opened
 from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.store.settings import Settings
+from klamm.where import Where
 
 if TYPE_CHECKING:
     from klamm.types import Cut, TopicInfo
 
-__all__ = ["app"]
+__all__ = ["app", "topic_row"]
 
 app = typer.Typer(name="topic", help="Topics: create, list, show, set, purge, delete.", no_args_is_help=True)
 
@@ -35,6 +36,8 @@ def create(
     ] = None,
     store: StoreOption = None,
     partitions: Annotated[int, typer.Option("-p", "--partitions", metavar="N", help="How many.", min=1)] = 1,
+    *,
+    out: OutputOption,
 ) -> None:
     """Make a topic; the store too, if it is not there."""
     from klamm.store.names import validate
@@ -44,41 +47,40 @@ def create(
     validate(topic)  # before there is a store that nobody needs
     Settings.of(chosen)
     with opened(store, create=True) as events:
-        made = events.create_topic(topic, partitions, chosen)
-        if is_terminal():
-            typer.echo(f"{made.name}: {count_of(len(made.partitions), 'partition')}, in {events.path}", err=True)
-        else:
-            fact(_row(made))
+        made = events.topics.create(topic, partitions, chosen).info()
+        out.report(f"{made.name}: {count_of(len(made.partitions), 'partition')}, in {events.path}", topic_row(made))
 
 
 @app.command("list")
-def list_topics(store: StoreOption = None) -> None:
+def list_topics(store: StoreOption = None, *, out: OutputOption) -> None:
     """All topics."""
     with opened(store, looks=True) as events:
-        facts([_row(events.topic(name)) for name in events.topics()], empty="no topics yet: klamm topic create NAME")
+        rows = [topic_row(events.topics.describe(name)) for name in events.topics]
+    out.print_rows(rows, empty="no topics yet: klamm topic create NAME")
 
 
-def _row(topic: TopicInfo) -> dict[str, Any]:
+def topic_row(topic: TopicInfo) -> dict[str, Any]:
+    """Return a topic as a row."""
     return {
         "topic": topic.name,
         "partitions": len(topic.partitions),
         "offsets": topic.count,
-        "size": size_of(topic.size) if is_terminal() else topic.size,
+        "size": size(topic.size),
         "settings": dict(topic.settings),
     }
 
 
 @app.command()
-def show(topic: TopicArgument, store: StoreOption = None) -> None:
+def show(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) -> None:
     """A topic: its partitions, and what was set."""
     with opened(store, looks=True) as events:
-        found = events.topic(topic)
+        found = events.topics.describe(topic)
         rows = [
             {
                 "partition": each.number,
                 "start": each.start,
                 "end": each.end,
-                "size": size_of(each.size) if is_terminal() else each.size,
+                "size": size(each.size),
                 "leader_epoch": each.leader_epoch,
             }
             for each in found.partitions
@@ -89,13 +91,13 @@ def show(topic: TopicArgument, store: StoreOption = None) -> None:
             "created": moment(found.created_ms),
             "settings": dict(found.settings),
             "keeps": _kept(Settings.of(found.settings)),
-            "cut_off": _cut_off(events.cuts(topic)),
+            "cut_off": _cut_off(events[topic].cuts()),
         }
-        if is_terminal():
-            fact(about)
-            facts(rows)
-        else:
-            fact({**about, "partitions": rows})
+    if out.is_table:
+        out.print_object(about)
+        out.print_rows(rows)
+    else:
+        out.print_object({**about, "partitions": rows})
 
 
 def _cut_off(cuts: list[Cut]) -> str | None:
@@ -131,16 +133,19 @@ def set_settings(
         list[str] | None, typer.Option(metavar="NAME", help="Back to its default; may be repeated.")
     ] = None,
     partitions: Annotated[int | None, typer.Option(metavar="N", help="So many; never fewer than now.", min=1)] = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Change settings of a topic, or how many partitions it has."""
     if not settings and not reset and partitions is None:
         raise InvalidSetting("topic set: nothing to set", hint="want name=value, --reset name or --partitions n")
     with opened(store) as events:
         if settings or reset:
-            events.alter_topic(topic, settings_of(settings or []), reset=reset or ())
+            events.topics.alter(topic, settings_of(settings or []), reset=reset or ())
         if partitions is not None:
-            events.add_partitions(topic, partitions)
-        fact(_row(events.topic(topic)))
+            events.topics.add_partitions(topic, partitions)
+        row = topic_row(events.topics.describe(topic))
+    out.print_object(row)
 
 
 @app.command()
@@ -148,44 +153,42 @@ def purge(
     topic: TopicArgument,
     store: StoreOption = None,
     before: Annotated[
-        str | None, typer.Option(metavar="TIME|OFFSET", help="Only what is older: 3d, 2026-11-15, or an offset.")
+        str | None, typer.Option(metavar="WHERE", help="Only what is before: 3d (ago), 2026-11-15, 4711 (an offset).")
     ] = None,
     partition: PartitionOption = None,
     yes: Yes = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Delete the records of a topic; the topic stays, and offsets go on."""
-    from klamm.cli.records import parse_time
-
+    end = Where("latest" if before is None else before, name="--before")
     with opened(store) as events:
-        found = [each for each in events.topic(topic).partitions if partition in (None, each.number)]
+        found = [each for each in events.topics.describe(topic).partitions if partition in (None, each.number)]
         if not found:
-            count = len(events.topic(topic).partitions)
+            count = len(events.topics.describe(topic).partitions)
             raise UnknownTopic(f"{topic}: there is no partition {partition}", hint=f"it has 0 to {count - 1}")
-        until: dict[int, int] = {}
+        core = core_of(events)
+        end, opened_topic = end.at(core.heads.wall_ms()), core.topic(topic)
+        moves = []
         for each in found:
-            if before is None:
-                until[each.number] = each.end
-            elif before.isdigit() and len(before) < 11:
-                until[each.number] = min(int(before), each.end)
-            else:
-                first = events.offset_at(topic, each.number, parse_time(before, "--before"))
-                until[each.number] = each.end if first is None else first
-        moves = [(each.number, each.start, until[each.number]) for each in found if until[each.number] > each.start]
+            until = end.offset_in(opened_topic.partition(each.number), end=each.end, default=each.start)
+            if until > each.start:
+                moves.append((each.number, each.start, min(until, each.end)))
         if not moves:
             typer.echo("nothing to delete", err=True)
             return
         plan = "\n".join(f"  {topic}/{number}: offsets {start} to {end - 1}" for number, start, end in moves)
         confirm(f"These would be deleted, for good:\n{plan}", yes=yes)
-        starts = events.delete_records(topic, {number: end for number, _, end in moves})
-        facts([{"topic": topic, "partition": number, "start": start} for number, start in starts.items()])
+        starts = events[topic].delete_records({number: end for number, _, end in moves})
+    out.print_rows([{"topic": topic, "partition": number, "start": start} for number, start in starts.items()])
 
 
 @app.command()
-def delete(topic: TopicArgument, store: StoreOption = None, yes: Yes = False) -> None:
+def delete(topic: TopicArgument, store: StoreOption = None, yes: Yes = False, *, out: OutputOption) -> None:
     """Delete a topic, with all of its records."""
     with opened(store) as events:
-        found = events.topic(topic)
-        what = f"{count_of(found.count, 'record')}, {size_of(found.size)}"
+        found = events.topics.describe(topic)
+        what = f"{count_of(found.count, 'offset')}, {size_of(found.size)}"
         confirm(f"The topic {topic} would be deleted, for good: {what}", yes=yes)
-        events.delete_topic(topic)
-        typer.echo(f"deleted {topic}", err=True) if is_terminal() else fact({"topic": topic, "deleted": True})
+        events.topics.delete(topic)
+    out.report(f"deleted {topic}", {"topic": topic, "deleted": True})

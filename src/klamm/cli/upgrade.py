@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.output import fact, progress
+from klamm.cli.output import OutputOption, progress
 from klamm.cli.stores import PathArgument, StoreOption, found_path, opened
 from klamm.cli.upkeep import one_of
 
@@ -17,6 +17,8 @@ def upgrade(
     path: PathArgument = None,
     store: StoreOption = None,
     check: Annotated[bool, typer.Option("--check", help="Only tell: exit code 1 if it is not up to date.")] = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Bring a store up to the format of this Klamm. Every process has to close it first; older ones refuse it then."""
     from klamm.store.upgrade import TODAY, formats_of
@@ -33,7 +35,7 @@ def upgrade(
                     topic.partition(number)  # which recovers it
                     done += 1
     after = formats_of(where)
-    fact(
+    out.print_object(
         {
             "store": where,
             "klamm.db": _told(before.database, after.database, TODAY.database),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +9,9 @@ from typing import Annotated
 import typer
 
 from klamm.cli.codes import DAMAGED
-from klamm.cli.output import confirm, count_of, fact, facts, is_terminal, moment, progress, size_of
+from klamm.cli.output import OutputOption, confirm, count_of, moment, progress, size, size_of, write
+from klamm.cli.records import RecordOutputOption
 from klamm.cli.stores import PathArgument, StoreOption, found_path, opened, some_topics
-from klamm.client.plain import as_plain
 from klamm.errors import InvalidSetting
 
 __all__ = ["backup", "check", "compact", "one_of", "salvage"]
@@ -30,6 +29,8 @@ def check(
     store: StoreOption = None,
     repair: Annotated[bool, typer.Option("--repair", help="Put right what can be, without losing a record.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before repairing.")] = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Walk every promise of a store, and say which is broken. Exit code 3: damage was found."""
     import klamm
@@ -51,19 +52,19 @@ def check(
         }
         for each in report.breaches
     ]
-    if not is_terminal():
-        facts(rows)
-    for row in rows if is_terminal() else ():
-        fact({name: each for name, each in row.items() if each is not None})
+    if not out.is_table:
+        out.print_rows(rows)
+    for row in rows if out.is_table else ():
+        out.print_object({name: value for name, value in row.items() if value is not None})
         typer.echo("")
-    fact(
+    out.print_object(
         {
             "topics": report.topics,
             "partitions": report.partitions,
             "segments": report.segments,
             "batches": report.batches,
             "records": report.records,
-            "size": size_of(report.size) if is_terminal() else report.size,
+            "size": size(report.size),
             "cut_off": len(report.cuts),
             "ok": report.ok,
         }
@@ -83,18 +84,22 @@ def salvage(
     ] = None,
     store: StoreOption = None,
     files: Annotated[bool, typer.Option("--files", help="Only name the files.")] = False,
+    *,
+    out: RecordOutputOption,
 ) -> None:
     """Print what was cut off a log, record by record. By recovery or repair; `klamm import` reads it."""
     from klamm.store.salvage import records_in
 
     with opened(store, looks=True) as events:
-        found = [cut for each in ([topic] if topic else events.topics()) for cut in events.cuts(each)]
+        found = [cut for each in ([topic] if topic else events) for cut in events[each].cuts()]
         if files:
-            facts([{**cut._asdict(), "cut": moment(cut.cut_ms)} for cut in found], empty="nothing was cut off")
+            rows = [{**cut._asdict(), "cut": moment(cut.cut_ms)} for cut in found]
+            out.print_rows(rows, empty="nothing was cut off")
             return
+        encode = out.encoder(with_topics=topic is None)
         for cut in found:
             for record in records_in(cut):
-                typer.echo(json.dumps(as_plain(record), ensure_ascii=False))
+                write(encode(record))
 
 
 def compact(
@@ -111,31 +116,29 @@ def compact(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Worth it or not; closes active segments.")] = False,
+    *,
+    out: OutputOption,
 ) -> None:
     """Keep the latest record of each key in compacted topics. Those where it is worth it, unless told."""
     with opened(one_of(path, store)) as events, progress("compacting", "bytes") as tick:
-        try:
-            done = events.compact(topic, force=force, progress=lambda _t, _n, done, total: tick(done, total))
-        except InvalidSetting as error:
-            if topic is not None and "cleanup.policy" in error.message:
-                error.hint = f"klamm topic set {topic} cleanup.policy=compact makes it so"
-            raise
-    if is_terminal():
-        saved = size_of(done.bytes_before - done.bytes_after)
-        typer.echo(
-            f"{count_of(done.partitions, 'partition')}: {count_of(done.records_removed, 'record')} removed, "
-            f"{saved} saved, {count_of(done.records_left, 'record')} left, {done.seconds:.1f} s"
-        )
-    else:
-        fact(done._asdict())
+        compacted = events if topic is None else events[topic]
+        done = compacted.compact(force=force, progress=lambda _t, _n, done, total: tick(done, total))
+    out.report(
+        f"{count_of(done.partitions, 'partition')}: {count_of(done.records_removed, 'record')} removed, "
+        f"{size_of(done.bytes_before - done.bytes_after)} saved, {count_of(done.records_left, 'record')} left, "
+        f"{done.seconds:.1f} s",
+        done._asdict(),
+    )
 
 
 def backup(
     destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="A directory that is new or empty.")],
     store: StoreOption = None,
+    *,
+    out: OutputOption,
 ) -> None:
     """Copy a store as it is at one moment, while others use it."""
     with opened(store) as events, progress("copying", "bytes") as tick:
         done = events.backup(destination, progress=tick)
-    size = size_of(done.size) if is_terminal() else done.size
-    fact({"destination": str(destination), "topics": done.topics, "partitions": done.partitions, "size": size})
+    copied = {"topics": done.topics, "partitions": done.partitions, "size": size(done.size)}
+    out.print_object({"destination": str(destination), **copied})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from klamm.client.consumer import Consumer
-from klamm.client.offsets import Offsets
-from klamm.client.producer import Producer
+from klamm.client.consume.consumer import Consumer
+from klamm.client.groups.offsets import Offsets
+from klamm.client.produce.producer import Producer
 
 __all__ = ["Consumer", "Offsets", "Producer"]

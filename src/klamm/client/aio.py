@@ -11,20 +11,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from klamm.client import consumer as sync
-from klamm.client.consumer import check_count, seconds, session_of
+from klamm.client.consume import consumer as sync
+from klamm.client.consume.consumer import session_of
+from klamm.client.options import check_count
+from klamm.times import Duration, to_timeout
 from klamm.types import Batch, Committed, Position, TopicPartition
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.batch import Delivery
-    from klamm.client.commits import What
     from klamm.client.consume.read_engine import Records
-    from klamm.client.producer import Producer as SyncProducer
-    from klamm.client.producer_options import TransactionOptions
-    from klamm.client.start import Start
+    from klamm.client.groups.commits import What
+    from klamm.client.produce.producer import Producer as SyncProducer
+    from klamm.client.produce.producer_options import TransactionOptions
     from klamm.client.transaction import Transaction as SyncTransaction
+    from klamm.where import WhereLike
 
 __all__ = ["Consumer", "Opening", "Producer", "Transaction"]
 
@@ -72,11 +74,11 @@ class Producer:
             await done
         return delivery.result(0)
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: Duration | None = None) -> None:
         """Return when everything that was sent is delivered."""
         await asyncio.to_thread(self._sync.flush, timeout)
 
-    async def close(self, timeout: float | None = None) -> None:
+    async def close(self, timeout: Duration | None = None) -> None:
         """Flush, and end."""
         await asyncio.to_thread(self._sync.close, timeout)
 
@@ -123,15 +125,15 @@ class Consumer:
             self._session.wake()
             raise
 
-    async def poll(self, max_records: int = 500, timeout_ms: float | None = None) -> Batch:
+    async def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch:
         """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time."""
         check_count(max_records)
-        wait_s = self._session.wait_s if timeout_ms is None else seconds("timeout_ms", timeout_ms)
+        wait_s = self._session.wait_s if timeout is None else to_timeout("timeout", timeout)
         records = await self._next(max_records, wait_s)
         return Batch() if records is None else records.batch()
 
     async def batches(self, max_records: int = 500) -> AsyncIterator[Batch]:
-        """One `poll` after the other, until nothing comes for `wait_ms`, or `stop`."""
+        """One `poll` after the other, until nothing comes for `wait`, or `stop`."""
         while not self._session.is_stopped:
             batch = await self.poll(max_records)
             if not batch:
@@ -172,7 +174,7 @@ class Consumer:
         self._current = iter(())
         await self._run(self._sync.seek, topic, partition, offset, leader_epoch)
 
-    async def seek_to(self, start: Start) -> None:
+    async def seek_to(self, start: WhereLike) -> None:
         """Go on at what `start` means for a new consumer."""
         self._current = iter(())
         await self._run(self._sync.seek_to, start)
@@ -239,7 +241,7 @@ class Transaction:
         return delivery
 
     def commit_offsets(self, read: Batch | Consumer) -> None:
-        """Let the group's progress be part of the transaction."""
+        """Let the progress of a consumer that takes part be part of the transaction."""
         self._sync.commit_offsets(read._sync if isinstance(read, Consumer) else read)
 
     async def once(self, writer: str, number: int, *, fingerprint: str = "", target: str = "") -> bool:

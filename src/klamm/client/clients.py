@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
-from klamm.client.producer import Producer
-from klamm.errors import StoreError
+from klamm.client.produce.producer import Producer
+from klamm.errors import Closed
 
 __all__ = ["Client", "Clients"]
 
@@ -34,13 +34,13 @@ class Clients:
             return iter(list(self._open))
 
     def add(self, client: Client) -> None:
-        """Close it with the store; at once, with StoreError, if another thread has closed the store."""
+        """Close it with the store; at once, and raise Closed, if another thread has closed the store."""
         with self._mutex:
             if not self._is_closed:
                 self._open.add(client)
                 return
         client.close()
-        raise StoreError(f"{self._path}: the store is closed", hint="open it again")
+        raise Closed(f"{self._path}: the store is closed", hint="open it again")
 
     def close(self) -> Exception | None:
         """Close all, also those that other threads make meanwhile, and return the first error.

@@ -15,12 +15,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.batch import Record
-from klamm.client.options import to_ms
 from klamm.errors import InvalidRecord
+from klamm.times import to_ms
 
 if TYPE_CHECKING:
     from klamm.batch import Delivery
-    from klamm.client.producer import Producer
+    from klamm.client.produce.producer import Producer
 
 __all__ = ["PlainRecord", "as_plain", "bytes_of", "from_json", "from_plain", "plain_bytes"]
 

@@ -7,6 +7,8 @@
 
 Keys have a serde of their own. Without one they are text where values are "str" or "json" (a producer takes bytes,
 too), and bytes elsewhere. None is never passed through a serde: a key or value of None is a null.
+
+A store may have both, for every call that has none of its own: `klamm.open(path, serde="json")`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from klamm.errors import InvalidSetting
 
-__all__ = ["Pair", "Serde", "key_pair", "value_pair"]
+__all__ = ["Pair", "Serde", "Serdes", "Serializer", "key_pair", "value_pair"]
 
 ToBytes: TypeAlias = Callable[[Any], Any]
 FromBytes: TypeAlias = Callable[[bytes], Any]
@@ -80,3 +82,46 @@ def key_pair(key_serde: Serde | None, serde: Serde | None) -> Pair:
     if key_serde is not None:
         return value_pair(key_serde)
     return _TEXT_KEY if serde in ("str", "json") else _NAMED["bytes"]
+
+
+class Serdes(NamedTuple):
+    """The serdes of a call, or those that a store has for calls without one. None: no choice was made."""
+
+    serde: Serde | None = None
+    key_serde: Serde | None = None
+
+    def check(self) -> Serdes:
+        """Return them, if they are serdes."""
+        value_pair(self.serde), key_pair(self.key_serde, self.serde)
+        return self
+
+    def over(self, defaults: Serdes) -> Serdes:
+        """Return them, with those of the store where no choice was made."""
+        return Serdes(
+            defaults.serde if self.serde is None else self.serde,
+            defaults.key_serde if self.key_serde is None else self.key_serde,
+        )
+
+    def serializer(self) -> Serializer:
+        """Return what makes bytes of keys and values."""
+        return Serializer(key_pair(self.key_serde, self.serde).to_bytes, value_pair(self.serde).to_bytes)
+
+
+class Serializer(NamedTuple):
+    """Makes bytes of keys and values. None: they are bytes."""
+
+    of_key: ToBytes | None
+    of_value: ToBytes | None
+
+    def pair(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """Return the bytes of a key and of a value; None stays None."""
+        return (
+            key if key is None or self.of_key is None else self.of_key(key),
+            value if value is None or self.of_value is None else self.of_value(value),
+        )
+
+    def record(self, record: Any) -> Any:
+        """Like `pair`, for an element of `append_many`: a tuple that begins with key and value, or a value."""
+        if not isinstance(record, tuple):
+            return self.pair(None, record)[1]
+        return record if len(record) < 2 else (*self.pair(*record[:2]), *record[2:])

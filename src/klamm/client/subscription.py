@@ -24,21 +24,25 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import Core, OpenTopic
 
-__all__ = ["Subscription", "Topics", "open_partitions", "wanted_of"]
+__all__ = ["Subscription", "TopicSelection", "open_partitions", "wanted_of"]
 
-Topics: TypeAlias = str | re.Pattern[str] | Iterable[str] | Mapping[str, Iterable[int]]
+TopicSelection: TypeAlias = str | re.Pattern[str] | Iterable[str] | Mapping[str, Iterable[int]]
+
+_WHICH = 'name the topics to read: "orders", ["orders", "users"], or pattern="orders-.*"'
 
 
 class Subscription:
     """Names, or a pattern."""
 
     def __init__(
-        self, topics: Topics | None, pattern: str | re.Pattern[str] | None, partitions: Iterable[int] | None
+        self, topics: TopicSelection | None, pattern: str | re.Pattern[str] | None, partitions: Iterable[int] | None
     ) -> None:
         if isinstance(topics, re.Pattern):
             topics, pattern = None, topics
-        if (topics is None) == (pattern is None):
-            raise InvalidSetting("a consumer wants topics or a pattern, and not both")
+        if topics is None and pattern is None:
+            raise InvalidSetting("consumer(): no topics are given", hint=_WHICH)
+        if topics is not None and pattern is not None:
+            raise InvalidSetting("consumer(): topics and pattern are both given", hint="give one of them")
         self._pattern = re.compile(pattern) if pattern is not None else None
         self._named: dict[str, list[int] | None] = {}
         self._ids: dict[str, TopicId] = {}  # of the topics that were named, so that one made anew is noticed
@@ -51,7 +55,7 @@ class Subscription:
         elif topics is not None:
             self._named = dict.fromkeys(_names(topics))
         if self._pattern is None and not self._named:
-            raise InvalidSetting("a consumer wants at least one topic")
+            raise InvalidSetting("consumer(): the list of topics is empty", hint=_WHICH)
 
     def spelled(self) -> dict[str, Any]:
         """As JSON takes it, for the other members of a group. `wanted_of` reads it."""

@@ -11,8 +11,8 @@ Promises
       error was caught and `commit` is called all the same.
   X2  `commit` returns when the transaction is decided, on disk. If a marker cannot be written then (the disk is full,
       say), it is committed nonetheless: `commit` says so in the log and returns, and others write the marker.
-  X3  An aborted transaction leaves its consumers where their group stands: the next poll gives the same records again.
-      Its consumers are those whose batches it was given, and the one that began it (`consumer.transaction()`).
+  X3  Consumers take part in a transaction from its beginning, or not at all: it commits offsets of no others. If it is
+      aborted, at whatever step, they go back to where their groups are: the next poll gives the same records again.
   X4  One that has a number (`once`) is committed at most once with it, in whatever process: a second one is skipped,
       which changes nothing in the store, and its state says so. The number is stored with the decision (store/once.py).
 """
@@ -23,14 +23,16 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import Lane, patch
-from klamm.client.consumer import Consumer, session_of, session_that_read
-from klamm.client.sending import RecordSending
+from klamm.client.consume.consumer import Consumer, session_of, session_that_read
+from klamm.client.participants import claims_of
+from klamm.client.produce.sending import RecordSending
+from klamm.client.produce.target import codec_of, limit_of, sealed
 from klamm.client.serde import Serde, key_pair, value_pair
-from klamm.client.target import codec_of, limit_of, sealed
 from klamm.disk import _os, fork
 from klamm.errors import (
     Aborted,
@@ -45,17 +47,18 @@ from klamm.errors import (
 )
 from klamm.store import once
 from klamm.store.groups import put_offsets
+from klamm.store.made import Made
 from klamm.store.once import AlreadyCommitted, Once
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity, fenced
+from klamm.times import Duration, to_seconds
 from klamm.types import Batch, PartitionKey
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.batch import BatchDelivery, Builder, Partitioner
-    from klamm.client.commits import Claim
-    from klamm.client.consume.session import Session
+    from klamm.client.groups.commits import Claim
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
@@ -69,7 +72,7 @@ _OPEN_BYTES = 32 << 20  # in open batches; more is appended
 _log = logging.getLogger("klamm")
 
 
-class Pool(fork.ForkAware):
+class Pool:
     """The producer ids of one Store object: whoever begins a transaction takes one, whoever ends it gives it back.
 
     A name is one producer id from its first transaction here on, until a newer one somewhere else takes it over. Then
@@ -88,16 +91,16 @@ class Pool(fork.ForkAware):
         self._dropped: list[Identity] = []
         self.turn = 0
         self._closed = self._forked = False
-        fork.register(self)
+        fork.register(self, Pool._in_child)
 
-    def begin(self, name: str | None, **options: Any) -> Transaction:
-        """A new transaction; one that has a name aborts what that name has open anywhere else."""
+    def begin(self, name: str | None, consumers: Consumer | Iterable[Consumer] = (), **options: Any) -> Transaction:
+        """Begin a transaction in which `consumers` take part; a name aborts what it has open anywhere else."""
         core = self.core
         if core.read_only:
             raise ReadOnly(f"{core.path}: opened for reading only")
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"the name of a transaction is a str, and not empty: {name!r}")
-        transaction = Transaction(self, name, **options)
+        transaction = Transaction(self, name, consumers, **options)
         while self._dropped:
             core.transactions.let_go(self._dropped.pop())
         if name is not None:
@@ -106,6 +109,7 @@ class Pool(fork.ForkAware):
         with self._mutex:
             self.turn += 1
             self._open.add(transaction)
+        transaction._hold_consumers()
         return transaction
 
     def take(self) -> Identity:
@@ -172,11 +176,11 @@ class Pool(fork.ForkAware):
         if failed is not None:
             raise failed
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         self._forked = True
 
 
-class Transaction(RecordSending, fork.ForkAware):
+class Transaction(Made, RecordSending, by="store.transaction(…)", of=Pool):
     """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
 
     For one thread at a time.
@@ -186,8 +190,9 @@ class Transaction(RecordSending, fork.ForkAware):
         self,
         pool: Pool,
         name: str | None,
+        consumers: Consumer | Iterable[Consumer],
         *,
-        timeout_ms: int = 60_000,
+        timeout: Duration = 60,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         compression: str | None = None,
@@ -195,16 +200,16 @@ class Transaction(RecordSending, fork.ForkAware):
         batch_bytes: int = 64 << 10,
         partitioner: Partitioner | None = None,
     ) -> None:
-        if type(timeout_ms) is not int or type(batch_bytes) is not int:
-            raise TypeError("timeout_ms and batch_bytes are whole numbers")
-        if timeout_ms < 1 or batch_bytes < 1:
-            raise InvalidSetting(f"timeout_ms {timeout_ms}, batch_bytes {batch_bytes}", hint="want at least 1 of each")
+        if type(batch_bytes) is not int:
+            raise TypeError(f"batch_bytes is a whole number, not {type(batch_bytes).__name__}")
+        if batch_bytes < 1:
+            raise InvalidSetting(f"batch_bytes: {batch_bytes} is invalid", hint="expected at least 1")
         if partitioner is not None and not callable(partitioner):
             raise TypeError(f"partitioner is {type(partitioner).__name__}; want a callable (key, count) -> partition")
         self.name = name
         self._pool = pool
         self._core = pool.core
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = round(to_seconds("timeout", timeout, at_least=0.001) * 1000)
         self._values = value_pair(serde)
         self._keys = key_pair(key_serde, serde)
         self._codec = codec_of(compression, compression_level)
@@ -220,8 +225,7 @@ class Transaction(RecordSending, fork.ForkAware):
         self._full: deque[tuple[Partition, Lane, Builder, BatchDelivery]] = deque()  # taken, and not yet appended
         self._appended: list[tuple[BatchDelivery, int, int]] = []  # where, and the time the log has stamped on it
         self._dropped: list[BatchDelivery] = []  # not appended: it will be skipped
-        self._sessions: set[Session] = set()  # of consumers that go back if it is aborted
-        self._claims: dict[Session, Claim] = {}
+        self._claims = claims_of(consumers, pool.core)  # by consumer that takes part
         self._once: Once | None = None
         self._is_repeated = False  # its number is committed
         self._is_skipped = False
@@ -230,7 +234,7 @@ class Transaction(RecordSending, fork.ForkAware):
         self._state = "open"
         self._failed: BaseException | None = None
         self._forked = False
-        fork.register(self)
+        fork.register(self, Transaction._in_child)
 
     def __repr__(self) -> str:
         return f"<Transaction{f' {self.name!r}' if self.name else ''} of {self._core.path}: {self._state}>"
@@ -366,34 +370,29 @@ class Transaction(RecordSending, fork.ForkAware):
 
     # ---- progress
 
-    def include(self, consumer: Consumer) -> Self:
-        """Let a consumer take part: it goes back to where its group is if the transaction is aborted."""
-        self._check_open()
-        session = session_of(consumer)
-        session.commits.claim()  # GroupError without a group
-        self._sessions.add(session)
-        return self
-
     def commit_offsets(self, read: Batch | Consumer) -> None:
         """Let the group's progress be part of the transaction: past this batch, or past all that the consumer gave.
 
-        CommitGap if the batch does not follow the last one. NotOwner or CommitGap also when the transaction is
-        committed and somebody else was quicker; it is aborted then.
+        Raise GroupError if the consumer does not take part in the transaction, CommitGap if the batch does not follow
+        the last one. The commit raises NotOwner or CommitGap, and aborts, if another member has committed first.
         """
         self._check_open()
         if not isinstance(read, Batch | Consumer):
             raise TypeError(f"commit_offsets takes a Batch or a Consumer, not {type(read).__name__}")
-        if isinstance(read, Batch) and read.begin < 0:
-            return  # a poll that gave nothing
+        if isinstance(read, Batch) and read.begin == read.end:
+            return  # a poll that gave nothing, or an empty slice
         session = session_of(read) if isinstance(read, Consumer) else session_that_read(read)
-        if session is None or session.core is not self._core:
+        if session is None:
             raise GroupError(
-                f"these records were not read by a group of {self._core.path}",
+                "these records were not read by a group, or their consumer is gone",
                 hint='read them with store.consumer(…, group="name")',
             )
         claim = self._claims.get(session)
         if claim is None:
-            claim = self._claims[session] = session.commits.claim()
+            raise GroupError(
+                "the consumer that read these records does not take part in this transaction",
+                hint="begin it with consumer.transaction(), or with store.transaction(consumers=…)",
+            )
         claim.add(read if isinstance(read, Batch) else None)
 
     # ---- once
@@ -425,22 +424,27 @@ class Transaction(RecordSending, fork.ForkAware):
             self._is_repeated = once.is_committed(execute, self._once)
         return not self._is_repeated
 
+    def _moves(self) -> list[Claim]:
+        """Return the claims that `commit_offsets` was called for: nothing is committed for the other consumers."""
+        return [claim for claim in self._claims.values() if not claim.is_empty]
+
     def _members_held(self) -> AbstractContextManager[None]:
         """Their watchdogs give nothing up meanwhile. In one order, whoever does this."""
-        members = {id(claim.member): claim.member for claim in self._claims.values()}
+        members = {id(claim.member): claim.member for claim in self._moves()}
         return _os.Mutexes(member.mutex for _, member in sorted(members.items()))
 
     def _put_also(self, execute: Execute) -> list[Input]:
         """Write what is committed with the records: offsets of groups, and the number. Return what was read."""
         if self._once is not None:
             once.put(execute, self._once)
-        for claim in self._claims.values():
+        moves = self._moves()
+        for claim in moves:
             claim.refuse_others()
             put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
-        return [read for claim in self._claims.values() for read in claim.ranges()]
+        return [read for claim in moves for read in claim.ranges()]
 
     def _settle_claims(self) -> None:
-        for claim in self._claims.values():
+        for claim in self._moves():
             claim.done()
 
     # ---- the end
@@ -465,7 +469,7 @@ class Transaction(RecordSending, fork.ForkAware):
                 self._core.transactions.decide(
                     self._identity or Identity(-1, None),
                     commit=True,
-                    also=self._put_also if self._claims or self._once else None,
+                    also=self._put_also if self._once or self._moves() else None,
                 )
                 self._settle_claims()
         except AlreadyCommitted as repeated:
@@ -503,10 +507,12 @@ class Transaction(RecordSending, fork.ForkAware):
             if decided:
                 self._settle_claims()
         finally:
-            if self._state == "open":
-                self._end(False, Aborted("nobody knows how it ended"))
-            if rewind:
-                self._rewind(moved=self._is_skipped or isinstance(error, CommitGap))
+            try:
+                if self._state == "open":
+                    self._end(False, Aborted("nobody knows how it ended"))
+            finally:
+                if rewind and self._state != "committed":
+                    self._rewind(moved=self._is_skipped or isinstance(error, CommitGap))
 
     def _mark(self, failed: BaseException | None, *, commit: bool) -> None:
         try:
@@ -525,6 +531,8 @@ class Transaction(RecordSending, fork.ForkAware):
     def _end(self, committed: bool, error: BaseException | None) -> None:
         identity, self._identity = self._identity, None
         self._state = "committed" if committed else "skipped" if self._is_skipped else "aborted"
+        for session in self._claims:
+            session.transaction = None
         if identity is not None:
             self._pool.give_back(self, identity, error)
         self._lanes = {}
@@ -548,10 +556,20 @@ class Transaction(RecordSending, fork.ForkAware):
         if interrupts:
             raise interrupts[0]
 
+    def _hold_consumers(self) -> None:
+        for session in self._claims:
+            session.transaction = self
+
     def _rewind(self, *, moved: bool) -> None:
         """Let its consumers go back. `moved`: others have moved the group meanwhile; read on where it is now."""
-        for session in self._sessions | self._claims.keys():
-            session.rewind(reload=moved)
+        failed: BaseException | None = None
+        for session in self._claims:
+            try:
+                session.rewind(reload=moved)
+            except BaseException as error:  # noqa: BLE001  # the others go back, too; then it is raised
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _close(self) -> None:
         """Its store is closed."""
@@ -565,7 +583,7 @@ class Transaction(RecordSending, fork.ForkAware):
         if self._state != "open":
             raise TransactionError(f"the transaction is over: {self._state}", hint="begin another")
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         self._forked = True
         self._lanes = {}
         self._mutex = threading.RLock()

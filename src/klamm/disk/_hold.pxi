@@ -387,6 +387,29 @@ cdef class PriorityMutex:
         return UrgentHold(self, timeout_s, on_wait, busy)
 
 
+cdef class Inside:
+    """Which threads are inside of a `with` block of it, as often as they are; an interrupt leaves none behind."""
+    cdef dict depths                # by thread
+
+    def __cinit__(self):
+        self.depths = {}
+
+    @property
+    def is_mine(self):
+        """Whether this thread is inside."""
+        return PyThread_get_thread_ident() in self.depths
+
+    def __enter__(self):
+        cdef object me = PyThread_get_thread_ident()
+        self.depths[me] = self.depths.get(me, 0) + 1
+
+    def __exit__(self, *_):
+        cdef object me = PyThread_get_thread_ident()
+        self.depths[me] -= 1
+        if not self.depths[me]:
+            del self.depths[me]
+
+
 cdef class UrgentHold:
     """See PriorityMutex.urgent."""
     cdef PriorityMutex mutex

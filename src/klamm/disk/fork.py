@@ -1,17 +1,16 @@
-"""What happens to open things when the process forks.
+"""Fork handlers: what owns descriptors, and locks on them, is told of forks.
 
 Descriptors, and the locks on them, are shared with a forked child: a child keeps a killed parent's locks, and its
-unlock frees the parent's. So whatever owns such things is registered here and told:
+unlock frees the parent's. So every owner of such things registers itself, with what to call:
 
-    before_fork    in the parent, before: take the mutexes, so that no thread is in the middle of something
-    after_fork     in the parent, after: let go of them
-    in_child       in the child: close (never unlock) descriptors, drop the rest
+    in_child    in the child: close (never unlock) descriptors, drop the rest
+    before      in the parent, before: take the mutexes, so that no thread is in the middle of something
+    after       in the parent, after: let go of them
 
 No garbage is collected meanwhile: a store that was dropped would be closed by its finalizer, in this very thread, and
 wait for the mutexes that the thread has taken.
 
-Mutexes are taken in the order in which everybody else takes them: `guard`, then things by their `fork_order` (0 if they
-have none).
+Mutexes are taken in the order in which all other code takes them: `guard`, then owners by their `order`.
 """
 
 from __future__ import annotations
@@ -20,39 +19,40 @@ import gc
 import os
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["ForkAware", "Forkable", "guard", "register"]
+__all__ = ["guard", "register"]
+
+T = TypeVar("T")
 
 # Held while a descriptor is opened and its owner registered: no fork comes in between.
 guard = threading.RLock()
 
 
-class Forkable(Protocol):
-    def before_fork(self) -> None: ...
-    def after_fork(self) -> None: ...
-    def in_child(self) -> None: ...
+class _Hooks(NamedTuple):
+    order: int
+    before: Callable[[Any], None] | None
+    after: Callable[[Any], None] | None
+    in_child: Callable[[Any], None]
 
 
-class ForkAware:
-    """What a fork leaves alone in the parent."""
-
-    def before_fork(self) -> None:
-        """Nothing: it has no mutex that the child would need."""
-
-    def after_fork(self) -> None:
-        """Nothing: the parent goes on."""
-
-
-_registered: weakref.WeakSet[Forkable] = weakref.WeakSet()
-_prepared: list[Forkable] = []
+_registered: weakref.WeakKeyDictionary[object, _Hooks] = weakref.WeakKeyDictionary()
+_prepared: list[tuple[object, _Hooks]] = []
 _collects = False  # whether garbage was collected before the fork
 
 
-def register(thing: Forkable) -> None:
-    """Tell `thing` about forks for as long as it lives."""
-    with guard:  # a set that grows while a fork goes through it would end that in the middle
-        _registered.add(thing)
+def register(
+    owner: T,
+    in_child: Callable[[T], None],
+    before: Callable[[T], None] | None = None,
+    after: Callable[[T], None] | None = None,
+    *,
+    order: int = 0,
+) -> None:
+    """Call these with `owner` at each fork, for as long as it lives. They are functions of its class, not bound."""
+    with guard:  # a dictionary that grows while a fork goes through it would end that in the middle
+        _registered[owner] = _Hooks(order, before, after, in_child)
 
 
 def _before() -> None:
@@ -60,26 +60,28 @@ def _before() -> None:
     guard.acquire()
     _collects = gc.isenabled()
     gc.disable()
-    for thing in sorted(_registered, key=lambda thing: (getattr(thing, "fork_order", 0), id(thing))):
-        thing.before_fork()
-        _prepared.append(thing)
+    for owner, hooks in sorted(_registered.items(), key=lambda each: (each[1].order, id(each[0]))):
+        if hooks.before is not None:
+            hooks.before(owner)
+        _prepared.append((owner, hooks))
 
 
 def _after() -> None:
-    for thing in (kept := _taken()):
-        thing.after_fork()
+    for owner, hooks in (kept := _taken()):
+        if hooks.after is not None:
+            hooks.after(owner)
     _end()
     kept.clear()  # not before: this may be the last that knew a store, whose finalizer wants the mutexes
 
 
 def _child() -> None:
-    for thing in (kept := _taken()):
-        thing.in_child()
+    for owner, hooks in (kept := _taken()):
+        hooks.in_child(owner)
     _end()
     kept.clear()
 
 
-def _taken() -> list[Forkable]:
+def _taken() -> list[tuple[object, _Hooks]]:
     taken = _prepared[::-1]
     _prepared.clear()
     return taken

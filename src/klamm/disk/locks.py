@@ -21,7 +21,7 @@ copy of the descriptor is gone, however the process ended. Liveness is a lock th
 byte of `lock` is a note in `heads` (os.h): which process took it last, and a word that waiting processes sleep on.
 
 Such a lock excludes neither threads that share the descriptor nor forked children. Hence a mutex in front of each
-byte, and `in_child` closes the descriptor. Bytes held for long are noted here instead: two holders in one process
+byte, and `_in_child` closes the descriptor. Bytes held for long are noted here instead: two holders in one process
 exclude each other, too, and `held` knows ours, which the kernel does not report to us.
 
 Where the system has no such locks (macOS, Windows), the first opener takes the whole `members` file for itself, and a
@@ -110,7 +110,7 @@ class LockFile:
         self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively. Changed by native code
         with fork.guard:
             self.fd = _os.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
-            fork.register(self)
+            fork.register(self, LockFile._in_child)
 
     def record_in(self, notes: Notes) -> None:
         """From now on, record in `heads` which bytes this process takes. Bytes that were used before stay without."""
@@ -190,13 +190,7 @@ class LockFile:
     def __del__(self) -> None:
         self.close()
 
-    def before_fork(self) -> None:
-        """Nothing: the child only closes."""
-
-    def after_fork(self) -> None:
-        """Nothing: the parent goes on."""
-
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         self.close()
         self._mutexes = {}
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from klamm.kafka.call import Call
     from klamm.kafka.metrics import Metrics
     from klamm.kafka.settings import ServerSettings
-    from klamm.log.partition import Partition
+    from klamm.log.partition import Ends, Partition
     from klamm.store.directory import Core, OpenTopic
 
 __all__ = ["Broker", "NotOpened"]
@@ -53,7 +53,7 @@ class Broker:
         self.pools = Pools(self.loop)
         self.partition_executors = PartitionExecutors(self.loop)
         self.topics = Topics(core, self.pools, settings)
-        self.purgatory = FetchPurgatory(core.heads, self.loop)
+        self.purgatory = FetchPurgatory(core.heads, self.loop, self.pools.disk)
         self.sync_queue = SyncQueue(self.pools)
         self.transaction_coordinator = TransactionCoordinator(core, settings)
         config = GroupConfig(
@@ -63,6 +63,7 @@ class Broker:
             max_size=core.catalog.settings().group_max_size,
             max_bytes=settings.group_max_bytes,
             max_groups=settings.max_groups,
+            max_total_bytes=settings.groups_max_bytes,
         )
         self.group_store = GroupStore(self)
         self.group_coordinator = GroupCoordinator(config, new_id=new_id, keep=self.group_store.keep)
@@ -70,8 +71,10 @@ class Broker:
         self._advertised = settings.advertised()
         self.max_open_ranges = settings.max_open_ranges or max(64, files.most_open() // 4)
         self.log = LimitedLog(_log, "partitions that cannot be read", self.loop.time)
+        self.group_log = LimitedLog(_log, "groups that are full", self.loop.time)
         """For what clients can make happen often."""
-        self._files = SegmentFiles(max(16, min(512, files.most_open() // 16)))
+        self._files = SegmentFiles(max(16, min(512, files.most_open() // 32)))
+        self._flushing: set[Partition] = set()
         self._ranges: weakref.WeakKeyDictionary[Partition, Ranges] = weakref.WeakKeyDictionary()
 
     # ---- threads
@@ -126,6 +129,27 @@ class Broker:
         if found is None:
             found = self._ranges[partition] = Ranges(partition, self._files)
         return found
+
+    def visible_ends(self, partition: Partition) -> Ends:
+        """Return the range of a log as consumers see it."""
+        ends = partition.ends()
+        if self.settings.fetch_flushed_only and ends.flushed < ends.end:
+            ends = ends._replace(end=ends.flushed, stable=min(ends.stable, ends.flushed))
+        return ends
+
+    def flush_soon(self, partition: Partition) -> None:
+        """Put what was appended on disk, in a thread, and try then the fetches that wait for it."""
+        end = partition.snapshot().next_offset
+        if partition.log.flushed_offset < end and partition not in self._flushing:
+            self._flushing.add(partition)
+            self.sync_queue.wait(partition, end, partial(self._flushed, partition))
+
+    def _flushed(self, partition: Partition, error: BaseException | None) -> None:
+        self._flushing.discard(partition)
+        if error is None:
+            self.purgatory.wake_soon(partition)
+        else:
+            self.log.warning("%r: cannot be synced for those who read it: %s", partition, error)
 
     def close_unlinked(self) -> None:
         """Let go of files that are deleted."""

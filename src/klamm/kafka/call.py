@@ -1,14 +1,15 @@
 """One request, and a row of the dispatch table.
 
-A handler takes the broker and a call. It returns the response; or it is a coroutine function, and its result is the
-response; or it returns None and calls `Call.respond` once, at once or later.
+A handler is a coroutine function that takes the broker and a call. Its result is the response; None: the client expects
+none (Produce with acks=0). It runs at once until it first has to wait, and then as a task (session.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.structs import Struct
@@ -30,7 +31,7 @@ __all__ = [
     "Call",
     "Handler",
     "Place",
-    "Result",
+    "Reply",
     "SupportedApi",
 ]
 
@@ -38,8 +39,8 @@ SMALL = 64 * 1024
 LARGE = 100 * 1024 * 1024
 """Bounds of responses: of one fact, and of a list of what the store has (as large as the largest request)."""
 
-Result = Struct | None | Coroutine[Any, Any, Struct | None]
-Handler = Callable[["Broker", "Call"], Result]
+Value = TypeVar("Value")
+Handler = Callable[["Broker", "Call"], Coroutine[Any, Any, Struct | None]]
 
 
 class Place(Enum):
@@ -82,6 +83,27 @@ class SupportedApi(NamedTuple):
     notes: str = ""
 
 
+class Reply(Generic[Value]):
+    """What a handler waits for: called with a value, once, at once or later. If the client is gone, nothing happens."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: asyncio.Future[Value]) -> None:
+        self._value = value
+
+    def __call__(self, value: Value) -> None:
+        if not self._value.done():
+            self._value.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Raise the error in the handler."""
+        if not self._value.done():
+            self._value.set_exception(error)
+
+    def __await__(self) -> Generator[Any, None, Value]:
+        return self._value.__await__()
+
+
 class Call:
     """A request that is being handled. A session has one at a time."""
 
@@ -116,10 +138,6 @@ class Call:
         """Copy what lies in the receive buffer, for as long as the call takes; the copy counts in the budget."""
         return self.session.copy(view)
 
-    def respond(self, response: Struct | None) -> None:
-        """Send the response, on the loop; None: the client expects none (Produce with acks=0)."""
-        self.session.respond(self, response)
-
-    def fail(self) -> None:
-        """Log the exception that is being handled, and close the connection."""
-        self.session.fail(self)
+    def reply(self) -> Reply[Any]:
+        """Return something to wait for; when the client disconnects, the handler is cancelled there."""
+        return Reply(self.session.wait())

@@ -57,7 +57,7 @@ class Channel(asyncio.BufferedProtocol):
         listener = self._listener
         self._transport = transport
         given = transport.get_extra_info("socket")
-        self.writer = ResponseWriter(transport, given, listener, self.close)
+        self.writer = ResponseWriter(transport, given, listener, self.close, self.resume_writing)
         peer, dialled = (plain(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         self.session = Session(self, listener, peer, dialled)
         self.active = listener.now()
@@ -102,8 +102,8 @@ class Channel(asyncio.BufferedProtocol):
         return self.session.call is not None or self._yields or self.writer.is_busy
 
     def is_idle(self, since: float) -> bool:
-        """Return whether nothing was received or sent since then, or a partial request is older than that. As in Kafka,
-        a request that waits does not count: its client may be dead, and one that lives asks again.
+        """Return whether nothing was received or sent since then, or a partial request is older than that. As in Kafka
+        (tests/interop/test_idle_connections.py), a request that waits does not count: its client may be dead.
         """
         return self.active < since or (self.reader.has_partial and self.reader.partial_since < since)
 

@@ -25,7 +25,8 @@ Promises
   C4  Whoever is fenced, or is no member, changes nothing.
   C5  A member that is not heard of for its session timeout is removed. What it has parked is being heard of, as long as
       its connection stays.
-  C6  What clients can make it hold is bounded by `config`: groups, members, bytes; and _MAX_PENDING ids of a group.
+  C6  What clients can make it hold is bounded by `config`: groups, members, bytes of a group and of all groups; and
+      _MAX_PENDING ids of a group.
   C7  Nobody is told an assignment, or in a stable group a new id, before it is kept. If that fails, the answer is
       COORDINATOR_NOT_AVAILABLE, and a generation is followed by a rebalance.
 
@@ -45,6 +46,7 @@ from functools import partial
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_image import GroupImage, Keep
 from klamm.kafka.group_state import Group, Held, Member, Parked, State
+from klamm.kafka.group_table import GroupTable
 from klamm.kafka.group_values import (
     GroupConfig,
     GroupDescription,
@@ -66,7 +68,6 @@ __all__ = ["GroupCoordinator"]
 
 _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000  # a new member cannot send heartbeats; Kafka lets its JoinGroup wait so long
 _MAX_PENDING = 1_000  # ids of a group that nobody has joined with yet
-_MAX_RETIRED = 10_000  # groups that are gone, whose generations are remembered one by one
 _log = logging.getLogger("klamm")
 
 
@@ -84,11 +85,9 @@ class GroupCoordinator:
         self._new_id = new_id
         self._keep = keep
         self._keeps = 0  # how often it was called
-        self._groups: dict[str, Group] = {}
+        self._groups = GroupTable(self._on_group_timer, self._expire_member)
         self._timers = Timers()
         self._mail = Mailbox()
-        self._retired: dict[str, int] = {}  # the generations of groups that are gone
-        self._floor = 0  # and of those that are no longer in there
         self._closed = False
 
     # ---- time
@@ -106,7 +105,7 @@ class GroupCoordinator:
 
     def begin_above(self, generation: int) -> None:
         """Groups that are new here have higher generations than this."""
-        self._floor = max(self._floor, generation)
+        self._groups.begin_above(generation)
 
     def knows(self, group_id: str) -> bool:
         """Whether the group is here; if not, it is to be claimed in the store before somebody joins."""
@@ -120,32 +119,32 @@ class GroupCoordinator:
     def join(self, request: JoinRequest, reply: JoinReply, *, now_ms: int, connection: object = None) -> None:
         """JoinGroup. `connection`, whatever it is, is what `disconnected` will be called with."""
         parked = Parked(reply, connection)
-        error = self._refused(request.group_id)
+        error, full = self._refused(request.group_id), ""
         if not error and not self.config.allows_session(request.session_timeout_ms):
             error = ErrorCode.INVALID_SESSION_TIMEOUT
         group = self._groups.get(request.group_id)
         if not error and group is None:
             if request.member_id:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
-            elif self.config.allows_group(len(self._groups)):
-                group = self._create(request.group_id)
+            elif not self.config.allows_group(len(self._groups)):
+                error, full = ErrorCode.GROUP_MAX_SIZE_REACHED, "max.groups"
             else:
-                error = ErrorCode.GROUP_MAX_SIZE_REACHED
+                group = self._groups.create(request.group_id)
         if error or group is None:
-            self._mail.answer(parked, JoinResponse(error, request.member_id))
+            self._mail.answer(parked, JoinResponse(error, request.member_id, full=full))
         else:
             self._join(group, request, parked, now_ms)
             self._try_complete(group, now_ms)
-            self._forget_blank(group)
+            self._groups.forget_blank(group)
         self._mail.deliver()
 
     def _join(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
         member_id = request.member_id
-        if not group.has_room(request, self.config.max_size, self.config.max_bytes):
+        if full := group.find_full(request, self.config):
             self._drop_pending(group, member_id)
             if member_id in group.members:
                 self._remove(group.members[member_id])
-            self._mail.answer(parked, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+            self._mail.answer(parked, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED, "", full=full))
         elif not group.supports(request):
             self._mail.answer(parked, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id))
         elif not member_id:
@@ -168,7 +167,8 @@ class GroupCoordinator:
         else:
             if len(group.pending) >= _MAX_PENDING:
                 self._drop_pending(group, next(iter(group.pending)))
-            expiry = group.pending[member_id] = Timer(partial(self._expire_pending, group, member_id))
+            expiry = Timer(partial(self._expire_pending, group, member_id))
+            group.add_pending(member_id, expiry)
             self._timers.arm(expiry, now_ms + request.session_timeout_ms)
             self._mail.answer(parked, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
 
@@ -317,7 +317,7 @@ class GroupCoordinator:
         group = self._groups.get(request.group_id)
         error = self._refused(request.group_id)
         if not error:
-            error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request, self.config.max_bytes)
+            error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request, self.config)
         if error or group is None:
             self._mail.answer(parked, SyncResponse(error))
         else:
@@ -331,8 +331,7 @@ class GroupCoordinator:
         if group.state is State.STABLE:
             self._tell_assignments((member,), now_ms)
         elif member is group.leader and group.keeping is None:
-            for each in group.members.values():
-                each.assignment = bytes(request.assignments.get(each.id, b""))
+            group.assign(request.assignments)
             group.keeping = self._begin_to_keep(group)
             if group.keeping is None:
                 self._settle(group, now_ms)
@@ -382,9 +381,7 @@ class GroupCoordinator:
 
     def restore(self, image: GroupImage, *, now_ms: int) -> None:
         """A group that an earlier server kept: before anybody joins it, after `begin_above`. Sessions begin anew."""
-        assert image.group_id not in self._groups
-        group = Group.restored(image, self._floor, self._on_group_timer, self._expire_member)
-        self._groups[group.id] = group
+        group = self._groups.restore(image)
         for member in group.members.values():
             self._heard_of(member, now_ms)
 
@@ -413,7 +410,7 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         left = tuple(LeftMember(*each, self._leave(group, *each, now_ms)) for each in leaving)
         if group is not None:
-            self._forget_blank(group)
+            self._groups.forget_blank(group)
         self._mail.deliver()
         return LeaveResponse(ErrorCode.NONE, left)
 
@@ -456,12 +453,12 @@ class GroupCoordinator:
         self._depart(member, now_ms, "was not heard of for too long")
 
     def _expire_pending(self, group: Group, member_id: str, now_ms: int) -> None:
-        del group.pending[member_id]
+        group.pop_pending(member_id)
         self._try_complete(group, now_ms)
-        self._forget_blank(group)
+        self._groups.forget_blank(group)
 
     def _drop_pending(self, group: Group, member_id: str) -> None:
-        expiry = group.pending.pop(member_id, None)
+        expiry = group.pop_pending(member_id)
         if expiry is not None:
             self._timers.cancel(expiry)
 
@@ -531,7 +528,7 @@ class GroupCoordinator:
         wanted = {state.lower() for state in states}
         if types and "classic" not in {each.lower() for each in types}:
             return []
-        listings = [group.listing() for group in self._groups.values()]
+        listings = [group.listing() for group in self._groups]
         return [each for each in listings if not wanted or each.state.lower() in wanted]
 
     def describe(self, group_id: str) -> GroupDescription | None:
@@ -549,7 +546,7 @@ class GroupCoordinator:
         if error := self._refused(group_id):
             return error
         if group is None:
-            group = self._create(group_id)
+            group = self._groups.create(group_id)
         if group.state is not State.EMPTY:
             return ErrorCode.NON_EMPTY_GROUP
         for member_id in list(group.pending):
@@ -561,12 +558,12 @@ class GroupCoordinator:
         """The store has deleted the group, or could not: it may come again."""
         group = self._groups.get(group_id)
         if group is not None and group.state is State.DEAD:
-            self._retire(group)
+            self._groups.retire(group)
 
     def close(self) -> None:
         """The server stops: NOT_COORDINATOR to what is parked, COORDINATOR_NOT_AVAILABLE to what comes."""
         self._closed = True
-        for group in self._groups.values():
+        for group in self._groups:
             for member in group.members.values():
                 self._mail.answer_join(member, JoinResponse(ErrorCode.NOT_COORDINATOR, member.id))
                 self._mail.answer_sync(member, SyncResponse(ErrorCode.NOT_COORDINATOR))
@@ -582,19 +579,3 @@ class GroupCoordinator:
         if self._closed or (group is not None and group.state is State.DEAD):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.NONE
-
-    def _create(self, group_id: str) -> Group:
-        group = Group(group_id, self._retired.pop(group_id, self._floor), self._on_group_timer)
-        self._groups[group_id] = group
-        return group
-
-    def _forget_blank(self, group: Group) -> None:
-        if group.is_blank:
-            self._retire(group)
-
-    def _retire(self, group: Group) -> None:
-        del self._groups[group.id]
-        if group.generation > self._floor:
-            self._retired[group.id] = group.generation
-            if len(self._retired) > _MAX_RETIRED:
-                self._floor = max(self._floor, self._retired.pop(next(iter(self._retired))))

@@ -20,14 +20,16 @@ Promises
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_image import GroupImage, MemberImage
+from klamm.kafka.group_memory import GROUP_BYTES, MEMBER_BYTES, GroupMemory
 from klamm.kafka.group_values import (
+    GroupConfig,
     GroupDescription,
     GroupListing,
     JoinedMember,
@@ -75,6 +77,7 @@ class Member:
 
     __slots__ = (
         "assignment",
+        "charged",
         "client_host",
         "client_id",
         "group",
@@ -102,6 +105,8 @@ class Member:
         self.client_host = request.client_host
         self.protocols: tuple[tuple[str, bytes], ...] = ()
         self.session_timeout_ms = self.rebalance_timeout_ms = self.size = 0
+        self.charged = 0
+        """What the group has charged for it to the memory of all groups; assignments aside."""
         self.take(request)
         self.session = Timer(partial(expire, self))
         """Fires when it was not heard of for too long."""
@@ -141,6 +146,10 @@ class Member:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
 
+def _pending_bytes(member_id: str) -> int:
+    return MEMBER_BYTES // 4 + len(member_id)
+
+
 def _copied(protocols: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, bytes(metadata)) for name, metadata in protocols)
 
@@ -148,8 +157,12 @@ def _copied(protocols: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], 
 class Group:
     """One group. A JoinGroup is parked and answered through `park_join` and `unpark_join`, for they are counted."""
 
-    def __init__(self, group_id: str, generation: int, time_is_up: Callable[[Group, int], None]) -> None:
+    def __init__(
+        self, group_id: str, generation: int, time_is_up: Callable[[Group, int], None], memory: GroupMemory
+    ) -> None:
         self.id = group_id
+        self._memory = memory
+        memory.used += GROUP_BYTES + len(group_id)
         self.generation = generation
         self.born_at = generation
         """The generation it began with: it was never used if that is still its generation."""
@@ -187,9 +200,10 @@ class Group:
         above: int,
         time_is_up: Callable[[Group, int], None],
         expire: Callable[[Member, int], None],
+        memory: GroupMemory,
     ) -> Group:
         """As it was in the image: stable. Generations up to `above` may have been given out since."""
-        group = cls(image.group_id, image.generation, time_is_up)
+        group = cls(image.group_id, image.generation, time_is_up, memory)
         group.state, group.is_kept, group.above = State.STABLE, True, above
         group.protocol_type, group.protocol = image.protocol_type, image.protocol
         for each in image.members:
@@ -210,6 +224,13 @@ class Group:
         group.leader = group.members[image.leader]
         return group
 
+    def close(self) -> None:
+        """The group is removed."""
+        assert not self.members
+        for member_id in list(self.pending):
+            self.pop_pending(member_id)
+        self._memory.used -= GROUP_BYTES + len(self.id)
+
     # ---- members
 
     def add(self, member: Member) -> None:
@@ -221,6 +242,7 @@ class Group:
         if member.instance_id is not None:
             self.static[member.instance_id] = member
         self._count(member)
+        self._memory.used += len(member.assignment)
         if self.leader is None:
             self.leader = member
 
@@ -233,6 +255,7 @@ class Group:
         if member.instance_id is not None:
             del self.static[member.instance_id]
         self._discount(member)
+        self._memory.used -= len(member.assignment)
         self.owing.discard(member)
         if self.leader is member:
             self.leader = next(iter(self.members.values()), None)
@@ -248,11 +271,31 @@ class Group:
         member.take(request)
         self._count(member)
 
+    def assign(self, assignments: Mapping[str, bytes]) -> None:
+        """Give each member what the leader assigned to it."""
+        for member in self.members.values():
+            self._memory.used -= len(member.assignment)
+            member.assignment = bytes(assignments.get(member.id, b""))
+            self._memory.used += len(member.assignment)
+
+    def add_pending(self, member_id: str, expiry: Timer) -> None:
+        self.pending[member_id] = expiry
+        self._memory.used += _pending_bytes(member_id)
+
+    def pop_pending(self, member_id: str) -> Timer | None:
+        expiry = self.pending.pop(member_id, None)
+        if expiry is not None:
+            self._memory.used -= _pending_bytes(member_id)
+        return expiry
+
     def _count(self, member: Member) -> None:
+        member.charged = MEMBER_BYTES + member.size + len(member.id) + len(member.client_id)
+        self._memory.used += member.charged
         self._size += member.size
         self._supporters.update({name for name, _ in member.protocols})
 
     def _discount(self, member: Member) -> None:
+        self._memory.used -= member.charged
         self._size -= member.size
         self._supporters.subtract({name for name, _ in member.protocols})
         self._supporters += Counter()  # without those that nobody supports
@@ -282,13 +325,21 @@ class Group:
     def rebalance_timeout_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    def has_room(self, request: JoinRequest, max_size: int, max_bytes: int) -> bool:
-        """Return whether the member can join. While members rejoin, those that have joined count: the last ones stay
-        outside.
-        """
+    def find_full(self, request: JoinRequest, config: GroupConfig) -> str:
+        """Return the setting that keeps the member from joining; "" if none does."""
         member = self.members.get(request.member_id) or self.static.get(request.instance_id or "")
-        if self._size - (0 if member is None else member.size) + request.size > max_bytes:
-            return False
+        size, charged = (0, 0) if member is None else (member.size, member.charged)
+        if self._size - size + request.size > config.max_bytes:
+            return "group.max.bytes"
+        new_bytes = MEMBER_BYTES + request.size + 2 * len(request.client_id) + len(request.instance_id or "")
+        if not self._memory.has_space(new_bytes - charged, config.max_total_bytes):
+            return "groups.max.bytes"
+        return "" if self._has_place(request, config.max_size) else "group.max.size"
+
+    def _has_place(self, request: JoinRequest, max_size: int) -> bool:
+        """Return whether there are fewer members than may be. While members rejoin, those that have joined count: the
+        last ones stay outside.
+        """
         member = self.members.get(request.member_id)
         if self.state in (State.EMPTY, State.DEAD):
             return True
@@ -316,9 +367,11 @@ class Group:
                 return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def check_sync(self, request: SyncRequest, max_bytes: int) -> ErrorCode:
+    def check_sync(self, request: SyncRequest, config: GroupConfig) -> ErrorCode:
         """Whether this SyncGroup is one of the generation that there is, and its assignments fit."""
-        if request.size > max_bytes:
+        assigned = sum(len(member.assignment) for member in self.members.values()) if request.size else 0
+        has_space = self._memory.has_space(request.size - assigned, config.max_total_bytes)
+        if request.size > config.max_bytes or not has_space:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if error := self.identify(request.member_id, request.instance_id):
             return error

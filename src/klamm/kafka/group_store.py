@@ -28,7 +28,8 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -149,15 +150,18 @@ class GroupStore:
         """Before somebody new joins: have the group at this door, and look how many members one may have. GroupBusy if
         its members are processes that have the store open.
         """
-        self._coming[name] += 1
-        looked = self._broker.catalog(self._look) if name in self._here else self.write(self._claim, name)
-        looked.add_done_callback(lambda _: self._has_come(name))
-        return looked
+        return self._broker.catalog(self._look) if name in self._here else self.write(self._claim, name)
 
-    def _has_come(self, name: str) -> None:
-        self._coming[name] -= 1
-        if not self._coming[name]:
-            del self._coming[name]
+    @contextmanager
+    def coming(self, name: str) -> Iterator[None]:
+        """Keep the group at this door while a member is about to join."""
+        self._coming[name] += 1
+        try:
+            yield
+        finally:
+            self._coming[name] -= 1
+            if not self._coming[name]:
+                del self._coming[name]
 
     def leave_doors(self) -> None:
         """Groups that have lost their last member here, or never got one, may have members at the other door."""

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class GroupConfig(NamedTuple):
-    """Kafka's settings of that name, with Kafka's defaults (but for the last three, which Kafka does not limit)."""
+    """Kafka's settings of that name, with Kafka's defaults (but for the last four, which Kafka does not limit)."""
 
     min_session_timeout_ms: int = 6_000  # group.min.session.timeout.ms
     max_session_timeout_ms: int = 1_800_000  # group.max.session.timeout.ms
@@ -34,6 +34,7 @@ class GroupConfig(NamedTuple):
     max_size: int = 1_000  # group.max.size
     max_bytes: int = 4 * 1024 * 1024  # group.max.bytes
     max_groups: int = 10_000  # max.groups
+    max_total_bytes: int = 256 * 1024 * 1024  # groups.max.bytes
 
     def allows_session(self, timeout_ms: int) -> bool:
         return self.min_session_timeout_ms <= timeout_ms <= self.max_session_timeout_ms
@@ -58,7 +59,7 @@ class JoinRequest(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes the group holds for the member."""
+        """How many bytes the group holds for what the member says."""
         return sum(len(name) + len(metadata) for name, metadata in self.protocols) + len(self.instance_id or "")
 
 
@@ -77,6 +78,7 @@ class JoinResponse(NamedTuple):
     leader: str = ""
     skip_assignment: bool = False
     members: tuple[JoinedMember, ...] = ()  # for the leader alone
+    full: str = ""  # the setting that is reached, if that is why
 
 
 class SyncRequest(NamedTuple):

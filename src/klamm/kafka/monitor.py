@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import klamm
-from klamm.errors import InvalidSetting
+from klamm.errors import NotInstalled
 from klamm.kafka.addresses import refused, spelled
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ class Monitor:
         try:
             import prometheus_client  # noqa: F401  # optional: said now rather than at the first scrape
         except ImportError:
-            raise InvalidSetting(
-                "metrics: the package prometheus-client is not here", hint="pip install 'klamm[server]'"
+            raise NotInstalled(
+                "metrics: prometheus-client is not installed",
+                name="prometheus_client",
+                hint="pip install 'klamm[server]'",
             ) from None
         self.state = "starting"
         self._started = time.monotonic()

@@ -6,9 +6,9 @@ When its time is over it is answered with what there is.
 
 Promises
   P1  No wake-up is lost: a partition is watched before the fetch looks for the last time whether there is something.
-  P2  Many waiters delay nobody: they are tried in slices, and the loop sees to other things in between. Whoever
-      appended has its answer before.
-  P3  A waiter costs an entry in a few dictionaries; time-outs share one timer.
+  P2  Many waiters delay no other client: they are tried in slices, and the loop does other work in between; those
+      whose records have to be looked for on a disk are tried by a thread. The producer has its response before.
+  P3  A waiter costs an entry in a few dictionaries and its handler's task; timeouts share one timer.
 """
 
 from __future__ import annotations
@@ -18,34 +18,45 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
+from klamm.disk.page_cache import WouldBlock
 from klamm.kafka.wire.structs import Struct
 from klamm.log.head import Chime, Heads
 
 if TYPE_CHECKING:
-    from klamm.kafka.call import Call
+    from klamm.kafka.call import Call, Reply
     from klamm.log.partition import Partition
 
-__all__ = ["Attempt", "FetchPurgatory"]
-
-Attempt = Callable[[bool], Struct | None]
-"""The answer, or None: not yet. True: now or never."""
+__all__ = ["FetchPurgatory", "Fetching"]
 
 _SLICE = 32  # so many waiters are tried before the loop looks at other things
 _TICK_S = 0.01  # time-outs are this exact
 _SWEEP_S = 5.0  # how long a partition is watched for nobody
 
 
-class _DelayedFetch:
-    __slots__ = ("attempt", "call", "is_due", "is_ready", "partitions", "tick")
+class Fetching(Protocol):
+    """A fetch, as the purgatory sees it."""
 
-    def __init__(self, call: Call, attempt: Attempt, partitions: tuple[Partition, ...], tick: int) -> None:
-        self.call = call
-        self.attempt = attempt
+    def attempt(self, is_due: bool) -> Struct | None:
+        """Return the response, on the loop; None: not yet, unless it is due. WouldBlock: only a thread can tell."""
+
+    def attempt_in_thread(self, is_due: bool) -> Struct | None:
+        """Like `attempt`, but wait for disks."""
+
+
+class _DelayedFetch:
+    __slots__ = ("fetching", "is_due", "is_in_thread", "is_ready", "partitions", "reply", "session", "tick")
+
+    def __init__(self, call: Call, fetching: Fetching, partitions: tuple[Partition, ...], tick: int) -> None:
+        self.session = call.session
+        self.reply: Reply[Struct] = call.reply()
+        self.fetching = fetching
         self.partitions = partitions
         self.tick = tick
-        self.is_ready = False  # in the queue of those that are tried next
+        self.is_ready = False  # to be tried: it is in the queue, or in a thread
+        self.is_in_thread = False
         self.is_due = False  # its time is over
 
 
@@ -101,8 +112,10 @@ class _Pipe:
 class FetchPurgatory:
     """Of one server, on its loop."""
 
-    def __init__(self, heads: Heads, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, heads: Heads, loop: asyncio.AbstractEventLoop, disk: Callable[..., asyncio.Future[Any]]) -> None:
+        """`disk` calls a function in a thread."""
         self._loop = loop
+        self._disk = disk
         self._waiting: dict[Partition, dict[_DelayedFetch, None]] = {}
         self._places: dict[Partition, int] = {}
         self._partitions: dict[int, Partition] = {}
@@ -122,12 +135,12 @@ class FetchPurgatory:
         """How many wait."""
         return len(self._by_session)
 
-    def delay(self, call: Call, attempt: Attempt, partitions: Iterable[Partition], wait_s: float) -> None:
-        """Answer the call when an attempt succeeds, or when `wait_s` have passed."""
+    def delay(self, call: Call, fetching: Fetching, partitions: Iterable[Partition], wait_s: float) -> Reply[Struct]:
+        """Return the response when an attempt succeeds, or when `wait_s` have passed."""
         if call.is_gone:
-            return
+            return call.reply()  # it is cancelled
         tick = int((self._loop.time() + wait_s) / _TICK_S) + 1
-        delayed = _DelayedFetch(call, attempt, tuple(partitions), tick)
+        delayed = _DelayedFetch(call, fetching, tuple(partitions), tick)
         for partition in delayed.partitions:
             if partition not in self._places:
                 place = self._chime.watch(partition.log)
@@ -136,10 +149,9 @@ class FetchPurgatory:
             self._waiting.setdefault(partition, {})[delayed] = None
         self._by_session[call.session] = delayed
         self._chime.arm()
-        response = attempt(False)  # something may have come before it was watched
-        if response is not None:
-            self._answer(delayed, response)
-            return
+        self._try(delayed)  # something may have come before it was watched
+        if self._by_session.get(call.session) is not delayed:
+            return delayed.reply
         due = self._ticks.get(tick)
         if due is not None:
             due[delayed] = None
@@ -147,6 +159,7 @@ class FetchPurgatory:
             self._ticks[tick] = {delayed: None}
             if self._timer is None or tick < self._timer[0]:
                 self._set_timer(tick)
+        return delayed.reply
 
     def wake_soon(self, partition: Partition) -> None:
         """Something was appended there, by this server: try those who wait, when the loop comes round."""
@@ -164,7 +177,8 @@ class FetchPurgatory:
     def release_all(self) -> None:
         """Answer everybody, with what there is."""
         for delayed in list(self._by_session.values()):
-            self._try(delayed, True)
+            delayed.is_due = True
+            self._try(delayed)
 
     def close(self) -> None:
         self._sweeper.cancel()
@@ -203,8 +217,8 @@ class FetchPurgatory:
         for _ in range(min(_SLICE, len(ready))):
             delayed = ready.popleft()
             delayed.is_ready = False
-            if self._by_session.get(delayed.call.session) is delayed:
-                self._try(delayed, delayed.is_due)
+            if self._by_session.get(delayed.session) is delayed:
+                self._try(delayed)
         if ready or self._moved:
             self._loop.call_soon(self._serve)
         else:
@@ -231,20 +245,48 @@ class FetchPurgatory:
 
     # ---- either way
 
-    def _try(self, delayed: _DelayedFetch, now_or_never: bool) -> None:
-        """What goes wrong with one is no matter of the others."""
+    def _try(self, delayed: _DelayedFetch) -> None:
+        """An error of one fetch closes its connection, and no other."""
+        if delayed.is_in_thread:
+            delayed.is_ready = True
+            return
         try:
-            response = delayed.attempt(now_or_never)
+            try:
+                response = delayed.fetching.attempt(delayed.is_due)
+            except WouldBlock:
+                attempt = self._disk(delayed.fetching.attempt_in_thread, delayed.is_due)
+                delayed.is_in_thread = True
+                attempt.add_done_callback(partial(self._attempted, delayed))
+                return
             if response is not None:
                 self._answer(delayed, response)
-        except Exception:  # noqa: BLE001  # logged, and the connection closed
-            self.forget(delayed.call.session)
-            delayed.call.fail()
+        except Exception as error:  # noqa: BLE001  # raised in the handler
+            self._fail(delayed, error)
+
+    def _attempted(self, delayed: _DelayedFetch, attempt: asyncio.Future[Struct | None]) -> None:
+        """A thread is done with an attempt."""
+        delayed.is_in_thread = False
+        again, delayed.is_ready = delayed.is_ready, False
+        if self._by_session.get(delayed.session) is not delayed:
+            return  # its client is gone
+        try:
+            response = attempt.result()
+            if response is not None:
+                self._answer(delayed, response)
+            elif again:
+                self._make_ready((delayed,))
+                self._serve_soon()
+        except Exception as error:  # noqa: BLE001  # as in `_try`
+            self._fail(delayed, error)
+
+    def _fail(self, delayed: _DelayedFetch, error: Exception) -> None:
+        self.forget(delayed.session)
+        delayed.reply.fail(error)
 
     def _answer(self, delayed: _DelayedFetch, response: Struct) -> None:
-        self._by_session.pop(delayed.call.session, None)
+        self._by_session.pop(delayed.session, None)
         self._leave(delayed)
-        delayed.call.respond(response)
+        delayed.reply(response)
 
     def _leave(self, delayed: _DelayedFetch) -> None:
         for partition in delayed.partitions:

@@ -1,8 +1,12 @@
 """Responses into the socket of one connection.
 
 Small responses go in one send. Records that lie in files go by `sendfile` (where the system has none, by a copy through
-memory). If the socket is full, a piece is left to the transport, and the rest goes on when that is gone. So a slow
-reader holds a piece, and a position in a file. What it holds is counted until it has read all (unread.py).
+memory). If the socket is full, a piece is left to the transport, which copies it, and the rest goes on when that is
+gone. So a slow reader holds the response once, a piece, and positions in files. What it holds is counted until it has
+read all (unread.py).
+
+Before a part of a file is sent, a few of its bytes are read if they are in memory. If not, a thread reads that part
+first, so that the loop does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -12,17 +16,20 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from klamm.disk import _os
-from klamm.log.ranges import Range
+from klamm.disk.page_cache import WouldBlock, is_cached, load, read_cached
+from klamm.log.ranges import Range, SegmentFile
 
 if TYPE_CHECKING:
     from klamm.kafka.listener import Listener
 
 __all__ = ["ResponseWriter"]
 
-_PIECE = 16 * 1024  # of a file, when the socket is full: sent when there is space again, and the rest follows
+_PIECE = 16 * 1024  # of a file or of bytes, when the socket is full: sent when there is space, and the rest follows
+_WINDOW = 1024 * 1024  # of a file, that is looked at, and read by a thread if need be, before it is sent
 _COPIED = 64 * 1024  # of a file, at a time, where the system has no sendfile
 _MORE = getattr(socket, "MSG_MORE", 0)
 _SHORTER = "connection closed: a file of the log is shorter than it was"
@@ -30,32 +37,45 @@ _SHORTER = "connection closed: a file of the log is shorter than it was"
 
 if hasattr(os, "sendfile"):
 
-    def _send_file(to: socket.socket, part: Range) -> int:
-        """Send as much of the range as the socket takes, and return how many bytes that were."""
-        return os.sendfile(to.fileno(), part.file.fd, part.position, part.size)
+    def _send_file(to: socket.socket, part: Range, size: int) -> int:
+        """Send as much of `size` bytes of the range as the socket takes, and return how many bytes that were."""
+        return os.sendfile(to.fileno(), part.file.fd, part.position, size)
 
 else:
 
-    def _send_file(to: socket.socket, part: Range) -> int:
+    def _send_file(to: socket.socket, part: Range, size: int) -> int:
         """Like os.sendfile, for systems without it (Windows): copy through memory. The bytes were read before."""
-        return to.send(_os.pread(part.file.fd, min(_COPIED, part.size), part.position))
+        return to.send(_os.pread(part.file.fd, min(_COPIED, size), part.position))
+
+
+def _load(file: SegmentFile, size: int, position: int) -> None:
+    """Read a part of a file, in a thread, which holds a reference to the file meanwhile."""
+    load(file.fd, size, position)
 
 
 class ResponseWriter:
-    """Of one channel. `close` is called with the reason when it cannot go on."""
+    """Of one channel. `close` is called with the reason when it cannot go on, `loaded` when a thread has read."""
 
-    __slots__ = ("_close", "_is_stuck", "_listener", "_metrics", "_out", "_socket", "_transport", "is_closed")
+    __slots__ = ("_cached_end", "_close", "_is_stuck", "_listener", "_loaded", "_metrics", "_out", "_socket",
+                 "_transport", "is_closed")  # fmt: skip
 
     def __init__(
-        self, transport: asyncio.Transport, given: socket.socket, listener: Listener, close: Callable[[str], None]
+        self,
+        transport: asyncio.Transport,
+        given: socket.socket,
+        listener: Listener,
+        close: Callable[[str], None],
+        loaded: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._socket = socket.socket(given.family, given.type, given.proto, fileno=given.fileno())
         self._metrics = listener.metrics
         self._listener = listener
         self._close = close
-        self._out: deque[bytes | Range] = deque()  # of a response: what is still to be sent
-        self._is_stuck = False  # the transport has a piece that the socket did not take
+        self._loaded = loaded
+        self._out: deque[bytes | memoryview | Range] = deque()  # of a response: what is still to be sent
+        self._is_stuck = False  # the transport has a piece that the socket did not take, or a thread reads
+        self._cached_end = -1  # of the range that is being sent: what lies before is in memory
         self.is_closed = False
 
     @property
@@ -72,9 +92,10 @@ class ResponseWriter:
     def pause(self) -> None:
         """The transport has bytes that the socket did not take."""
         self._is_stuck = True
+        self._cached_end = -1  # until the client reads on, that may take long
 
     def resume(self) -> None:
-        """The socket took them: send on."""
+        """The socket took them, or a thread has read what is to be sent: send on."""
         self._is_stuck = False
         self._send_on()
         if not self.is_busy:
@@ -125,18 +146,24 @@ class ResponseWriter:
         except OSError:
             self._close("")
 
-    def _send_bytes(self, part: bytes, flags: int) -> None:
+    def _send_bytes(self, part: bytes | memoryview, flags: int) -> None:
         try:
             sent = self._socket.send(part, flags)
         except BlockingIOError:
             sent = 0
-        self._metrics.bytes_out += len(part)
         if sent < len(part):
-            self._transport.write(memoryview(part)[sent:])
+            piece, rest = memoryview(part)[sent : sent + _PIECE], memoryview(part)[sent + _PIECE :]
+            sent += len(piece)
+            if rest:
+                self._out.appendleft(rest)
+            self._transport.write(piece)
+        self._metrics.bytes_out += sent
 
     def _send_range(self, part: Range) -> None:
+        if part.position >= self._cached_end and not self._is_in_memory(part):
+            return
         try:
-            sent = _send_file(self._socket, part)
+            sent = _send_file(self._socket, part, min(part.size, self._cached_end - part.position))
         except BlockingIOError:
             self._leave_piece(part)
             return
@@ -145,19 +172,47 @@ class ResponseWriter:
             return
         self._metrics.bytes_out += sent
         part.advance(sent)
-        if part.size:
+        if not part.size:
+            self._end_range()
+        elif part.position < self._cached_end:
             self._leave_piece(part)
-        else:
-            self._out.popleft()
+
+    def _is_in_memory(self, part: Range) -> bool:
+        """Return whether the next part of the range is in memory; if not, have a thread read it."""
+        size = min(part.size, _WINDOW)
+        if is_cached(part.file.fd, size, part.position):
+            self._cached_end = part.position + size
+            return True
+        self._is_stuck = True
+        reading = self._listener.broker.disk(_load, part.file, size, part.position)
+        reading.add_done_callback(partial(self._on_loaded, part.position + size))
+        return False
+
+    def _on_loaded(self, end: int, reading: asyncio.Future[None]) -> None:
+        if self.is_closed:
+            return
+        if reading.exception() is not None:
+            self._close("connection closed: a file of the log cannot be read")
+            return
+        self._cached_end = end
+        self._loaded()
+
+    def _end_range(self) -> None:
+        self._out.popleft()
+        self._cached_end = -1
 
     def _leave_piece(self, part: Range) -> None:
         """The socket is full: the transport sends a piece when it can, and calls `resume` when it has."""
-        piece = _os.pread(part.file.fd, min(_PIECE, part.size), part.position)
+        size = min(_PIECE, part.size, self._cached_end - part.position)
+        try:
+            piece = read_cached(part.file.fd, size, part.position)
+        except WouldBlock:  # it was in memory a moment ago, or this system cannot tell
+            piece = _os.pread(part.file.fd, size, part.position)
         if not piece:
             self._close(_SHORTER)
             return
         self._metrics.bytes_out += len(piece)
         part.advance(len(piece))
         if not part.size:
-            self._out.popleft()
+            self._end_range()
         self._transport.write(piece)

@@ -6,12 +6,13 @@ gives responses to the channel.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.call import SMALL, Call
 from klamm.kafka.response_errors import errors_in
+from klamm.kafka.tasks import Begun
 from klamm.kafka.wire.errors import UnsupportedVersion
 from klamm.kafka.wire.frames import response_frame
 from klamm.kafka.wire.messages import API_VERSIONS
@@ -29,12 +30,13 @@ _log = logging.getLogger("klamm.kafka")
 class Session:
     """Of one channel."""
 
-    __slots__ = ("_channel", "_copied", "_listener", "call", "dialled", "peer_host", "peer_port")
+    __slots__ = ("_channel", "_copied", "_listener", "_waits", "call", "dialled", "peer_host", "peer_port")
 
     def __init__(self, channel: Channel, listener: Listener, peer: tuple[str, int], dialled: tuple[str, int]) -> None:
         self._channel = channel
         self._listener = listener
         self._copied = 0  # bytes of the budget, for the call
+        self._waits: asyncio.Future[Any] | None = None  # what its handler waits for, as long as the client is there
         self.call: Call | None = None
         """The request that is being handled."""
         self.peer_host, self.peer_port = peer
@@ -51,6 +53,8 @@ class Session:
     def close(self) -> None:
         """The connection is closed."""
         self._release_copies()
+        if self._waits is not None:
+            self._waits.cancel()
 
     def disconnect(self, why: str) -> None:
         """Close the connection; log `why`."""
@@ -88,32 +92,38 @@ class Session:
             self._channel.close(f"connection closed: {error.message}")
 
     def _run(self, call: Call) -> None:
+        """Run the handler; most do not have to wait, and need no task."""
+        broker = self._listener.broker
+        work = call.row.handler(broker, call)
         try:
-            result = call.row.handler(self._listener.broker, call)
-            if isinstance(result, Struct):
-                self._respond(call, result)
-            elif result is not None:
-                self._listener.broker.tasks.spawn(self._run_to_end(call, result))
+            try:
+                waits_for = work.send(None)
+            except StopIteration as end:
+                self._respond(call, end.value)
+                return
         except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
-            self.fail(call)
+            self._fail(call)
+            return
+        broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
 
     async def _run_after_refresh(self, call: Call) -> None:
         """The catalog has changed: read it, then handle the request."""
         try:
             await self._listener.broker.topics.refresh()
         except Exception:  # noqa: BLE001  # as in `_run`
-            self.fail(call)
+            self._fail(call)
             return
         self._run(call)
         self._channel.go_on()
 
-    async def _run_to_end(self, call: Call, work: Coroutine[Any, Any, Struct | None]) -> None:
+    async def _run_to_end(self, call: Call, work: Begun[Struct | None]) -> None:
         try:
             response = await work
-            if response is not None:
-                self.respond(call, response)
+            if not self.is_closed:
+                self._respond(call, response)
+                self._channel.go_on()
         except Exception:  # noqa: BLE001  # as in `_run`
-            self.fail(call)
+            self._fail(call)
 
     # ---- for calls
 
@@ -124,14 +134,15 @@ class Session:
         self._copied += len(view)
         return memoryview(bytearray(view))
 
-    def respond(self, call: Call, response: Struct | None) -> None:
-        """See Call."""
-        if not self.is_closed and self.call is call:
-            self._respond(call, response)
-            self._channel.go_on()
+    def wait(self) -> asyncio.Future[Any]:
+        """Return a future that is cancelled when the client disconnects."""
+        self._waits = self._listener.broker.loop.create_future()
+        if self.is_closed:
+            self._waits.cancel()
+        return self._waits
 
-    def fail(self, call: Call) -> None:
-        """See Call."""
+    def _fail(self, call: Call) -> None:
+        """Log the exception that is being handled, and close the connection."""
         self._listener.metrics.failed += 1
         _log.exception("%r: %s v%d failed; the connection is closed", self, call.api.name, call.version)
         self.call = None
@@ -140,7 +151,7 @@ class Session:
     # ---- out
 
     def _respond(self, call: Call, response: Struct | None) -> None:
-        self.call = None
+        self.call = self._waits = None
         if self._copied:
             self._release_copies()
         metrics = self._listener.metrics

@@ -58,7 +58,7 @@ class ServerSettings:
     max_connections_per_ip: int = _number("max.connections.per.ip", _INT32, 1,
         doc="How many connections one client address may have at a time; further ones are closed at once.")
     connections_max_idle_ms: int = _number("connections.max.idle.ms", 600_000, 1, _INT64,
-        doc="A connection on which nothing came, and for which nothing is under way, is closed after this time.")
+        doc="A connection on which nothing was received or sent for this time is closed, also one whose request waits.")
     socket_request_max_bytes: int = _number("socket.request.max.bytes", 100 * _MIB, 1024,
         doc="The largest request that is read; a connection with a larger one is closed.")
     queued_max_request_bytes: int = _number("queued.max.request.bytes", 256 * _MIB, _MIB, _INT64,
@@ -68,16 +68,31 @@ class ServerSettings:
     queued_max_response_bytes: int = _number("queued.max.response.bytes", 256 * _MIB, _MIB, _INT64,
         doc="How many bytes of responses may wait in memory for clients that do not read them, of all connections"
             " together; beyond it, the connection whose client has not read for longest is closed.")
+    fetch_max_bytes: int = _number("fetch.max.bytes", 55 * _MIB, 1024, 1024 * _MIB,
+        doc="How many bytes of records one Fetch response has at most, whatever the client asks for; the first batch is"
+            " sent however large it is.")
+    fetch_flushed_only: bool = _switch("fetch.flushed.only", "false",
+        doc="Whether consumers see records only when they are on disk. If not, a power cut or a failed sync may take"
+            " back records that were consumed; clients that check leader epochs notice (Java, librdkafka since 2.1)."
+            " If so, a fetch of records that are not on disk has them synced, and waits for that.")
     max_open_ranges: int = _number("max.open.ranges", 0, 0,
         doc="How many ranges of segment files the responses may hold open that clients have not read, of all"
             " connections together; 0: a quarter of the open files that the process may have. Beyond it, the connection"
             " whose client has not read for longest is closed; one response holds up to a sixteenth of them.")
+    decompression_max_bytes: int = _number("decompression.max.bytes", 32 * _MIB, _MIB, 256 * _MIB,
+        doc="How many decompressed bytes of a batch may be in memory while it is checked; two batches are checked at a"
+            " time. Batches are decompressed in pieces: one of which more is needed at a time (snappy in one block,"
+            " zstd with a larger window) is MESSAGE_TOO_LARGE.")
     auto_create_topics_max: int = _number("auto.create.topics.max", 100, 1,
         doc="How many topics one Metadata request may create; further ones are UNKNOWN_TOPIC_OR_PARTITION.")
     max_groups: int = _number("max.groups", 10_000, 1,
         doc="How many groups may have members at a time; joining a further one is GROUP_MAX_SIZE_REACHED.")
     group_max_bytes: int = _number("group.max.bytes", 4 * _MIB, 1024,
         doc="How many bytes the subscriptions of a group's members may have together, and its assignments.")
+    groups_max_bytes: int = _number("groups.max.bytes", 256 * _MIB, 64 * 1024, _INT64,
+        doc="How many bytes all groups together may hold for their members: ids, subscriptions, assignments, and about"
+            " 2 KiB for each group and each member. Joining or assigning beyond it is GROUP_MAX_SIZE_REACHED, and the"
+            " log says so.")
     group_initial_rebalance_delay_ms: int = _number("group.initial.rebalance.delay.ms", 0, 0,
         doc="How long an empty group waits for more members before its first assignment. (Kafka: 3000.)")
     group_min_session_timeout_ms: int = _number("group.min.session.timeout.ms", 6_000, 1,
@@ -96,11 +111,13 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not self.host.strip():
-            raise InvalidSetting("host: is empty", hint="want an address: 127.0.0.1 is this machine alone, 0.0.0.0 all")
+            raise InvalidSetting(
+                "is empty", setting="host", hint="want an address: 127.0.0.1 is this machine alone, 0.0.0.0 all"
+            )
         if self.advertise:
             self.advertised()
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
-            raise InvalidSetting("group.min.session.timeout.ms: is more than group.max.session.timeout.ms")
+            raise InvalidSetting("is more than group.max.session.timeout.ms", setting="group.min.session.timeout.ms")
 
     @classmethod
     def of(cls, values: Mapping[str, Value | bool]) -> ServerSettings:
@@ -110,7 +127,7 @@ class ServerSettings:
         for name, value in values.items():
             found = known.get(_key(name))
             if found is None:
-                raise InvalidSetting(f"{name}: a server has no such setting", hint=nearest(name, SERVER_SETTINGS))
+                raise InvalidSetting("a server has no such setting", setting=name, hint=nearest(name, SERVER_SETTINGS))
             typed[_key(name)] = _parse(SERVER_SETTINGS[found], value)
         return cls(**typed)
 
@@ -121,7 +138,7 @@ class ServerSettings:
         host, _, port = self.advertise.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
-            raise InvalidSetting(f"advertise: {self.advertise!r} does not fit", hint="want host:port")
+            raise InvalidSetting(f"{self.advertise!r} does not fit", setting="advertise", hint="want host:port")
         return host, int(port)
 
     def __getitem__(self, name: str) -> str:
@@ -139,7 +156,7 @@ def _parse(setting: Setting, value: Value | bool) -> Value | bool:
         return setting.parse(str(value).lower() if isinstance(value, bool) else value) == "true"
     if setting.type == "string":
         if not isinstance(value, str):
-            raise InvalidSetting(f"{setting.name}: {value!r} does not fit", hint="want a text")
+            raise InvalidSetting(f"{value!r} does not fit", setting=setting.name, hint="want a text")
         return value
     return setting.parse(value)
 

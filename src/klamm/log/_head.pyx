@@ -47,6 +47,7 @@ MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the 
 
 include "_heads.pxi"
 include "_life.pxi"
+include "_tail.pxi"
 
 
 cdef class Log:
@@ -113,7 +114,8 @@ cdef class Log:
                int64_t at=-1):
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
 
-        Its base offset, or a negative result: -errno, or a Result. `same_epoch`: see Partition.append_marker.
+        Its base offset, or a negative result: -errno, or a Result; then its leader epoch is -1, so a caller that an
+        interrupt kept from the result can tell. `same_epoch`: see Partition.append_marker.
         `at`: the offset it has to get; -1: whichever it is. StoreBusy if the lock is not free in time.
         """
         cdef int64_t result
@@ -130,6 +132,8 @@ cdef class Log:
         while True:
             with nogil:
                 result = append(&self.w, &batch[0], size, how, same_epoch, at)
+                if result < 0:
+                    put_be32(&batch[EPOCH_AT], 0xffffffffu)
             if result != -EINTR:
                 return result
             if wait_for is None:
@@ -460,32 +464,27 @@ cdef class Log:
     def read_on(self, int fd, int64_t base, int64_t position, int64_t expected, Py_ssize_t max_bytes, bint contiguous):
         """What comes next in the active segment, in one go: (whole verified batches, next offset).
 
-        None whenever anything is out of the ordinary (nothing there, another segment, damage, an open transaction, a
-        batch larger than `max_bytes`): a Reader then looks into it.
+        None: a Reader has to look into it (see _tail.pxi).
         """
         cdef Commit now
-        cdef int64_t done = 0, size
-        cdef ssize_t got
+        cdef Tail tail
         cdef bytes data
         cdef unsigned char *to
-        cdef int code
-        if take_own_snapshot(&self.w, &now) or now.active_base != base or now.stable_offset != now.next_offset:
-            return None
-        size = min(<int64_t>max_bytes, now.position - position)
-        if size <= 0 or expected < now.log_start:
+        cdef int64_t done, size, next_offset = 0
+        tail.fd, tail.base, tail.position, tail.next_offset, tail.contiguous = fd, base, position, expected, contiguous
+        size = size_behind(&self.w, &tail, max_bytes, &now)
+        if size == 0:
             return None
         data = PyBytes_FromStringAndSize(NULL, size)
         to = <unsigned char *>PyBytes_AS_STRING(data)
         if size < 32768:                # below that, letting go of the GIL costs more than it gives
-            got = os_pread(fd, to, size, position)
-            code = klamm_check_batches(to, got, &done, &expected, contiguous, now.leader_epoch) if got == size else -1
+            done = read_behind(&tail, to, size, &now, &next_offset)
         else:
             with nogil:
-                got = os_pread(fd, to, size, position)
-                code = klamm_check_batches(to, got, &done, &expected, contiguous, now.leader_epoch) if got == size else -1
-        if code != KLAMM_OK or done == 0:
+                done = read_behind(&tail, to, size, &now, &next_offset)
+        if done == 0:
             return None
-        return (memoryview(data) if done == size else memoryview(data)[:done]), expected
+        return (memoryview(data) if done == size else memoryview(data)[:done]), next_offset
 
     # ---- producers
 
@@ -586,8 +585,8 @@ cdef class Log:
 
 
 include "_sync.pxi"
-include "_wait.pxi"
+include "_index_bytes.pxi"
 include "_watch.pxi"
-include "_chime.pxi"
 include "_poller.pxi"
+include "_chime.pxi"
 include "_peek.pxi"

@@ -360,9 +360,10 @@ cdef class Heads:
         PyBuffer_FillInfo(view, self, &self.store().ahead_ms, 16, 1, flags)
 
     def ring_all(self):
-        """Wake every waiter."""
+        """Wake every waiter; of a mapping that can only be read, none: its own waiters look by themselves."""
         cdef StoreSlot *store = self.store()
-        klamm_ring(&store.bell, 0xffffffffu)
+        if self.writable:
+            klamm_ring(&store.bell, 0xffffffffu)
 
 
 cdef class SoleMapping:

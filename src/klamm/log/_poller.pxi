@@ -6,20 +6,25 @@ cdef enum:
     POLL_BYTES = 65536              # as much is read in the call that waits
     SPIN_MOST = 64                  # more heads than that, and looking at each costs more than sleeping
     NOTHING = -1
-    OTHER = -2
 
-cdef int64_t POLL_NAP_NS = 500000000        # a writer may die between its commit and the bell
+cdef int64_t NAP_NS = 500000000             # a writer may die between its commit and the bell
+cdef int64_t nap_ns = NAP_NS
+cdef int64_t SPIN_NS = 10000000             # then signals are looked at
 cdef int64_t READ_ONLY_NAP_NS = 20000000    # a read-only mapping has no bell to listen to
 cdef uint32_t ANY_BIT = 0x80000000u
+
+
+def set_nap(int64_t ns=NAP_NS):
+    """Let this process sleep that long at most before it looks for itself. For tests: of the bell alone."""
+    global nap_ns
+    nap_ns = ns
 
 
 cdef struct Watched:
     Writer *w
     uint64_t seq                    # of the head, as the reader has seen it
-    int fd                          # of the active segment, if the reader is at its end; else -1
-    int contiguous
     bint is_told                    # `moved` has returned it since it was seen
-    int64_t base, position, next_offset
+    Tail tail
 
 
 cdef class Poller:
@@ -52,7 +57,7 @@ cdef class Poller:
             raise MemoryError
         for i in range(len(watched)):
             log = <Log>watched[i]
-            entries[i].w, entries[i].seq, entries[i].fd, entries[i].is_told = &log.w, NO_SEQ, -1, False
+            entries[i].w, entries[i].seq, entries[i].tail.fd, entries[i].is_told = &log.w, NO_SEQ, -1, False
             bits |= log.w.bell_bit
         free(self.watched)
         self.watched, self.logs, self.count, self.turn, self.bits = entries, watched, len(watched), 0, bits or ANY_BIT
@@ -63,15 +68,16 @@ cdef class Poller:
         if not 0 <= index < self.count:
             raise IndexError(index)
         entry = &self.watched[index]
-        entry.seq, entry.fd, entry.is_told = seq, -1, False
+        entry.seq, entry.tail.fd, entry.is_told = seq, -1, False
         if end is not None:
-            entry.base, entry.position, entry.next_offset, entry.contiguous = end[1], end[2], end[3], end[4]
-            entry.fd = end[0]
+            entry.tail.base, entry.tail.position, entry.tail.next_offset = end[1], end[2], end[3]
+            entry.tail.contiguous = end[4]
+            entry.tail.fd = end[0]
 
     def forget_file(self, Py_ssize_t index):
         """The reader at `index` closes its file."""
         if 0 <= index < self.count:
-            self.watched[index].fd = -1
+            self.watched[index].tail.fd = -1
 
     def moved(self, Py_ssize_t most=-1):
         """Return the indexes of heads that have moved on since they were seen.
@@ -107,20 +113,15 @@ cdef class Poller:
                 or (groups_version >= 0 and load64(&store.groups_version) != <uint64_t>groups_version))
 
     cdef int64_t read(self, Watched *entry, int64_t *end_offset) noexcept nogil:
-        """Read whole batches into `read_bytes` and check them: their size, or 0 if a Reader has to look into it."""
+        """Read whole batches into `read_bytes` and check them: their size, or 0 if a Reader has to look into it.
+
+        It has to if one is of a transaction: that may have been aborted.
+        """
         cdef Commit now
-        cdef int64_t size, done = 0
-        if take_own_snapshot(entry.w, &now) or now.active_base != entry.base or now.stable_offset != now.next_offset:
-            return 0
-        size = min(<int64_t>POLL_BYTES, now.position - entry.position)
-        if size <= 0 or entry.next_offset < now.log_start:
-            return 0
-        if os_pread(entry.fd, self.read_bytes, size, entry.position) != size:
-            return 0
-        end_offset[0] = entry.next_offset
-        if klamm_check_batches(self.read_bytes, size, &done, end_offset, entry.contiguous, now.leader_epoch) != KLAMM_OK:
-            return 0
-        return done
+        cdef int64_t size = size_behind(entry.w, &entry.tail, POLL_BYTES, &now)
+        if size:
+            size = read_behind(&entry.tail, self.read_bytes, size, &now, end_offset)
+        return 0 if has_transactional(self.read_bytes, size) else size
 
     def wait(self, int64_t timeout_us, int64_t spin_us, int64_t catalog_version=-1, int64_t groups_version=-1):
         """Wait until a head has moved on, or something else has changed: spin, then sleep on the bell.
@@ -142,23 +143,24 @@ cdef class Poller:
         while True:
             with nogil:
                 if now < spin_until and self.count <= SPIN_MOST:
-                    while i < 0 and now < spin_until:
+                    nap = min(spin_until, now + SPIN_NS)
+                    while i < 0 and now < nap and not self.other_change(store, catalog_version, groups_version):
                         i = self.find_moved()
                         klamm_pause()
                         now = klamm_monotonic_ns()
-                if i < 0:
+                else:
                     if writable:
                         word = klamm_listen(&store.bell, self.bits)
                     i = self.find_moved()
                     if i < 0 and not self.other_change(store, catalog_version, groups_version) and now < until:
-                        nap = min(until, now + (POLL_NAP_NS if writable else READ_ONLY_NAP_NS))
+                        nap = min(until, now + (nap_ns if writable else READ_ONLY_NAP_NS))
                         if writable:
                             os_futex_wait(&store.bell.word, word, self.bits, nap)
                         else:
                             word = 0
                             os_futex_wait(&word, 0, 1, nap)
                         i = self.find_moved()
-                if i >= 0 and self.watched[i].fd >= 0:
+                if i >= 0 and self.watched[i].tail.fd >= 0:
                     size = self.read(&self.watched[i], &end_offset)
                 now = klamm_monotonic_ns()
             if i >= 0:

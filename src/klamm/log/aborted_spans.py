@@ -52,11 +52,15 @@ class AbortedSpans:
     def __bool__(self) -> bool:
         return bool(self._ends)
 
+    def is_fresh(self, base: int) -> bool:
+        """Return whether `refresh` would read nothing."""
+        return self._partition.log.segments_version == self._version and 0 <= self._base <= base
+
     def refresh(self, base: int) -> None:
         """Have what was aborted in the segment `base` and later ones, as of now or later."""
         partition = self._partition
         version = partition.log.segments_version
-        if version == self._version and 0 <= self._base <= base:
+        if self.is_fresh(base):
             return
         if not 0 <= self._base <= base:
             self._clear(base)

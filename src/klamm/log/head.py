@@ -103,7 +103,6 @@ from klamm.log._head import (
     Watch,
     blank_slots,
     leader_epochs,
-    wait_any,
 )
 
 __all__ = [
@@ -137,7 +136,6 @@ __all__ = [
     "clean_byte",
     "leader_epochs",
     "sync",
-    "wait_any",
 ]
 
 

@@ -75,7 +75,7 @@ class Housekeeping:
         return self._partition.snapshot().log_start
 
     def clean_lock(self, timeout_ms: int | None = None) -> AbstractContextManager[None]:
-        """Hold the clean lock for a `with` block; StoreBusy after `timeout_ms`, None: the store's busy_timeout_ms."""
+        """Hold the clean lock for a `with` block; StoreBusy after `timeout_ms`, None: the store's busy_timeout."""
         lock = self._partition.lock
         assert lock is not None
         what = f"{self._directory}: clean lock"

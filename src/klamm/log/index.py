@@ -41,7 +41,10 @@ from klamm.batch.header import HEADER_SIZE as BATCH_HEADER_SIZE
 from klamm.disk import _os, files
 from klamm.log import _head, segment
 
-__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "Entry", "Index", "pack_header", "sync", "write"]
+__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "Entry", "Index", "Read", "pack_header", "sync", "write"]
+
+Read = Callable[[int, int, int], bytes]
+"""Reads from a descriptor: so many bytes, from that byte of the file on."""
 
 _HEADER = struct.Struct("<8sqqqII16xII")
 _ENTRY = struct.Struct("<qqqII")
@@ -117,16 +120,28 @@ class Index:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self.close()
 
-    def entry(self, number: int) -> Entry | None:
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def grow(self, upto: int) -> None:
+        """Take in entries that were written since it was opened, of an active segment with `upto` committed bytes."""
+        if self._fd >= 0:
+            self._end = upto
+            self.count = (os.fstat(self._fd).st_size - HEADER_SIZE) // ENTRY_SIZE
+
+    def entry(self, number: int, read: Read = _os.pread) -> Entry | None:
         """Return the entry, or None if its checksum is wrong."""
-        data = _os.pread(self._fd, ENTRY_SIZE, HEADER_SIZE + number * ENTRY_SIZE)
+        data = read(self._fd, ENTRY_SIZE, HEADER_SIZE + number * ENTRY_SIZE)
         return _parse(data) if len(data) == ENTRY_SIZE else None
 
-    def _last(self, holds: Callable[[Entry], bool]) -> tuple[Entry, int]:
+    def _last(self, holds: Callable[[Entry], bool], read: Read = _os.pread) -> tuple[Entry, int]:
         """The last entry for which `holds`, and how many there are up to it; where none does, the segment's start.
 
         `holds` is true up to some entry and false from there on. A broken entry ends the part that is looked at, and so
@@ -136,7 +151,7 @@ class Index:
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
-            entry = self.entry(middle)
+            entry = self.entry(middle, read)
             if entry is not None and entry.position <= self._end and holds(entry):
                 best, low = entry, middle + 1
             else:
@@ -150,6 +165,10 @@ class Index:
     def before_position(self, position: int) -> tuple[Entry, int]:
         """Return the last entry at or before a byte of the segment, and how many there are up to it."""
         return self._last(lambda entry: entry.position <= position)
+
+    def before_both(self, position: int, offset: int, read: Read) -> Entry:
+        """Return the last entry at or before a byte of the segment and at or before `offset`, by means of `read`."""
+        return self._last(lambda entry: entry.position <= position and entry.offset <= offset, read)[0]
 
     def before_time(self, timestamp: int) -> Entry:
         """Return where to start looking for the first record at or after a time: all before is older."""

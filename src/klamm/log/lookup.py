@@ -113,11 +113,14 @@ def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, commi
             partition.miss_index()
         with Reader(partition, max(start, now.log_start), committed=committed) as reader:
             while data := reader.read():
+                at = 0
                 for batch in walk(data):
                     if batch.max_timestamp >= timestamp_ms and batch.next_offset > now.log_start:
-                        found = _in_batch(data, batch, timestamp_ms, now.log_start, markers=not committed)
+                        whole = data[at : at + batch.size]
+                        found = _in_batch(whole, batch, timestamp_ms, now.log_start, markers=not committed)
                         if found is not None:
                             return found
+                    at += batch.size
         return None  # that was the rest of the log, to its end
     return None
 
@@ -125,7 +128,7 @@ def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, commi
 def _in_batch(data: memoryview, batch: Header, timestamp_ms: int, start: int, *, markers: bool) -> Found | None:
     if batch.is_control:
         return Found(batch.base_offset, batch.max_timestamp, batch.leader_epoch) if markers else None
-    for record in decode(data, form=RECORDS, from_offset=batch.base_offset, upto=batch.next_offset):
-        if record.timestamp >= timestamp_ms and record.offset >= start:
+    for record in decode(data, form=RECORDS, from_offset=start):
+        if record.timestamp >= timestamp_ms:
             return Found(record.offset, record.timestamp, batch.leader_epoch)
     return None

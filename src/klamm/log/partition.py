@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from klamm.batch import encode_one, patch, scan_records
+from klamm.batch import RecordScan, Scan, encode_one, patch
 from klamm.batch.markers import marker
 from klamm.disk import files, reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import (
     InvalidRecord,
-    KlammError,
     LogError,
     OffsetOutOfRange,
     ReadOnly,
@@ -99,7 +98,7 @@ class Partition:
         mine = (topic_id, number) if topic_id else None
         self.log = head.Log(heads, slot, directory, lock, bell_bit, life=life, identity=mine)
         self._one = self.log.append_one
-        self._appended = False
+        self._appended = self.is_forked = False
         self.recovered: list[aborted.Aborted] | None = None
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
         self.index_rebuild = IndexRebuild()
@@ -227,12 +226,13 @@ class Partition:
             return self._settle(result, batch, size)
         return result
 
-    def append_now(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
-        """The same, but None if anything at all is in the way: then `append` sees to it, and may take its time."""
-        if size < 0:
-            size = len(batch)
+    def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
+        """Like `append`, but return None rather than block or do slow work. `scan`: what scan_records says of it."""
+        size = len(batch)
+        if self._read_first and (scan is None or not self._accepts(scan)):
+            return None
         if size > self._max_bytes or self._checked:
-            self._prepare(batch, size)
+            self._prepare(batch, size, is_checked=True)
         result = self.log.append(batch, size, False)
         if result < 0:
             return None
@@ -284,36 +284,36 @@ class Partition:
         """
         return self._list_producers(only_open=False)
 
-    def _prepare(self, batch: bytearray | memoryview, size: int) -> None:
+    def _prepare(self, batch: bytearray | memoryview, size: int, *, is_checked: bool = False) -> None:
         if size > self._max_bytes:
             raise RecordTooLarge(
                 f"{self.topic}/{self.number}: a batch of {size} bytes; max.message.bytes is {self._max_bytes}",
                 hint="send smaller records, or raise the topic's max.message.bytes",
             )
-        if self._read_first:
+        if self._read_first and not is_checked:
             self._check_records(batch, size)
         if self._stamps:
             patch.stamp(batch, size, self.heads.wall_ms())
 
     def _check_records(self, batch: bytearray | memoryview | bytes, size: int) -> None:
         """Check keys and timestamps: of batches from elsewhere, and of our own in case the settings have changed."""
-        is_keyed, low, high = scan_records(memoryview(batch)[:size])
-        if self._keyed and not is_keyed:
+        found = RecordScan(memoryview(batch)[:size])
+        if self._keyed and found.unkeyed:
             raise InvalidRecord(
                 f"{self.topic}/{self.number}: a record without a key, and the topic is compacted",
+                indexes=found.unkeyed,
                 hint="give it a key: compaction keeps the latest record of each",
             )
+        if not self._accepts(found.result):
+            raise timestamps.refusal(self, memoryview(batch)[:size])
+
+    def _accepts(self, scan: Scan) -> bool:
         earliest, latest = self.timestamp_bounds()
-        if low < earliest or high > latest:
-            raise self._bad_timestamp(batch, size)
+        return (scan[0] or not self._keyed) and earliest <= scan[1] and scan[2] <= latest
 
     def timestamp_bounds(self) -> tuple[int, int]:
         """Return the earliest and the latest timestamp that the topic accepts now."""
         return timestamps.bounds(self.heads, self.settings.timestamp_limits_ms)
-
-    def _bad_timestamp(self, batch: bytearray | memoryview | bytes, size: int) -> KlammError:
-        where = f"{self.topic}/{self.number}"
-        return timestamps.refusal(where, memoryview(batch)[:size], *self.timestamp_bounds())
 
     def _settle(
         self,
@@ -329,7 +329,7 @@ class Partition:
         while result < 0:
             tries += 1
             if result == head.Result.TOO_FAR_AHEAD:
-                raise self._bad_timestamp(batch, size)
+                raise timestamps.refusal(self, memoryview(batch)[:size])
             try:
                 self._see_to(result, tries)
             except OSError as error:
@@ -529,7 +529,7 @@ class Partition:
             offset=offset,
             start=now.log_start,
             end=now.next_offset,
-            hint="seek to an offset in the range, or choose the policy earliest or latest",
+            hint="read from an offset in that range",
         )
 
     # ---- reading
@@ -596,4 +596,5 @@ class Partition:
         self.log.after_fork()
 
     def in_child(self) -> None:
+        self.is_forked = True
         self.log.in_child()

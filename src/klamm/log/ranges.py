@@ -1,22 +1,28 @@
-"""Where records lie in the files, for those who send them on as they are: no byte of them is looked at.
+"""File ranges for Fetch: whole batches that sendfile can send without decoding.
 
-A range is whole batches of one segment, below the commit. Who reads on asks next for the offset after the range, so
-that place is remembered; others are looked up as a reader does, by the index and a walk over headers. Places are
-forgotten when the segments change, and believed only in the very file that they were found in.
+A range is whole batches of one segment, below the commit. A client that reads on asks next for the offset after the
+range, so that position is remembered; others are looked up as a reader does, by the index and a walk over headers.
+Positions hold for one version of the segments, and in the very file that they were found in.
+
+`find` may wait for a disk. `find_now` is for an event loop: it uses positions that are remembered, files and indexes
+that are open, and bytes that are in memory, walks over a few headers, and raises WouldBlock where that is not enough.
+The loop and threads may search one partition at a time: what they share are dictionaries and open files.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import header as batch_header
 from klamm.disk import _os
+from klamm.disk.page_cache import WouldBlock, read_cached
 from klamm.errors import CorruptBatch
 from klamm.log import segment
 from klamm.log.aborted_spans import AbortedSpans
-from klamm.log.index import Index
+from klamm.log.index import Entry, Index
 from klamm.log.reader import Reader
 
 if TYPE_CHECKING:
@@ -25,18 +31,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Range", "Ranges", "SegmentFile", "SegmentFiles"]
 
-_MOST_PLACES = 64
+_MAX_POSITIONS = 64
+_MAX_HEADERS = 128  # that `find_now` walks over
 
 
 class SegmentFile:
-    """An open segment; closed when nobody has a range of it any more."""
+    """An open segment; closed when no range refers to it."""
 
-    __slots__ = ("fd", "inode", "version")
+    __slots__ = ("fd", "index", "inode", "version")
 
     def __init__(self, path: str, version: int) -> None:
         self.fd = -1
         self.version = version
         """Of the partition's segments, before it was opened."""
+        self.index: Index | None = None
+        """Its index, once it was used and is valid."""
         self.fd = _os.open_file(path, os.O_RDONLY)
         self.inode = os.fstat(self.fd).st_ino
 
@@ -55,35 +64,49 @@ class SegmentFile:
 
 
 class SegmentFiles:
-    """Open segments of any number of partitions, the latest used."""
+    """Open segments of any number of partitions, the latest used. For any thread: its lock is never held for long."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
+        self._mutex = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def get(self, directory: str, base: int, version: int) -> SegmentFile:
+    def get_open(self, directory: str, base: int, version: int) -> SegmentFile | None:
+        """Return the segment if it is open."""
         key = directory, base
-        found = self._files.get(key)
-        if found is not None and found.version == version:
+        with self._mutex:
+            file = self._files.get(key)
+            if file is None or file.version != version:
+                return None
             self._files.move_to_end(key)
-            return found
-        found = self._files[key] = SegmentFile(segment.path_of(directory, base), version)
-        self._files.move_to_end(key)
-        if len(self._files) > self._most:
-            self._files.popitem(last=False)
-        return found
+            return file
+
+    def get(self, directory: str, base: int, version: int) -> SegmentFile:
+        """Return the segment, opened if need be."""
+        file = self.get_open(directory, base, version)
+        if file is None:
+            file = SegmentFile(segment.path_of(directory, base), version)
+            with self._mutex:
+                self._files[directory, base] = file
+                self._files.move_to_end((directory, base))
+                dropped = self._files.popitem(last=False)[1] if len(self._files) > self._most else None
+            if dropped is not None:
+                dropped.index = None  # a range of it may live on, and needs one descriptor, not two
+        return file
 
     def forget(self, directory: str, base: int) -> None:
-        """Open it anew, when it is next wanted."""
-        self._files.pop((directory, base), None)
+        """Open it again when it is next wanted."""
+        with self._mutex:
+            self._files.pop((directory, base), None)
 
     def forget_unlinked(self) -> None:
-        """Let go of what was deleted or replaced: the disk has it as long as it is open."""
-        for key in [key for key, file in self._files.items() if file.is_unlinked]:
-            del self._files[key]
+        """Close files that were deleted or replaced: they take space on the disk as long as they are open."""
+        with self._mutex:
+            for key in [key for key, file in self._files.items() if file.is_unlinked]:
+                del self._files[key]
 
 
 class Range:
@@ -117,51 +140,48 @@ class _FilePosition(NamedTuple):
     base: int
     position: int
     inode: int
+    version: int
+    """Of the partition's segments, before it was looked up."""
 
 
 class Ranges:
-    """Of one partition. Not for several threads at a time."""
+    """Of one partition."""
 
     def __init__(self, partition: Partition, files: SegmentFiles) -> None:
         self._partition = partition
         self._files = files
-        self._version = -1
-        self._places: dict[int, _FilePosition] = {}
+        self._positions: OrderedDict[int, _FilePosition] = OrderedDict()
         self._aborted = AbortedSpans(partition)
+        self._aborted_mutex = threading.Lock()
 
     def find(self, offset: int, max_bytes: int, limit: int, now: Snapshot, *, at_least_one: bool) -> Range | None:
-        """Batches from the one that holds `offset` on, before the offset `limit`: up to `max_bytes` of them.
+        """Return batches from the one that holds `offset` on, before the offset `limit`: up to `max_bytes` of them.
 
         `at_least_one`: the first batch, however large. None if there is nothing to send. `now` is a commit that has
         `offset` and `limit`. CorruptBatch if the files are not as they should be.
         """
         partition = self._partition
-        asked = offset
+        requested = offset
         while True:
             version = partition.log.segments_version
-            if version != self._version:
-                self._places.clear()
-                self._version = version
-            place = self._places.get(offset) or self._look_up(offset, now)
+            place = self._remembered(offset, version) or self._look_up(offset, now)
             try:
                 file = self._files.get(partition.directory, place.base, version)
             except FileNotFoundError:
                 file = None
             if file is None or file.inode != place.inode:
-                self._places.clear()
+                self._positions.clear()
                 self._files.forget(partition.directory, place.base)  # replaced since it was opened
-                now = self._again(asked)
+                now = self._again(requested)
                 if file is None and partition.log.segments_version == version and not self._is_there(place.base):
                     raise CorruptBatch(
                         f"{partition.directory}: the segment {place.base} is gone", path=partition.directory
                     )
                 continue
-            active = place.base == now.active_base
-            end, following = (now.position, now.next_offset) if active else (file.size, -1)
-            if active or place.position < end:
-                break
+            if place.base == now.active_base or place.position < file.size:
+                return self._range(file, place, max_bytes, limit, now, at_least_one, may_block=True)
             # Nothing is left of what came next in there: cleaned, or it has rolled since. Go on in the next one.
-            self._places.pop(offset, None)
+            self._positions.pop(offset, None)
             following = self._base_after(place.base, now)
             if following > offset and partition.contiguous and not partition.look_for_gaps():
                 raise CorruptBatch(
@@ -170,28 +190,45 @@ class Ranges:
             offset = max(offset, following)
             if offset >= limit:
                 return None
-        if limit < now.next_offset:
-            end, following = self._end_before(limit, place, now, end, following)
-        if end - place.position > max_bytes:
-            upto = now.position if active else None
-            end, following = self._cut(file, place, end, max_bytes, at_least_one, upto)
-        if end <= place.position:
-            return None
-        if following >= 0:
-            self._remember(following, _FilePosition(place.base, end, place.inode))
-        return Range(file, place.position, end - place.position, place.base, following)
 
-    def is_followed(self, found: Range, limit: int, now: Snapshot) -> bool:
-        """Whether a range ends with its segment, and more batches before `limit` lie in later segments."""
-        return found.next_offset < 0 and (limit > now.active_base or self._base_after(found.base, now) < limit)
+    def find_now(self, offset: int, max_bytes: int, limit: int, now: Snapshot, *, at_least_one: bool) -> Range | None:
+        """Like `find`, but raise WouldBlock rather than wait for a disk."""
+        version = self._partition.log.segments_version
+        place = self._remembered(offset, version)
+        file = self._files.get_open(self._partition.directory, place.base, version) if place is not None else None
+        if place is None or file is None or file.inode != place.inode:
+            raise WouldBlock
+        if place.base != now.active_base and place.position >= file.size:
+            raise WouldBlock
+        return self._range(file, place, max_bytes, limit, now, at_least_one, may_block=False)
 
-    def aborted_in(self, offset: int, found: Range, now: Snapshot) -> list[tuple[int, int]]:
-        """Producer id and first offset of each aborted transaction with records in a range, from `offset` on."""
-        self._aborted.refresh(found.base)
-        if not self._aborted:
-            return []
-        end = found.next_offset if found.next_offset >= 0 else self._base_after(found.base, now)
-        return self._aborted.within(offset, end)
+    def is_followed(self, found: Range, limit: int, now: Snapshot, *, may_block: bool = True) -> bool:
+        """Return whether a range ends with its segment, and more batches before `limit` lie in later segments."""
+        if found.next_offset >= 0 or limit > now.active_base:
+            return found.next_offset < 0
+        if not may_block:
+            raise WouldBlock
+        return self._base_after(found.base, now) < limit
+
+    def aborted_in(self, offset: int, found: Range, now: Snapshot, *, may_block: bool = True) -> list[tuple[int, int]]:
+        """Return producer id and first offset of each aborted transaction with records in a range, from `offset` on."""
+        if not self._aborted_mutex.acquire(blocking=may_block):
+            raise WouldBlock
+        try:
+            if may_block:
+                self._aborted.refresh(found.base)
+            elif not self._aborted.is_fresh(found.base):
+                raise WouldBlock
+            if not self._aborted:
+                return []
+            end = found.next_offset
+            if end < 0:
+                if not may_block:
+                    raise WouldBlock
+                end = self._base_after(found.base, now)
+            return self._aborted.within(offset, end)
+        finally:
+            self._aborted_mutex.release()
 
     def _is_there(self, base: int) -> bool:
         return os.path.exists(segment.path_of(self._partition.directory, base))
@@ -206,11 +243,15 @@ class Ranges:
             raise self._partition.out_of_range(offset, now)
         return now
 
+    def _remembered(self, offset: int, version: int) -> _FilePosition | None:
+        place = self._positions.get(offset)
+        return place if place is not None and place.version == version else None
+
     def _remember(self, offset: int, place: _FilePosition) -> None:
-        self._places.pop(offset, None)
-        self._places[offset] = place
-        if len(self._places) > _MOST_PLACES:
-            del self._places[next(iter(self._places))]
+        self._positions.pop(offset, None)
+        self._positions[offset] = place
+        if len(self._positions) > _MAX_POSITIONS:
+            self._positions.popitem(last=False)
 
     def _look_up(self, offset: int, now: Snapshot) -> _FilePosition:
         with Reader(self._partition, offset, committed=False) as reader:
@@ -218,42 +259,83 @@ class Ranges:
         self._remember(offset, place)
         return place
 
-    def _end_before(self, limit: int, place: _FilePosition, now: Snapshot, end: int, following: int) -> tuple[int, int]:
-        """Where the batch of offset `limit` begins, if that is in the same segment."""
-        found = self._places.get(limit) or self._look_up(limit, now)
-        if found.base == place.base and found.inode == place.inode:
-            return found.position, limit
-        return end, following
+    def _range(
+        self,
+        file: SegmentFile,
+        place: _FilePosition,
+        max_bytes: int,
+        limit: int,
+        now: Snapshot,
+        at_least_one: bool,
+        *,
+        may_block: bool,
+    ) -> Range | None:
+        """Return the range from `place` on, cut where it has to be."""
+        active = place.base == now.active_base
+        end, following = (now.position, now.next_offset) if active else (file.size, -1)
+        if limit < now.next_offset or end - place.position > max_bytes:
+            max_end = place.position + max_bytes
+            entry = self._entry_before(file, place.base, max_end, limit, now.position if active else None, may_block)
+            if entry.position < end:
+                cut, offset = self._cut(file, place, entry, end, max_end, limit, at_least_one, may_block)
+                if cut < end:
+                    end, following = cut, offset
+        if end <= place.position:
+            return None
+        if following >= 0:
+            self._remember(following, place._replace(position=end))
+        return Range(file, place.position, end - place.position, place.base, following)
+
+    def _entry_before(
+        self, file: SegmentFile, base: int, max_end: int, limit: int, active_end: int | None, may_block: bool
+    ) -> Entry:
+        """Return the last entry of the index at or before a byte and an offset. `active_end`: see Index, `upto`."""
+        index = file.index
+        if index is not None:
+            if active_end is not None:
+                index.grow(active_end)
+            return index.before_both(max_end, limit, _os.pread if may_block else read_cached)
+        if not may_block:
+            raise WouldBlock
+        index = Index(self._partition.directory, base, upto=active_end, log_fd=file.fd)
+        entry = index.before_both(max_end, limit, _os.pread)
+        if index.is_valid:
+            file.index = index
+        return entry
 
     def _cut(
         self,
         file: SegmentFile,
         place: _FilePosition,
+        entry: Entry,
         end: int,
-        max_bytes: int,
+        max_end: int,
+        limit: int,
         at_least_one: bool,
-        active_end: int | None,
+        may_block: bool,
     ) -> tuple[int, int]:
-        """Return a boundary of batches within `max_bytes`, and the offset there. `active_end`: see Index, `upto`."""
-        upto = place.position + max_bytes
+        """Return the last boundary of batches at or before byte `max_end` and offset `limit`, and the offset there."""
+        read = _os.pread if may_block else read_cached
         position, following = place.position, -1
-        with Index(self._partition.directory, place.base, upto=active_end, log_fd=file.fd) as index:
-            entry, _ = index.before_position(upto)
-        if position < entry.position <= upto and self._begins_at(file, entry.position, entry.offset):
+        if position < entry.position and self._begins_at(file, entry, may_block):
             position, following = entry.position, entry.offset
+        steps = 0
         while position < end:
-            header = batch_header.parse(_os.pread(file.fd, batch_header.HEADER_SIZE, position))
-            first = position == place.position and at_least_one
-            if position + header.size > upto and not first:
+            if steps == _MAX_HEADERS and not may_block:
+                raise WouldBlock
+            steps += 1
+            header = batch_header.parse(read(file.fd, batch_header.HEADER_SIZE, position))
+            is_first = position == place.position and at_least_one
+            if header.next_offset > limit or (position + header.size > max_end and not is_first):
                 break
             position, following = position + header.size, header.next_offset
-            if first and position >= upto:
-                break
-        return min(position, end), following
+        return position, following
 
-    def _begins_at(self, file: SegmentFile, position: int, offset: int) -> bool:
+    def _begins_at(self, file: SegmentFile, entry: Entry, may_block: bool) -> bool:
         """An index is a hint, and this is its check."""
+        read = _os.pread if may_block else read_cached
         try:
-            return batch_header.parse(_os.pread(file.fd, batch_header.HEADER_SIZE, position)).base_offset == offset
+            found = batch_header.parse(read(file.fd, batch_header.HEADER_SIZE, entry.position))
         except CorruptBatch:
             return False
+        return found.base_offset == entry.offset

@@ -112,16 +112,8 @@ class Reader:
         self._base = -1
         self.close()
 
-    def take(self, data: bytes, next_offset: int) -> memoryview:
-        """Go on behind `data`, which a Poller has read at `end`; return what of it is not aborted."""
-        try:
-            self._advance(len(data), next_offset)
-            return self._visible(memoryview(data))
-        except BaseException:
-            self._forget()
-            raise
-
-    def _advance(self, size: int, next_offset: int) -> None:
+    def advance(self, size: int, next_offset: int) -> None:
+        """Go on behind whole batches of that size, which were read at `end`."""
         self._position += size
         self.offset = self._expected = next_offset
 
@@ -159,7 +151,7 @@ class Reader:
             )
             if found is not None:
                 batches, following = found
-                self._advance(len(batches), following)
+                self.advance(len(batches), following)
                 return batches
         max_bytes = max(max_bytes, batch_header.HEADER_SIZE)  # enough to see how long the first batch is
         while True:
@@ -209,13 +201,15 @@ class Reader:
                 raise self._torn(len(data))
             max_bytes = whole
 
-    def place(self, now: Snapshot) -> tuple[int, int, int]:
-        """Where the batch of `offset` begins: base of its segment, position, and inode of that file."""
+    def place(self, now: Snapshot) -> tuple[int, int, int, int]:
+        """Return where the batch of `offset` begins: base of its segment, position, inode of that file, and the version
+        of the segments before it was opened.
+        """
         while not self._enter(now):
             now = self.partition.snapshot()
             if not now.log_start <= self.offset < now.next_offset:
                 raise self.partition.out_of_range(self.offset, now)
-        return self._base, self._position, self._file[1]
+        return self._base, self._position, self._file[1], self._file[0]
 
     def _once_more(self) -> bool:
         """Whether to look again at what seems damaged: a failed sync is being healed, or who did that was killed."""

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from klamm.errors import (
+    Closed,
     CorruptBatch,
     DiskFull,
     Fenced,
@@ -58,7 +59,9 @@ def error_of(partition: Partition, result: int) -> KlammError:
             hint="somebody cut or removed a file; run `check(repair=True)` on the store",
         )
     if result == Result.ABANDONED:
-        return Forked(f"{where}: used after its store was closed, or in a forked child", hint="open the store anew")
+        if partition.is_forked:
+            return Forked(f"{where}: opened before the fork", hint="open the store again in the child")
+        return Closed(f"{where}: the store is closed", hint="open it again")
     if result == Result.FENCED:
         return Fenced(f"{where}: a producer with a newer epoch has taken over this producer id")
     if result == Result.ENDED:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from klamm.batch import decode
+from klamm.batch import RecordScan
 from klamm.errors import InvalidTimestamp
 
 if TYPE_CHECKING:
     from klamm.log.head import Heads
+    from klamm.log.partition import Partition
 
 __all__ = ["NO_LIMIT", "bounds", "refusal"]
 
 NO_LIMIT = (1 << 63) - 1
-_MOST_INDEXES = 100
 
 
 def bounds(heads: Heads, limits_ms: tuple[int, int]) -> tuple[int, int]:
@@ -32,9 +32,9 @@ def bounds(heads: Heads, limits_ms: tuple[int, int]) -> tuple[int, int]:
     return max(min(clocks) - before_ms, -NO_LIMIT), min(max(clocks) + after_ms, NO_LIMIT)
 
 
-def refusal(where: str, batch: bytearray | memoryview | bytes, earliest: int, latest: int) -> InvalidTimestamp:
-    """Return the error for a whole batch that has timestamps outside of [earliest, latest]."""
-    stamps = [record.timestamp for record in decode(batch)]
-    bad = [index for index, stamp in enumerate(stamps) if stamp != -1 and not earliest <= stamp <= latest]
-    worst = stamps[bad[0]] if bad else max(stamps)  # none, if the clock has moved on since the batch was refused
-    return InvalidTimestamp.outside(where, worst, earliest, latest, tuple(bad[:_MOST_INDEXES]))
+def refusal(partition: Partition, batch: memoryview) -> InvalidTimestamp:
+    """Return the error for a whole batch that has timestamps outside of what the topic accepts."""
+    earliest, latest = partition.timestamp_bounds()
+    scan = RecordScan(batch, earliest, latest)
+    worst = scan.first_outside if scan.outside else scan.result[2]  # the clock has moved on since it was refused
+    return InvalidTimestamp.outside(f"{partition.topic}/{partition.number}", worst, earliest, latest, scan.outside)

@@ -12,6 +12,6 @@ the same for a directory and for kafka://host:9092.
 from __future__ import annotations
 
 from klamm.spark.remote import read, read_stream, write, write_stream
-from klamm.spark.session import session
+from klamm.spark.session import java_home, session, session_settings
 
-__all__ = ["read", "read_stream", "session", "write", "write_stream"]
+__all__ = ["java_home", "read", "read_stream", "session", "session_settings", "write", "write_stream"]

@@ -25,13 +25,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import walk
-from klamm.client.start import resume_at
 from klamm.errors import InvalidSetting, KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
 from klamm.log import lookup
 from klamm.spark.offsets import EARLIEST, LATEST, Bound, StreamOffsets, TopicIdPartition
 from klamm.spark.pushdown import EVERYTHING, Wanted
 from klamm.store.directory import Core, acquire, release
 from klamm.types import Position
+from klamm.where import resume_at
 
 if TYPE_CHECKING:
     from klamm.log.partition import Ends, Partition

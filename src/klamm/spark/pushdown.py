@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from klamm.times import to_ms
+
 __all__ = ["EVERYTHING", "Wanted", "push"]
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 _FIRST, _LAST = 0, (1 << 63) - 1
 
 
@@ -119,5 +119,5 @@ def _by_time(wanted: Wanted, value: Any) -> Wanted:
         return wanted
     if value.tzinfo is None:  # the session's zone is not known here: nothing is left out that may be meant
         value = value.replace(tzinfo=UTC) - timedelta(days=1)
-    since = (value - _EPOCH) // _MILLISECOND  # rounded down
+    since = to_ms(value)  # rounded down
     return replace(wanted, since_ms=since if wanted.since_ms is None else max(wanted.since_ms, since))

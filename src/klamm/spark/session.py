@@ -18,13 +18,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from klamm.errors import InvalidSetting, KlammError
+from klamm.errors import InvalidSetting, NotInstalled
 from klamm.spark import java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PATH", "connector", "session", "settings"]
+__all__ = ["PATH", "connector", "java_home", "session", "session_settings", "settings"]
 
 PATH = "spark.klamm.path"
 """The setting that holds the store which read and write use when they are told none."""
@@ -56,7 +56,7 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     elsewhere = remote or ("" if master else os.environ.get("SPARK_REMOTE", ""))
     if not elsewhere or elsewhere.startswith("local"):
-        os.environ["JAVA_HOME"] = java.find().home
+        os.environ["JAVA_HOME"] = java_home()
     builder = pyspark.sql.SparkSession.builder
     if elsewhere:
         builder = builder.remote(elsewhere)
@@ -73,6 +73,22 @@ def session(
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
     return made
+
+
+def session_settings(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    master: str | None = None,
+    kafka: bool | str | os.PathLike[str] = False,
+    **conf: Any,
+) -> dict[str, str]:
+    """Return the settings of Spark that `session` would start with: for a program that Spark itself starts."""
+    return settings(path, master=master, kafka=kafka, version=_pyspark().__version__, conf=conf)
+
+
+def java_home() -> str:
+    """Return the JAVA_HOME that `session` would use; a KlammError if there is no Java that Spark can run on."""
+    return java.find().home
 
 
 def settings(
@@ -129,7 +145,7 @@ def _pyspark() -> Any:
     try:
         import pyspark.sql
     except ImportError:
-        raise KlammError("pyspark is not installed", hint="pip install 'klamm[spark]'") from None
+        raise NotInstalled.package("pyspark", "'klamm[spark]'") from None
     from klamm.spark.source import refuse_old_spark
 
     refuse_old_spark(pyspark.__version__)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from klamm.client.target import codec_of
+from klamm.client.produce.target import codec_of
 from klamm.errors import InvalidSetting
 from klamm.spark.options import boolean, check_names, directory_of, whole_number
 from klamm.store.groups import checked_name

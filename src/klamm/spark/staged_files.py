@@ -58,7 +58,7 @@ class StagedName:
             return None
         try:
             return StagedName(parts[0], int(parts[1]), int(parts[2]), int(parts[3].partition("-")[0]))
-        except (ValueError, InvalidSetting):
+        except ValueError:
             return None
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from klamm.client.stuck import Stuck
+from klamm.client.consume.stuck import Stuck
 from klamm.errors import KlammError
 from klamm.spark.offsets import StreamOffsets, TopicIdPartition
 from klamm.spark.planning import Planner

@@ -508,12 +508,19 @@ class Catalog:
 
     def _unknown(self, name: str) -> UnknownTopic:
         known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]
-        return UnknownTopic(f"there is no topic {name!r}", hint=nearest(str(name), known) or "create_topic makes one")
+        near = nearest(str(name), known)
+        return UnknownTopic(
+            f"there is no topic {name!r}",
+            hint=near or "store.topics.create() makes one",
+            code=None if near else "unknown_topic",
+        )
 
     def _refuse_taken(self, execute: Execute, name: str) -> None:
         taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()
         if taken is not None and taken[0] == name:
-            raise TopicExists(f"there is a topic {name!r} already", hint="exist_ok=True leaves it as it is")
+            raise TopicExists(
+                f"there is a topic {name!r} already", hint="exist_ok=True leaves it as it is", code="topic_exists"
+            )
         if taken is not None:
             raise InvalidTopic(
                 f"{name!r} collides with the topic {taken[0]!r}", hint="'.' and '_' count as the same, as in Kafka"

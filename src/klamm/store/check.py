@@ -45,7 +45,6 @@ def check(
         path = store.catalog.path
         report.breaches[:0] = [Breach(path, None, promise, *each) for each in store.rebuilt]
         store.rebuilt = []
-        report.progress = None  # it is over, and a report may be pickled
         return report
     path = os.path.abspath(os.fspath(store))
     try:
@@ -76,9 +75,10 @@ class _Check:
         self.core = core
         self.repair = repair
         self.report = Report()
+        self.on_progress: Callable[[int], object] | None = None
         if progress is not None:
             total = _size_of_logs(f"{core.path}/topics")
-            self.report.progress = lambda done: progress(done, total)
+            self.on_progress = lambda done: progress(done, total)
         self.lock: LockFile | None = None
 
     def run(self) -> Report:
@@ -116,7 +116,16 @@ class _Check:
         for topic in topics:
             self.report.cuts += cuts_of(self.core.path, topic)
             for number, slot in enumerate(topic.partitions):
-                Examination(self.core, self.lock, self.report, topic, number, slot, repair=self.repair).run()
+                Examination(
+                    self.core,
+                    self.lock,
+                    self.report,
+                    topic,
+                    number,
+                    slot,
+                    repair=self.repair,
+                    on_progress=self.on_progress,
+                ).run()
                 self.report.partitions += 1
 
     def _orphans(self, names: list[str], topics: list[Topic]) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 from urllib.parse import quote
 
 from klamm.disk import _os, files, fork
-from klamm.errors import DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
+from klamm.errors import Closed, DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
 from klamm.store._section import Section
 
 __all__ = [
@@ -77,8 +77,6 @@ class Unfinished(NotAStore):
 class Database:
     """One connection a process, behind a mutex, opened at the first use and again after a fork."""
 
-    fork_order = 1  # whoever holds a core's mutex may want this one, not the other way round
-
     def __init__(self, path: str, gate: Gate, *, read_only: bool = False) -> None:
         self.path = path
         self.gate = gate
@@ -98,7 +96,8 @@ class Database:
         self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
         self._name = os.fsencode(path)
         self._inode = _os.inode_of(self._name)
-        fork.register(self)  # before there is a connection that a fork could surprise
+        # Before there is a connection that a fork could surprise; after cores, whose mutex is taken before this one.
+        fork.register(self, Database._in_child, Database._before_fork, Database._after_fork, order=1)
         with self._mutex, _explained(self.path):
             self._connect()
 
@@ -248,14 +247,14 @@ class Database:
 
     # Forks: see D5.
 
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         self._mutex.acquire()
         self._disconnect()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         self._mutex.release()
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         self.abandon()
         self._wrote = False
         self._mutex = threading.Lock()
@@ -267,7 +266,7 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
-            raise StoreError(f"{self.path}: the store is closed")
+            raise Closed(f"{self.path}: the store is closed", hint="open it again")
         if self._frozen is not None and self._frozen != self._looks():
             self._disconnect()
         if self._connection is None:

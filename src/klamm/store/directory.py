@@ -6,7 +6,7 @@
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
     reserve                  blocks for a full disk (disk/reserve.py)
     server                   who the Kafka server is, while there is one (kafka/server.py)
-    tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/rocks.py); can be made anew
+    tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/table/rocks.py); can be made anew
     pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/claim.py)
     staging/<store id>/      what tasks of Spark wrote and nobody has committed yet (scratch.py)
 
@@ -34,7 +34,7 @@ from contextlib import AbstractContextManager, nullcontext
 from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, LockFile
 from klamm.disk.threads import DaemonThread
-from klamm.errors import KlammError, NotAStore, ReadOnly, StoreBusy, UnknownTopic
+from klamm.errors import Closed, KlammError, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head, index_rebuild
 from klamm.log.partition import Partition
 from klamm.store import found_catalog, layout, retention_check, slots, upgrade
@@ -128,7 +128,7 @@ class Core:
             self._open(rebuild)
         self.groups = Groups(self)
         self.transactions = Transactions(self, boot_id())
-        fork.register(self)
+        fork.register(self, Core._in_child, Core._before_fork, Core._after_fork)
 
     # ---- opening
 
@@ -164,6 +164,7 @@ class Core:
         return ReadOnly(
             f"{self.path}: cannot be written: {error.strerror}",
             hint="open it with read_only=True, or change its rights",
+            code="not_writable",
         )
 
     def _create_parts(self, rebuild: bool) -> None:
@@ -436,7 +437,7 @@ class Core:
 
     def check_open(self) -> None:
         if self.closed:
-            raise NotAStore(f"{self.path}: the store is closed", hint="open it anew")
+            raise Closed(f"{self.path}: the store is closed", hint="open it again")
 
     def close(self) -> None:
         """Leave recovery points behind and let go of everything.
@@ -470,18 +471,18 @@ class Core:
         if hasattr(self, "heads"):
             self.heads.close_descriptor()
 
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         self._mutex.acquire()
         self._forking = self.opened()
         for partition in self._forking:
             partition.before_fork()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         for partition in self._forking:
             partition.after_fork()
         self._mutex.release()
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         """Nothing here may be used any more: locks and descriptors are the parent's."""
         for partition in self._forking:
             partition.in_child()

@@ -69,8 +69,6 @@ class Report:
     size: int = 0  # bytes of log
     cuts: list[Cut] = field(default_factory=list)
     """What recovery or repair cut off logs, now or before; `klamm salvage` reads it."""
-    progress: Callable[[int], object] | None = field(default=None, repr=False, compare=False)
-    """Called with the bytes of log that were looked at, now and then."""
 
     @property
     def ok(self) -> bool:
@@ -111,12 +109,14 @@ class Examination:
         slot: int,
         *,
         repair: bool,
+        on_progress: Callable[[int], object] | None = None,
     ) -> None:
-        """Without `lock`, nothing that needs a lock byte is looked at."""
+        """Without `lock`, look at nothing that needs a lock byte. Call `on_progress` with bytes of log now and then."""
         self.core = core
         self.lock = lock
         self.report = report
         self.repair = repair
+        self.on_progress = on_progress
         self.topic = topic
         self.slot = slot
         self.directory = f"{core.path}/topics/{topic.directory}/{number}"
@@ -296,8 +296,8 @@ class Examination:
         before, told = report.size - end, 0
         highest = now.leader_epoch if now is not None else -1
         for each in batches(path, base, end, contiguous=base >= self.gaps_below, highest_epoch=highest):
-            if report.progress is not None and each.position >= told:
-                report.progress(before + each.position)
+            if self.on_progress is not None and each.position >= told:
+                self.on_progress(before + each.position)
                 told = each.position + _TOLD_BYTES
             if isinstance(each, Damage):
                 if may_be_torn and each.position >= torn_from and each.stop == end:

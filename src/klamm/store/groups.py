@@ -272,7 +272,8 @@ class Groups:
         try:
             yield
         except UnknownGroup as error:
-            raise UnknownGroup(error.message, hint=nearest(name, self.names()) or _NONE_YET) from None
+            near = nearest(name, self.names())
+            raise UnknownGroup(error.message, hint=near or _NONE_YET, code=None if near else "unknown_group") from None
 
     def look_up(self, execute: Execute, name: str) -> Group | None:
         """Return the group as a transaction sees it. Raise NotAStore if its row is damaged."""
@@ -328,7 +329,8 @@ class Groups:
         if door == "klamm" and execute(pending, (group.number,)).fetchone():
             raise GroupBusy(
                 f"group {name!r}: a transaction over the wire has yet to commit offsets of it",
-                hint="it ends with its time-out at the latest; store.transactions() tells of it",
+                hint="it ends with its time-out at the latest; store.transactions tells of it",
+                code="open_transaction",
             )
         if door == "kafka" and self.live_places(group.number):
             raise GroupBusy(

@@ -112,7 +112,8 @@ def partitions_of(core: Core, topic: str | None) -> list[Partition]:
         if not found[0].is_compacted:
             raise InvalidSetting(
                 f"{topic}: is not compacted: its cleanup.policy is {found[0].settings.cleanup_policy!r}",
-                hint="alter_topic(…, {'cleanup.policy': 'compact'}) makes it so",
+                hint="store.topics.alter(…, {'cleanup.policy': 'compact'}) makes it so",
+                code="not_compacted",
             )
         return found
     _, topics = core.all_topics()
@@ -140,8 +141,6 @@ class Maintainer:
     """A thread that looks after a store every so many seconds."""
 
     def __init__(self, every_s: float) -> None:
-        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s > 0:
-            raise InvalidSetting(f"maintain_every_s: {every_s!r} does not fit", hint="want seconds, more than 0")
         self._every_s = every_s
         self._over = StopFlag()
         self._thread: DaemonThread | None = None

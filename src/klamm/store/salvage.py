@@ -6,6 +6,7 @@ CRC right, is returned record by record, with the offset it had; another record 
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from collections.abc import Iterator
 from klamm.batch import Record, decode
 from klamm.store.catalog import Topic
 from klamm.store.damage import Batch, batches
+from klamm.store.layout import DAMAGED
 from klamm.types import Cut
 
-__all__ = ["cuts_of", "records_in"]
+__all__ = ["cuts_of", "records_in", "set_aside"]
 
 _NAME = re.compile(r"(\d{20})\.log\.cut-(\d+)")
 
@@ -30,6 +32,12 @@ def cuts_of(store_path: str, topic: Topic) -> list[Cut]:
                 path = f"{directory}/{name}"
                 found.append(Cut(topic.name, partition, path, os.stat(path).st_size, int(match[2])))
     return sorted(found, key=lambda cut: (cut.cut_ms, cut.partition, cut.path))
+
+
+def set_aside(store_path: str) -> list[str]:
+    """Return the paths of what repair took out of the store beside its logs: klamm.db if damaged, orphans."""
+    patterns = (f"{DAMAGED}*", "orphans/*")
+    return sorted(path for pattern in patterns for path in glob.glob(f"{glob.escape(store_path)}/{pattern}"))
 
 
 def records_in(cut: Cut) -> Iterator[Record]:

@@ -1,7 +1,8 @@
 """Settings of a topic: Kafka's names and defaults; only those that Klamm honours.
 
 The class below is the table: one line a setting, with its name, default, range and meaning. A topic stores only what
-differs from the defaults on purpose (`to_dict`), as strings, the way Kafka's tools show and take them.
+differs from the defaults on purpose (`to_dict`), as strings, the way Kafka's tools show and take them. A setting in
+milliseconds (`….ms`) also takes a duration: "7d", "1h30m" or a timedelta.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from klamm.errors import InvalidSetting
 from klamm.store.names import nearest
-from klamm.types import UNITS_MS
+from klamm.times import MILLISECOND, parse_duration
 
-__all__ = ["SETTINGS", "Setting", "Settings", "Value"]
+__all__ = ["SETTINGS", "Setting", "Settings", "Value", "known", "named_settings"]
 
-Value = str | int | float
+Value = str | int | float | timedelta
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 _HOUR_MS = 60 * 60 * 1000
 _DAY_MS = 24 * _HOUR_MS
-_LENGTH = re.compile(r"([0-9]{1,9})\s*(s|m|h|d|w)")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _FRACTION = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?")
 
@@ -47,7 +48,14 @@ class Setting(NamedTuple):
             return " or ".join(repr(choice) for choice in self.choices)
         if self.type == "double":
             return f"a number from {self.low} to {self.high}"
-        return f"a whole number from {self.low} to {self.high}" + (", or -1: no limit" if self.unlimited else "")
+        unit, duration = (" of milliseconds", ", a duration such as '90s' or '7d'") if self.is_duration else ("", "")
+        unlimited = ", or -1: no limit" if self.unlimited else ""
+        return f"a whole number{unit} from {self.low} to {self.high}{duration}{unlimited}"
+
+    @property
+    def is_duration(self) -> bool:
+        """Whether it is in milliseconds."""
+        return self.name.endswith(".ms")
 
     def parse(self, value: object) -> Value:
         """The typed value, or InvalidSetting."""
@@ -60,13 +68,20 @@ class Setting(NamedTuple):
             return word
         if self.type == "double":
             return self._parse_fraction(value)
-        if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value.strip()):
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool):
+        number = self._whole_number(value)
+        if number is None or not (self.low <= number <= self.high or (self.unlimited and number == -1)):
             raise self._refuse(value)
-        if not self.low <= value <= self.high and not (self.unlimited and value == -1):
-            raise self._refuse(value)
-        return value
+        return number
+
+    def _whole_number(self, value: object) -> int | None:
+        if isinstance(value, str):
+            text = value.strip()
+            if _WHOLE_NUMBER.fullmatch(text):
+                return int(text)
+            return parse_duration(text) if self.is_duration else None
+        if isinstance(value, timedelta):
+            return value // MILLISECOND if self.is_duration and value >= timedelta() else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def _parse_fraction(self, value: object) -> float:
         if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
@@ -78,11 +93,7 @@ class Setting(NamedTuple):
     def _refuse(self, value: object) -> InvalidSetting:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:59] + "…"
-        hint = f"want {self.valid}"
-        length = _LENGTH.fullmatch(value.strip()) if isinstance(value, str) else None
-        if length is not None and self.name.endswith(".ms"):
-            hint = f"want milliseconds: {length[0]} is {int(length[1]) * UNITS_MS[length[2]]}"
-        return InvalidSetting(f"{self.name}: {shown} does not fit", hint=hint)
+        return InvalidSetting(f"{shown} is invalid", setting=self.name, hint=f"expected {self.valid}")
 
 
 def _number(name: str, default: int, low: int, high: int, *, unlimited: bool = False, doc: str) -> Any:
@@ -160,14 +171,14 @@ class Settings:
             for name in resets:
                 overrides.pop(known(name, SETTINGS).name, None)
                 if name in changes:
-                    raise InvalidSetting(f"{name}: cannot be both changed and reset")
+                    raise InvalidSetting("cannot be both changed and reset", setting=name)
             for name, value in changes.items():
                 overrides[name] = known(name, SETTINGS).parse(value)
             values = {_ATTRIBUTES[name]: SETTINGS[name].parse(value) for name, value in overrides.items()}
         except InvalidSetting as error:
             if not where:
                 raise
-            raise InvalidSetting(f"{where}: {error.message}", hint=error.hint) from None
+            raise InvalidSetting(error.problem, setting=error.setting, where=where, hint=error.hint) from None
         return Settings(**values, overridden=frozenset(overrides))  # type: ignore[arg-type]  # parsed just above
 
     def to_dict(self) -> dict[str, str]:
@@ -179,13 +190,26 @@ class Settings:
         return str(getattr(self, _ATTRIBUTES[known(name, SETTINGS).name]))
 
 
+def named_settings(settings: Mapping[str, Value] | None, named: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Return settings by Kafka's names: those of a mapping, and those given as keywords, with `_` for `.`."""
+    if not named:
+        return {} if settings is None else settings
+    changes = {} if settings is None else dict(settings)
+    for keyword, value in named.items():
+        name = keyword.replace("_", ".")
+        if name in changes:
+            raise InvalidSetting(f"{name}: given twice", hint=f"leave out {keyword}=, or the entry of the mapping")
+        changes[name] = value
+    return changes
+
+
 def known(name: object, table: Mapping[str, Setting], absent: str = "there is no such setting") -> Setting:
     """The setting of that name; InvalidSetting, which says `absent`, if the table has none."""
     if not isinstance(name, str):
         raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
     setting = table.get(name)
     if setting is None:
-        raise InvalidSetting(f"{name}: {absent}", hint=nearest(name, table))
+        raise InvalidSetting(absent, setting=name, hint=nearest(name, table))
     return setting
 
 

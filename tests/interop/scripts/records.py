@@ -114,6 +114,8 @@ def produce_what_only_a_broker_may_write(desk: Desk) -> None:
     desk.produce("transactional without a transaction", topic, batch_of(RECORDS, attributes=0x10, **own))
     desk.fetch("read", topic, 0)
     desk.produce("append time", topic, batch_of(RECORDS, attributes=0x08))
+    stamped = desk.topic(message_timestamp_type="LogAppendTime")
+    desk.produce("append time, where the broker stamps", stamped, batch_of(RECORDS, attributes=0x08))
 
 
 @script

@@ -18,7 +18,7 @@ NONE = ErrorCode.NONE
 @pytest.fixture
 def store(path: Path) -> Iterator[klamm.Store]:
     with klamm.open(path) as opened:
-        opened.create_topic("t", 3)
+        opened.topics.create("t", 3)
         yield opened
 
 

@@ -139,7 +139,7 @@ def test_partitions_and_groups_are_added_only_by_the_producer_of_the_transaction
         assert call("billing", me[0] + 1, me[1], here) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert call("billing", me[0], me[1] + 1, here) is ErrorCode.PRODUCER_FENCED
         assert call("billing", me[0], me[1] - 1, here) is ErrorCode.PRODUCER_FENCED
-    assert store.transactions() == []
+    assert list(store.transactions) == []
 
 
 # ---- how it ends
@@ -156,7 +156,7 @@ def test_transactions_one_after_the_other(store: klamm.Store, client: Client, co
     assert markers(log_of(store)) == [first + n + 1 if client.bumps else first for n in range(4)]
     assert seen(store, 0, 1) == [[b"0", b"1", b"2", b"3"] if commit else []] * 2
     assert client.epoch == (first + 4 if client.bumps else first)
-    assert store.transactions() == [] and store.check().breaches == []
+    assert list(store.transactions) == [] and store.check().breaches == []
 
 
 def test_the_older_kind_goes_on_with_its_sequences_and_leaves_other_logs_alone(
@@ -245,12 +245,12 @@ def test_the_last_epoch_of_a_producer_id_ends_with_another(
 
 def test_a_deleted_topic_is_left_out(store: klamm.Store, client: Client) -> None:
     assert client.send(0) is NONE
-    store.create_topic("gone")
+    store.topics.create("gone")
     there = core_of(store).topic("gone").topic.id, 0
     assert client.desk.add_partitions("billing", client.producer_id, client.epoch, [there]) is NONE
-    store.delete_topic("gone")
+    store.topics.delete("gone")
     assert client.end(commit=True) is NONE and seen(store, 0) == [[b"x"]]
-    assert store.transactions() == []
+    assert list(store.transactions) == []
 
 
 # ---- offsets of groups
@@ -289,10 +289,10 @@ def test_what_committing_offsets_refuses(store: klamm.Store, older: Client, desk
 
 
 def test_a_group_whose_members_are_programs_is_refused(store: klamm.Store, newer: Client) -> None:
-    with store.consumer("t", group="g", wait_ms=0) as consumer:
+    with store.consumer("t", group="g", wait=0) as consumer:
         consumer.poll()
         assert newer.commit_offsets("g", 3) is ErrorCode.UNKNOWN_MEMBER_ID
-        assert newer.desk.pending_offsets("g") == set() and store.transactions() == []
+        assert newer.desk.pending_offsets("g") == set() and list(store.transactions) == []
     assert newer.commit_offsets("g", 3) is NONE and newer.end(commit=True) is NONE
     assert offset_of(store, "g") == 3
 
@@ -303,11 +303,11 @@ def test_programs_cannot_join_a_group_that_a_transaction_is_about_to_move(path: 
         assert client.init() is NONE and client.commit_offsets("g", 3) is NONE
     with (
         pytest.raises(GroupBusy, match="a transaction over the wire"),
-        store.consumer("t", group="g", wait_ms=0) as one,
+        store.consumer("t", group="g", wait=0) as one,
     ):
         one.poll()
-    assert store.abort_transaction(client.producer_id)
-    with store.consumer("t", group="g", wait_ms=0) as one:
+    assert store.transactions.abort(client.producer_id)
+    with store.consumer("t", group="g", wait=0) as one:
         one.poll()
 
 
@@ -315,7 +315,7 @@ def test_programs_cannot_join_a_group_that_a_transaction_is_about_to_move(path: 
 def test_what_is_deleted_meanwhile_gets_no_offset(store: klamm.Store, newer: Client, what: str) -> None:
     assert newer.commit_offsets("g", 3) is NONE and newer.send(1) is NONE
     if what == "topic":
-        store.delete_topic("t")
+        store.topics.delete("t")
     else:
         database = core_of(store).catalog.database
         with database.gate(), database.transaction() as execute:
@@ -336,7 +336,7 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_client_fenced(stor
     hasten(store, desk)
     desk.tick()
     assert not stands_open(log_of(store)) and not stands_open(log_of(store, 1))
-    assert desk.pending_offsets("g") == set() and store.transactions() == []
+    assert desk.pending_offsets("g") == set() and list(store.transactions) == []
     assert desk.check_produce(*me, place_of(store)) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert client.end(commit=True) is ErrorCode.PRODUCER_FENCED
     assert client.end(commit=False) is ErrorCode.PRODUCER_FENCED
@@ -353,7 +353,7 @@ def test_a_transaction_from_before_the_boot_is_over_when_the_server_starts(store
         assert client.init() is NONE and client.send(0) is NONE
     core_of(store).transactions.resolver.boot_id = "another"
     with serving(store) as desk:
-        assert not stands_open(log_of(store)) and store.transactions() == []
+        assert not stands_open(log_of(store)) and list(store.transactions) == []
         assert client.desk.end("billing", client.producer_id, client.epoch, commit=True, bump=False).error
 
 
@@ -407,7 +407,7 @@ def test_a_program_in_another_process_takes_a_name_over(
     assert client.desk.row("billing") is not None, "it has not looked yet"
     assert client.add(1) in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
     client.desk.tick()
-    assert client.desk.rows() == [] and store.transactions() == [] and store.check().breaches == []
+    assert client.desk.rows() == [] and list(store.transactions) == [] and store.check().breaches == []
     assert client.desk.check_produce(client.producer_id, client.epoch, place_of(store)) is (
         ErrorCode.INVALID_PRODUCER_ID_MAPPING
     )
@@ -420,7 +420,7 @@ def test_a_client_that_takes_a_name_over_fences_the_program(store: klamm.Store, 
     mine.send("t", b"program", partition=0)
     client = Client(store, desk, bumps=False)
     assert client.init() is NONE
-    assert not stands_open(log_of(store)) and store.transactions() == []
+    assert not stands_open(log_of(store)) and list(store.transactions) == []
     with pytest.raises((Fenced, Aborted)):
         mine.commit()
     assert client.send(0) is NONE and client.end(commit=True) is NONE
@@ -432,12 +432,12 @@ def test_a_client_that_takes_a_name_over_fences_the_program(store: klamm.Store, 
 
 def test_a_person_can_abort_a_clients_transaction(store: klamm.Store, client: Client) -> None:
     assert client.send(0) is NONE
-    (info,) = store.transactions()
+    (info,) = list(store.transactions)
     assert (info.producer_id, info.name, info.state) == (client.producer_id, "billing", "ongoing")
     assert info.partitions == (("t", 0),) and info.epoch == client.epoch
-    assert store.abort_transaction(client.producer_id)
-    assert not store.abort_transaction(client.producer_id)
-    assert [info.state for info in store.transactions()] == ["prepared_abort"], "marking is the server's"
+    assert store.transactions.abort(client.producer_id)
+    assert not store.transactions.abort(client.producer_id)
+    assert [info.state for info in store.transactions] == ["prepared_abort"], "marking is the server's"
     client.desk.tick()
-    assert not stands_open(log_of(store)) and store.transactions() == []
+    assert not stands_open(log_of(store)) and list(store.transactions) == []
     assert client.end(commit=True) is ErrorCode.PRODUCER_FENCED

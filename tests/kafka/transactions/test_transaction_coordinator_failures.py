@@ -199,11 +199,11 @@ def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: Path, t
         )
         assert client.init() is ErrorCode.CONCURRENT_TRANSACTIONS
         client.desk.tick()
-        assert [info.state for info in store.transactions()] == ["prepared_commit"]
+        assert [info.state for info in store.transactions] == ["prepared_commit"]
         stopped.go_on()
         stopped.answer()
         client.desk.tick()
-    assert store.transactions() == [] and seen(store, 0, 1) == [[b"x"], [b"x"]]
+    assert list(store.transactions) == [] and seen(store, 0, 1) == [[b"x"], [b"x"]]
     assert client.send(0, 1) is NONE and client.end(commit=True) is NONE
 
 
@@ -223,7 +223,7 @@ def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
         child = start(hold)
         ready.wait()
         assert newer.ask_end(commit=True) == Identified(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        assert [info.state for info in store.transactions()] == ["ongoing"]
+        assert [info.state for info in store.transactions] == ["ongoing"]
         go.up()
         child.answer()
     assert newer.end(commit=True) is NONE and seen(store, 0) == [[b"x"]]

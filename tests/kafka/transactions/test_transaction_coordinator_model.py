@@ -92,7 +92,7 @@ class Run:
 @given(actions=ACTIONS)
 def test_what_is_read_is_what_was_committed(actions: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as path, klamm.open(path) as store:
-        store.create_topic("t", PARTITIONS)
+        store.topics.create("t", PARTITIONS)
         run = Run(store)
         pending = list(enumerate(actions))
         while pending:
@@ -162,7 +162,7 @@ def _act(run: Run, desk, step: int, action: str, who: int, number: int) -> None:
         row = desk.row(client.name)
         assert old.error or (row is not None and not row.is_ongoing)
     elif action == "person":
-        assert store.abort_transaction(client.producer_id) == fate.is_begun
+        assert store.transactions.abort(client.producer_id) == fate.is_begun
         if fate.is_begun:
             desk.tick()
             run.settle(who, commit=False)

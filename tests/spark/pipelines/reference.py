@@ -56,7 +56,7 @@ def send(store: klamm.Store, topic: str, events: Iterable[Event]) -> None:
 
 
 def contents(store: klamm.Store, topic: str) -> list[Any]:
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         return list(consumer)
 
 

@@ -93,7 +93,7 @@ def test_windows_have_what_plain_python_counts_and_late_and_broken_records_are_c
     spark: Any, store: klamm.Store
 ) -> None:
     dice = random.Random(seed_of())
-    store.create_topic("orders", 1, NO_RETENTION)
+    store.topics.create("orders", 1, NO_RETENTION)
     runs = [
         [  # micro-batches: the third is late by the watermark of the second, which is of the first; 6 records are
             orders(dice, 20, START_MS, MINUTE),
@@ -174,7 +174,7 @@ def test_a_table_has_the_windows_as_they_are_now_and_a_micro_batch_done_again_ch
     spark: Any, store: klamm.Store
 ) -> None:
     dice = random.Random(seed_of())
-    store.create_topic("orders", 2, NO_RETENTION)
+    store.topics.create("orders", 2, NO_RETENTION)
     timed = [Event(START_MS, b"anna-0", value) for value in TIMES]
     runs = [
         [orders(dice, 40, START_MS, 4 * MINUTE) + timed],
@@ -226,8 +226,8 @@ def test_a_table_has_the_windows_as_they_are_now_and_a_micro_batch_done_again_ch
 def test_an_empty_topic_is_no_error_and_its_folder_is_of_this_pipeline_only(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("orders")
-    store.create_topic("payments")
+    store.topics.create("orders")
+    store.topics.create("payments")
 
     def run(topic: str = "orders", to: str = "counts", **more: Any) -> Any:
         given = {"window": "1 minute", "watermark": "0 seconds", "checkpoint": tmp_path / "mine", **more}
@@ -245,7 +245,7 @@ def test_an_empty_topic_is_no_error_and_its_folder_is_of_this_pipeline_only(
         with pytest.raises(InvalidSetting) as refused:
             run(**more)
         assert said in refused.value.message
-    assert "counts" in store.topics() and "others" not in store.topics()
+    assert "counts" in store.topics and "others" not in store.topics
     with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
         run()
 
@@ -280,8 +280,8 @@ def test_what_does_not_fit_is_told_in_a_sentence_before_spark_is_asked(
     store: klamm.Store, given: dict[str, Any], said: str
 ) -> None:
     nobody: Any = None
-    store.create_topic("orders")
-    store.create_topic("plain")
+    store.topics.create("orders")
+    store.topics.create("plain")
     with pytest.raises(InvalidSetting) as refused:
         aggregate(nobody, store.path, "orders", **{"to": "out", "window": "1 minute", "watermark": "1 minute", **given})
     assert said in refused.value.message

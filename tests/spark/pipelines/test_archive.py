@@ -47,7 +47,7 @@ def archived(spark: Any, folder: Path) -> list[Row]:
 
 def topic_rows(store: klamm.Store, topic: str) -> list[Row]:
     found = []
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         for each in consumer:
             found.append((each.partition, each.offset, each.timestamp, each.key, each.value, each.headers, 0))
     return sorted(found)
@@ -58,7 +58,7 @@ def days(folder: Path) -> dict[str, int]:
 
 
 def test_each_record_is_archived_once_under_its_date(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders", 2, {"retention.ms": -1})
+    store.topics.create("orders", 2, {"retention.ms": -1})
     store.append("orders", b"the last of its year", timestamp=NEW_YEAR - 1, partition=0)
     store.append("orders", None, key=b"gone", timestamp=NEW_YEAR, partition=0)
     store.append(
@@ -75,7 +75,7 @@ def test_each_record_is_archived_once_under_its_date(spark: Any, store: klamm.St
         spark, store.path, "orders", tmp_path / "out", progress=lambda done, total: told.append((done, total))
     )
     assert (report.rows_read, report.rows_written, report.dead_letters, report.batches) == (4, 4, 0, 1)
-    ends = [each.end for each in store.topic("orders").partitions]
+    ends = [each.end for each in store.topics.describe("orders").partitions]
     assert ends[0] > 5  # some of what was aborted is in the log, and two markers
     assert told[-1] == (sum(ends), sum(ends))
     found = archived(spark, tmp_path / "out")
@@ -122,7 +122,7 @@ UNFIT = {
 def test_what_does_not_fit_the_schema_is_a_dead_letter_and_not_archived(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("orders", 1)
+    store.topics.create("orders", 1)
     for value in [*FITS[:2], *UNFIT, *FITS[2:]]:
         store.append("orders", value, key=b"k", headers=[("h", b"1"), ("klamm.attempts", b"2")], timestamp=NEW_YEAR)
     schema = "id BIGINT, name STRING, sub STRUCT<x: INT NOT NULL>"
@@ -140,7 +140,7 @@ def test_what_does_not_fit_the_schema_is_a_dead_letter_and_not_archived(
     letters = list(store.dead_letters("orders.dlq"))
     assert {each.record.value: each.reason for each in letters} == UNFIT
     assert [each.origin for each in letters] == [("orders", 0, offset, NEW_YEAR) for offset in range(2, 10)]
-    assert {(each.attempts, each.error, each.record.key, each.record.headers) for each in letters} == {
+    assert {(each.attempts, each.error, each.record.key, tuple(each.record.headers)) for each in letters} == {
         (3, "klamm.errors.InvalidRecord", b"k", (("h", b"1"),))
     }
     # Repaired and put back they fit; the schema is what it was.
@@ -153,7 +153,7 @@ def test_what_does_not_fit_the_schema_is_a_dead_letter_and_not_archived(
 
 
 def test_an_inferred_schema_is_that_of_the_first_run(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders", 1)
+    store.topics.create("orders", 1)
 
     def run() -> tuple[int, int]:
         report = archive(spark, store.path, "orders", tmp_path / "out", schema="infer", dead_letters="bad")
@@ -172,7 +172,7 @@ def test_an_inferred_schema_is_that_of_the_first_run(spark: Any, store: klamm.St
 def test_small_files_are_merged_and_sorted_when_a_run_ends(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    store.create_topic("orders", 2, {"retention.ms": -1})
+    store.topics.create("orders", 2, {"retention.ms": -1})
     for number in range(4):
         store.append_many(
             "orders", [(b"%d" % (n % 4), b"%d" % n, None, NEW_YEAR + n) for n in range(number * 10, number * 10 + 10)]
@@ -190,8 +190,8 @@ def test_small_files_are_merged_and_sorted_when_a_run_ends(spark: Any, store: kl
 
 
 def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders", 1)
-    store.create_topic("others", 1)
+    store.topics.create("orders", 1)
+    store.topics.create("others", 1)
     out = tmp_path / "out"
     refused: list[tuple[dict[str, Any], str]] = [
         ({"schema": "id INTT"}, "schema: 'id INTT' cannot be parsed"),
@@ -244,7 +244,7 @@ def test_an_error_in_the_middle_is_made_up_for_by_the_next_run(
     spark: Any, store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: bool
 ) -> None:
     """Files and dead letters are written; the micro-batch is done, though its files were not renamed, or it is not."""
-    store.create_topic("orders", 1)
+    store.topics.create("orders", 1)
     store.append_many("orders", [(None, b'{"n": %d}' % n if n % 3 else b"bad") for n in range(12)])
 
     def full(*_: Any, **__: Any) -> Any:
@@ -270,7 +270,7 @@ def test_a_driver_that_is_killed_again_and_again_archives_every_record_once(
     spark: Any, store: klamm.Store, tmp_path: Path, kills: int
 ) -> None:
     dice = random.Random(seed_of())
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     out, journal = tmp_path / "out", tmp_path / "out" / "_klamm" / "journal.json"
 
     def fill(count: int) -> None:

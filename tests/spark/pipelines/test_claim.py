@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import klamm
 from klamm.errors import InvalidSetting, NotAStore
+from klamm.spark.pipelines import checkpoint
 from klamm.spark.pipelines.claim import OURS, Claim
 
 ONE = {"pipeline": "archive", "store": "s1", "topics": {"orders": "t1"}}
@@ -61,3 +63,24 @@ def test_a_claim_that_was_edited_is_told(tmp_path: Path) -> None:
 def test_one_who_was_killed_while_claiming_is_followed(tmp_path: Path) -> None:
     (tmp_path / OURS).mkdir()
     assert Claim.take(tmp_path, ONE, {}).options == {}
+
+
+def test_a_pipeline_of_ones_own_has_a_checkpoint_that_no_other_gets(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with klamm.open(path) as store:
+        orders = store.topics.create("orders")
+        mine = checkpoint(path, "orders", pipeline="life", options={"size": 8})
+        assert mine == checkpoint(path, "orders", pipeline="life") and mine.startswith(f"{path}/pipelines/orders/")
+        assert checkpoint(path, "orders", pipeline="other", directory=tmp_path / "mine").startswith(f"{tmp_path}/mine/")
+        with pytest.raises(InvalidSetting, match="belongs to"):
+            checkpoint(path, "orders", pipeline="other")
+        with pytest.raises(InvalidSetting, match="begun with size = 8"):
+            checkpoint(path, "orders", pipeline="life", options={"size": 16})
+        with pytest.raises(InvalidSetting, match="no topic"):
+            checkpoint(path, pipeline="life")
+        with pytest.raises(klamm.UnknownTopic):
+            checkpoint(path, "ordres", pipeline="life")
+        orders.delete()
+        store.topics.create("orders")
+        with pytest.raises(InvalidSetting, match="deleted and made anew"):
+            checkpoint(path, "orders", pipeline="life")

@@ -64,7 +64,7 @@ def files(store: klamm.Store, topic: str = "users") -> list[dict[str, bytes]]:
 
 
 def records(store: klamm.Store, topic: str = "users") -> list[tuple[Any, ...]]:
-    with store.consumer(topic, start="earliest", wait_ms=0) as consumer:
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
         found = [(r.partition, r.offset, r.key, r.value, r.timestamp, r.headers) for r in consumer]
     return sorted(found, key=lambda record: record[:2])
 
@@ -124,9 +124,9 @@ def test_spark_leaves_the_same_files_as_the_built_in_compaction(
         return original(self, stale, counts, wanted, open_ids)
 
     monkeypatch.setattr(pipeline._Job, "_run", counted)
-    store.create_topic("users", 2, settings={**SETTINGS, "cleanup.policy": "delete"})
+    store.topics.create("users", 2, settings={**SETTINGS, "cleanup.policy": "delete"})
     store.append_many("users", [(None, b"no key"), (b"", b"an empty one")])
-    store.alter_topic("users", {"cleanup.policy": "compact"})
+    store.topics.alter("users", {"cleanup.policy": "compact"})
     removed = []
     for number, (rounds, later_ms) in enumerate([(30, 0), (10, 500), (0, 2000)]):
         write(store, dice, rounds)
@@ -135,7 +135,7 @@ def test_spark_leaves_the_same_files_as_the_built_in_compaction(
         store.backup(tmp_path / f"copy{number}")
         report = compact(spark, store.path, "users", force=True)
         with klamm.open(tmp_path / f"copy{number}") as copy:
-            built_in = copy.compact("users", force=True)
+            built_in = copy["users"].compact(force=True)
             assert files(store) == files(copy), f"round {number}"
             assert records(store) == records(copy)
         assert report.details["records_removed"] == built_in.records_removed
@@ -152,7 +152,7 @@ def test_spark_leaves_the_same_files_as_the_built_in_compaction(
 
 
 def test_writers_and_readers_go_on_meanwhile(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("users", 2, settings=SETTINGS)
+    store.topics.create("users", 2, settings=SETTINGS)
     store.append_many("users", [(b"k%d" % (n % 50), b"%d" % n * 9) for n in range(2000)])
     over, written = threading.Event(), threading.Event()
     sent = dict.fromkeys(range(50), b"")
@@ -168,7 +168,7 @@ def test_writers_and_readers_go_on_meanwhile(spark: Any, store: klamm.Store) -> 
             store.append("users", sent[n % 50], key=b"k%d" % (n % 50))
 
     def follow() -> None:
-        with store.consumer("users", start="earliest", wait_ms=20) as consumer:
+        with store.consumer("users", start="earliest", wait=0.02) as consumer:
             while True:
                 ending = written.is_set()
                 for record in consumer:
@@ -200,7 +200,7 @@ def test_a_worker_that_is_killed_in_a_task_is_made_up_for(
     spark: Any, store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Clock(monkeypatch)
-    store.create_topic("users", settings=SETTINGS)
+    store.topics.create("users", settings=SETTINGS)
     write(store, random.Random(3), 20)
     store.backup(tmp_path / "copy")
     trap = str(tmp_path / "trap")
@@ -224,7 +224,7 @@ def test_a_worker_that_is_killed_in_a_task_is_made_up_for(
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert not os.path.exists(trap)
     with klamm.open(tmp_path / "copy") as copy:
-        copy.compact("users", force=True)
+        copy["users"].compact(force=True)
         assert files(store) == files(copy), "and nothing is left over"
 
 
@@ -243,7 +243,7 @@ def test_a_driver_that_is_killed_leaves_what_the_next_compaction_of_either_kind_
     spark: Any, store: klamm.Store, tmp_path: Path, kills: int
 ) -> None:
     dice = random.Random(seed_of())
-    store.create_topic("users", settings={**SETTINGS, "delete.retention.ms": 10**12})
+    store.topics.create("users", settings={**SETTINGS, "delete.retention.ms": 10**12})
     for number in range(kills):
         write(store, dice, 20)
         before = latest(records(store))
@@ -258,7 +258,7 @@ def test_a_driver_that_is_killed_leaves_what_the_next_compaction_of_either_kind_
         store.backup(tmp_path / f"copy{number}")
         assert compact(spark, store.path, "users", force=True).details["partitions"] == 1
         with klamm.open(tmp_path / f"copy{number}") as copy:
-            copy.compact("users", force=True)
+            copy["users"].compact(force=True)
             assert records(store) == records(copy)
             assert [sorted(each) for each in files(store)] == [sorted(each) for each in files(copy)]
         assert latest(records(store)) == before
@@ -269,7 +269,7 @@ def test_one_who_cleans_keeps_others_out_and_is_kept_out(
     spark: Any, store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "_PATIENCE_MS", 30)
-    store.create_topic("users", settings=SETTINGS)
+    store.topics.create("users", settings=SETTINGS)
     store.append_many("users", [(b"k", b"%d" % n) for n in range(100)])
     told: list[tuple[int, int | None]] = []
     busy = []
@@ -297,7 +297,7 @@ def test_one_who_cleans_keeps_others_out_and_is_kept_out(
 
 
 def test_what_progress_raises_ends_it_and_nothing_is_left_over(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("users", settings=SETTINGS)
+    store.topics.create("users", settings=SETTINGS)
     write(store, random.Random(5), 20)
     before = latest(records(store))
 
@@ -315,18 +315,18 @@ def test_what_progress_raises_ends_it_and_nothing_is_left_over(spark: Any, store
 def test_what_cannot_be_compacted_is_said_before_a_job_starts(store: klamm.Store, tmp_path: Path) -> None:
     """There is no session: nobody asks for one."""
     spark: Any = None
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     store.append_many("orders", [(None, b"%d" % n) for n in range(40)], partition=1)
     with pytest.raises(InvalidSetting, match=r"orders: is not compacted: its cleanup\.policy is 'delete'"):
         compact(spark, store.path, "orders")
-    store.alter_topic("orders", {"cleanup.policy": "compact"})
+    store.topics.alter("orders", {"cleanup.policy": "compact"})
     with pytest.raises(InvalidRecord, match=r"orders: none of its 40 records \(partitions 1\) has a key"):
         compact(spark, store.path, "orders")
     with pytest.raises(UnknownTopic, match="order"):
         compact(spark, store.path, "order")
     with pytest.raises(NotAStore):
         compact(spark, tmp_path, "orders")
-    store.create_topic("empty", settings={"cleanup.policy": "compact"})
+    store.topics.create("empty", settings={"cleanup.policy": "compact"})
     assert compact(spark, store.path, "empty", force=True).rows_read == 0
 
 

@@ -56,7 +56,7 @@ def compare(store: klamm.Store, count: int) -> None:
         revenue[each["customer"]].append(each["amount"])
     found = {row["customer"]: (row["orders"], row["amount"]) for row in table(store.path, "revenue")}
     assert found == {customer: (len(amounts), sum(amounts)) for customer, amounts in revenue.items()}
-    with store.consumer("large-orders", wait_ms=0) as consumer:
+    with store.consumer("large-orders", wait=0) as consumer:
         large = [(record.key.decode(), json.loads(record.value)) for record in consumer]
     assert sorted(large, key=lambda each: each[1]["id"]) == [
         (each["customer"], each) for each in orders if each["amount"] >= 100
@@ -66,7 +66,7 @@ def compare(store: klamm.Store, count: int) -> None:
 @pytest.mark.soak  # it starts two servers of Spark Connect, with a catalog on disk: a minute
 @pytest.mark.timeout(600)
 def test_a_second_run_takes_what_is_new_and_nothing_twice(store: klamm.Store) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     append(store, range(20))
     run(store.path)
     compare(store, 20)

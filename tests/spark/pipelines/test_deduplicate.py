@@ -68,7 +68,7 @@ def by_header(record: Any) -> bytes | None:
 
 def test_the_first_of_each_id_passes_as_it_was_and_the_others_are_counted(spark: Any, store: klamm.Store) -> None:
     dice = random.Random(seed_of())
-    store.create_topic("orders", 2, NO_RETENTION)
+    store.topics.create("orders", 2, NO_RETENTION)
     sent = [
         orders(dice, 40, START_MS, 10 * MINUTE),
         orders(dice, 40, START_MS + 5 * MINUTE, 10 * MINUTE) + [order(START_MS + n, n) for n in range(4)],
@@ -100,7 +100,7 @@ def known(runs: Sequence[Sequence[Sequence[Any]]]) -> set[tuple[int, int]]:
 def test_state_is_forgotten_when_the_watermark_has_passed_and_the_folder_is_of_this_pipeline_only(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("orders", 1, NO_RETENTION)
+    store.topics.create("orders", 1, NO_RETENTION)
 
     def run(**more: Any) -> Any:
         given = {"within": "1 minute", "watermark": "0 seconds", "checkpoint": tmp_path / "mine", **more}
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_told_in_a_sentence_before_spark_is_asked(
     store: klamm.Store, given: dict[str, Any], said: str
 ) -> None:
     nobody: Any = None
-    store.create_topic("orders")
+    store.topics.create("orders")
     with pytest.raises(InvalidSetting) as refused:
         deduplicate(nobody, store.path, "orders", **{"to": "once", "within": "1 minute", **given})
     assert said in refused.value.message

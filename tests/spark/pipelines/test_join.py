@@ -104,7 +104,7 @@ def as_told(expected: Counter[Any]) -> Counter[Any]:
 def test_pairs_are_those_of_plain_python_and_late_records_are_counted(spark: Any, store: klamm.Store) -> None:
     dice = random.Random(seed_of())
     for name in ("orders", "payments"):
-        store.create_topic(name, 2, NO_RETENTION)
+        store.topics.create(name, 2, NO_RETENTION)
     far = START_MS + 60 * MINUTE
     runs: list[list[Sides]] = [
         [(orders(dice, 20, START_MS, 20 * MINUTE), orders(dice, 20, START_MS, 22 * MINUTE))],
@@ -138,7 +138,7 @@ def test_each_topic_may_have_its_own_field_and_values_need_not_be_json(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
     for name in ("orders", "payments"):
-        store.create_topic(name, 1, NO_RETENTION)
+        store.topics.create(name, 1, NO_RETENTION)
     send(store, "orders", [Event(START_MS, b"x", b'{"id": 4711, "text": "a\\u00e9"}'), Event(START_MS, b"x", b"{")])
     send(store, "payments", [Event(START_MS + 1, b"4711", b'1 2 \xff"'), Event(START_MS + 60_001, b"4711", b"2")])
 
@@ -184,8 +184,8 @@ def test_what_does_not_fit_is_told_in_a_sentence_before_spark_is_asked(
     store: klamm.Store, given: dict[str, Any], said: str
 ) -> None:
     nobody: Any = None
-    store.create_topic("orders")
-    store.create_topic("payments")
+    store.topics.create("orders")
+    store.topics.create("payments")
     with pytest.raises(InvalidSetting) as refused:
         join(nobody, store.path, "orders", **{"right": "payments", "to": "paid", "within": "1 minute", **given})
     assert said in refused.value.message

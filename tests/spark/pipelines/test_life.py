@@ -76,9 +76,9 @@ def kill_after(store: klamm.Store, size: int, generations: int, begin: int, dice
 
 def latest(store: klamm.Store) -> int:
     """The generation that the topic has come to, as everybody sees it."""
-    if "life" not in store.topics():
+    if "life" not in store.topics:
         return -1
-    with store.consumer("life", last=2, wait_ms=0) as consumer:  # the last offset is the transaction's marker
+    with store.consumer("life", start=klamm.last(2), wait=0) as consumer:  # the last offset is the transaction's marker
         return max((int(record.value.split()[0]) for record in consumer), default=-1)
 
 
@@ -150,13 +150,13 @@ def test_each_generation_equals_numpy_s_though_the_driver_is_killed(store: klamm
         if alive != before
     ]
     assert len(changes) > 3
-    assert list(life.watch.cell(store, x, y, wait_ms=0)) == changes
+    assert list(life.watch.cell(store, x, y, wait=0)) == changes
 
     # Compacted, the topic is the world as a table; a window of it is what it was.
-    assert store.compact("life", force=True).records_removed > 0
+    assert store["life"].compact(force=True).records_removed > 0
     cells, _ = life.world.now(store, size)
     assert np.array_equal(cells, expected)
-    *_, (generation, living) = life.watch.region(store, 8, 16, 20, 10, wait_ms=0)
+    *_, (generation, living) = life.watch.region(store, 8, 16, 20, 10, wait=0)
     assert generation == generations
     assert living == {(8 + x, 16 + y) for y, x in np.argwhere(expected[16:26, 8:28])}
 

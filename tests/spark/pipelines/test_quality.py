@@ -63,7 +63,7 @@ def send(store: klamm.Store, hour: int, value: Any, key: bytes | None = None, pa
 
 @pytest.fixture
 def filled(store: klamm.Store) -> klamm.Store:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     for n in range(10):
         send(store, 0, {"id": n, "user": {"name": "Ada", "a": {"b": {"c": 1}}}, "old": 1.5}, b"k%d" % (n % 4))
     for n in range(5):
@@ -178,7 +178,7 @@ def _page_is_whole(found: Quality) -> None:
 
 
 def test_sizes_are_told_by_their_shares(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [b"x" * n for n in range(101)])
     found = quality(spark, store.path, "orders")
     assert found.values == {
@@ -194,13 +194,13 @@ def test_sizes_are_told_by_their_shares(spark: Any, store: klamm.Store) -> None:
 
 
 def test_gaps_are_what_compaction_and_transactions_left_out(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("orders", settings={"cleanup.policy": "compact"})
+    store.topics.create("orders", settings={"cleanup.policy": "compact"})
     for n in range(20):
         store.append("orders", b"%d" % n, key=b"a" if n < 5 else b"b" if 8 <= n < 11 else b"k%d" % n)
     with store.transaction() as transaction:
         transaction.send("orders", b"", key=b"t")
     store.append("orders", b"", key=b"last")
-    store.compact("orders", force=True)
+    store["orders"].compact(force=True)
     found = quality(spark, store.path, "orders")
     assert found.gaps == {
         "count": 2,
@@ -214,7 +214,7 @@ def test_gaps_are_what_compaction_and_transactions_left_out(spark: Any, store: k
 
 
 def test_an_empty_topic_has_a_report_and_a_page(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     found = quality(spark, store.path, "orders")
     assert (found.records, found.buckets, found.fields, found.gaps["count"]) == (0, [], [], 0)
     assert found.values["max"] is None and found.json["json_share"] == 0
@@ -224,7 +224,7 @@ def test_an_empty_topic_has_a_report_and_a_page(spark: Any, store: klamm.Store) 
 
 
 def test_years_are_put_together_to_fewer_buckets(spark: Any, store: klamm.Store) -> None:
-    store.create_topic("orders", settings={"message.timestamp.after.max.ms": 2**62})
+    store.topics.create("orders", settings={"message.timestamp.after.max.ms": 2**62})
     for year in (0, 1, 50):
         send(store, year * 365 * 24, {"year": year})
     found = quality(spark, store.path, "orders")
@@ -234,7 +234,7 @@ def test_years_are_put_together_to_fewer_buckets(spark: Any, store: klamm.Store)
 
 def test_what_is_wrong_is_said_before_a_job_starts(store: klamm.Store, tmp_path: Path) -> None:
     spark: Any = None
-    store.create_topic("orders")
+    store.topics.create("orders")
     with pytest.raises(UnknownTopic, match="payments"):
         quality(spark, store.path, "payments")
     with pytest.raises(NotAStore):

@@ -26,7 +26,7 @@ from pyspark import cloudpickle
 
 
 def bounds(store: klamm.Store, topic: str) -> list[tuple[int, int]]:
-    return [(each.start, each.end) for each in store.topic(topic).partitions]
+    return [(each.start, each.end) for each in store.topics.describe(topic).partitions]
 
 
 def fill(store: klamm.Store, topic: str, count: int = 300) -> None:
@@ -41,7 +41,7 @@ def fill(store: klamm.Store, topic: str, count: int = 300) -> None:
 
 def test_a_restored_topic_is_what_the_archived_one_was(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
     """With transactions and their markers, offsets that compaction took, and a beginning that is gone."""
-    store.create_topic("compacted", 3, {"cleanup.policy": "compact", "segment.records": 50})
+    store.topics.create("compacted", 3, {"cleanup.policy": "compact", "segment.records": 50})
     fill(store, "compacted")
     aborted = store.transaction(batch_bytes=1)
     for number in range(20):
@@ -49,12 +49,12 @@ def test_a_restored_topic_is_what_the_archived_one_was(spark: Any, store: klamm.
     aborted.abort()
     with store.transaction() as transaction:
         transaction.send("compacted", b"committed", key=b"last")
-    store.compact("compacted", force=True)
+    store["compacted"].compact(force=True)
     assert len(topic_rows(store, "compacted")) < 60
-    store.create_topic("orders", 3, {"retention.ms": 10**15, "max.message.bytes": 700})
+    store.topics.create("orders", 3, {"retention.ms": 10**15, "max.message.bytes": 700})
     fill(store, "orders")
     store.append("orders", b"no key")
-    store.delete_records("orders", {0: 17, 2: bounds(store, "orders")[2][1]})
+    store["orders"].delete_records({0: 17, 2: bounds(store, "orders")[2][1]})
     told: list[tuple[int, int | None]] = []
     for topic in ("compacted", "orders"):
         archive(spark, store.path, topic, tmp_path / topic)
@@ -68,8 +68,12 @@ def test_a_restored_topic_is_what_the_archived_one_was(spark: Any, store: klamm.
             assert topic_rows(new, topic) == topic_rows(store, topic)
             assert bounds(new, topic) == bounds(store, topic)
         forever = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
-        assert new.topic("compacted").settings == {"cleanup.policy": "compact", "segment.records": "50", **forever}
-        assert new.topic("orders").settings == {"max.message.bytes": "700", **forever}
+        assert new.topics.describe("compacted").settings == {
+            "cleanup.policy": "compact",
+            "segment.records": "50",
+            **forever,
+        }
+        assert new.topics.describe("orders").settings == {"max.message.bytes": "700", **forever}
         assert new.check().ok
         assert restore(spark, tmp_path / "orders", new.path, "orders").rows_written == 0
         # What was archived since comes, too; and what is appended goes on behind.
@@ -81,7 +85,7 @@ def test_a_restored_topic_is_what_the_archived_one_was(spark: Any, store: klamm.
 
 
 def test_what_cannot_be_is_refused(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
-    store.create_topic("orders", 2)
+    store.topics.create("orders", 2)
     with pytest.raises(InvalidSetting, match="is no archive: it is nobody's"):
         restore(spark, tmp_path, store.path, "back")
     archive(spark, store.path, "orders", tmp_path / "out")
@@ -89,13 +93,13 @@ def test_what_cannot_be_is_refused(spark: Any, store: klamm.Store, tmp_path: Pat
     assert bounds(store, "empty") == [(0, 0)] * 2
     store.append_many("orders", [(None, b"%d" % n) for n in range(10)], partition=1)
     archive(spark, store.path, "orders", tmp_path / "out")
-    store.create_topic("three", 3)
-    store.create_topic("stamped", 2, {"message.timestamp.type": "LogAppendTime"})
+    store.topics.create("three", 3)
+    store.topics.create("stamped", 2, {"message.timestamp.type": "LogAppendTime"})
     for topic, said in (("three", "has 3 partitions, and the archive is of 2"), ("stamped", "is LogAppendTime")):
         with pytest.raises(InvalidSetting, match=said):
             restore(spark, tmp_path / "out", store.path, topic)
     for topic, number, count in (("longer", 1, 11), ("others", 1, 5), ("elsewhere", 0, 1)):
-        store.create_topic(topic, 2)
+        store.topics.create(topic, 2)
         store.append_many(topic, [(None, b"x")] * count, partition=number)
         before = topic_rows(store, topic)
         with pytest.raises(InvalidSetting, match=f"{topic}/{number}: has other records than the archive"):
@@ -135,9 +139,9 @@ def test_a_restore_that_is_killed_is_gone_on_with(
     spark: Any, store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     dice = random.Random(seed_of())
-    store.create_topic("orders", 2, {"max.message.bytes": 400, "retention.ms": -1})
+    store.topics.create("orders", 2, {"max.message.bytes": 400, "retention.ms": -1})
     fill(store, "orders", 900)
-    store.delete_records("orders", {0: 3})
+    store["orders"].delete_records({0: 3})
     archive(spark, store.path, "orders", tmp_path / "out")
     whole = topic_rows(store, "orders")
     for _ in range(kills):
@@ -145,7 +149,7 @@ def test_a_restore_that_is_killed_is_gone_on_with(
             DRIVER, "restore", tmp_path / "out", store.path, "back", dice.randrange(1, 20 // kills + 2)
         ) as process:
             assert process.wait(200) == -signal.SIGKILL
-        if "back" in store.topics():
+        if "back" in store.topics:
             for (_, end), (_, most) in zip(bounds(store, "back"), bounds(store, "orders"), strict=True):
                 assert end < most
     # And a worker of Spark's, whose task is tried again.

@@ -16,7 +16,7 @@ import pytest
 
 import klamm
 import klamm.spark
-from klamm.spark.pipelines.running import drain
+from klamm.spark.pipelines.running import drain, duration
 from tests.crash.cases import seed_of
 from tests.procs import until
 from tests.spark.pipelines import test_aggregate, test_deduplicate, test_join
@@ -35,8 +35,18 @@ def cut(events: Sequence[Any]) -> list[Sequence[Any]]:
     return [events[start : start + MOST] for start in range(0, len(events), MOST)]
 
 
+@pytest.mark.parametrize(
+    ("text", "milliseconds"), [("5 minutes", 300_000), ("5m", 300_000), ("1h30m", 5_400_000), ("250ms", 250)]
+)
+def test_a_duration_is_taken_as_spark_or_as_klamm_writes_it(text: str, milliseconds: int) -> None:
+    number, unit = duration(text, "every").split()
+    assert int(number) * {"milliseconds": 1, "minutes": MINUTE}[unit] == milliseconds
+
+
 def written(store: klamm.Store) -> int:
-    return sum(sum(each.end for each in store.topic(name).partitions) for name in OUTPUTS if name in store.topics())
+    return sum(
+        sum(each.end for each in store.topics.describe(name).partitions) for name in OUTPUTS if name in store.topics
+    )
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "pipeline-streams.md"
@@ -60,7 +70,7 @@ def test_the_examples_of_the_guide_are_true(
 def test_every_micro_batch_is_reported_though_spark_forgets_them_before_the_first_is_looked_at(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
-    store.create_topic("orders")
+    store.topics.create("orders")
     store.append_many("orders", [b"%d" % n for n in range(6)])
     own = spark.newSession()
     own.conf.set("spark.sql.streaming.numRecentProgressUpdates", 2)
@@ -88,7 +98,7 @@ def test_a_driver_that_is_killed_leaves_nothing_out_and_nothing_twice(
     count = MOST * 4 * kills
     sent: dict[str, list[Any]] = {"orders": [], "payments": []}
     for name, events in sent.items():
-        store.create_topic(name, 1, NO_RETENTION)
+        store.topics.create(name, 1, NO_RETENTION)
         for number in range(count):  # time goes on, and now and then one is late
             late = 600_000 if number % 20 == 13 else dice.choice([0, 0, 0, 10_000, 100_000, 600_000])
             at = START_MS + number * 6000 - late

@@ -2,10 +2,10 @@
 
     reader     whole, verified batches from the log
     decoder    those batches, of which some records are taken at a time; only one batch is uncompressed at a time
-    _rest      records that were returned, and may not have been handed out
-    handed     what was handed out: one value, replaced by one store
+    _rest      records that were taken from the decoder, and may not have been handed out
+    handed     what was returned last, which is `_rest`, or a part of it
 
-The position is `handed.position`. An exception may come at any moment (Ctrl-C, a serde): what was taken from the
+The position is that of `handed`. An exception may come at any moment (Ctrl-C, a serde): what was taken from the
 decoder and not stored in `_rest` is seen by the decoder's offset, and read again from the position.
 
 Memory: at most half of `max_bytes` is read at once, or a batch that is larger, and a quarter of it taken from
@@ -15,11 +15,10 @@ makes at most `max_bytes` and the largest batch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from klamm.batch import Decoder
-from klamm.client.consume.read_engine import HandedOut, ReadFormat, Records
+from klamm.client.consume.read_engine import ReadFormat, Records
 from klamm.errors import CorruptBatch, OffsetOutOfRange, UnknownTopic
 from klamm.log import head
 from klamm.types import Position, TopicPartition
@@ -30,19 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Cursor"]
 
 _FIRST_BYTES = 64 << 10
-
-
-class _Rest(NamedTuple):
-    """Records from `begin` on; `offsets` None: they lie in a row."""
-
-    records: list[Any]
-    offsets: list[int] | None
-    begin: int
-    end: Position
-
-    def index_of(self, offset: int) -> int:
-        """Return how many records lie before `offset`."""
-        return offset - self.begin if self.offsets is None else bisect_left(self.offsets, offset)
+_EXPIRED = (
+    "records that are gone, or never were: say auto_offset_reset='earliest' (or 'latest') to go on with those that are "
+    "there, or seek"
+)
 
 
 class Cursor:
@@ -83,6 +73,7 @@ class Cursor:
         self._max_bytes = max(4, max_bytes)
         self._read_bytes = min(self._max_bytes // 2, _FIRST_BYTES)
         self.decoder.use(*read_format)
+        self.handed = Records(self.name, position, position)
         self.seek(position)
 
     def use(self, read_format: ReadFormat) -> None:
@@ -93,8 +84,9 @@ class Cursor:
     def seek(self, position: Position) -> None:
         """Go on reading there; what was read and not handed out is dropped."""
         self.has_turn = True  # it is in the engine's queue, or will be once it is not paused
-        self._rest: _Rest | None = None
-        self.handed = HandedOut(position, position)
+        self._rest: Records | None = None
+        before, self.handed = self.handed, Records(self.name, position, position)
+        before.end_iteration()
         self._drop(position.offset)
 
     def _drop(self, offset: int) -> None:
@@ -111,58 +103,46 @@ class Cursor:
 
     def take(self, most: int) -> Records | None:
         """Return the next records, which are handed out as they are iterated; None if what was read has none."""
-        before = self.handed.position
-        if self._rest is None and not self._decode(most, before):
+        rest = self._rest
+        if rest is not None:
+            found = rest.part(self.handed.end, most)
+        elif self.decoder.offset != self._decoded:  # an exception came: read again from the position
+            self.seek(self.handed.position)
             return None
-        assert self._rest is not None
-        records, offsets, _, end = self._rest
-        first = self._rest.index_of(before.offset)
-        if first or len(records) > most:
-            following = first + most
-            if following < len(records):
-                at = self._rest.begin + following if offsets is None else offsets[following]
-                end = Position(at, end.leader_epoch)
-            records, offsets = records[first:following], None if offsets is None else offsets[first:following]
-        found = Records(self.name, before.offset, end, records)
-        self.handed = HandedOut(before, end, iter(found), offsets, len(records))
-        return found if records else None
-
-    def _decode(self, most: int, before: Position) -> bool:
-        """Take records into `_rest`; False if what was read has to be read again."""
-        decoder = self.decoder
-        if decoder.offset != self._decoded:
-            self.seek(before)
-            return False
-        try:
-            records, offsets = decoder.take(most, self._max_bytes // 4)
-        except CorruptBatch as error:
-            raise self._located(error) from None
-        self._rest = _Rest(records, offsets, before.offset, Position(decoder.offset, decoder.leader_epoch))
-        self._decoded = decoder.offset
-        return True
+        else:
+            try:
+                found = self._rest = self.decoder.take(self.handed, most, self._max_bytes >> 2)
+            except CorruptBatch as error:
+                raise self._located(error) from None
+            self._decoded = found.end
+        self.handed = found
+        return found if found.has_more else None
 
     def put_back(self) -> None:
         """End what `take` has returned: what was not handed out is returned again."""
-        position = self.handed.position
-        self.handed = HandedOut(position, position)
-        if self._rest is not None and position.offset >= self._rest.end.offset:
+        handed = self.handed = self.handed.stop()
+        if self._rest is not None and handed.end >= self._rest.end:
             self._rest = None
 
     # ---- reading
 
-    def fill(self, on_out_of_range: str) -> bool:
-        """Read on, once everything was handed out; False at the end of the log. `seq` is the head's before the look."""
+    def fill(self, reset: str | None) -> bool:
+        """Read on, once everything was handed out; False at the end of the log. `seq` is the head's before the look.
+
+        A position that is not in the log moves to its "earliest" or "latest" offset, if `reset` says so.
+        """
         reader = self.reader
         while True:
             self.seq = self.log.seq
-            reader.seek(self.handed.position.offset)
+            reader.seek(self.handed.offset)
             try:
                 data = reader.read(self._read_bytes)
             except OffsetOutOfRange as error:
                 self._refuse_deleted()
-                if on_out_of_range == "error":
+                if reset not in ("earliest", "latest"):
+                    error.hint = _EXPIRED
                     raise
-                self.seek(Position(error.start if on_out_of_range == "earliest" else error.end))
+                self.seek(Position(error.start if reset == "earliest" else error.end))
                 continue
             except (CorruptBatch, FileNotFoundError):
                 self._refuse_deleted()
@@ -177,7 +157,7 @@ class Cursor:
             if self.take_over(data):
                 return True
 
-    def take_over(self, data: memoryview) -> bool:
+    def take_over(self, data: memoryview | bytes) -> bool:
         """Go on with what the reader has read; False if there are no records in it."""
         self.decoder.feed(data, self.reader.offset)
         self._decoded = self.decoder.offset
@@ -190,7 +170,7 @@ class Cursor:
     @property
     def end(self) -> tuple[int, int, int, int, bool] | None:
         """Where a Poller may read on for it; None: not known."""
-        return self.reader.end if self.reader.offset == self.handed.position.offset else None
+        return self.reader.end if self.reader.offset == self.handed.offset else None
 
     def _skip_to(self, offset: int) -> None:
         """Move the position over what has no records: markers, and what was aborted."""
@@ -198,7 +178,7 @@ class Cursor:
         if offset > position.offset:
             self._drop(offset)
             skipped = Position(offset, position.leader_epoch)
-            self.handed = HandedOut(skipped, skipped)
+            self.handed = Records(self.name, skipped, skipped)
 
     def _refuse_deleted(self) -> None:
         if self.log.flags & head.DELETED:
@@ -207,7 +187,7 @@ class Cursor:
     def _located(self, error: CorruptBatch) -> CorruptBatch:
         topic, number = self.name
         return CorruptBatch(
-            f"{topic}/{number}: the batch at offset {self.handed.position.offset}: {error.message}",
+            f"{topic}/{number}: the batch at offset {self.handed.offset}: {error.message}",
             path=self.partition.directory,
             next_offset=error.next_offset,
             hint="run `check(repair=True)` on the store, or seek to next_offset to skip the batch",

@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from klamm.client.consume.cursor import Cursor
-from klamm.client.consume.read_engine import TURN_S, HandedOut, ReadFormat, Records
-from klamm.client.stuck import Stuck
+from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records
+from klamm.client.consume.stuck import Stuck
 from klamm.client.subscription import open_partitions
 from klamm.disk._os import PriorityMutex
-from klamm.errors import StoreBusy, StoreError
+from klamm.errors import Closed, StoreBusy, StoreError
 from klamm.log.head import Poller
 from klamm.types import Position, TopicPartition
 
@@ -55,7 +55,7 @@ class LogEngine:
         read_format: ReadFormat,
         *,
         max_bytes: int = 1 << 20,
-        on_out_of_range: str = "error",
+        auto_offset_reset: str | None = None,
         committed: bool = True,
         spin_us: int = 0,
         turn_s: float = TURN_S,
@@ -65,7 +65,7 @@ class LogEngine:
         self._core = core
         self._format = read_format
         self._max_bytes = max_bytes
-        self._on_out_of_range = on_out_of_range
+        self._reset = auto_offset_reset
         self._committed = committed
         self._spin_us = spin_us
         self._turn_s = turn_s
@@ -84,11 +84,14 @@ class LogEngine:
     # ---- reading
 
     def next_records(self, max_records: int, timeout_s: float | None) -> Records | None:
-        self._check_outside()
+        if self._mutex.is_mine:
+            self._check_outside()
         with self._mutex:
             try:
-                self._check_open()
-                self._put_back()
+                if self._is_closed:
+                    self._check_open()
+                if self._returned is not None:
+                    self._put_back()
                 if not self._is_arranged:
                     self._arrange(gives_all_a_turn=True)
                 while (cursor := self._ready(timeout_s)) is not None:
@@ -123,7 +126,7 @@ class LogEngine:
                     cursor.is_used_up = False
                     self._add_moved(_LOOKS)
                     self._give_turn(cursor)
-                elif cursor.fill(self._on_out_of_range):
+                elif cursor.fill(self._reset):
                     self._reads += 1
                     cursor.last_read = self._reads
                     self._bound_files(cursor)
@@ -170,13 +173,14 @@ class LogEngine:
         if data is not None:
             self._reads += 1
             cursor.last_read = self._reads
-            cursor.take_over(cursor.reader.take(data, next_offset))
+            cursor.reader.advance(len(data), next_offset)
+            cursor.take_over(data)
         self._give_turn(cursor)
         return True
 
     # ---- positions
 
-    def handed_out(self, partition: TopicPartition) -> HandedOut | None:
+    def handed_out(self, partition: TopicPartition) -> Records | None:
         cursor = self._cursors.get(partition)
         return None if cursor is None else cursor.handed
 
@@ -307,7 +311,7 @@ class LogEngine:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StoreError("the consumer is closed", hint="make another with store.consumer()")
+            raise Closed("the consumer is closed", hint="make another with store.consumer()")
 
     def _busy(self) -> StoreBusy:
         return StoreBusy(

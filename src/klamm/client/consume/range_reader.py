@@ -31,7 +31,7 @@ def read_ranges(core: Core, ranges: Mapping[TopicPartition, range], read_format:
     A range that begins before its log is read from where the log begins. One that ends behind its log ends with it.
     `read_format` makes Records.
     """
-    with closing(LogEngine(core, read_format, on_out_of_range="earliest")) as engine:
+    with closing(LogEngine(core, read_format, auto_offset_reset="earliest")) as engine:
         ends = {name: offsets.stop for name, offsets in ranges.items() if offsets}
         engine.assign({name: Position(ranges[name].start) for name in ends})
         left, finished = len(ends), []

@@ -9,7 +9,7 @@ Kafka cluster) can take the place of log_engine.py. tests/client/test_read_engin
       most TURN_S: then StoreBusy, and nothing has changed. Nothing is opened, read or closed without the turn.
   E2  A position never tells of records that were not returned: records count as handed out one by one, as they are
       iterated, or all at once by `Records.batch`. What was not handed out when `next_records` is called again, is
-      returned again.
+      returned again. `move` ends the iteration of records that were returned before it.
   E3  Partitions take turns: of k partitions that have records, each is returned within k chunks. A chunk is what an
       engine reads of a partition at once; calls return it piece by piece.
   E4  `close` returns when nothing is open any more. If the reading thread does not give its turn in time, that thread
@@ -20,13 +20,13 @@ Kafka cluster) can take the place of log_engine.py. tests/client/test_read_engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import length_hint
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from klamm.types import Batch, Position, TopicPartition
+from klamm.batch import Records
+from klamm.types import Position, TopicPartition
 
-__all__ = ["TURN_S", "HandedOut", "ReadEngine", "ReadFormat", "Records"]
+__all__ = ["TURN_S", "ReadEngine", "ReadFormat", "Records"]
 
 TURN_S = 10.0
 """How long a call from another thread waits for the reading thread."""
@@ -43,75 +43,6 @@ class ReadFormat(NamedTuple):
     """What becomes of a record that does not suit its serde: BAD_RAISE, BAD_SKIP or BAD_RAW."""
 
 
-class HandedOut:
-    """What was returned of a partition last. It does not change, but for its iterator, which moves on."""
-
-    __slots__ = ("_before", "_end", "_iterator", "_offsets", "_size")
-
-    def __init__(
-        self,
-        before: Position,
-        end: Position,
-        iterator: Iterator[Any] | None = None,
-        offsets: list[int] | None = None,
-        size: int = 0,
-    ) -> None:
-        """`iterator`: over `size` records, which count as handed out one by one; they lie at `offsets`, or in a row."""
-        self._before = before
-        self._end = end
-        self._iterator = iterator
-        self._offsets = offsets
-        self._size = size
-
-    @property
-    def position(self) -> Position:
-        """The next offset, and the leader epoch of the record before it."""
-        if self._iterator is None:
-            return self._end
-        index = self.index
-        if index >= self._size:
-            return self._end
-        if index == 0:
-            return self._before
-        offset = self._before.offset + index if self._offsets is None else self._offsets[index]
-        return Position(offset, self._end.leader_epoch)
-
-    @property
-    def index(self) -> int:
-        """How many records the iterator has given."""
-        return 0 if self._iterator is None else self._size - length_hint(self._iterator)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the iterator has records that were not handed out."""
-        return self._iterator is not None and self.index < self._size
-
-
-class Records:
-    """Records of one partition, which count as handed out one by one, by iteration, or all at once, by `batch`."""
-
-    __slots__ = ("_end", "_iterator", "_records", "begin", "partition", "source")
-
-    def __init__(self, partition: TopicPartition, begin: int, end: Position, records: list[Any]) -> None:
-        self.partition = partition
-        self.source: tuple[Callable[[], Any], object] | None = None
-        """What a Batch has of the same name."""
-        self.begin = begin
-        self._end = end
-        self._records = records
-        self._iterator = iter(records)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
-
-    def batch(self) -> Batch:
-        """Hand out all of them, before any was."""
-        batch = Batch(self._records, *self.partition, self.begin, *self._end)
-        batch._source = self.source
-        self._iterator.__setstate__(len(self._records))  # type: ignore[attr-defined]  # to its end, in one step
-        return batch
-
-
 class ReadEngine(Protocol):
     """See the top of this module."""
 
@@ -119,8 +50,8 @@ class ReadEngine(Protocol):
         """Return the next records of one partition, at most `max_records`; None if there are none in time."""
         ...
 
-    def handed_out(self, partition: TopicPartition) -> HandedOut | None:
-        """Return how far a partition was handed out; None if it is not assigned."""
+    def handed_out(self, partition: TopicPartition) -> Records | None:
+        """Return what was returned of a partition last: how far that was handed out. None if it is not assigned."""
         ...
 
     def positions(self) -> dict[TopicPartition, Position]:

@@ -13,48 +13,55 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from klamm.client.consume.log_engine import LogEngine
-from klamm.client.membership import IDLE_LOOK_S
-from klamm.client.sharing import Sharing
-from klamm.client.start import Starting, resume_at
+from klamm.client.groups.membership import IDLE_LOOK_S
+from klamm.client.groups.sharing import Sharing
 from klamm.client.subscription import open_partitions
 from klamm.disk import fork
-from klamm.errors import Forked, GroupError, StoreError
+from klamm.errors import Closed, Forked, GroupError, StoreError
 from klamm.types import Batch, Position, TopicPartition
+from klamm.where import resume_at
 
 if TYPE_CHECKING:
-    from klamm.client.commits import Commits
     from klamm.client.consume.read_engine import ReadFormat, Records
-    from klamm.client.membership import Member
-    from klamm.client.offsets import Offsets
-    from klamm.client.sharing import SharingOptions
+    from klamm.client.groups.commits import Commits
+    from klamm.client.groups.membership import Member
+    from klamm.client.groups.offsets import Offsets
+    from klamm.client.groups.sharing import SharingOptions
     from klamm.client.subscription import Subscription
     from klamm.store.directory import Core
+    from klamm.where import Where
 
 __all__ = ["Session"]
 
 _WAIT_S = 0.5  # the longest wait of the engine
 
 
+class Abortable(Protocol):
+    """A transaction."""
+
+    def abort(self) -> None: ...
+
+
 def _never() -> bool:
     return False
 
 
-class Session(fork.ForkAware):
+class Session:
     """Made by a consumer; see the top of this module."""
 
     def __init__(
         self,
         core: Core,
         subscription: Subscription,
-        starting: Starting,
+        start: Where,
         read_format: ReadFormat,
         *,
         wait_s: float | None,
         max_bytes: int,
-        on_out_of_range: str,
+        auto_offset_reset: str | None,
         committed: bool,
         spin_us: int,
         group: str | None,
@@ -66,8 +73,10 @@ class Session(fork.ForkAware):
         self.is_stopped = False
         self.is_closing = self.is_closed = False
         self._is_forked = False
+        self.transaction: Abortable | None = None  # the open one that it takes part in
+        self._rewind_due: tuple[dict[TopicPartition, int], bool] | None = None  # begun, and not done
         self._subscription = subscription
-        self._starting = starting
+        self._start = start.at(core.heads.wall_ms())
         self.read_format = read_format
         self._version = core.heads.catalog_version
         # What a group shared when this member came; partitions that are not in it have come since.
@@ -76,12 +85,21 @@ class Session(fork.ForkAware):
             core,
             read_format,
             max_bytes=max_bytes,
-            on_out_of_range=on_out_of_range,
+            auto_offset_reset=auto_offset_reset,
             committed=committed,
             spin_us=spin_us,
         )
+        self.engine.seen.catalog = self._version
         self._me = weakref.ref(self)
-        shared = Sharing(core, subscription, self.engine, group=group, offsets=offsets, **sharing)
+        shared = Sharing(
+            core,
+            subscription,
+            self.engine,
+            group=group,
+            offsets=offsets,
+            auto_offset_reset=auto_offset_reset,
+            **sharing,
+        )
         self.sharing = None if group is None and offsets is None else shared
         self.member: Member | None = shared.member  # None without a group
         self._look_s = _WAIT_S if self.member is None else IDLE_LOOK_S
@@ -93,7 +111,7 @@ class Session(fork.ForkAware):
         except BaseException:
             self.engine.close()
             raise
-        fork.register(self)
+        fork.register(self, Session._in_child)
 
     @property
     def commits(self) -> Commits:
@@ -155,6 +173,8 @@ class Session(fork.ForkAware):
         """What was handed out before is done; see to the catalog and to the group."""
         self._refresh_if_due()
         if self.sharing is not None:
+            if self._rewind_due is not None:
+                self._go_back(*self._rewind_due)
             self.sharing.poll_begins(self)
 
     # ---- which partitions
@@ -162,9 +182,8 @@ class Session(fork.ForkAware):
     def _refresh_if_due(self) -> None:
         if self.core.heads.catalog_version != self._version:
             self._refresh(is_new=True)
-        member = self.member
-        seen = self.engine.seen
-        seen.catalog, seen.groups = self._version, -1 if member is None else member.version
+        if self.member is not None:
+            self.engine.seen.groups = self.member.version
 
     def _refresh(self, *, is_new: bool) -> None:
         """Look at the catalog: topics and partitions may have come or gone. `is_new`: they were not there before."""
@@ -179,7 +198,7 @@ class Session(fork.ForkAware):
             }
             stored = self.sharing.commits.load(fresh) if self.sharing is not None else {}
             starts = {
-                name: self._starting.position_in(partition, new=is_new)
+                name: self._start.position_in(partition, is_new=is_new)
                 for name, partition in fresh.items()
                 if name not in stored
             }
@@ -191,7 +210,7 @@ class Session(fork.ForkAware):
             gone = known.keys() - wanted.keys()
             if gone:
                 self.engine.unassign(gone)
-        self._version = version
+        self._version = self.engine.seen.catalog = version
 
     def is_new(self, name: TopicPartition) -> bool:
         """Whether the partition was not there when the session began."""
@@ -213,13 +232,20 @@ class Session(fork.ForkAware):
         self.move({name: resume_at(partition, stored[name]) for name, partition in partitions.items()})
 
     def rewind(self, *, reload: bool = False) -> None:
-        """Hand out again what was handed out and not committed; with `reload`, go on where the group is by now."""
+        """Hand out again what was handed out and not committed; with `reload`, go on where the group is by now.
+
+        If that raises, the next poll does it before it reads.
+        """
         if self.sharing is None or self.is_closed:
             return
-        since = {name: Position(offset) for name, offset in self.sharing.commits.since.items()}
-        self.resume_at(since)
-        if reload:
-            self.resume_at(self.sharing.commits.load(since))
+        self._rewind_due = dict(self.sharing.commits.since), reload
+        self._go_back(*self._rewind_due)
+
+    def _go_back(self, since: dict[TopicPartition, int], reload: bool) -> None:
+        assert self.sharing is not None
+        stored = self.sharing.commits.load(since) if reload else {}
+        self.resume_at({**{name: Position(offset) for name, offset in since.items()}, **stored})
+        self._rewind_due = None
 
     def use(self, read_format: ReadFormat) -> None:
         """Make records into another form from now on."""
@@ -265,7 +291,7 @@ class Session(fork.ForkAware):
                 "this consumer was made before the fork", hint="make another with store.consumer() in the child"
             )
         if self.is_closed:
-            raise StoreError("the consumer is closed", hint="make another with store.consumer()")
+            raise Closed("the consumer is closed", hint="make another with store.consumer()")
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
         self._is_forked = True

@@ -33,7 +33,7 @@ from klamm.store.names import RESERVED
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import Call, Result
+    from klamm.kafka.call import Call
     from klamm.kafka.wire.structs import Struct
     from klamm.store.directory import OpenTopic
 
@@ -57,7 +57,7 @@ _FEATURES_EPOCH = 1
 # ---- ApiVersions
 
 
-def api_versions(broker: Broker, call: Call) -> Struct:
+async def api_versions(broker: Broker, call: Call) -> Struct:
     request = call.request
     if call.version >= 3 and not (
         _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
@@ -96,7 +96,7 @@ def _supported_versions() -> list[Struct]:
 # ---- Metadata
 
 
-def metadata(broker: Broker, call: Call) -> Result:
+async def metadata(broker: Broker, call: Call) -> Struct:
     request = call.request
     if request.topics is None or (call.version == 0 and not request.topics):
         return _metadata(broker, call, [_topic(broker, call, each) for each in broker.topics.all()])
@@ -105,7 +105,7 @@ def metadata(broker: Broker, call: Call) -> Result:
     wanted = list(dict.fromkeys((topic.topic_id, topic.name) for topic in request.topics))
     may_create = request.allow_auto_topic_creation and broker.settings.auto_create_topics_enable
     if may_create and any(uuid == NO_ID and broker.topics.find(name or "") is None for uuid, name in wanted):
-        return _metadata_with_new(broker, call, wanted)
+        return await _metadata_with_new(broker, call, wanted)
     return _metadata(broker, call, [_wanted(broker, call, uuid, name) for uuid, name in wanted])
 
 
@@ -192,7 +192,7 @@ def _metadata_refused(call: Call) -> Struct:
 _BROKERS, _CONTROLLERS = 1, 2  # types of endpoints
 
 
-def describe_cluster(broker: Broker, call: Call) -> Struct:
+async def describe_cluster(broker: Broker, call: Call) -> Struct:
     request = call.request
     if request.endpoint_type != _BROKERS:
         known = request.endpoint_type == _CONTROLLERS
@@ -213,7 +213,7 @@ def describe_cluster(broker: Broker, call: Call) -> Struct:
 # ---- DescribeTopicPartitions
 
 
-def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
+async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
     """By name, from the cursor on, until the limit is reached; the next cursor says where to go on."""
     request, response = call.request, DESCRIBE_TOPIC_PARTITIONS.response
     cursor = request.cursor

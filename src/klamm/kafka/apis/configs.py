@@ -28,7 +28,7 @@ from klamm.store.store_settings import STORE_SETTINGS, StoreSettings
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import Call, Result
+    from klamm.kafka.call import Call
     from klamm.kafka.wire.structs import Struct
     from klamm.store.directory import Core
 
@@ -44,14 +44,10 @@ Changes = tuple[dict[str, str], list[str]]
 # ---- DescribeConfigs
 
 
-def describe_configs(broker: Broker, call: Call) -> Result:
+async def describe_configs(broker: Broker, call: Call) -> Struct:
     if any(resource.resource_type == _BROKER for resource in call.request.resources):
-        return _describe_with_store(broker, call)
+        return _describe(broker, call, await broker.catalog(broker.core.catalog.settings))
     return _describe(broker, call, StoreSettings())
-
-
-async def _describe_with_store(broker: Broker, call: Call) -> Struct:
-    return _describe(broker, call, await broker.catalog(broker.core.catalog.settings))
 
 
 def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:

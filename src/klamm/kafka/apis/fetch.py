@@ -5,39 +5,37 @@ name its partitions each time (KIP-227).
 
 With read_committed, records end where the oldest open transaction begins, and the answer says which of the transactions
 in it were aborted: the client leaves those out. With read_uncommitted there is everything.
+
+The loop responds with what it finds in memory (`attempt`). If records have to be looked for on the disk, a thread makes
+the response (`attempt_in_thread`). Records that are not small are sent from their files (response_writer.py).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from klamm.disk import _os
+from klamm.disk.page_cache import WouldBlock, read_cached
 from klamm.errors import KlammError
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import DISK, LARGE, LOOP, Call, Result, SupportedApi
+from klamm.kafka.call import DISK, LARGE, LOOP, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.repeats import merge_partitions
 from klamm.kafka.wire.messages import FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.log.head import DELETED
-from klamm.log.ranges import Range
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
+    from klamm.log._head import Snapshot
     from klamm.log.partition import Partition
+    from klamm.log.ranges import Ranges
 
 __all__ = ["HANDLERS"]
 
 _SMALL = 32 * 1024  # read and sent together with the answer, not as a file
 _SMALL_TOGETHER = 128 * 1024  # of all partitions: so much an answer holds while a client does not read it
-_PAGE = 4096
-_CHUNK = 256 * 1024  # read at a time by the thread that reads what is not in memory
-_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
-"""The flag of a read that fails rather than waits for the disk. Only Linux with a C library that has preadv2 knows it;
-elsewhere nobody can tell whether a file is in memory, and a thread reads all of a range before the loop sends it."""
 
 _response = FETCH.response
 _Topic = _response.Topic
@@ -48,22 +46,24 @@ _Aborted = _response.AbortedTransaction
 class _Wanted:
     """One partition of a request: what is wanted, and what became of it."""
 
-    __slots__ = ("error", "index", "last_epoch", "leader_epoch", "max_bytes", "offset", "partition")
+    __slots__ = ("error", "index", "last_epoch", "leader_epoch", "max_bytes", "offset", "partition", "ranges")
 
-    def __init__(self, asked: Struct, partition: Partition | None, error: int) -> None:
+    def __init__(self, asked: Struct, partition: Partition | None, ranges: Ranges | None, error: int) -> None:
         self.index: int = asked.partition
         self.offset: int = asked.fetch_offset
         self.max_bytes: int = asked.partition_max_bytes
         self.leader_epoch: int = asked.current_leader_epoch
         self.last_epoch: int = asked.last_fetched_epoch
         self.partition = partition
+        self.ranges = ranges
         self.error = error
 
 
 class _Fetching:
-    """A request, tried as often as need be."""
+    """A request, tried as often as need be, by one thread at a time."""
 
     __slots__ = (
+        "available",
         "broker",
         "call",
         "committed",
@@ -81,22 +81,40 @@ class _Fetching:
         self.call = call
         self.topics = topics
         self.committed = request.isolation_level == 1
-        self.max_bytes: int = request.max_bytes
-        self.min_bytes: int = min(request.min_bytes, request.max_bytes)  # else it could never be enough
+        self.max_bytes: int = min(request.max_bytes, broker.settings.fetch_max_bytes)
+        self.min_bytes: int = min(request.min_bytes, self.max_bytes)  # else it could never be enough
         self.small_left = self.ranges_left = 0
+        self.available = 0  # as in Kafka: bytes that there are, up to what each partition and the request may have
         self.has_more = False  # it ends with a segment, or with the files that it may open: as in Kafka, it is sent
 
     def partitions(self) -> list[Partition]:
         return [each.partition for _, wanted in self.topics for each in wanted if each.partition is not None]
 
-    def attempt(self, now_or_never: bool) -> Struct | None:
-        """The answer, if there is enough to send, or something is wrong, or it is time."""
-        if not now_or_never and self.min_bytes > 0 and not self._has_something():
+    def attempt(self, is_due: bool) -> Struct | None:
+        """Return the response, if there is enough to send, or an error, or it is due. WouldBlock: only a thread can."""
+        if self.broker.settings.fetch_flushed_only:
+            self._flush()
+        return self._attempt(is_due, may_block=False)
+
+    def attempt_in_thread(self, is_due: bool) -> Struct | None:
+        """Like `attempt`, but wait for disks."""
+        return self._attempt(is_due, may_block=True)
+
+    def _flush(self) -> None:
+        """Have records synced that may not be sent before."""
+        for partition in self.partitions():
+            try:
+                self.broker.flush_soon(partition)
+            except KlammError:
+                continue  # the response says what is wrong
+
+    def _attempt(self, is_due: bool, *, may_block: bool) -> Struct | None:
+        if not is_due and self.min_bytes > 0 and not self._has_something():
             return None
-        response, size, wrong = self._build()
+        response, wrong = self._build(may_block)
         if wrong:
             self._count(response)
-        return response if now_or_never or wrong or size >= self.min_bytes or self.has_more else None
+        return response if is_due or wrong or self.available >= self.min_bytes or self.has_more else None
 
     def _count(self, response: Struct) -> None:
         for topic in response.responses:
@@ -122,28 +140,29 @@ class _Fetching:
                     return True
         return False
 
-    def _build(self) -> tuple[Struct, int, bool]:
+    def _build(self, may_block: bool) -> tuple[Struct, bool]:
         size, wrong = 0, False
         left = self.max_bytes
         self.small_left = _SMALL_TOGETHER
         self.ranges_left = max(1, self.broker.max_open_ranges // 16)
         self.has_more = False
+        self.available = 0
         topics = []
         for asked, wanted in self.topics:
             partitions = []
             for each in wanted:
-                answered = self._partition(each, left, size == 0)
+                answered = self._partition(each, left, size == 0, may_block)
                 wrong = wrong or answered.error_code != 0 or answered.diverging_epoch is not None
                 found = len(answered.records)
                 size += found
                 left -= found
                 partitions.append(answered)
             topics.append(_Topic(topic=asked.topic, topic_id=asked.topic_id, partitions=partitions))
-        return _response(responses=topics), size, wrong
+        return _response(responses=topics), wrong
 
-    def _partition(self, wanted: _Wanted, left: int, first: bool) -> Any:
-        partition = wanted.partition
-        if partition is None:
+    def _partition(self, wanted: _Wanted, left: int, first: bool, may_block: bool) -> Any:
+        partition, ranges = wanted.partition, wanted.ranges
+        if partition is None or ranges is None:
             return _refused(wanted.index, wanted.error)
         try:
             ends = partition.ends()
@@ -152,10 +171,11 @@ class _Fetching:
                 return _refused(
                     wanted.index, ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
                 )
+            visible = self.broker.visible_ends(partition)
             answered = _Partition(
                 partition_index=wanted.index,
-                high_watermark=ends.end,
-                last_stable_offset=ends.stable,
+                high_watermark=visible.end,
+                last_stable_offset=visible.stable,
                 log_start_offset=ends.start,
                 aborted_transactions=[] if self.committed else None,
                 records=b"",
@@ -170,11 +190,15 @@ class _Fetching:
             if not ends.start <= wanted.offset <= ends.end:
                 answered.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 return answered
-            limit = ends.stable if self.committed else ends.end
+            limit = visible.stable if self.committed else visible.end
             if not self.ranges_left:
                 self.has_more = True
             elif wanted.offset < limit and (left > 0 or first):
-                self._put_records(answered, wanted, partition, limit, min(left, wanted.max_bytes), first)
+                now, size = partition.snapshot(), min(left, wanted.max_bytes)
+                is_put = self._put_records(answered, wanted, ranges, now, limit, size, first, may_block)
+                if first and not is_put and self.broker.visible_ends(partition).end > visible.end:
+                    # Compaction took all that was before `limit`: later records have the same keys.
+                    return self._partition(wanted, left, first, may_block)
             return answered
         except KlammError as error:
             code = code_of(error)
@@ -184,26 +208,36 @@ class _Fetching:
         return _refused(wanted.index, code)
 
     def _put_records(
-        self, answered: Any, wanted: _Wanted, partition: Partition, limit: int, max_bytes: int, first: bool
-    ) -> None:
-        ranges = self.broker.ranges(partition)
-        now = partition.snapshot()
-        found = ranges.find(wanted.offset, max_bytes, limit, now, at_least_one=first)
+        self,
+        answered: Any,
+        wanted: _Wanted,
+        ranges: Ranges,
+        now: Snapshot,
+        limit: int,
+        max_bytes: int,
+        first: bool,
+        may_block: bool,
+    ) -> bool:
+        """Put what there is before `limit` into the answer; whether there is anything."""
+        find = ranges.find if may_block else ranges.find_now
+        found = find(wanted.offset, max_bytes, limit, now, at_least_one=first)
         if found is None:
-            return
+            self.available += 0 if first else max_bytes  # the next batch does not fit
+            return False
+        is_cut = 0 <= found.next_offset < limit
+        self.available += max(found.size, max_bytes) if is_cut else found.size
         if found.size < self.min_bytes and not self.has_more:
-            self.has_more = ranges.is_followed(found, limit, now)
+            self.has_more = ranges.is_followed(found, limit, now, may_block=may_block)
         if self.committed:
-            aborted = ranges.aborted_in(wanted.offset, found, now)
+            aborted = ranges.aborted_in(wanted.offset, found, now, may_block=may_block)
             answered.aborted_transactions = [_Aborted(producer_id=p, first_offset=begin) for p, begin in aborted]
-        answered.records = found
         if found.size <= min(_SMALL, self.small_left):
-            data = _read_warm(found)
-            if data is not None:
-                answered.records = data
-                self.small_left -= len(data)
-                return
-        self.ranges_left -= 1
+            answered.records = found.read() if may_block else read_cached(found.file.fd, found.size, found.position)
+            self.small_left -= found.size
+        else:
+            answered.records = found
+            self.ranges_left -= 1
+        return True
 
 
 def _refused(index: int, error: int) -> Any:
@@ -218,7 +252,7 @@ def _refused(index: int, error: int) -> Any:
     )
 
 
-def _fetch(broker: Broker, call: Call) -> Result:
+async def _fetch(broker: Broker, call: Call) -> Struct:
     request = call.request
     if request.session_id != 0 and request.session_epoch != -1:  # -1 ends it, and that is well: there is none
         return _response(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -227,8 +261,17 @@ def _fetch(broker: Broker, call: Call) -> Result:
     try:
         topics = _resolved(broker, call, broker.partition, with_epochs=True)
     except NotOpened:
-        return _opened_first(broker, call)
-    return _answer(broker, call, topics)
+        topics = await _opened_first(broker, call)
+    fetching = _Fetching(broker, call, topics)
+    is_due = request.max_wait_ms <= 0 or not request.topics
+    try:
+        response = fetching.attempt(is_due)
+    except WouldBlock:
+        response = await broker.disk(fetching.attempt_in_thread, is_due)
+    if response is None:
+        broker.metrics.fetch_waits += 1
+        response = await broker.purgatory.delay(call, fetching, fetching.partitions(), request.max_wait_ms / 1000)
+    return response
 
 
 def _resolved(
@@ -245,13 +288,13 @@ def _resolved(
             partition = partition_of(opened, each.partition) if opened is not None else None
             if with_epochs and partition is not None and each.last_fetched_epoch >= 0 and not partition.knows_epochs:
                 raise NotOpened(f"{partition!r}: epochs")
-            wanted.append(_Wanted(each, partition, error))
+            wanted.append(_Wanted(each, partition, broker.ranges(partition) if partition else None, error))
         topics.append((asked, wanted))
     return topics
 
 
-async def _opened_first(broker: Broker, call: Call) -> Struct | None:
-    """Open partitions that were never used, and read epochs that are not known; then go on as usual."""
+async def _opened_first(broker: Broker, call: Call) -> Any:
+    """Like `_resolved`, but open partitions that were never used, and read epochs that are not known."""
     failed: dict[tuple[str, int], ErrorCode] = {}
     by_id = call.version >= 13
     for asked in call.request.topics:
@@ -275,78 +318,7 @@ async def _opened_first(broker: Broker, call: Call) -> Struct | None:
         for each in wanted if opened is not None else ():
             assert opened is not None
             each.error = failed.get((opened.name, each.index), each.error)
-    answer = _answer(broker, call, topics)
-    if answer is None or isinstance(answer, Struct):
-        return answer
-    return await cast("Coroutine[Any, Any, Struct | None]", answer)
-
-
-def _answer(broker: Broker, call: Call, topics: Any) -> Result:
-    fetching = _Fetching(broker, call, topics)
-    request = call.request
-    waits = request.max_wait_ms > 0 and bool(request.topics)
-    response = fetching.attempt(not waits)
-    if response is None:
-        broker.metrics.fetch_waits += 1
-        broker.purgatory.delay(call, fetching.attempt, fetching.partitions(), request.max_wait_ms / 1000)
-        return None
-    cold = _cold(response)
-    return _warmed(broker, response, cold) if cold else response
-
-
-def _cold(response: Struct) -> list[Range]:
-    """Those of its files that are not in memory: to send them would make the loop wait for the disk."""
-    return [
-        each.records
-        for topic in response.responses
-        for each in topic.partitions
-        if type(each.records) is Range and not _is_warm(each.records)
-    ]
-
-
-def _is_warm(found: Range) -> bool:
-    """By a look at its first and last page and some between, which reads nothing from disk."""
-    if _NOWAIT is None:
-        return False
-    last = found.position + found.size - 1
-    step = max(_PAGE, found.size // 8)
-    try:
-        for position in (*range(found.position, last, step), last):
-            if not os.preadv(found.file.fd, [bytearray(1)], position, _NOWAIT):
-                return True  # the end of the file: sending it will say so
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system that cannot tell
-    return True
-
-
-def _read_warm(found: Range) -> bytes | None:
-    """Its bytes, if they are all in memory."""
-    if _NOWAIT is None:
-        return None
-    data = bytearray(found.size)
-    try:
-        if os.preadv(found.file.fd, [data], found.position, _NOWAIT) == found.size:
-            return bytes(data)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return found.read()  # a file system that cannot tell
-    return None
-
-
-async def _warmed(broker: Broker, response: Struct, cold: list[Range]) -> Struct | None:
-    await broker.disk(_warm, cold)
-    return response
-
-
-def _warm(cold: list[Range]) -> None:
-    """Read the ranges, in a thread, so that the loop finds them in memory."""
-    for found in cold:
-        position, end = found.position, found.position + found.size
-        while position < end and (data := _os.pread(found.file.fd, min(_CHUNK, end - position), position)):
-            position += len(data)
+    return topics
 
 
 def _merge(request: Struct) -> None:

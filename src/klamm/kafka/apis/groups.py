@@ -22,10 +22,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from klamm.errors import GroupBusy, KlammError
-from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, Result, SupportedApi
+from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, Reply, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
-from klamm.kafka.group_store import JoinPermit, is_group_id
+from klamm.kafka.group_store import is_group_id
 from klamm.kafka.group_values import (
     GroupDescription,
     GroupListing,
@@ -63,7 +63,7 @@ _CONSUMER = "consumer"
 # ---- who coordinates
 
 
-def find_coordinator(broker: Broker, call: Call) -> Struct:
+async def find_coordinator(broker: Broker, call: Call) -> Struct:
     request, response = call.request, FIND_COORDINATOR.response
     if request.key_type in (_GROUP, _TRANSACTION):
         error, message = ErrorCode.NONE, None
@@ -80,33 +80,32 @@ def find_coordinator(broker: Broker, call: Call) -> Struct:
 # ---- membership
 
 
-def join_group(broker: Broker, call: Call) -> Result:
+async def join_group(broker: Broker, call: Call) -> Struct:
     request = call.request
     if not is_group_id(request.group_id):
         return _joined(call, JoinResponse(ErrorCode.INVALID_GROUP_ID, request.member_id))
-    if request.member_id:  # not new: it was let in before, or nobody knows it
-        _join(broker, call)
+    if request.member_id:  # not new: it was let in before, or is unknown
+        reply = _join(broker, call)
     else:
-        broker.group_store.admit(request.group_id).add_done_callback(partial(_join_admitted, broker, call))
-    return None
+        with broker.group_store.coming(request.group_id):
+            try:
+                permit = await broker.group_store.admit(request.group_id)
+            except GroupBusy as error:
+                broker.group_store.refused(request.group_id, error)
+                return _joined(call, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, ""))
+            except (KlammError, OSError) as error:
+                return _joined(call, JoinResponse(code_of(error), ""))
+            if call.is_gone:
+                return _joined(call, JoinResponse(ErrorCode.UNKNOWN_MEMBER_ID, ""))
+            broker.group_store.admitted(request.group_id, permit)
+            reply = _join(broker, call)
+    answer = await reply
+    if answer.full:
+        broker.group_log.warning("JoinGroup to group %s rejected: %s is reached", request.group_id, answer.full)
+    return _joined(call, answer)
 
 
-def _join_admitted(broker: Broker, call: Call, looked: asyncio.Future[JoinPermit]) -> None:
-    if call.is_gone or looked.cancelled():
-        return
-    group_id, error = call.request.group_id, looked.exception()
-    if error is None:
-        broker.group_store.admitted(group_id, looked.result())
-        _join(broker, call)
-        return
-    code = code_of(error)
-    if isinstance(error, GroupBusy):
-        broker.group_store.refused(group_id, error)
-        code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    call.respond(_joined(call, JoinResponse(code, "")))
-
-
-def _join(broker: Broker, call: Call) -> None:
+def _join(broker: Broker, call: Call) -> Reply[JoinResponse]:
     request = call.request
     asked = JoinRequest(
         request.group_id,
@@ -121,13 +120,15 @@ def _join(broker: Broker, call: Call) -> None:
         member_id_required=call.version >= 4,
         can_skip_assignment=call.version >= 9,
     )
+    reply: Reply[JoinResponse] = call.reply()
 
-    def reply(answer: JoinResponse) -> None:
+    def answered(answer: JoinResponse) -> None:
         if answer.generation > 0:
             broker.group_store.has_begun(answer.generation)
-        call.respond(_joined(call, answer))
+        reply(answer)
 
-    broker.group_coordinator.join(asked, reply, now_ms=broker.now_ms(), connection=call.session)
+    broker.group_coordinator.join(asked, answered, now_ms=broker.now_ms(), connection=call.session)
+    return reply
 
 
 def _joined(call: Call, answer: JoinResponse) -> Struct:
@@ -148,12 +149,8 @@ def _joined(call: Call, answer: JoinResponse) -> Struct:
     )
 
 
-def sync_group(broker: Broker, call: Call) -> Result:
+async def sync_group(broker: Broker, call: Call) -> Struct:
     request = call.request
-
-    def reply(answer: SyncResponse) -> None:
-        call.respond(_synced(answer))
-
     if not is_group_id(request.group_id):
         return _synced(SyncResponse(ErrorCode.INVALID_GROUP_ID))
     if call.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
@@ -167,8 +164,9 @@ def sync_group(broker: Broker, call: Call) -> Result:
         request.protocol_type,
         request.protocol_name,
     )
+    reply: Reply[SyncResponse] = call.reply()
     broker.group_coordinator.sync(asked, reply, now_ms=broker.now_ms(), connection=call.session)
-    return None
+    return _synced(await reply)
 
 
 def _synced(answer: SyncResponse) -> Struct:
@@ -180,7 +178,7 @@ def _synced(answer: SyncResponse) -> Struct:
     )
 
 
-def heartbeat(broker: Broker, call: Call) -> Struct:
+async def heartbeat(broker: Broker, call: Call) -> Struct:
     request = call.request
     if not is_group_id(request.group_id):
         return HEARTBEAT.response(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -194,7 +192,7 @@ def heartbeat(broker: Broker, call: Call) -> Struct:
     return HEARTBEAT.response(error_code=error)
 
 
-def leave_group(broker: Broker, call: Call) -> Struct:
+async def leave_group(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LEAVE_GROUP.response
     if not is_group_id(request.group_id):
         return response(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -213,7 +211,7 @@ def leave_group(broker: Broker, call: Call) -> Struct:
     return response(error_code=error, members=members)
 
 
-def consumer_group_heartbeat(broker: Broker, call: Call) -> Struct:
+async def consumer_group_heartbeat(broker: Broker, call: Call) -> Struct:
     """Tell clients with group.protocol=consumer at once that there are classic groups only, as a Kafka broker does
     whose feature group.version is 0. If the API were not advertised, some of them would wait forever.
     """

@@ -31,7 +31,7 @@ from klamm.log import lookup
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import Call, Result
+    from klamm.kafka.call import Call
     from klamm.kafka.wire.structs import Struct
     from klamm.log.lookup import Found
     from klamm.log.partition import Partition
@@ -75,7 +75,7 @@ def _check_epoch(partition: Partition, epoch: int) -> None:
 # ---- ListOffsets
 
 
-def list_offsets(broker: Broker, call: Call) -> Result:
+async def list_offsets(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_OFFSETS.response
     committed = request.isolation_level == _COMMITTED
     slow: list[tuple[str, Struct, Struct]] = []
@@ -91,19 +91,20 @@ def list_offsets(broker: Broker, call: Call) -> Result:
                     raise ApiError(ErrorCode.INVALID_REQUEST, f"{wanted.partition_index}: is there more than once")
                 if wanted.timestamp < 0 and call.version < _SINCE.get(wanted.timestamp, call.version + 1):
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"time {wanted.timestamp} is unknown")
-                _fill_at_once(_partition(broker, topic.name, wanted.partition_index), wanted, place, committed)
+                partition = _partition(broker, topic.name, wanted.partition_index)
+                _fill_at_once(broker, partition, wanted, place, committed)
             except (ApiError, KlammError) as error:
                 place.error_code, _ = code_and_message(error)
             except _Slow:
                 slow.append((topic.name, wanted, place))
         answer.topics.append(response.Topic(name=topic.name, partitions=partitions))
-    return _finish(broker, answer, slow, committed) if slow else answer
+    return await _finish(broker, answer, slow, committed) if slow else answer
 
 
-def _fill_at_once(partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
+def _fill_at_once(broker: Broker, partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
     _check_epoch(partition, wanted.current_leader_epoch)
     if wanted.timestamp == _LATEST:
-        ends = partition.ends()
+        ends = broker.visible_ends(partition)
         place.offset, place.leader_epoch = ends.stable if committed else ends.end, ends.leader_epoch
     elif wanted.timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         if not partition.knows_epochs:
@@ -121,19 +122,19 @@ async def _finish(broker: Broker, answer: Struct, slow: list[tuple[str, Struct, 
             if found is None:
                 raise _unknown(name, wanted.partition_index)
             partition = await broker.opened(found, wanted.partition_index)
-            await broker.disk(_fill, partition, wanted, place, committed)
+            await broker.disk(_fill, broker, partition, wanted, place, committed)
         except (ApiError, KlammError) as error:
             place.error_code, _ = code_and_message(error)
     return answer
 
 
-def _fill(partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
+def _fill(broker: Broker, partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
     """In a thread."""
     partition.epochs()  # from now on they are known
     try:
-        _fill_at_once(partition, wanted, place, committed)
+        _fill_at_once(broker, partition, wanted, place, committed)
     except _Slow:
-        ends = partition.ends()
+        ends = broker.visible_ends(partition)
         found = _look_up(partition, wanted.timestamp)
         if found is not None and found.offset < (ends.stable if committed else ends.end):
             place.offset, place.timestamp, place.leader_epoch = found

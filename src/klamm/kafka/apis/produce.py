@@ -3,23 +3,33 @@
 acks means here what it means at every door: 0 no answer, 1 committed, -1 (all) on disk. The loop only tries: a batch
 whose partition somebody else is appending to just now, or needs something first, goes to that partition's executor.
 
-What is checked, in this order: one batch of magic 2, whole, its size, its CRC, its attribute bits, no control batch, as
-many records as it says, readable (a compressed one is decompressed for that, within bounds), keys where the topic is
-compacted, its timestamps; for a transactional batch, that its transaction has this partition; then producer and
-sequence. The header's max_timestamp is not believed: the server computes it from the records, as Kafka does, for
-retention and look-ups by time depend on it.
+What is checked, in this order: one batch of magic 2, whole, its base offset, its size, its CRC, its attribute bits, no
+control batch, as many records as it says, readable (a compressed one is decompressed for that, in pieces), keys where
+the topic is compacted, its timestamps; for a transactional batch, that its transaction has this partition; then
+producer and sequence. The header's max_timestamp is not believed: the server computes it from the records, as Kafka
+does, for retention and look-ups by time depend on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.batch import patch, scan_records, verify
-from klamm.batch.header import CODEC_MASK, CONTROL, HEADER_SIZE, MAGIC, TRANSACTIONAL, Header, parse
-from klamm.errors import CorruptBatch, InvalidTimestamp, KlammError
+from klamm.batch import MAX_DECODED_BYTES, RecordScan, Scan, patch, scan_records, verify
+from klamm.batch.header import (
+    CODEC_MASK,
+    CONTROL,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    MAGIC,
+    TRANSACTIONAL,
+    Header,
+    parse,
+)
+from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, KlammError, RecordTooLarge
 from klamm.kafka.api_error import ApiError
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, WRITE, Call, SupportedApi
@@ -42,13 +52,13 @@ _Topic = _response.Topic
 _Partition = _response.Partition
 
 _MAGIC_AT = 16
-_KNOWN_BITS = CODEC_MASK | TRANSACTIONAL
+_KNOWN_BITS = CODEC_MASK | TRANSACTIONAL | LOG_APPEND_TIME
+_MAX_LISTED = 100  # errors of records in a response
 _HIGHEST_CODEC = 4
 _ZSTD = 4
 _ZSTD_SINCE = 7
 _ID_SINCE = 13  # a topic is named by its id
 _IMPLICIT_SINCE = 12  # KIP-890: a partition is added to its transaction by the first batch
-_NO_LIMIT = 2**31 - 1
 _QUICK_BYTES = 64 * 1024  # a larger batch is checked by a thread
 _QUICK_DECODED = 1024 * 1024  # and so is a compressed one that turns out to be longer
 
@@ -59,8 +69,37 @@ class Slow(Exception):
     """A batch that takes too long to look into, on the loop."""
 
 
-def check(records: Any, version: int, max_bytes: int = _NO_LIMIT, *, quick: bool = False) -> Header:
-    """Return the header of a batch that may be appended, with the true max_timestamp put into `records`; else ApiError.
+class Checked(NamedTuple):
+    """A batch that may be appended, as far as it can be told without its partition."""
+
+    header: Header
+    scan: Scan
+    """What was found in its records: they are read once."""
+
+
+class Rules(NamedTuple):
+    """What batches of a topic have to keep to, as far as it can be told without the partition."""
+
+    max_bytes: int = 2**31 - 1
+    max_held: int = MAX_DECODED_BYTES
+    """How many of its bytes may be in memory, decompressed."""
+    stamps: bool = False
+    """The server gives records their timestamps (LogAppendTime)."""
+
+
+_NO_RULES = Rules()
+
+
+class BadRecords(ApiError):
+    """Some records of a batch are why it is refused."""
+
+    def __init__(self, code: ErrorCode, message: str, indexes: Iterable[int]) -> None:
+        super().__init__(code, message)
+        self.indexes = tuple(indexes)
+
+
+def check(records: Any, version: int, rules: Rules = _NO_RULES, *, quick: bool = False) -> Checked:
+    """Check a batch, and put its true max_timestamp into `records`. ApiError if it may not be appended.
 
     Slow: if it is to be `quick`, and cannot.
     """
@@ -81,8 +120,12 @@ def check(records: Any, version: int, max_bytes: int = _NO_LIMIT, *, quick: bool
             raise ApiError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
         if header.size > len(records):
             raise ApiError(ErrorCode.INVALID_RECORD, f"{len(records)} of {header.size} bytes of a batch")
-        if header.size > max_bytes:  # before anything that takes time with the size
-            raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {header.size} bytes, where {max_bytes} are taken")
+        if header.base_offset != 0:
+            raise ApiError(ErrorCode.INVALID_RECORD, f"the base offset is {header.base_offset}; it should be 0")
+        if header.size > rules.max_bytes:  # before anything that takes time with the size
+            raise ApiError(
+                ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {header.size} bytes, where {rules.max_bytes} are taken"
+            )
         if quick and header.size > _QUICK_BYTES:
             raise Slow
         done, _ = verify(records, header.base_offset, True)
@@ -107,23 +150,38 @@ def check(records: Any, version: int, max_bytes: int = _NO_LIMIT, *, quick: bool
             raise ApiError(ErrorCode.INVALID_RECORD, "a producer id without an epoch and a sequence")
     elif attributes & TRANSACTIONAL:
         raise ApiError(ErrorCode.INVALID_RECORD, "a transactional batch without a producer id")
-    try:  # whether its records can be read; whether each needs a key, the topic knows
-        is_compressed = header.codec != 0
-        _, _, max_timestamp = scan_records(records, _QUICK_DECODED if quick and is_compressed else -1)
-    except CorruptBatch as error:
-        if quick and is_compressed:
-            raise Slow from None
-        raise ApiError(ErrorCode.INVALID_RECORD, error.message) from None
+    if attributes & LOG_APPEND_TIME:
+        if rules.stamps:
+            indexes = range(min(header.record_count, _MAX_LISTED))
+            raise BadRecords(ErrorCode.INVALID_TIMESTAMP, "the producer set the timestamp type LogAppendTime", indexes)
+        patch.clear_log_append_time(records, len(records))
+        header = parse(records)
+    scan = _scan(records, header, rules.max_held, quick)
+    max_timestamp = scan[2]
     if max_timestamp != header.max_timestamp:
         patch.set_max_timestamp(records, len(records), max_timestamp)
         header = header._replace(max_timestamp=max_timestamp)
-    return header
+    return Checked(header, scan)
+
+
+def _scan(records: Any, header: Header, max_held: int, quick: bool) -> Scan:
+    """Read the records of a batch; whether each needs a key, the topic knows."""
+    try:
+        if not header.codec:
+            return scan_records(records)
+        return scan_records(records, _QUICK_DECODED) if quick else RecordScan(records, max_held=max_held).result
+    except RecordTooLarge as error:
+        raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, error.message) from None
+    except CorruptBatch as error:
+        if quick and header.codec:
+            raise Slow from None
+        raise ApiError(ErrorCode.INVALID_RECORD, error.message) from None
 
 
 class _Producing:
     """A request on its way: one answer for each partition, then one for all."""
 
-    __slots__ = ("acks", "broker", "call", "is_answered", "left", "registrations", "response", "touched",
+    __slots__ = ("acks", "broker", "call", "done", "is_answered", "left", "registrations", "response", "touched",
                  "unregistered", "wrong")  # fmt: skip
 
     def __init__(self, broker: Broker, call: Call) -> None:
@@ -131,6 +189,7 @@ class _Producing:
         self.call = call
         self.acks: int = call.request.acks
         self.left = 1
+        self.done: asyncio.Future[None] | None = None
         self.is_answered = False
         self.touched: list[Partition] = []
         self.wrong = False
@@ -165,16 +224,14 @@ class _Producing:
                     self._refuse(answered, unknown, None)
                 else:
                     self._take(answered, opened, each)
-        self.left -= 1
-        if not self.left:
-            self._respond()
+        self._one_less()
 
     def _take(self, answered: Any, opened: OpenTopic, asked: Any) -> None:
         """On the loop: append at once if nothing is in the way."""
         broker = self.broker
         try:
-            max_bytes = opened.topic.settings.max_message_bytes
-            header = check(asked.records, self.call.version, max_bytes, quick=True)
+            checked = check(asked.records, self.call.version, self._rules(opened), quick=True)
+            header = checked.header
             partition = broker.partition(opened, asked.index)
             if partition is None:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
@@ -185,25 +242,28 @@ class _Producing:
                 if code is NEEDS_REGISTRATION:
                     identity = header.producer_id, header.producer_epoch
                     self.unregistered.setdefault(identity, []).append((opened.topic.id, asked.index))
-                    work = self._register_first(answered, opened, asked.index, header, self._kept(asked))
+                    work = self._register_first(answered, opened, asked.index, checked, self._kept(asked))
                     self._put_off(answered, work)
                     return
                 if code:
                     raise ApiError(ErrorCode(code), "the partition is in no transaction of this producer")
-            offset = partition.append_now(asked.records)
+            offset = partition.append_now(asked.records, checked.scan)
         except Slow:
             self._put_off(answered, self._check_first(answered, opened, asked.index, self._kept(asked)))
         except NotOpened:
-            self._put_off(answered, self._open_first(answered, opened, asked.index, header, self._kept(asked)))
-        except ApiError as error:
-            self._refuse(answered, error.code, error.message or None)
-        except KlammError as error:
+            self._put_off(answered, self._open_first(answered, opened, asked.index, checked, self._kept(asked)))
+        except (ApiError, KlammError) as error:
             self._refuse_error(answered, error)
         else:
             if offset is None:
-                self._put_off(answered, self._append_in_order(answered, partition, header, self._kept(asked)))
+                self._put_off(answered, self._append_in_order(answered, partition, checked, self._kept(asked)))
             else:
                 self._appended(answered, partition, header, offset, asked.records)
+
+    def _rules(self, opened: OpenTopic) -> Rules:
+        settings = opened.topic.settings
+        stamps = settings.message_timestamp_type == "LogAppendTime"
+        return Rules(settings.max_message_bytes, self.broker.settings.decompression_max_bytes, stamps)
 
     def _kept(self, asked: Any) -> memoryview:
         return self.call.copy(asked.records)
@@ -224,30 +284,29 @@ class _Producing:
     async def _check_first(self, answered: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
         """A batch that takes a while to look into."""
         try:
-            max_bytes = opened.topic.settings.max_message_bytes
-            header = await self.broker.codec(check, records, self.call.version, max_bytes)
+            checked = await self.broker.codec(check, records, self.call.version, self._rules(opened))
         except ApiError as error:
-            self._refuse(answered, error.code, error.message)
+            self._refuse_error(answered, error)
         else:
-            await self._open_first(answered, opened, number, header, records)
+            await self._open_first(answered, opened, number, checked, records)
 
     async def _open_first(
-        self, answered: Any, opened: OpenTopic, number: int, header: Header, records: memoryview
+        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: memoryview
     ) -> None:
         try:
             partition = await self.broker.opened(opened, number)
-            if header.is_transactional:
-                await self._register_first(answered, opened, number, header, records)
+            if checked.header.is_transactional:
+                await self._register_first(answered, opened, number, checked, records)
             else:
-                await self._append_in_order(answered, partition, header, records)
+                await self._append_in_order(answered, partition, checked, records)
         except KlammError as error:
             self._refuse_error(answered, error)
 
     async def _register_first(
-        self, answered: Any, opened: OpenTopic, number: int, header: Header, records: memoryview
+        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: memoryview
     ) -> None:
         """A transactional batch whose partition is not known to be in its transaction."""
-        broker, place = self.broker, (opened.topic.id, number)
+        broker, place, header = self.broker, (opened.topic.id, number), checked.header
         try:
             partition = await broker.opened(opened, number)
             code = broker.transaction_coordinator.check_produce(header.producer_id, header.producer_epoch, place)
@@ -262,7 +321,7 @@ class _Producing:
         except KlammError as error:
             self._refuse_error(answered, error)
             return
-        await self._append_in_order(answered, partition, header, records)
+        await self._append_in_order(answered, partition, checked, records)
 
     async def _register(self, header: Header, place: PartitionKey) -> ErrorCode:
         """Add the partition to its transaction, and in the same write all others of this request that are to be."""
@@ -278,16 +337,19 @@ class _Producing:
         broker, name = self.broker, self.call.request.transactional_id
         return await broker.transaction_coordinator.register_produce(broker, *identity, name, keys)
 
-    async def _append_in_order(self, answered: Any, partition: Partition, header: Header, records: memoryview) -> None:
+    async def _append_in_order(
+        self, answered: Any, partition: Partition, checked: Checked, records: memoryview
+    ) -> None:
         try:
             # Redundant as long as a connection has one request at a time: then nothing of its own is queued here.
-            offset = None if self.broker.partition_executors.is_busy(partition) else partition.append_now(records)
+            is_busy = self.broker.partition_executors.is_busy(partition)
+            offset = None if is_busy else partition.append_now(records, checked.scan)
             if offset is None:
                 offset = await self.broker.partition_executors.run(partition, partial(partition.append, records))
         except KlammError as error:
             self._refuse_error(answered, error)
         else:
-            self._appended(answered, partition, header, offset, records)
+            self._appended(answered, partition, checked.header, offset, records)
 
     def _appended(self, answered: Any, partition: Partition, header: Header, offset: int, records: memoryview) -> None:
         metrics = self.broker.metrics
@@ -315,12 +377,13 @@ class _Producing:
             self._refuse(answered, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
         self._one_less()
 
-    def _refuse_error(self, answered: Any, error: KlammError) -> None:
-        self._refuse(answered, code_of(error), error.message)
-        if isinstance(error, InvalidTimestamp):
+    def _refuse_error(self, answered: Any, error: KlammError | ApiError) -> None:
+        code = error.code if isinstance(error, ApiError) else code_of(error)
+        self._refuse(answered, code, error.message or None)
+        if isinstance(error, InvalidRecord | BadRecords):
+            what = "timestamp out of range" if isinstance(error, InvalidTimestamp) else error.message
             answered.record_errors = [
-                _response.RecordError(batch_index=index, batch_index_error_message="timestamp out of range")
-                for index in error.indexes
+                _response.RecordError(batch_index=index, batch_index_error_message=what) for index in error.indexes
             ]
 
     def _refuse(self, answered: Any, code: ErrorCode, message: str | None) -> None:
@@ -331,29 +394,33 @@ class _Producing:
 
     def _one_less(self) -> None:
         self.left -= 1
-        if not self.left:
-            self._respond()
+        if not self.left and self.done is not None:
+            self.done.set_result(None)
 
-    def _respond(self) -> None:
-        """All partitions are done. Clients that wait for the records come after the one that waits for this."""
+    async def result(self) -> Struct | None:
+        """Return the response when all partitions are done; None if the client expects none."""
+        if self.left:
+            self.done = self.broker.loop.create_future()
+            await self.done
         self.is_answered = True
-        if self.acks:
-            self.call.respond(self.response)
-        else:
-            if self.wrong:  # there is no other way to tell
-                self.call.session.disconnect("connection closed: a batch sent with acks=0 was rejected")
-            self.call.respond(None)
         self._wake_soon()
+        if self.acks:
+            return self.response
+        if self.wrong:  # there is no other way to tell
+            self.call.session.disconnect("connection closed: a batch sent with acks=0 was rejected")
+        return None
 
     def _wake_soon(self) -> None:
-        """Those who wait for records, after whoever waits for the answer."""
+        """Those who wait for records: the loop comes to them after the producer has its response."""
         touched, self.touched = self.touched, []
         for partition in touched:
             self.broker.purgatory.wake_soon(partition)
 
 
-def _produce(broker: Broker, call: Call) -> None:
-    _Producing(broker, call).run()
+async def _produce(broker: Broker, call: Call) -> Struct | None:
+    producing = _Producing(broker, call)
+    producing.run()
+    return await producing.result()
 
 
 def _names_unknown_topic(broker: Broker, version: int, request: Struct) -> bool:

@@ -265,7 +265,7 @@ async def end_txn(broker: Broker, call: Call) -> Struct:
 # ---- for people
 
 
-def describe_transactions(broker: Broker, call: Call) -> Struct:
+async def describe_transactions(broker: Broker, call: Call) -> Struct:
     response = DESCRIBE_TRANSACTIONS.response
     states = []
     for name in call.request.transactional_ids:
@@ -296,7 +296,7 @@ def _described(broker: Broker, row: Row) -> Struct:
     )
 
 
-def list_transactions(broker: Broker, call: Call) -> Struct:
+async def list_transactions(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_TRANSACTIONS.response
     now_ms = broker.core.heads.wall_ms()
     found = []

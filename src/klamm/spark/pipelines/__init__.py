@@ -6,6 +6,7 @@
     join                two topics, by key, within a time
     deduplicate         a topic without what was there already
     quality             what is in a topic, as a Quality
+    checkpoint          for a pipeline of your own: a checkpoint that is its own
 
 Each is incremental, can be killed and run again, and does every record once. What they share: claim.py (whose a folder
 is), running.py (a query, run to its end), report.py.
@@ -21,5 +22,17 @@ from klamm.spark.pipelines.joining import join
 from klamm.spark.pipelines.quality_report import Quality, quality
 from klamm.spark.pipelines.report import Report
 from klamm.spark.pipelines.restoring import restore
+from klamm.spark.pipelines.running import checkpoint
 
-__all__ = ["Quality", "Report", "aggregate", "archive", "compact", "deduplicate", "join", "quality", "restore"]
+__all__ = [
+    "Quality",
+    "Report",
+    "aggregate",
+    "archive",
+    "checkpoint",
+    "compact",
+    "deduplicate",
+    "join",
+    "quality",
+    "restore",
+]

@@ -53,6 +53,7 @@ from klamm.spark.pipelines.streams import (
     own_session,
 )
 from klamm.spark.remote import read, write, write_stream
+from klamm.times import from_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -360,6 +361,4 @@ def _watermark(checkpoint: str, number: int) -> str:
 
 
 def _time(milliseconds_: int) -> str:
-    from datetime import UTC, datetime, timedelta
-
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds_)).isoformat()
+    return from_ms(milliseconds_).isoformat()

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import klamm.spark
-from klamm.client.dead_letters import box
+from klamm.client.work.dead_letters import box
 from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore
 from klamm.spark.checkpoint import check_id, sync_plan
@@ -170,7 +170,7 @@ def _refuse_other_checkpoint(claim: Claim, journal: Journal) -> None:
         ends = {place.partition: end for place, end in ends_of(claim.checkpoint, done)}
     except FileNotFoundError:
         raise NotAStore(f"{path}: missing: micro-batch {done} is archived", hint=_OTHER_CHECKPOINT) from None
-    except (ValueError, InvalidSetting):
+    except ValueError:
         raise NotAStore(f"{path}: damaged: micro-batch {done} is archived", hint=_OTHER_CHECKPOINT) from None
     archived = {number: end for number, end in journal.state.ends.items() if number in ends}
     if ends != archived or not ends:

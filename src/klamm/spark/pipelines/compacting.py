@@ -67,7 +67,7 @@ def compact(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Keep the latest record of each key of a compacted topic, with its offset, as `store.compact(topic)` does.
+    """Keep the latest record of each key of a compacted topic, with its offset, as `store[topic].compact()` does.
 
     What is worth it is compacted; with `force`, the segment being written is closed, and everything is. All workers
     have to see the store's files. `progress` is told bytes done and bytes in all. In the report, `rows_read` are the

@@ -1,4 +1,4 @@
-"""Records that a pipeline cannot use, as rows for the sink: the letters of client/dead_letters.py.
+"""Records that a pipeline cannot use, as rows for the sink: the letters of client/work/dead_letters.py.
 
 A row has the key, value and headers of the record that it was, and beside them the headers that say where that was and
 what is wrong with it. So `klamm dlq` and `store.redrive` know them. Rows of a query and its letters go to the sink
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from klamm.client.dead_letters import ATTEMPTS, PREFIX
+from klamm.client.work.dead_letters import ATTEMPTS, PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

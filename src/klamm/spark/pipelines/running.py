@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark.offsets import OURS, StreamOffsets
-from klamm.spark.pipelines.claim import local
+from klamm.spark.pipelines.claim import Claim, local
 from klamm.store.directory import acquire, release
+from klamm.times import parse_duration
 from klamm.types import TopicId
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "Outcome",
     "Source",
     "behind",
+    "checkpoint",
     "collected",
     "drain",
     "dropped",
@@ -89,6 +91,24 @@ def source(store: str | os.PathLike[str], *names: str) -> Source:
 def home(read: Source, name: str, given: str | os.PathLike[str] | None) -> str:
     """The folder of a pipeline that writes to a topic: the one given, else one of its own in the store."""
     return f"{read.path}/pipelines/{name}" if given is None else local(given)
+
+
+def checkpoint(
+    store: str | os.PathLike[str],
+    *topics: str,
+    pipeline: str,
+    options: Mapping[str, Any] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+) -> str:
+    """Return the checkpoint of a pipeline of your own that reads `topics`: in `directory`, or in the store.
+
+    The first run claims it. InvalidSetting if it belongs to another pipeline, to topics that were deleted and created
+    again, or was begun with other `options`: a query that went on from there would be wrong.
+    """
+    if not topics:
+        raise InvalidSetting("checkpoint: no topic given", hint="name the topics that the pipeline reads")
+    read = source(store, *topics)
+    return Claim.take(home(read, topics[0], directory), read.identity(pipeline), options or {}).checkpoint
 
 
 def behind(checkpoint: str, read: Source) -> int:
@@ -214,7 +234,9 @@ def drain(
     `after` is called once for each micro-batch that is done, in their order, with what Spark says of it.
     """
     begin = time.monotonic()
-    query = (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
+    query = (
+        writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=duration(every, "every"))
+    ).start()
     outcome = Outcome()
     reports = _Reports(query)
     reports.start()
@@ -276,8 +298,10 @@ def collected(rows: DataFrame) -> list[Any]:
 
 
 def duration(text: str, what: str) -> str:
-    """A time as Spark spells it: "5 minutes"."""
-    wanted = "want a number and a unit: 5 minutes"
+    """Return a duration as Spark writes it, of one as Spark or as Klamm writes it: "5 minutes", "5m"."""
+    wanted = "want a number and a unit: 5 minutes, or 5m"
+    if isinstance(text, str) and (short_ms := parse_duration(text.strip())) is not None:
+        text = f"{short_ms} milliseconds"
     if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s+(millisecond|second|minute|hour|day|week)s?\s*", text):
         raise InvalidSetting(f"{what}: {text!r} is no time", hint=wanted)
     number, unit = text.split()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from klamm.client.dead_letters import box
+from klamm.client.work.dead_letters import box
 from klamm.errors import InvalidSetting, TopicExists, UnknownTopic
 from klamm.spark.pipelines.dead_letters import COLUMNS, letters
 from klamm.spark.pipelines.running import UNITS_MS, duration
@@ -85,7 +85,7 @@ def milliseconds(text: str, what: str, *, least: int = 1) -> int:
     number, unit = duration(text, what).split()
     found = int(number) * UNITS_MS[unit.removesuffix("s")]
     if found < least:
-        raise InvalidSetting(f"{what}: {text!r} is too short", hint="want a number and a unit: 5 minutes")
+        raise InvalidSetting(f"{what}: {text!r} is too short", hint="want a number and a unit: 5 minutes, or 5m")
     return found
 
 

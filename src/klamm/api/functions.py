@@ -1,0 +1,62 @@
+"""`klamm.open` and `klamm.check`: what begins with a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from klamm.api.store import Store
+
+if TYPE_CHECKING:
+    from klamm.client.serde import Serde
+    from klamm.store.check import Report
+    from klamm.times import Duration
+
+__all__ = ["check", "open"]
+
+
+def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file is with open
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    create: bool = True,
+    force_filesystem: bool = False,
+    maintain_every: Duration | None = None,
+    busy_timeout: Duration | None = None,
+    serde: Serde | None = None,
+    key_serde: Serde | None = None,
+) -> Store:
+    """Open the store in a directory; make one there if there is none.
+
+    `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
+    `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
+    at your own risk. `maintain_every` lets a thread call `maintain()` that often, until the store is closed: that
+    compacts topics. `busy_timeout`: how long a call waits for a lock before it raises StoreBusy; 0: not at all,
+    math.inf: without limit, None: 30 s, or what another open of the store in this process has said. Both are seconds,
+    or a timedelta. `serde` and
+    `key_serde` are for every call of this store that has none of its own: "json", "str", "bytes" (the default), or a
+    pair of callables (to bytes, from bytes).
+    """
+    return Store(
+        path,
+        read_only=read_only,
+        create=create,
+        force_filesystem=force_filesystem,
+        maintain_every=maintain_every,
+        busy_timeout=busy_timeout,
+        serde=serde,
+        key_serde=key_serde,
+    )
+
+
+def check(
+    path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], object] | None = None
+) -> Report:
+    """Walk every promise of the store at `path`; with `repair`, put right what can be without losing a record.
+
+    `progress` is called with the bytes of log that were looked at, and those in all.
+    """
+    from klamm.store.check import check as check_store
+
+    return check_store(path, repair=repair, progress=progress)

@@ -1,0 +1,230 @@
+"""A handle on one topic: `store["orders"]`.
+
+A handle is a name and its store. It holds nothing open, costs nothing to make, and stays valid: every call finds the
+topic of that name as it is then, and raises UnknownTopic if there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from klamm.store.settings import SETTINGS
+from klamm.times import to_ms
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from klamm.api.store import Store
+    from klamm.arrow.scan import Scan
+    from klamm.client.consume.consumer import Consumer
+    from klamm.client.consume.consumer_options import ConsumerOptions
+    from klamm.client.options import Acks
+    from klamm.client.serde import Serde
+    from klamm.client.table.table import Table
+    from klamm.store.settings import Value
+    from klamm.times import Duration
+    from klamm.types import Appended, CompactionReport, Cut, GivenHeaders, TopicInfo
+    from klamm.where import WhereLike
+
+__all__ = ["Topic"]
+
+
+class Topic:
+    """A topic of a store, by its name. Made by `store["orders"]` and `store.topics.create("orders")`."""
+
+    __slots__ = ("_name", "_store")
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<Topic {self._name} of {self._store.path}>"
+
+    def _repr_html_(self) -> str:
+        return self.info()._repr_html_()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Topic):
+            return NotImplemented
+        return self._name == other._name and self._store.path == other._store.path
+
+    def __hash__(self) -> int:
+        return hash((self._store.path, self._name))
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def store(self) -> Store:
+        """The store that has it."""
+        return self._store
+
+    # ---- appending
+
+    def append(
+        self,
+        value: Any,
+        *,
+        key: Any = None,
+        partition: int | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | datetime | None = None,
+        acks: Acks = "all",
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> int | None:
+        """Append one record and return its offset: like `store.append`."""
+        store = self._store
+        if acks == 1 and headers is None and timestamp is None and partition is None and serde is None is key_serde:
+            target = store._targets.get(self._name)
+            if target is not None and target.heads.catalog_version == target.version:
+                quick = target.quick
+                if quick is not None:  # the fast path of Store.append, without a call in between
+                    offset = quick(key, value)
+                    return offset if offset >= 0 else store._after_quick(target, offset, self._name, key, value)
+        return store.append(
+            self._name,
+            value,
+            key=key,
+            partition=partition,
+            headers=headers,
+            timestamp=timestamp,
+            acks=acks,
+            serde=serde,
+            key_serde=key_serde,
+        )
+
+    def append_many(
+        self,
+        records: Iterable[Any],
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Appended:
+        """Append many records, in few batches, and return where they went: like `store.append_many`."""
+        return self._store.append_many(
+            self._name,
+            records,
+            acks=acks,
+            partition=partition,
+            timestamp=timestamp,
+            compression=compression,
+            compression_level=compression_level,
+            serde=serde,
+            key_serde=key_serde,
+        )
+
+    def append_table(
+        self,
+        table: Any,
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        compression: str | None = None,
+        compression_level: int | None = None,
+    ) -> Appended:
+        """Append the rows of an Arrow table, and return where they went: like `store.append_table`."""
+        return self._store.append_table(
+            self._name,
+            table,
+            acks=acks,
+            partition=partition,
+            timestamp=timestamp,
+            compression=compression,
+            compression_level=compression_level,
+        )
+
+    # ---- reading
+
+    def consumer(self, **options: Unpack[ConsumerOptions]) -> Consumer:
+        """Return a consumer of this topic; the options are those of `store.consumer`."""
+        return self._store.consumer(self._name, **options)
+
+    def tail(
+        self,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Iterator[Any]:
+        """Iterate over the last `n` records from `start` on; with `follow`, then over those that come."""
+        return self._store.tail(self._name, n, start=start, follow=follow, serde=serde, key_serde=key_serde)
+
+    def scan(
+        self,
+        *,
+        partitions: int | Iterable[int] | None = None,
+        start: WhereLike = "earliest",
+        end: WhereLike = "latest",
+        columns: Iterable[str] | None = None,
+        **options: Any,
+    ) -> Scan:
+        """Return the topic as an Arrow stream: like `store.scan`."""
+        return self._store.scan(self._name, partitions=partitions, start=start, end=end, columns=columns, **options)
+
+    def table(self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10) -> Table:
+        """Return the topic as a mapping, the latest value of each key: like `store.table`."""
+        return self._store.table(self._name, serde=serde, key_serde=key_serde, wait=wait)
+
+    def offset_at(self, partition: int, when: int | datetime) -> int | None:
+        """Return the first offset whose record has a timestamp at or after `when`; None if there is none."""
+        return self._store._acquired().topic(self._name).partition(partition).offset_at(to_ms(when))
+
+    # ---- the topic itself
+
+    def info(self) -> TopicInfo:
+        """Return the topic as it is now: its partitions and their ends, its settings."""
+        return self._store.topics.describe(self._name)
+
+    def settings(self) -> dict[str, str]:
+        """Return all of its settings by Kafka's names, defaults included."""
+        settings = self._store._acquired().catalog.topic(self._name).settings
+        return {name: settings[name] for name in SETTINGS}
+
+    def alter(
+        self, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
+    ) -> TopicInfo:
+        """Change some settings, put those named in `reset` back to their defaults: like `store.topics.alter`."""
+        return self._store.topics.alter(self._name, settings, reset=reset, **named)
+
+    def add_partitions(self, total: int) -> TopicInfo:
+        """Let it have `total` partitions. New records of a key may go to another one than its old records."""
+        return self._store.topics.add_partitions(self._name, total)
+
+    def delete(self) -> None:
+        """Delete the topic and its records. Later appends to it, in any process, raise UnknownTopic."""
+        self._store.topics.delete(self._name)
+
+    def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
+        """Delete the records before an offset, by partition, and return where each partition starts now."""
+        opened = self._store._acquired().topic(self._name)
+        partitions = {number: opened.partition(number).housekeeping for number in before}
+        return {number: partition.delete_before(before[number]) for number, partition in partitions.items()}
+
+    def compact(
+        self,
+        *,
+        force: bool = False,
+        memory_bytes: int = 128 << 20,
+        progress: Callable[[str, int, int, int], object] | None = None,
+    ) -> CompactionReport:
+        """Compact the topic where `min.cleanable.dirty.ratio` is reached; the options are those of `store.compact`."""
+        return self._store._compact(self._name, force=force, memory_bytes=memory_bytes, progress=progress)
+
+    def cuts(self) -> list[Cut]:
+        """Return the files with what recovery or repair cut off its logs: `klamm salvage` prints them."""
+        from klamm.store import salvage
+
+        core = self._store._acquired()
+        return salvage.cuts_of(core.path, core.catalog.topic(self._name))

@@ -1,0 +1,37 @@
+"""The open transactions of a store, as a collection: `store.transactions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klamm.api.store import Store
+    from klamm.types import TransactionInfo
+
+__all__ = ["Transactions"]
+
+
+class Transactions:
+    """The transactions that are not over, of any process, and committed ones whose end is not on disk everywhere yet.
+
+    Iterating over it gives TransactionInfos. `store.transaction()` begins one.
+    """
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<Transactions of {self._store.path}>"
+
+    def __iter__(self) -> Iterator[TransactionInfo]:
+        return iter(self._store._acquired().transactions.infos())
+
+    def __len__(self) -> int:
+        return len(self._store._acquired().transactions.infos())
+
+    def abort(self, producer_id: int) -> bool:
+        """Abort what a producer id has open, in any process. Return False if it has nothing open."""
+        return self._store._acquired().transactions.abort(producer_id)

@@ -1,0 +1,311 @@
+"""A consumer: reads partitions from a given position, or from its group's, and waits for new records.
+
+Each batch is of one partition; partitions take turns. Iteration gives records one by one. A consumer is a face of a
+Session (consume/session.py): it checks options, runs loops, and lets Ctrl-C end them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from klamm.batch import BAD_RAISE, BAD_RAW, BAD_SKIP, RECORDS, TUPLES, VALUES
+from klamm.client.consume.interrupt import Loop
+from klamm.client.consume.read_engine import ReadFormat
+from klamm.client.consume.session import Session
+from klamm.client.groups.commits import What
+from klamm.client.groups.offsets import Offsets
+from klamm.client.options import check_count, choice
+from klamm.client.serde import Serde, key_pair, value_pair
+from klamm.client.subscription import Subscription, TopicSelection, open_partitions
+from klamm.errors import GroupError, InvalidSetting, StoreError, UnknownTopic
+from klamm.log.reader import reads_committed
+from klamm.store.directory import Core
+from klamm.store.made import Made
+from klamm.times import Duration, to_seconds, to_timeout
+from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
+from klamm.where import Where, WhereLike, checked_position
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from klamm.client.consume.read_engine import Records
+    from klamm.client.groups.membership import Member
+    from klamm.client.groups.sharing import SharingOptions
+    from klamm.client.produce.producer_options import TransactionOptions
+    from klamm.client.transaction import Transaction
+    from klamm.client.work.run_options import RunOptions
+
+__all__ = ["Consumer", "session_of", "session_that_read"]
+
+_FORMS = {"records": RECORDS, "tuples": TUPLES, "values": VALUES}
+_RESETS = ("earliest", "latest", "error")
+_BAD_RECORDS = {"raise": BAD_RAISE, "skip": BAD_SKIP, "raw": BAD_RAW}
+_AT_ONCE = 500  # records that a loop takes; then the group is looked after
+_AT_ONCE_S = 0.1  # and in a group, after so long
+
+
+class Consumer(Made, by="store.consumer(…)", of=Core):
+    """Reads topics; made by `store.consumer()`.
+
+    One thread reads; `stop`, `close` and commits may be called from any.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicSelection | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        partitions: Iterable[int] | None = None,
+        start: WhereLike | None = None,
+        wait: Duration | None = None,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        form: str = "records",
+        auto_offset_reset: str | None = None,
+        on_bad_record: str = "raise",
+        max_bytes: int = 1 << 20,
+        spin: Duration = 20e-6,
+        isolation: str = "read_committed",
+        group: str | None = None,
+        offsets: Offsets | None = None,
+        store: Any = None,
+        **sharing: Unpack[SharingOptions],
+    ) -> None:
+        if group is not None and start is not None:
+            raise InvalidSetting(
+                "start: a group starts at its committed offsets", hint="see auto_offset_reset, and store.groups.reset"
+            )
+        if auto_offset_reset is not None:
+            choice("auto_offset_reset", auto_offset_reset, dict.fromkeys(_RESETS))
+        self._store = store  # whose consumer it is, kept from being dropped
+        self._current: Iterator[Any] | None = None  # what a loop goes on with; None: it is to look again
+        self._session = Session(
+            core,
+            Subscription(topics, pattern, partitions),
+            Where("earliest" if start is None else start, name="start"),
+            ReadFormat(
+                choice("form", form, _FORMS),
+                key_pair(key_serde, serde).from_bytes,
+                value_pair(serde).from_bytes,
+                choice("on_bad_record", on_bad_record, _BAD_RECORDS),
+            ),
+            wait_s=to_timeout("wait", wait),
+            max_bytes=max_bytes,
+            auto_offset_reset=auto_offset_reset,
+            committed=reads_committed(isolation),
+            spin_us=round(to_seconds("spin", spin) * 1e6),
+            group=group,
+            offsets=offsets,
+            **sharing,
+        )
+
+    def __repr__(self) -> str:
+        session = self._session
+        state = ", closed" if session.is_closed else ""
+        return f"<Consumer of {session.core.path}: {len(session.engine.positions())} partitions{state}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a consumer cannot be pickled; pickle the store, and make a consumer from it there")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- reading
+
+    def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch:
+        """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time.
+
+        Without `timeout` it waits as long as the consumer's `wait` says.
+        """
+        if type(max_records) is not int or max_records < 1:
+            check_count(max_records)
+        session = self._session
+        wait_s = session.wait_s if timeout is None else to_timeout("timeout", timeout)
+        batch = session.next_batch(max_records, wait_s)
+        return Batch() if batch is None else batch
+
+    def batches(self, max_records: int = 500) -> Iterator[Batch]:
+        """One `poll` after the other, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
+        check_count(max_records)
+        return self._batches(max_records)
+
+    def _batches(self, max_records: int) -> Iterator[Batch]:
+        session = self._session
+        with Loop(self._halt, is_bounded=session.wait_s is not None) as loop:
+            while not loop.interrupted and not session.is_stopped:
+                records = self._next_of(loop, max_records)
+                if records is None:
+                    return
+                yield records.batch()
+
+    def _next_of(self, loop: Loop, max_records: int) -> Records | None:
+        """Return the next records of a loop; None if it ends: none came in time, or another thread has closed it."""
+        session = self._session
+        try:
+            return session.next_records(max_records, session.wait_s, lambda: loop.interrupted)
+        except StoreError:
+            if session.is_closing:
+                return None
+            raise
+
+    def __iter__(self) -> Iterator[Any]:
+        """Record by record, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
+        session = self._session
+        with Loop(self._halt, is_bounded=session.wait_s is not None) as loop:
+
+            def is_over() -> bool:
+                return loop.interrupted or session.is_stopped
+
+            while not is_over():
+                records = self._next_of(loop, _AT_ONCE)
+                if records is None:
+                    return
+                current = self._current = iter(records)
+                if is_over():  # meanwhile; if it ends later, `_current` tells
+                    return
+                if session.member is None:
+                    for record in current:
+                        yield record
+                        if self._current is not current:
+                            break
+                else:
+                    yield from self._of_member(current, session.member)
+
+    def _of_member(self, records: Iterator[Any], member: Member) -> Iterator[Any]:
+        """Give records while the group need not be looked after."""
+        due = time.monotonic() + min(_AT_ONCE_S, member.interval_s / 4)
+        for record in records:
+            yield record
+            if self._current is not records or time.monotonic() >= due:
+                break
+
+    def _halt(self) -> None:
+        """Let a loop look again before its next record, or at once if it waits."""
+        self._current = None
+        self._session.wake()
+
+    def stop(self) -> None:
+        """End the loop that reads, quietly, and every later one. May be called from any thread."""
+        self._session.stop()
+        self._current = None
+
+    # ---- positions
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions it reads, paused ones included."""
+        return sorted(self._session.engine.positions())
+
+    def _assigned(self, topic: str | None, partition: int | None) -> list[TopicPartition]:
+        """Return the partitions that are meant: one, those of a topic, or all."""
+        self._session.check_usable()
+        known = self._session.engine.positions()
+        found = [name for name in known if topic in (None, name.topic) and partition in (None, name.partition)]
+        if not found and (known or topic is not None):
+            raise _not_assigned(str(topic) if partition is None else f"{topic}/{partition}")
+        return found
+
+    def position(self, topic: str, partition: int) -> Position:
+        """Return the next offset that is handed out, with the leader epoch of what was handed out last."""
+        self._session.check_usable()
+        handed = self._session.engine.handed_out(TopicPartition(topic, partition))
+        if handed is None:
+            raise _not_assigned(f"{topic}/{partition}")
+        return handed.position
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """Return all of them; `start=` takes such a mapping."""
+        return dict(sorted(self._session.engine.positions().items()))
+
+    def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
+        """Go on at `offset`. With the leader epoch stored beside it: where that epoch ended, if that was earlier."""
+        (name,) = self._assigned(topic, partition)
+        self._current = None
+        self._session.resume_at(
+            {name: checked_position(offset if isinstance(offset, tuple) else (offset, leader_epoch))}
+        )
+
+    def seek_to(self, start: WhereLike) -> None:
+        """Go on, in every partition, at what `start` means for a new consumer; a mapping moves what it names."""
+        session = self._session
+        session.check_usable()
+        where = Where(start, name="start").at(session.core.heads.wall_ms())
+        names = [name for name in session.engine.positions() if not where.is_positions or where.names(*name)]
+        self._current = None
+        session.move(
+            {name: where.position_in(partition) for name, partition in open_partitions(session.core, names).items()}
+        )
+
+    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Read nothing more from that partition, or from the topic's, or from any, until `resume`."""
+        names = self._assigned(topic, partition)
+        self._current = None
+        self._session.engine.pause(names)
+
+    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on where it was paused."""
+        names = self._assigned(topic, partition)
+        self._current = None
+        self._session.engine.resume(names)
+
+    # ---- committing
+
+    def commit(self, what: What = None, *, metadata: str = "") -> None:
+        """Remember how far the group has come: everything handed out so far, or what is given.
+
+        A batch, a record, or {(topic, partition): offset or Position}. NotOwner if a partition is another member's by
+        now; then nothing of it is committed. From any thread.
+        """
+        self._session.commits.commit(what, metadata)
+
+    def commit_async(self, what: What = None, *, metadata: str = "") -> Future[None]:
+        """Like `commit`, in a thread, in the order of the calls. `close` waits for it."""
+        return self._session.commits.commit_async(what, metadata)
+
+    def committed(self, topic: str, partition: int) -> Committed | None:
+        """Return what the group has committed there, whichever member did; None if nothing."""
+        return self._session.commits.committed(topic, partition)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Transaction:
+        """Begin a transaction of the store in which this consumer takes part; see `store.transaction`.
+
+        If it is aborted, the consumer goes back to where its group is: the next poll gives the same records again.
+        """
+        if self._store is None:
+            raise GroupError("this consumer was not made by store.consumer()", hint="use store.transaction()")
+        transaction: Transaction = self._store.transaction(name, consumers=self, **options)
+        return transaction
+
+    def run(self, handler: Callable[[Any], object], workers: int = 8, **options: Unpack[RunOptions]) -> RunReport:
+        """Let workers handle the records, in order within a key, and commit what is done: see client/work/workers.py.
+
+        Ctrl-C and SIGTERM end it when handlers that run have ended.
+        """
+        from klamm.client.work.workers import run
+
+        return run(self._session, handler, workers, **options)
+
+    def close(self) -> None:
+        """End, and close what is open. A loop in another thread ends, too, after the record that it is at."""
+        self.stop()
+        self._session.close()
+
+
+def _not_assigned(what: str) -> UnknownTopic:
+    return UnknownTopic(f"{what} is not assigned to this consumer", hint="see consumer.assignment()")
+
+
+def session_of(consumer: Consumer) -> Session:
+    """Return what a consumer stands on, for the other modules of this package."""
+    return consumer._session
+
+
+def session_that_read(batch: Batch) -> Session | None:
+    """Return what can commit a batch; None if it was read without a group, or its consumer is gone."""
+    return None if batch._source is None else batch._source[0]()

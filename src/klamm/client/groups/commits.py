@@ -1,0 +1,400 @@
+"""How far a consumer has come, and where that is kept: its group's offsets in klamm.db, or `offsets=` of the user's.
+
+    stored     by partition: the offset that is kept, as far as we know (None: none is)
+    since      by partition: where what was handed out and not committed begins
+
+`commit()` stores the positions of everything handed out; commit(batch) and the others what they name. Each checks,
+under the member's mutex, that the partitions are owned and stay so until the write is done: NotOwner otherwise, and
+nothing of it is stored. A batch that was handed out before a partition was lost cannot be committed when it has come
+back: it says of which ownership epoch it is.
+
+A transaction that moves offsets makes a Claim, which compares and sets: its batches follow on from `since`, and what
+is `stored` is still there. After an abort the consumer goes back to `since`.
+
+`commit_async` does it in one thread, in order; what is committed meanwhile waits for its turn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from klamm.batch import Record
+from klamm.client.groups.offsets import Offsets, Progress
+from klamm.errors import CommitGap, GroupError, InvalidSetting, NotOwner
+from klamm.store.groups import OffsetRow, checked_metadata
+from klamm.types import Batch, Committed, PartitionKey, Position, TopicPartition
+from klamm.where import checked_position
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from klamm.client.consume.read_engine import ReadEngine
+    from klamm.client.groups.membership import Member
+    from klamm.store.directory import Core
+    from klamm.store.lineage import Input
+
+__all__ = ["Claim", "Commits", "What"]
+
+
+What: TypeAlias = (
+    Batch
+    | Record
+    | Mapping[tuple[str, int], int | Position]
+    | Mapping[TopicPartition, int]
+    | Mapping[TopicPartition, Position]
+    | None
+)
+
+
+class _Entry(NamedTuple):
+    position: Position
+    begin: int | None  # of what was read up to there; None: not known, as in a mapping
+    epoch: object | None  # of our ownership, when that was read, or the commit asked for; None: it was not ours
+
+
+class Commits:
+    """The progress of one consumer, whose engine says what was handed out."""
+
+    def __init__(
+        self,
+        core: Core,
+        member: Member | None,
+        offsets: Offsets | None,
+        engine: ReadEngine,
+        *,
+        auto_interval_ms: float | None,
+    ) -> None:
+        self._core = core
+        self._member = member
+        self._offsets = offsets
+        if offsets is not None and hasattr(offsets, "bind"):
+            offsets.bind(core)
+        self._engine = engine
+        self._auto_s = None if auto_interval_ms is None else auto_interval_ms / 1000
+        self._committed_at = time.monotonic()
+        self.stored: dict[TopicPartition, int | None] = {}
+        self.since: dict[TopicPartition, int] = {}
+        self._since_mutex = threading.Lock()
+        self._epochs: dict[TopicPartition, object] = {}  # of our ownership
+        self.stale = False  # what `offsets` keeps is not what we thought: load it before reading on
+        self._done: dict[TopicPartition, Position] = {}  # handed out before the last poll, so done; for auto-commit
+        self._pending: list[Future[None]] = []
+        self._executor: ThreadPoolExecutor | None = None
+        self._thread = 0
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether a poll commits what was handed out before it."""
+        return self._auto_s is not None
+
+    @property
+    def keeps_in_store(self) -> bool:
+        """Whether the offsets are the group's."""
+        return self._member is not None and self._offsets is None
+
+    @property
+    def can_be_run(self) -> bool:
+        """Whether somebody else may decide what is done: a group's own offsets, and no auto-commit."""
+        return self.keeps_in_store and self._auto_s is None
+
+    # ---- reading
+
+    def load(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+        """Where to go on in partitions that we own now; those without a position are left out."""
+        wanted = list(places)
+        found: dict[TopicPartition, Position] = {}
+        if self._offsets is not None:
+            loaded = self._offsets.load(wanted)
+            found = {place: checked_position(loaded[place]) for place in wanted if loaded.get(place) is not None}
+        elif self._member is not None:
+            with self._member.mutex:
+                ids = {place: self._member.topic_id(*place) for place in wanted if self._member.owns(*place)}
+            rows = self._core.groups.offsets(self._member.group_number)
+            stored = {place: rows.get((topic_id, place[1])) for place, topic_id in ids.items()}
+            found = {place: Position(row.offset, row.leader_epoch) for place, row in stored.items() if row is not None}
+        for place in wanted:
+            self.stored[place] = found[place].offset if place in found else None
+            self.since.pop(place, None)
+        return found
+
+    def begins(self, starts: Mapping[TopicPartition, Position]) -> None:
+        """Where reading starts in partitions that `load` had nothing for."""
+        if starts and self._offsets is not None and hasattr(self._offsets, "begin"):
+            self._offsets.begin(starts)
+            self.stored.update({place: position.offset for place, position in starts.items()})
+
+    def committed(self, topic: str, partition: int) -> Committed | None:
+        """What is kept now, whoever wrote it."""
+        if self._offsets is not None:
+            look = self._offsets.peek if hasattr(self._offsets, "peek") else self._offsets.load
+            found = look([(topic, partition)]).get((topic, partition))
+            return None if found is None else Committed(*checked_position(found))
+        assert self._member is not None
+        topic_id = self._core.topic(topic).topic.id
+        row = self._core.groups.offsets(self._member.group_number).get((topic_id, partition))
+        return None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)
+
+    def forget(self, places: Iterable[TopicPartition]) -> None:
+        """They are not ours any more."""
+        for place in places:
+            self.stored.pop(place, None)
+            self.since.pop(place, None)
+            self._done.pop(place, None)
+            self._epochs.pop(place, None)
+
+    def own(self, places: Iterable[TopicPartition]) -> None:
+        """They are ours now."""
+        self._epochs.update((place, object()) for place in places)
+
+    # ---- what is handed out
+
+    def hand_out(self, place: TopicPartition, begin: int) -> object | None:
+        """Records from `begin` on were returned; return the epoch of our ownership, for the batch."""
+        with self._since_mutex:
+            self.since.setdefault(place, begin)
+        return self._epochs.get(place)
+
+    def moved(self, places: Iterable[TopicPartition]) -> None:
+        """The user has put the consumer elsewhere: what was handed out and not committed is given up."""
+        for place in places:
+            self.since.pop(place, None)
+            self._done.pop(place, None)
+
+    def note_done(self) -> None:
+        """Whoever polls again has done what it got; with auto-commit, commit that when it is time."""
+        if self._auto_s is not None:
+            self._done = self._positions()
+            if time.monotonic() - self._committed_at >= self._auto_s:
+                self.auto_commit()
+
+    def auto_commit(self, places: Iterable[TopicPartition] | None = None) -> None:
+        """Commit what is done, in those partitions; nothing without auto-commit."""
+        if self._auto_s is None:
+            return
+        self._committed_at = time.monotonic()
+        chosen = self._done if places is None else {each: self._done[each] for each in places if each in self._done}
+        entries = {place: self._entry(place, position, self.since.get(place)) for place, position in chosen.items()}
+        member = self._member
+        if member is not None:  # what was lost meanwhile is somebody else's to do again
+            entries = {place: entry for place, entry in entries.items() if member.owns(*place)}
+        self._done = {place: position for place, position in self._done.items() if place not in entries}
+        self._in_turn(entries, "")
+
+    def _positions(self) -> dict[TopicPartition, Position]:
+        """Of the partitions where something was handed out and not committed."""
+        found = {place: self._engine.handed_out(place) for place in list(self.since)}
+        positions = {place: handed.position for place, handed in found.items() if handed is not None}
+        return {place: position for place, position in positions.items() if position.offset != self.since.get(place)}
+
+    # ---- committing
+
+    def commit(self, what: What, metadata: object) -> None:
+        self._in_turn(self._entries(what), checked_metadata(metadata))
+
+    def commit_async(self, what: What, metadata: object) -> Future[None]:
+        if self._offsets is not None:
+            raise InvalidSetting(
+                "commit_async: offsets of your own are committed in your transaction, so in your thread",
+                hint="use commit",
+            )
+        entries, text = self._entries(what), checked_metadata(metadata)
+        if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._executor = ThreadPoolExecutor(1, "klamm-commit")
+        return self._submit(entries, text)
+
+    def _submit(self, entries: dict[TopicPartition, _Entry], metadata: str) -> Future[None]:
+        assert self._executor is not None
+        self._pending = [each for each in self._pending if not each.done()]
+        future = self._executor.submit(self._in_thread, entries, metadata)
+        self._pending.append(future)
+        return future
+
+    def _in_thread(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
+        self._thread = threading.get_ident()
+        self._write(entries, metadata)
+
+    def _in_turn(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
+        """Now, or after what commit_async still has to do."""
+        if not entries:
+            return
+        if self._pending:
+            self._pending = [each for each in self._pending if not each.done()]
+        if self._pending and threading.get_ident() != self._thread:
+            self._submit(entries, metadata).result()
+        else:
+            self._write(entries, metadata)
+
+    def finish(self) -> None:
+        """Return when what was begun is committed, or has failed."""
+        if self._pending and threading.get_ident() != self._thread:
+            from concurrent.futures import wait
+
+            wait(self._pending)
+
+    def close(self) -> None:
+        """Return when everything that was begun is committed, or has failed."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=threading.get_ident() != self._thread)
+
+    def _entries(self, what: What) -> dict[TopicPartition, _Entry]:
+        if what is None:
+            found = self._positions()
+            return {place: self._entry(place, position, self.since.get(place)) for place, position in found.items()}
+        if isinstance(what, Batch):
+            if what.begin == what.end:  # a poll that gave nothing, or an empty slice
+                return {}
+            place, position = TopicPartition(what.topic, what.partition), Position(what.end, what.leader_epoch)
+            entry = self._entry(place, position, what.begin)
+            return {place: entry if what._source is None else entry._replace(epoch=what._source[1])}
+        if isinstance(what, Record):
+            place, position = TopicPartition(what.topic, what.partition), Position(what.offset + 1, what.leader_epoch)
+            return {place: self._entry(place, position, self.since.get(place, what.offset))}
+        if isinstance(what, Mapping):
+            places = {
+                TopicPartition(str(topic), int(number)): checked_position(at) for (topic, number), at in what.items()
+            }
+            return {place: self._entry(place, at, None) for place, at in places.items()}
+        raise TypeError(f"commit takes a batch, a record or a mapping, not {type(what).__name__}")
+
+    def _entry(self, place: TopicPartition, position: Position, begin: int | None) -> _Entry:
+        return _Entry(position, begin, self._epochs.get(place))
+
+    def _refuse_former(self, entries: dict[TopicPartition, _Entry]) -> None:
+        """What is from before a partition was lost and came back. Under the mutex: it stays ours until it is let go."""
+        for place, entry in entries.items():
+            if entry.epoch is not None and self._epochs.get(place) is not entry.epoch:
+                raise NotOwner(
+                    f"{place[0]}/{place[1]}: what ends at {entry.position.offset} was handed out before the partition"
+                    " was lost and came back",
+                    hint="read on: what was not committed is handed out again",
+                )
+
+    def _write(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
+        member = self._member
+        if member is None:
+            self._write_elsewhere(entries)
+        else:
+            with member.mutex:
+                refuse_others(member, entries)
+                self._refuse_former(entries)
+                if self._offsets is not None:
+                    self._write_elsewhere(entries)
+                else:
+                    rows = [
+                        OffsetRow(member.topic_id(*place), place[1], *entry.position, metadata)
+                        for place, entry in entries.items()
+                    ]
+                    self._core.groups.commit(member.group_number, rows)
+        self.settle({place: entry.position.offset for place, entry in entries.items()})
+
+    def _write_elsewhere(self, entries: dict[TopicPartition, _Entry]) -> None:
+        assert self._offsets is not None
+        found = []
+        for place, (position, begin, _) in entries.items():
+            kept, since = self.stored.get(place), self.since.get(place)
+            if kept is not None and begin in (None, since):
+                begin = kept  # as it should be; where the user has moved the consumer, the two are not the same number
+            found.append(Progress(*place, position.offset if begin is None else begin, *position))
+        try:
+            self._offsets.commit(found)
+        except CommitGap:
+            self.stale = True
+            raise
+
+    def settle(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Those offsets are stored."""
+        for place, end in ends.items():
+            self.stored[place] = end
+            with self._since_mutex:  # or what is returned meanwhile would not count as handed out
+                handed = self._engine.handed_out(place)
+                if handed is None or (handed.offset <= end and not handed.has_more):
+                    self.since.pop(place, None)
+                elif place in self.since:
+                    self.since[place] = end  # a loop goes on handing out
+
+    def claim(self) -> Claim:
+        """For a transaction that moves this group's offsets."""
+        if self._member is None or self._offsets is not None:
+            raise GroupError("only offsets that a group keeps in the store can be part of a transaction")
+        return Claim(self, self._member)
+
+
+class Claim:
+    """What one transaction wants to commit for one consumer.
+
+    claim.add(batch)                                       # CommitGap if it does not follow; nothing has changed yet
+    with claim.member.mutex, gate, database.transaction() as execute:
+        claim.refuse_others()                              # NotOwner
+        put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
+    claim.done()                                           # or session.rewind(), after an abort
+    """
+
+    def __init__(self, commits: Commits, member: Member) -> None:
+        self._commits = commits
+        self.member = member
+        self._ends: dict[TopicPartition, _Entry] = {}
+        self._expected: dict[TopicPartition, int | None] = {}
+        self._begins: dict[TopicPartition, int] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not self._ends
+
+    def add(self, what: What = None) -> None:
+        """A batch, or (None) everything that was handed out."""
+        for place, entry in self._commits._entries(what).items():
+            refuse_others(self.member, [place])
+            self._commits._refuse_former({place: entry})
+            begin = entry.begin
+            due = self._ends[place].position.offset if place in self._ends else self._commits.since.get(place)
+            if what is not None and begin != due:
+                raise CommitGap(
+                    f"{place[0]}/{place[1]}: the batch begins at {begin}, but what was handed out and not committed"
+                    f" {'is nothing' if due is None else f'begins at {due}'}",
+                    expected=-1 if due is None else due,
+                    begin=-1 if begin is None else begin,
+                )
+            self._expected.setdefault(place, self._commits.stored.get(place))
+            self._begins.setdefault(place, self._commits.since.get(place, entry.position.offset))
+            self._ends[place] = entry
+
+    def refuse_others(self) -> None:
+        """Under the member's mutex: NotOwner if a partition is not ours any more."""
+        refuse_others(self.member, self._ends)
+        self._commits._refuse_former(self._ends)
+
+    def rows(self) -> list[OffsetRow]:
+        """Under the member's mutex."""
+        topic_id = self.member.topic_id
+        return [OffsetRow(topic_id(*place), place[1], *entry.position) for place, entry in self._ends.items()]
+
+    def expect(self) -> dict[PartitionKey, int | None]:
+        """What has to be stored now, for `put_offsets`. Under the member's mutex."""
+        return {(self.member.topic_id(*place), place[1]): offset for place, offset in self._expected.items()}
+
+    def ranges(self) -> list[Input]:
+        """Group, topic id, partition, and the offsets that it is moved past. Under the member's mutex."""
+        topic_id = self.member.topic_id
+        return [
+            (self.member.group, topic_id(*place), place[1], self._begins[place], entry.position.offset)
+            for place, entry in self._ends.items()
+        ]
+
+    def done(self) -> None:
+        """It is committed."""
+        self._commits.settle({place: entry.position.offset for place, entry in self._ends.items()})
+
+
+def refuse_others(member: Member, places: Iterable[TopicPartition]) -> None:
+    for topic, number in places:
+        if not member.owns(topic, number):
+            raise NotOwner(
+                f"{topic}/{number}: is not this member's, any more or yet",
+                hint="nothing was committed; its owner goes on where the last commit was",
+            )

@@ -1,0 +1,1 @@
+"""Plain-Python pipelines: `store.pipe`. See pipe.py."""

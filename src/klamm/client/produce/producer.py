@@ -1,0 +1,509 @@
+"""A producer: records in, batches out.
+
+`send` puts a record into the open batch of its partition and returns at once. A batch is closed when it reaches
+`batch_bytes` or when its first record has waited for `linger_ms`; what happens then is told in sender.py.
+
+    send → Lane (partition, open batch) → full → appended by the sender itself, if nobody is in the way
+                                    older than linger_ms → appended by the producer's thread
+
+The fast path through `send` is native (batch/_lane.pxi): a look into `_lanes`, and the record is in its batch. A full
+buffer leads to the slow path; anything else that stands against the fast one (an error to be raised, a thread that
+sleeps, a changed topic, a fork, a close) empties `_lanes`, and the next `send` takes the slow path, which sees to it.
+
+A lane takes records only while the producer's thread is awake: before the thread sleeps, and before the producer is
+closed, its lanes are closed. A `send` in another thread that has its lane already looks again after the serializers
+ran; so it never adds a record that the thread does not know of.
+
+    awake    the thread refers to its producer: open lanes, batches on their way
+    asleep   it refers to nothing but the monitor; once the producer is dropped, it ends
+
+Promises
+  P4  Records of one partition keep the order in which they were sent.
+  P5  A batch that failed is told at the next send, flush or close, and by the Delivery of each of its records.
+  P6  What is sent and not yet delivered takes at most `buffer_memory` and one record of each thread; beyond it, `send`
+      waits, and after `max_block_ms` raises BufferFull without having taken its record. The `send` that exceeds it
+      sends off all open batches.
+  P7  A `send` that returned is delivered or failed, also if another thread closes the producer or its store meanwhile,
+      if the process ends, or if the producer is dropped. A `send` that comes too late raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+from klamm.batch import BufferMemory, Lane
+from klamm.client.options import Acks, acks_of
+from klamm.client.produce.sender import Line, Outcome, Sender
+from klamm.client.produce.sending import RecordSending
+from klamm.client.produce.target import codec_of, limit_of
+from klamm.client.serde import Serde, key_pair, value_pair
+from klamm.disk import _os, fork
+from klamm.disk.threads import DaemonThread
+from klamm.errors import BufferFull, Closed, Forked, InvalidSetting, ReadOnly, StoreError, UnknownTopic
+from klamm.store.directory import Core
+from klamm.store.made import Made
+from klamm.times import Duration, to_timeout
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from klamm.batch import BatchDelivery, Partitioner
+    from klamm.store.directory import OpenTopic
+
+__all__ = ["Producer"]
+
+_log = logging.getLogger("klamm")
+
+_IDLE_S = 0.5  # how often a thread that sleeps looks whether its producer was dropped
+_SENDING_S = 0.001  # how often to look for the record of a `send` that serializes, at the most
+_RETRY_S = 0.0002
+_PATIENCE_S = 0.005  # how long a partition may refuse before it gets a thread that waits
+
+
+class _Road:
+    """A topic of the producer: its lane, and a line for each partition that had a batch."""
+
+    __slots__ = ("_lines", "lane", "opened", "topic", "version")
+
+    def __init__(self, opened: OpenTopic, lane: Lane, version: int) -> None:
+        self.opened = opened
+        self.topic = opened.topic
+        self.lane = lane
+        self.version = version
+        """Of the catalog, when the topic was last compared with it."""
+        self._lines: dict[int, Line] = {}
+
+    def line(self, number: int) -> Line:
+        found = self._lines.get(number)
+        if found is None:
+            found = self._lines[number] = Line(self.opened.partition(number))
+        return found
+
+    def adopt(self, older: _Road) -> None:
+        """Go on with the lines of the same topic, which had fewer partitions."""
+        self._lines = older._lines
+
+
+class _Anchor:
+    """What the thread of a producer holds: the producer itself while there is work, else a weak reference to it."""
+
+    __slots__ = ("has_thread", "is_closed", "producer", "reference")
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer: Producer | None = None
+        self.reference = weakref.ref(producer)
+        self.has_thread = False
+        self.is_closed = False
+
+    def wait(self, monitor: _os.Monitor) -> Producer | None:
+        """Return the producer once it has work; None if it is closed, or was dropped."""
+        with monitor:
+            while self.producer is None and not self.is_closed and self.reference() is not None:
+                monitor.wait(_IDLE_S)
+            return self.producer
+
+
+def _work(anchor: _Anchor, monitor: _os.Monitor) -> None:
+    """Run the thread of a producer."""
+    with monitor:
+        if anchor.has_thread:  # Ctrl-C came when that had been started, and it is not known as the producer's thread
+            return
+        anchor.has_thread = True
+    while (producer := anchor.wait(monitor)) is not None:
+        try:
+            producer._round()
+        except BaseException:  # noqa: BLE001  # a callback may exit; but if the thread ended, flush would wait forever
+            _log.exception("the thread of %r goes on after an error", producer)
+            time.sleep(0.01)
+        del producer
+
+
+class Producer(Made, RecordSending, by="store.producer(…)", of=Core):
+    """Sends records in batches; made by `store.producer()`. Threads may share it; forked children may not."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        acks: Acks = "all",
+        compression: str | None = None,
+        compression_level: int | None = None,
+        linger_ms: float = 5,
+        batch_bytes: int = 64 << 10,
+        buffer_memory: int = 32 << 20,
+        max_block_ms: float = 60_000,
+        partitioner: Partitioner | None = None,
+        idempotent: bool = False,
+    ) -> None:
+        if core.read_only:
+            raise ReadOnly(f"{core.path}: opened for reading only")
+        if partitioner is not None and not callable(partitioner):
+            raise TypeError(f"partitioner is {type(partitioner).__name__}; want a callable (key, count) -> partition")
+        self._core = core
+        self._store: object = None  # whose producer it is, kept from being dropped
+        self._values = value_pair(serde)
+        self._keys = key_pair(key_serde, serde)
+        self._partitioner = partitioner
+        self._linger_s = _at_least(0, "linger_ms", linger_ms) / 1000
+        full_bytes = int(_at_least(1, "batch_bytes", batch_bytes))
+        self._batch_bytes = full_bytes if linger_ms else 1  # a batch of its own for each record: nothing waits
+        self._memory = memory = BufferMemory(int(_at_least(1, "buffer_memory", buffer_memory)))
+        self._block_s = _at_least(0, "max_block_ms", max_block_ms) / 1000
+        producer_id = core.catalog.allocate_producer_id() if idempotent else -1
+        codec = codec_of(compression, compression_level)
+        self._sender = Sender(acks_of(acks), codec, compression_level, producer_id, memory)
+        self._lanes: dict[str, Lane] = {}
+        self._roads: dict[str, _Road] = {}
+        self._mutex = _os.Monitor()  # notified when there is work for the thread, or buffer space for a `send`
+        self._thread: DaemonThread | None = None
+        self._anchor = _Anchor(self)
+        self._closed = False
+        self._forked = False
+        fork.register(self, Producer._in_child)
+
+    def __repr__(self) -> str:
+        return f"<Producer of {self._core.path}{', closed' if self._closed else ''}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a producer cannot be pickled; pickle the store, and make a producer from it there")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as failure:  # noqa: BLE001  # the error of the block is the one to be seen
+            error.add_note(f"and the producer could not deliver everything: {failure}")
+
+    # ---- sending
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the next `send` may have to wait."""
+        return self._memory.is_full
+
+    def _slow_lane(self, topic: str) -> Lane:
+        """Return the lane of `topic`, open. Raise pending errors, wait for buffer space, and wake the thread first."""
+        if not isinstance(topic, str):
+            raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
+        self._check_usable()
+        with self._mutex:
+            self._raise_failed()
+            if self._memory.is_full:
+                self._wait_for_room()
+                self._raise_failed()
+            self._check_usable()
+            lane = self._road(topic).lane
+            self._wake()
+            lane.open()
+            self._lanes[topic] = lane
+            return lane
+
+    def _wait_for_room(self) -> None:
+        memory = self._memory
+        until = time.monotonic() + self._block_s
+        while memory.is_full and not self._closed:
+            self._wake()  # it sends off open batches
+            left = until - time.monotonic()
+            if left <= 0:
+                raise BufferFull(
+                    f"{memory.used} bytes wait to be appended or synced; buffer_memory is {memory.limit}",
+                    hint="the record was not taken; send it again, or raise buffer_memory or max_block_ms",
+                )
+            self._mutex.wait(left)
+
+    def _road(self, topic: str) -> _Road:
+        """The topic's road, built again if the topic has changed."""
+        version = self._core.heads.catalog_version
+        road = self._roads.get(topic)
+        if road is not None and road.version == version:
+            return road
+        try:
+            opened = self._core.topic(topic)
+        except UnknownTopic:
+            if road is not None:
+                self._retire(road)
+            raise
+        same = road is not None and road.opened is opened
+        if road is not None:
+            if same and road.topic == opened.topic:
+                road.version = version
+                return road
+            self._retire(road)
+        before_ms, after_ms = opened.topic.settings.timestamp_limits_ms
+        lane = Lane(
+            topic,
+            opened.count,
+            self._batch_bytes,
+            limit_of(opened.topic.settings.max_message_bytes),
+            self._partitioner,
+            self._keys.to_bytes,
+            self._values.to_bytes,
+            keyed="compact" in opened.topic.settings.cleanup_policy,
+            clock=self._core.heads,
+            before_ms=before_ms,
+            after_ms=after_ms,
+            memory=self._memory,
+        )
+        made = _Road(opened, lane, version)
+        if road is not None and same:
+            made.adopt(road)
+        self._roads[topic] = made
+        return made
+
+    def _retire(self, road: _Road) -> None:
+        """Send off what it has, and forget it."""
+        self._lanes.pop(road.topic.name, None)
+        road.lane.close()
+        road.lane.drain()
+        self._take_full(road)
+        del self._roads[road.topic.name]
+
+    def _ship(self, lane: Lane) -> None:
+        """Append the batches that are full; all, if the buffer is."""
+        with self._mutex:
+            if self._forked:
+                raise _forked()
+            if self._memory.is_full:
+                self._take_all()
+            else:
+                road = self._roads.get(lane.topic)
+                if road is not None:  # else it was retired, with all its batches
+                    self._take_full(road)
+        self._sender.answer()
+
+    def _take_all(self) -> None:
+        for road in list(self._roads.values()):
+            road.lane.drain()
+            self._take_full(road)
+
+    def _take_full(self, road: _Road) -> None:
+        """Append its full batches, or let them wait. One by one: what an interrupt leaves there, the thread takes."""
+        sender, lane = self._sender, road.lane
+        full = lane.full
+        try:
+            while full:
+                number, builder, delivery = full[0]
+                try:
+                    line = road.line(number)
+                except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
+                    sender.fail(delivery, error, builder.size)
+                else:
+                    sender.take(line, lane, builder, delivery)
+                del full[0]
+        except BaseException:
+            self._wake()
+            raise
+        if sender.errors or road.version != self._core.heads.catalog_version:
+            self._lanes.clear()
+        if sender.has_work:
+            self._wake()
+
+    # ---- the thread
+
+    def _wake_for_work(self) -> None:
+        """Let the thread go on after another one has appended: it syncs, and answers."""
+        if self._sender.has_work or self._sender.has_settled:
+            self._wake()
+        self._mutex.notify_all()
+
+    def _wake(self) -> None:
+        """Let the thread see to what there is; start it if there is none yet."""
+        if self._thread is None:
+            self._thread = DaemonThread(_work, "klamm-producer", self._anchor, self._mutex)
+        self._anchor.producer = self
+        self._mutex.notify_all()
+
+    def _round(self) -> None:
+        """Do what there is to do, or wait for it, or fall asleep."""
+        sender = self._sender
+        sender.answer()
+        with self._mutex:
+            self._drain_due()
+            if not (sender.has_work or sender.has_settled):
+                is_idle = self._close_idle_lanes()
+                if is_idle and not sender.is_busy:
+                    self._anchor.producer = None
+                    return
+                self._mutex.wait(_IDLE_S if is_idle else self._nap())
+            lines = sender.busy_lines()
+            batches = sender.begin_sync()
+        if batches:
+            failed = sender.sync(batches)
+            with self._mutex:
+                sender.end_sync(failed)
+                self._after_work()
+        if lines:
+            self._append_waiting(lines)
+
+    def _drain_due(self) -> None:
+        """Close batches that have waited long enough; all of them if they take too much memory, or at the end."""
+        everything = self._closed or self._memory.is_full
+        before = float("inf") if everything else time.monotonic() - self._linger_s + 1e-9
+        for road in list(self._roads.values()):
+            if road.lane.oldest < before:
+                road.lane.drain(before)
+            if road.lane.full:
+                self._take_full(road)
+
+    def _close_idle_lanes(self) -> bool:
+        """Close the lanes if they are empty, and return whether they are. Then the next `send` wakes the thread."""
+        if self._is_filling(sending=not self._closed):  # once it is closed, a send takes no record
+            return False
+        self._lanes.clear()
+        for road in self._roads.values():
+            road.lane.close()
+        return not self._is_filling(sending=False)  # a send may have come in between
+
+    def _is_filling(self, *, sending: bool) -> bool:
+        """Return whether a lane has records; or, if asked for, a `send` is about to give it one."""
+        lanes = [road.lane for road in self._roads.values()]
+        return any([lane.bytes or lane.full or (sending and lane.sending) for lane in lanes])  # noqa: C419  # no generator: one that is dropped swallows an interrupt
+
+    def _nap(self) -> float:
+        """Return how long no batch is due. What a `send` is about to add waits for `linger_ms`, too."""
+        lanes = [road.lane for road in self._roads.values()]
+        soonest = min((lane.oldest for lane in lanes), default=float("inf")) + self._linger_s - time.monotonic()
+        if any(lane.sending for lane in lanes):
+            soonest = min(soonest, max(self._linger_s, _SENDING_S))
+        return max(0.0, min(soonest, _IDLE_S))
+
+    def _append_waiting(self, lines: list[Line]) -> None:
+        """Try to append what waits."""
+        now = time.monotonic()
+        refused = 0
+        for line in lines:
+            outcome = self._sender.append_first(line, wait=False)
+            if outcome is not None:
+                self._first_is_done(line, outcome)
+            elif not line.refused_since:
+                line.refused_since = now
+                refused += 1
+            elif now - line.refused_since < _PATIENCE_S:
+                refused += 1
+            else:
+                line.has_thread = True
+                DaemonThread(self._wait_for, "klamm-producer-partition", line)
+        if refused == len(lines):
+            time.sleep(_RETRY_S)
+
+    def _wait_for(self, line: Line) -> None:
+        """In a thread of its own: append what waits in a line that was refused for long."""
+        while line.waiting:
+            outcome = self._sender.append_first(line, wait=True)
+            assert outcome is not None
+            self._first_is_done(line, outcome)
+        with self._mutex:
+            line.has_thread = False  # more may have come since
+            self._wake_for_work()
+
+    def _first_is_done(self, line: Line, outcome: Outcome) -> None:
+        line.refused_since = 0.0
+        with self._mutex:
+            self._sender.first_is_done(line, outcome)
+            self._after_work()
+            self._wake_for_work()
+
+    def _after_work(self) -> None:
+        if self._sender.errors:
+            self._lanes.clear()
+        if not self._memory.is_full:
+            self._mutex.notify_all()
+
+    # ---- the end
+
+    def flush(self, timeout: Duration | None = None) -> None:
+        """Return when everything that was sent is delivered; TimeoutError after `timeout` (seconds, or a timedelta).
+
+        Raises what went wrong with a batch, if that was not told yet. Not for callbacks of deliveries.
+        """
+        self._check_usable()
+        self._refuse_in_callback("flush()")
+        timeout_s = to_timeout("timeout", timeout)
+        with self._mutex:
+            self._take_all()
+        self._wait_for_deliveries(timeout_s)
+
+    def _wait_for_deliveries(self, timeout_s: float | None) -> None:
+        self._sender.answer()
+        with self._mutex:
+            outstanding: list[BatchDelivery] = self._sender.outstanding()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for delivery in outstanding:
+            if not delivery.wait(None if until is None else max(0.0, until - time.monotonic())):
+                raise TimeoutError(f"not everything was delivered within {timeout_s:g} s")
+        with self._mutex:
+            self._raise_failed()
+
+    def close(self, timeout: Duration | None = None) -> None:
+        """Flush, and end. What went wrong and was not told yet is raised here. Not for callbacks of deliveries.
+
+        A `send` of another thread is delivered, or raises. After TimeoutError the thread goes on with what is left.
+        """
+        if self._forked:
+            return  # in a forked child, what was sent is the parent's to deliver
+        self._refuse_in_callback("close()")
+        timeout_s = to_timeout("timeout", timeout)
+        try:
+            with self._mutex:
+                self._closed = self._anchor.is_closed = True
+                self._lanes.clear()
+                for road in self._roads.values():
+                    road.lane.close()
+                self._mutex.notify_all()
+                self._take_all()  # Ctrl-C here: the thread does it
+            self._wait_for_deliveries(timeout_s)
+        finally:
+            if self._thread is not None:
+                self._thread.join(timeout_s)
+
+    def _refuse_in_callback(self, call: str) -> None:
+        """Refuse to wait for deliveries in a thread that delivers."""
+        if self._sender.is_answering():
+            raise StoreError(
+                f"{call} in a callback of a delivery would wait for itself",
+                hint="call it in another thread, or when the callback has returned",
+            )
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise _forked()
+        if self._closed:
+            raise Closed("the producer is closed", hint="make another with store.producer()")
+
+    def _raise_failed(self) -> None:
+        errors = self._sender.errors
+        if errors:
+            self._sender.errors = []
+            error = errors[0].with_traceback(None)
+            if len(errors) > 1:
+                error.add_note(f"{len(errors)} batches failed since this was last told")
+            raise error
+
+    def _in_child(self) -> None:
+        self._forked = True
+        self._lanes = {}
+        self._mutex = _os.Monitor()
+        self._thread = None
+        self._anchor.producer = None
+
+
+def _forked() -> Forked:
+    return Forked("this producer was made before the fork", hint="make another with store.producer() in the child")
+
+
+def _at_least(least: float, name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} is a number, not {type(value).__name__}")
+    if not value >= least:
+        raise InvalidSetting(f"{name}: {value} does not fit", hint=f"want at least {least}")
+    return float(value)

@@ -1,0 +1,276 @@
+"""What happens to a producer's batches once they are full: appended, synced, answered.
+
+    waiting      by partition, in order: batches that another process or thread kept from being appended at once
+    unsynced     appended, and not yet on disk; only with acks="all"
+
+Whoever fills a batch appends it there and then, unless the partition's append lock is taken just now or others wait
+already: then it waits, too, and the producer's thread appends it. (That thread only tries, for many partitions depend
+on it; a partition that refuses for long, because its writer is stopped, say, gets a thread that waits.) With
+acks="all" the thread syncs, one sync a partition for everything that was appended meanwhile, and only then is a batch
+delivered.
+
+Promises
+  P1  Batches of a partition are appended in the order in which they were filled.
+  P2  A batch is delivered or failed exactly once, whatever happens. An interrupt may come between any two lines of
+      `take`: the batch stays with the producer, and `take` is called again for it and goes on where it was. What it
+      goes by is in the batch itself: an append puts the log's leader epoch there, where -1 was.
+  P3  An idempotent producer's sequence moves only by what was appended, so a batch that failed leaves no gap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from klamm.batch import patch
+from klamm.client.options import ALL
+from klamm.client.produce.target import sealed
+from klamm.disk._os import Inside
+
+if TYPE_CHECKING:
+    from klamm.batch import BatchDelivery, BufferMemory, Builder, Lane
+    from klamm.log.partition import Partition
+
+__all__ = ["Line", "Outcome", "Sender"]
+
+_MAX_SEQUENCE = 2**31
+
+
+class _Waiting(NamedTuple):
+    builder: Builder
+    delivery: BatchDelivery
+    lane: Lane
+
+
+class _Unsynced(NamedTuple):
+    partition: Partition
+    outcome: Outcome
+    next_offset: int
+    size: int
+
+
+class Outcome(NamedTuple):
+    """Of an append that took place, or failed."""
+
+    offset: int
+    stamp: int
+    error: Exception | None
+
+
+class _Taking:
+    """A batch that `take` was called for, until it is noted or waits."""
+
+    __slots__ = ("batch", "builder", "count", "delivery", "lane", "line", "sequence", "size")
+
+    def __init__(self, line: Line, lane: Lane, builder: Builder, delivery: BatchDelivery) -> None:
+        self.line = line
+        self.lane = lane
+        self.builder = builder
+        self.count = builder.count
+        self.size = builder.size
+        self.sequence = line.sequence
+        self.delivery = delivery
+        self.batch: memoryview | None = None  # sealed, with the leader epoch -1 until it is appended
+
+
+class Line:
+    """One partition of a producer."""
+
+    __slots__ = ("has_thread", "partition", "refused_since", "sequence", "waiting")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.sequence = 0
+        self.refused_since = 0.0
+        self.has_thread = False
+        self.waiting: deque[_Waiting] = deque()
+
+
+class Sender:
+    """The batches of one producer that are full. Every method wants the producer's mutex, unless it says otherwise."""
+
+    def __init__(self, acks: int, codec: int, level: int | None, producer_id: int, memory: BufferMemory) -> None:
+        """`memory` counts the bytes of records since they were sent; here they are released."""
+        self._acks = acks
+        self._codec = codec
+        self._level = level
+        self._producer_id = producer_id
+        self._epoch = 0 if producer_id >= 0 else -1
+        self._memory = memory
+        self.errors: list[Exception] = []
+        """Of batches that failed, until they are raised."""
+        self._busy: dict[Line, None] = {}
+        self._takings: dict[BatchDelivery, _Taking] = {}
+        self._unsynced: dict[BatchDelivery, _Unsynced] = {}
+        self._syncing: dict[BatchDelivery, _Unsynced] = {}
+        self._settled: dict[BatchDelivery, Outcome] = {}  # until it is answered
+        self._answering = Inside()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something that only the producer's thread does."""
+        return bool(self._unsynced) or len(self.busy_lines()) > 0
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether there is something to answer."""
+        return bool(self._settled)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is on its way, in whatever thread."""
+        return bool(self._busy or self._unsynced or self._syncing or self._settled)
+
+    def outstanding(self) -> list[BatchDelivery]:
+        """Return the batches that were not answered yet."""
+        found = [each.delivery for line in self._busy for each in line.waiting]
+        return [*found, *self._unsynced, *self._syncing, *self._settled]
+
+    # ---- appending
+
+    def take(self, line: Line, lane: Lane, builder: Builder, delivery: BatchDelivery) -> None:
+        """Append a full batch, or let it wait. Called again for the same batch, it goes on where it was interrupted."""
+        if not self._knows(line, delivery):
+            taking = self._takings.get(delivery)
+            if taking is None:
+                taking = self._takings[delivery] = _Taking(line, lane, builder, delivery)
+            self._append_or_hold(taking)
+        if line.waiting:
+            self._busy[line] = None
+        self._takings.pop(delivery, None)
+
+    def _knows(self, line: Line, delivery: BatchDelivery) -> bool:
+        """Whether the batch was noted, or waits."""
+        return (
+            delivery.done
+            or delivery in self._settled
+            or delivery in self._unsynced
+            or delivery in self._syncing
+            or delivery in [each.delivery for each in line.waiting]
+        )
+
+    def _append_or_hold(self, taking: _Taking) -> None:
+        line, batch = taking.line, taking.batch
+        outcome: Outcome | None
+        try:
+            if batch is not None and patch.leader_epoch_of(batch) >= 0:  # an interrupt came after the append
+                outcome = self._outcome_of(line, batch, patch.base_offset_of(batch))
+            elif line.waiting:
+                outcome = None
+            else:
+                batch = self._seal(line, taking.builder)
+                patch.set_leader_epoch(batch, -1)
+                taking.batch = batch
+                outcome = self._append(line, batch, wait=False)
+        except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
+            outcome = Outcome(-1, -1, error)
+        if outcome is None:
+            line.waiting.append(_Waiting(taking.builder, taking.delivery, taking.lane))
+        else:
+            self._note(line, taking.delivery, outcome, taking.sequence, taking.count, taking.size)
+            taking.lane.recycle(taking.builder)
+
+    def busy_lines(self) -> list[Line]:
+        """Where something waits, and no thread of its own sees to it."""
+        return [line for line in self._busy if not line.has_thread]
+
+    def append_first(self, line: Line, *, wait: bool) -> Outcome | None:
+        """Append what is first in `line`; None if somebody else is appending there.
+
+        Without the mutex: only one thread does this for a line, and what is first stays there until `first_is_done`.
+        """
+        try:
+            return self._append(line, self._seal(line, line.waiting[0].builder), wait=wait)
+        except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
+            return Outcome(-1, -1, error)
+
+    def first_is_done(self, line: Line, outcome: Outcome) -> None:
+        first = line.waiting.popleft()
+        if not line.waiting:
+            del self._busy[line]
+        builder = first.builder
+        self._note(line, first.delivery, outcome, line.sequence, builder.count, builder.size)
+        first.lane.recycle(builder)
+
+    def fail(self, delivery: BatchDelivery, error: Exception, size: int) -> None:
+        """A batch of `size` bytes failed before it came to a partition."""
+        self._settle(delivery, Outcome(-1, -1, error), size)
+
+    def _seal(self, line: Line, builder: Builder) -> memoryview:
+        return sealed(builder, self._codec, self._level, self._producer_id, self._epoch, line.sequence)
+
+    def _append(self, line: Line, batch: memoryview, *, wait: bool) -> Outcome | None:
+        partition = line.partition
+        offset = partition.append(batch) if wait else partition.try_append(batch)
+        return None if offset is None else self._outcome_of(line, batch, offset)
+
+    def _outcome_of(self, line: Line, batch: memoryview, offset: int) -> Outcome:
+        is_stamped = line.partition.settings.message_timestamp_type == "LogAppendTime"
+        return Outcome(offset, patch.max_timestamp_of(batch) if is_stamped else -1, None)
+
+    def _note(
+        self, line: Line, delivery: BatchDelivery, outcome: Outcome, sequence: int, count: int, size: int
+    ) -> None:
+        """The batch was appended, or failed. Twice does no harm."""
+        if outcome.error is None:
+            if self._producer_id >= 0:
+                line.sequence = (sequence + count) % _MAX_SEQUENCE
+            if self._acks == ALL:
+                self._unsynced[delivery] = _Unsynced(line.partition, outcome, outcome.offset + count, size)
+                return
+        self._settle(delivery, outcome, size)
+
+    # ---- syncing
+
+    def begin_sync(self) -> list[_Unsynced]:
+        """What the next syncs are for."""
+        self._syncing, self._unsynced = self._unsynced, {}
+        return list(self._syncing.values())
+
+    def sync(self, batches: list[_Unsynced]) -> dict[Partition, Exception]:
+        """Sync every partition that `batches` are in; what failed. Without the mutex."""
+        upto: dict[Partition, int] = {}
+        for each in batches:
+            upto[each.partition] = max(each.next_offset, upto.get(each.partition, 0))
+        failed: dict[Partition, Exception] = {}
+        for partition, offset in upto.items():
+            try:
+                partition.sync(offset)
+            except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
+                failed[partition] = error
+        return failed
+
+    def end_sync(self, failed: dict[Partition, Exception]) -> None:
+        for delivery, each in self._syncing.items():
+            error = failed.get(each.partition)
+            self._settle(delivery, each.outcome if error is None else Outcome(-1, -1, error), each.size)
+        self._syncing = {}
+
+    # ---- answering
+
+    def _settle(self, delivery: BatchDelivery, outcome: Outcome, size: int) -> None:
+        error = outcome.error
+        if error is not None and error not in self.errors:
+            self.errors.append(error)
+        delivery.release(self._memory, size)
+        self._settled[delivery] = outcome
+
+    def answer(self) -> None:
+        """Complete the deliveries whose outcome is known. Without the mutex: their callbacks may send more.
+
+        Any thread may do so, or several: a delivery is completed once. What an interrupt of a callback leaves here is
+        answered by the producer's thread.
+        """
+        if not self._settled:
+            return
+        with self._answering:
+            for delivery, (offset, stamp, error) in list(self._settled.items()):
+                if error is None:
+                    delivery.resolve(offset if self._acks else -1, stamp)
+                else:
+                    delivery.fail(error)
+                self._settled.pop(delivery, None)
+
+    def is_answering(self) -> bool:
+        """Whether this thread runs a callback of a delivery."""
+        return self._answering.is_mine

@@ -1,0 +1,26 @@
+"""What a producer and a transaction have in common: what `send`, which is native (batch/_lane.pxi), asks of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from klamm.batch import Sending
+from klamm.errors import RecordTooLarge
+from klamm.times import to_ms
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = ["RecordSending"]
+
+
+class RecordSending(Sending):
+    """`send`, with errors and times as users know them."""
+
+    def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:
+        return RecordTooLarge(
+            f"{topic}: {error.message}", hint="send smaller records, or raise the topic's max.message.bytes"
+        )
+
+    def _milliseconds(self, timestamp: datetime) -> int:
+        return to_ms(timestamp)

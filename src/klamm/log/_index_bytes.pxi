@@ -1,0 +1,17 @@
+"""The bytes of an index, for those who make one again."""
+
+
+def index_header(int64_t base, uint32_t first, int64_t size=0, int64_t last_position=0, uint32_t last=0):
+    """The first bytes of an index, for one that is made again: of an open segment, or of one that is closed."""
+    cdef IndexHeader header
+    fill_index_header(&header, base, first)
+    header.size, header.last_position, header.last = size, last_position, last
+    header.crc = header_crc(&header)
+    return bytes((<char *>&header)[:sizeof(header)])
+
+
+def index_entry(int64_t offset, int64_t position, int64_t max_timestamp):
+    cdef IndexEntry entry
+    entry.offset, entry.position, entry.max_timestamp, entry.unused = offset, position, max_timestamp, 0
+    entry.crc = index_crc(&entry)
+    return bytes((<char *>&entry)[:sizeof(entry)])

@@ -1,0 +1,29 @@
+"""Classes whose objects a call on a store makes, as `store.consumer()` makes a Consumer.
+
+They are public, so that programs can annotate them; called by a program, they raise a TypeError that names the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+__all__ = ["Made"]
+
+
+class Made:
+    """Refuse to be made of anything but `of`, which programs do not have: `class Consumer(Made, by="…", of=Core)`."""
+
+    __slots__ = ()
+
+    _made_by: ClassVar[str]
+    _made_of: ClassVar[type]
+
+    def __init_subclass__(cls, *, by: str | None = None, of: type | None = None, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if by is not None and of is not None:
+            cls._made_by, cls._made_of = by, of
+
+    def __new__(cls, *parts: Any, **_: Any) -> Self:
+        if not parts or not isinstance(parts[0], cls._made_of):
+            raise TypeError(f"{cls.__name__}: not made by calling the class; use {cls._made_by}")
+        return super().__new__(cls)
