@@ -21,7 +21,7 @@ from klamm.disk import files
 from klamm.log import point, sealed
 from klamm.log.sealed import Lack
 
-__all__ = ["Cleaned", "exists", "is_missing", "load", "parse", "path_of", "store"]
+__all__ = ["Cleaned", "exists", "is_missing", "load", "parse", "path_of", "store", "what_is_missing"]
 
 _MAGIC = b"KLAMMCLN"
 _VERSION = 1
@@ -51,6 +51,13 @@ def is_missing(directory: str) -> bool:
         return False
     known = point.load(directory)
     return isinstance(known, point.Point) and known.compacted
+
+
+def what_is_missing(directory: str) -> str:
+    """Return what the report of a gap has to add if neither file is there that would tell of a compaction, or ""."""
+    if exists(directory) or point.load(directory) is not Lack.MISSING:
+        return ""
+    return f"; {point.path_of(directory)} is missing, too, and would tell whether they were compacted"
 
 
 def load(directory: str) -> Cleaned:

@@ -20,7 +20,7 @@ from klamm.batch import header as batch_header
 from klamm.disk import _os
 from klamm.disk.page_cache import WouldBlock, read_cached
 from klamm.errors import CorruptBatch
-from klamm.log import segment
+from klamm.log import cleaned, segment
 from klamm.log.aborted_spans import AbortedSpans
 from klamm.log.index import Entry, Index
 from klamm.log.reader import Reader
@@ -185,7 +185,9 @@ class Ranges:
             following = self._base_after(place.base, now)
             if following > offset and partition.contiguous and not partition.look_for_gaps():
                 raise CorruptBatch(
-                    f"{partition.directory}: offsets {offset} to {following - 1} are missing", path=partition.directory
+                    f"{partition.directory}: offsets {offset} to {following - 1} are missing"
+                    + cleaned.what_is_missing(partition.directory),
+                    path=partition.directory,
                 )
             offset = max(offset, following)
             if offset >= limit:

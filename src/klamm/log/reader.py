@@ -17,7 +17,7 @@ from klamm.batch import header as batch_header
 from klamm.batch import verify, walk
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
-from klamm.log import segment
+from klamm.log import cleaned, segment
 from klamm.log._head import SYNC_FAILED
 from klamm.log.aborted_spans import AbortedSpans
 from klamm.log.index import Index
@@ -297,7 +297,8 @@ class Reader:
         if following != self._expected and partition.contiguous and partition.snapshot().log_start <= self.offset:
             partition.refuse_deleted()
             raise CorruptBatch(
-                f"{partition.directory}: offsets {self._expected} to {following - 1} are missing",
+                f"{partition.directory}: offsets {self._expected} to {following - 1} are missing"
+                + cleaned.what_is_missing(partition.directory),
                 path=partition.directory,
                 next_offset=following,
                 hint="run `check(repair=True)` on the store",
@@ -310,6 +311,7 @@ class Reader:
     def _corrupt(self, error: CorruptBatch) -> CorruptBatch:
         path = segment.path_of(self.partition.directory, self._base)
         what = error.message.removeprefix(f"byte {error.position}: ")  # of what was read, not of the file
+        what += cleaned.what_is_missing(self.partition.directory)
         return CorruptBatch(
             f"{path}: byte {self._position}: {what}",
             path=path,
