@@ -274,7 +274,9 @@ def repaired(case: Case, stages: Stages, path: Path) -> None:
             if name in stages.truth:
                 extra = set(log.records) - set(stages.truth[name].records)
                 if name == "plain" and "heads" in case.files and len(case.files) > 1:
-                    extra -= PLAIN  # only `heads` and `recovery` knew where the log starts: what was deleted is there again
+                    extra -= (
+                        PLAIN  # only `heads` and `recovery` knew where the log starts: what was deleted is there again
+                    )
                 assert all(value == b"new" or name == "written" for _, _, value in extra), f"{case}: {name}: {extra}"
                 store.append(name, b"newer", key=b"new")
     left = [str(each) for each in klamm.check(path).breaches if not each.repaired]
