@@ -56,8 +56,14 @@ IMPORTED = (
 
 
 @contextmanager
-def forks() -> Iterator[str]:
-    """Have such a process: where to connect to."""
+def forks() -> Iterator[dict[str, str]]:
+    """Have such a process: the variable for those who start Spark, which goes with PYTHONPATH (classes.py).
+
+    On Linux only. Elsewhere there is none, and each process imports for itself.
+    """
+    if sys.platform != "linux":
+        yield {}
+        return
     with tempfile.TemporaryDirectory(prefix="forks-") as directory:
         place = f"{directory}/socket"
         environment = {**os.environ, **ALONE, "PYTHONHASHSEED": "0"}  # the latter as Spark has it
@@ -69,10 +75,10 @@ def forks() -> Iterator[str]:
             stdout=subprocess.PIPE,
         )
         assert process.stdin is not None and process.stdout is not None
-        with process.stdout:
-            assert process.stdout.readline() == b"ready\n"
         try:
-            yield place
+            with process.stdout:
+                assert process.stdout.readline() == b"ready\n"
+            yield {NAME: place}
         finally:
             process.stdin.close()
             process.wait(60)

@@ -21,7 +21,7 @@ def _live_as(fork_of: str) -> None:
     with socket.socket(socket.AF_UNIX) as told:
         told.connect(fork_of)
         given = {
-            "argv": sys.orig_argv[sys.orig_argv.index("-m") + 1 :],
+            "argv": sys.orig_argv[2:],
             "path": [os.getcwd(), *sys.path],
             "environment": dict(os.environ),
             "directory": os.getcwd(),
@@ -39,5 +39,6 @@ def _live_as(fork_of: str) -> None:
     os._exit(int(code) if code else 1)
 
 
-if "KLAMM_FORKS" in os.environ and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+_is_sparks = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
+if "KLAMM_FORKS" in os.environ and _is_sparks and sys.orig_argv[1] == "-m":
     _live_as(os.environ["KLAMM_FORKS"])
