@@ -110,9 +110,10 @@ class Forks:
     def _accept(self) -> None:
         told, _ = self._listening.accept()
         head, descriptors, _, _ = socket.recv_fds(told, SIZE, len(FILES))
+        size = int(head or b"1")
         with told.makefile("rb") as file:
-            text = file.read(int(head or b"0"))
-        if not text.endswith(b"}"):  # killed meanwhile
+            text = file.read(size)
+        if len(text) < size:  # killed meanwhile
             told.close()
         elif pid := os.fork():
             self._told[pid] = told
