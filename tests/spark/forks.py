@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-NAME = "KLAMM_FORKS"
+NAME = "SPARK_FORKS"
 """The variable that says where to connect to."""
 FILES = (0, 1, 2)
 SIZE = 8  # of a number, as text
@@ -158,9 +158,9 @@ class Forks:
             self._selector.close()
             for each in (self._listening, self._woken, self._waking, told, *self._told.values()):
                 each.close()
-            for each, number in zip(descriptors, FILES, strict=True):
-                os.dup2(each, number)
-                os.close(each)
+            for descriptor, number in zip(descriptors, FILES, strict=True):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
             os.chdir(given["directory"])
             os.environ.clear()
             os.environ.update(given["environment"])

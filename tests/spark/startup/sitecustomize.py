@@ -40,5 +40,5 @@ def _live_as(fork_of: str) -> None:
 
 
 _is_sparks = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
-if "KLAMM_FORKS" in os.environ and _is_sparks and sys.orig_argv[1] == "-m":
-    _live_as(os.environ["KLAMM_FORKS"])
+if "SPARK_FORKS" in os.environ and _is_sparks and sys.orig_argv[1] == "-m":
+    _live_as(os.environ["SPARK_FORKS"])
