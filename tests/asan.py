@@ -2,8 +2,8 @@
 
     python tests/asan.py [pytest arguments]
 
-builds them into build/asan, each when it has changed, and runs pytest with this file as a plugin, which lets Python find
-them there. Memory comes from malloc, not from Python's pools, so that each bytes object has its own guarded edges.
+builds them into build/asan, each when it has changed, and runs pytest with this file as a plugin, which lets Python
+find them there. Memory comes from malloc, not from Python's pools, so that each bytes object has its own guarded edges.
 `detect_leaks=0` because Python never frees all; `-s` because pytest would swallow the report.
 """
 
