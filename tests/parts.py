@@ -61,16 +61,18 @@ _LEFTOVERS = (
     *("on_disk", "power_cut", "serve_power_cut", "transaction_power_cut"),
 )
 
-PARTS = (  # the longest first
+# The longest first. Tests that import pandas, pyarrow and polars are apart from those that fork: the larger a process,
+# the longer each fork of it takes.
+PARTS = (
     Part("pipelines", ("spark/pipelines",), quick=False),
     Part("crash", ("crash",), quick=False, disk=True),
     Part("leftovers", tuple(f"crash/test_{name}.py" for name in _LEFTOVERS), quick=False),
     Part("spark", ("spark",), quick=False),
     Part("interop", ("interop",), quick=False),
     Part("others"),
-    Part("log", ("batch", "disk", "log", "store")),
-    Part("kafka", ("kafka",)),
-    Part("client", ("client", "arrow")),
+    Part("log", ("disk", "log", "store")),
+    Part("kafka", ("kafka", "batch", "arrow")),
+    Part("client", ("client",)),
     Part("cli", ("cli",)),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")

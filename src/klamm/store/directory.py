@@ -219,8 +219,9 @@ class Core:
                 raise NotAStore(
                     f"{self.path}/klamm.db: {problems[0]}", hint="a torn copy? copy with backup(), or restore one"
                 )
-            slots.lay_out_missing(self.heads, self.catalog.topics())
-            slots.lay_out_replaced(self.heads, self.catalog.topics())
+            topics = self.catalog.topics()
+            slots.lay_out_missing(self.heads, topics)
+            slots.lay_out_replaced(self.heads, topics)
             self._boots = self.catalog.count_boot()
             self.heads.mark_all(head.NEEDS_RECOVERY)
             self.heads.trust(boot)
