@@ -70,7 +70,7 @@ PARTS = (  # the longest first
     Part("others"),
     Part("log", ("batch", "disk", "log", "store")),
     Part("kafka", ("kafka",)),
-    Part("client", ("client", "arrow")),
+    Part("client", ("client", "arrow", "aio")),
     Part("cli", ("cli",)),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")

@@ -208,6 +208,14 @@ class Producer(Made, RecordSending, by="store.producer(…)", of=Core):
             self._lanes[topic] = lane
             return lane
 
+    def _await_space(self) -> bool:
+        """Wait for buffer space. Return False if the next `send` raises, for which there is a reason. For klamm.aio."""
+        with self._mutex:
+            if self._sender.errors or self._forked:
+                return False
+            self._wait_for_room()
+            return not self._closed
+
     def _wait_for_room(self) -> None:
         memory = self._memory
         until = time.monotonic() + self._block_s
