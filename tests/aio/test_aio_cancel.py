@@ -147,7 +147,7 @@ def test_a_transaction_cancelled_at_any_moment_is_committed_whole_or_not_at_all(
                 await cancelled_after(lambda: transact(number), chance.choice([0, 0.001, 0.003, 0.01]))  # noqa: B023
                 assert all(tx.state != "open" for tx in transactions)
                 committed += [str(number) for tx in transactions if tx.state == "committed"]
-            await until(lambda: not len(store.sync.transactions), "none is left open")
+            assert not [info async for info in store.transactions if info.state == "ongoing"]
             progress = await consumer.committed("orders", 0)
         seen = [value.rstrip(b"\0").decode() for value in await values(store, "invoices")]
         assert seen == [f"{number}.{part}" for number in committed for part in range(3)]
@@ -221,9 +221,10 @@ def test_what_a_cancelled_task_was_opening_is_closed(path: Path, kind: str) -> N
         task = asyncio.create_task(opening())
         await until(begun.is_set, "it has begun")
         task.cancel()
+        await asyncio.sleep(0.01)
+        go.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        go.set()
         await until(lambda: made and is_closed(made[0]), "it is closed")
 
     in_loop(path, test)

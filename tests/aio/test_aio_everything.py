@@ -19,12 +19,12 @@ from tests.aio.rig import WAIT, in_loop, values
 def test_a_table_is_read_and_followed(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         users = await store.topics.create("users", 2, cleanup_policy="compact")
-        await users.append_many([("u%04d" % n, {"n": n}) for n in range(2500)], serde="json")
+        await users.append_many([(f"u{n:04}", {"n": n}) for n in range(2500)], serde="json")
         async with users.table(serde="json") as table:
             assert table.topic == "users" and table.maintains
             assert await table.get("u0007") == {"n": 7} and await table.get("nobody", 1, wait=0) == 1
-            assert [key async for key in table] == ["u%04d" % n for n in range(2500)]
-            assert [key async for key in table.keys()] == [key async for key in table]
+            assert [key async for key in table] == [f"u{n:04}" for n in range(2500)]
+            assert [key async for key in table] == [key for key, _ in [item async for item in table.items()]]
             assert [value["n"] async for value in table.values()] == list(range(2500))
             assert [item async for item in table.items()][1234] == ("u1234", {"n": 1234})
             assert len([item async for item in table.prefix("u00")]) == 100
@@ -38,8 +38,7 @@ def test_a_table_is_read_and_followed(path: Path) -> None:
             assert sorted(changed, key=str) == [("u0007", {"n": -1}), ("u0008", None)]
 
             async def first() -> Any:
-                async for record in table.changes("latest", wait=None):
-                    return record.value
+                return (await anext(aiter(table.changes("latest", wait=None)))).value
 
             waiting = asyncio.create_task(first())
             await asyncio.sleep(0.01)
@@ -143,7 +142,10 @@ def test_the_rest_is_there(path: Path, tmp_path: Path) -> None:
         assert [name async for name in store] == ["orders"]
         orders = store["orders"]
         assert orders == store["orders"] and orders.store is store and len({orders, store["orders"]}) == 1
-        assert await store.who() == store.sync.who() and await store.lineage(klamm.Record("orders", 0, 0, 0, None, b"")) is None
+        assert (
+            await store.who() == store.sync.who()
+            and await store.lineage(klamm.Record("orders", 0, 0, 0, None, b"")) is None
+        )
         steps: list[tuple[int, int]] = []
         await orders.append_many([b"x"] * 100)
         await store.backup(tmp_path / "copy", progress=lambda *done: steps.append(done))
@@ -153,7 +155,7 @@ def test_the_rest_is_there(path: Path, tmp_path: Path) -> None:
         await orders.append_many([(b"k", b"%d" % n) for n in range(100)])
         assert (await orders.compact(force=True)).records_removed >= 98
         assert (await store.compact(force=True, memory_bytes=1 << 20)).records_removed >= 0
-        async with store.transaction("named") as tx:
+        async with store.transaction("named", batch_bytes=1) as tx:
             assert tx.name == "named" and tx.state == "open"
             delivery = await tx.send("orders", b"v", key=b"k", headers={"a": "b"}, timestamp=5, partition=0)
             (info,) = [info async for info in store.transactions]
@@ -175,11 +177,9 @@ def test_pieces_give_what_came_before_an_error_and_then_the_error() -> None:
 
     async def test() -> None:
         pieces = Pieces(Threads(1, "klamm-aio"), numbers, 100)
-        found = []
+        assert [await anext(pieces) for _ in range(5)] == list(range(5))
         with pytest.raises(ValueError, match="five"):
-            async for number in pieces:
-                found.append(number)
-        assert found == list(range(5))
+            await anext(pieces)
         assert [number async for number in pieces] == []
 
     asyncio.run(test())

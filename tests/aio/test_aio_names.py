@@ -1,4 +1,4 @@
-"""klamm.aio has everything that klamm has: public names and parameters are compared, and each difference has a reason."""
+"""klamm.aio has everything that klamm has: public names and parameters are compared; each difference has a reason."""
 
 from __future__ import annotations
 

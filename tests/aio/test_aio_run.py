@@ -1,4 +1,4 @@
-"""`await consumer.run(handler)`: coroutines in the loop of the caller, functions in threads; cancelled at any moment."""
+"""`await consumer.run(handler)`: coroutines in the loop of the caller, functions in threads; cancelled anywhere."""
 
 from __future__ import annotations
 

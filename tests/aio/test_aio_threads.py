@@ -256,8 +256,9 @@ def test_threads_end_when_what_they_worked_for_is_closed(path: Path) -> None:
             await producer.send("orders", b"x")
             await producer.flush()
             assert len(await consumer.poll()) == 1
-            assert threads_named("klamm-aio") >= 2
+            threads = [producer._threads, consumer._thread, store._reads, store._writes]
+            assert all(each._count for each in threads)
         await store.close()
-        await until(lambda: threads_named("klamm-aio") == 0, "threads end")
+        await until(lambda: not any(each._count for each in threads), "threads end")
 
     in_loop(path, test)

@@ -54,9 +54,7 @@ class Consumer:
     async def _next(self, max_records: int, wait_s: float | None) -> Records | None:
         await self._committing.ended()
         self._current = iter(())
-        return await self._until_given_up(
-            lambda is_over: self._session.next_records(max_records, wait_s, is_over)
-        )
+        return await self._until_given_up(lambda is_over: self._session.next_records(max_records, wait_s, is_over))
 
     async def _until_given_up(self, call: Callable[[Callable[[], bool]], T]) -> T:
         """Let the thread call it, with what says whether the task was cancelled: then it is to return soon."""
@@ -153,7 +151,7 @@ class Consumer:
 
     def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opening[Transaction]:
         """Begin a transaction in which this consumer takes part: it goes back if the transaction is aborted."""
-        from klamm.aio.transaction import Transaction, begin
+        from klamm.aio.transaction import begin
 
         async def start() -> Transaction:
             return await begin(self._writes, lambda: self._sync.transaction(name, **options))
@@ -162,9 +160,7 @@ class Consumer:
 
     # ---- workers
 
-    async def run(
-        self, handler: Callable[[Any], object], workers: int = 8, **options: Unpack[RunOptions]
-    ) -> RunReport:
+    async def run(self, handler: Callable[[Any], object], workers: int = 8, **options: Unpack[RunOptions]) -> RunReport:
         """Let workers handle the records, in order within a key, and commit what is done.
 
         An `async def` handler runs in this event loop, any other in threads. Cancelled, it ends as `klamm`'s does by

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = ["Opening"]
 
 
 class AsyncContext(Protocol):
-    async def __aexit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
 T = TypeVar("T", bound=AsyncContext)
@@ -29,6 +32,8 @@ class Opening(Generic[T]):
         self._opened = await self._start()
         return self._opened
 
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._opened is not None:
             await self._opened.__aexit__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""A pipe for asyncio: a function between topics, exactly once. It runs in a thread of its own, and the function, too."""
+"""A pipe for asyncio: a function between topics, exactly once. It and the function run in a thread of its own."""
 
 from __future__ import annotations
 

@@ -259,14 +259,12 @@ class Store:
         consumers: Consumer | Iterable[Consumer] = (),
         **options: Unpack[TransactionOptions],
     ) -> Opening[Transaction]:
-        """Records and progress of groups, all or nothing. Leaving its `async with` block commits, an exception aborts."""
+        """Records and progress of groups, all or nothing. Leaving its `async with` block commits, an error aborts."""
         several = (consumers,) if isinstance(consumers, Consumer) else consumers
 
         async def start() -> Transaction:
             taking_part = [each._sync if isinstance(each, Consumer) else each for each in several]
-            return await begin(
-                self._writes, lambda: self._sync.transaction(name, consumers=taking_part, **options)
-            )
+            return await begin(self._writes, lambda: self._sync.transaction(name, consumers=taking_part, **options))
 
         return Opening(start)
 
@@ -334,9 +332,7 @@ class Store:
         """Return the topic, or a part of it, as record batches of Arrow: `async for`, or `await …to_table()`."""
         return Scan(
             self._reads,
-            lambda: self._sync.scan(
-                topic, partitions=partitions, start=start, end=end, columns=columns, **options
-            ),
+            lambda: self._sync.scan(topic, partitions=partitions, start=start, end=end, columns=columns, **options),
         )
 
     async def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:

@@ -161,7 +161,7 @@ class Calls:
             wait(self._left.copy())
             return bound()
 
-        return await await_end(self._threads.submit(after_left), _do_nothing)
+        return await await_end(self._threads.submit(after_left))
 
     def leave(self, future: Future[Any]) -> None:
         """Let a call that has begun come to its end before the next one."""
@@ -183,7 +183,10 @@ async def run_alone(call: Callable[P, T], /, *arguments: P.args, **named: P.kwar
         threads.close()
 
 
-async def await_end(running: Future[T], ask_to_end: Callable[[], object]) -> T:
+def _do_nothing() -> None: ...
+
+
+async def await_end(running: Future[T], ask_to_end: Callable[[], object] = _do_nothing) -> T:
     """Return what a long call returns. Each time its task is cancelled it is asked to end; then that is raised."""
     future = asyncio.wrap_future(running)
     cancelled: asyncio.CancelledError | None = None
@@ -212,9 +215,6 @@ def check_limit(threads: Any) -> int:
 def _bound(call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Callable[[], T]:
     """Return the call with its arguments, and with the variables of its task's context."""
     return partial(contextvars.copy_context().run, call, *arguments, **named)
-
-
-def _do_nothing() -> None: ...
 
 
 def _close_made(made: Future[Any]) -> None:

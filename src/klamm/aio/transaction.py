@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from klamm.aio.consumer import Consumer
-from klamm.aio.threads import Calls, Threads
+from klamm.aio.threads import Calls, Threads, await_end
 from klamm.types import Batch
 
 if TYPE_CHECKING:
@@ -21,18 +22,14 @@ __all__ = ["Transaction", "begin"]
 
 
 async def begin(threads: Threads, call: Callable[[], SyncTransaction]) -> Transaction:
-    """Begin a transaction in a thread; cancelled, what was begun is aborted."""
-    return Transaction((await threads.make(lambda: _Begun(call()))).transaction, threads)
-
-
-class _Begun:
-    """A transaction that nobody has yet."""
-
-    def __init__(self, transaction: SyncTransaction) -> None:
-        self.transaction = transaction
-
-    def close(self) -> None:
-        self.transaction.abort()
+    """Begin a transaction in a thread. Cancelled: what was begun is aborted, and its consumers may begin another."""
+    begun = threads.submit(call)
+    try:
+        return Transaction(await await_end(begun), threads)
+    except asyncio.CancelledError:
+        if begun.exception() is None:
+            await await_end(threads.submit(begun.result().abort))
+        raise
 
 
 class Transaction:

@@ -162,9 +162,7 @@ class _Run:
     def _make_workers(self, handler: Any, loop: AbstractEventLoop | None) -> Workers:
         from inspect import iscoroutinefunction
 
-        context = WorkerContext(
-            handler, self._format, self._settings, self._tasks, self._outcomes, self._session.wake
-        )
+        context = WorkerContext(handler, self._format, self._settings, self._tasks, self._outcomes, self._session.wake)
         if not (iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))):  # noqa: B004
             return ThreadWorkers(context)
         if self._settings.processes:
