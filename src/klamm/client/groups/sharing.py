@@ -241,7 +241,7 @@ class Sharing:
 
 
 def _call(callback: RebalanceCallback | None, places: list[TopicPartition]) -> None:
-    if callback is not None:
+    if callback is not None and places:
         callback(sorted(places))
 
 
