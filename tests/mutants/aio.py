@@ -8,6 +8,13 @@ THREADS = "src/klamm/aio/threads.py"
 STORE = "src/klamm/aio/store.py"
 THREAD_TESTS = "tests/aio/test_aio_threads.py"
 CANCEL_TESTS = "tests/aio/test_aio_cancel.py"
+HUNG_TESTS = "tests/client/test_hung_workers.py"
+OWNS = "            places = [place for place in places if self.member is not None and self.member.owns(*place)]\n"
+SENDS_ALL_THE_SAME = """\
+        if producer._is_full:
+            return await self._threads.finish(producer.send, topic, value)
+        if False:
+            pass"""
 
 MUTANTS = [
     Mutant(
@@ -83,8 +90,7 @@ MUTANTS = [
             (
                 "src/klamm/aio/producer.py",
                 "        while producer._is_full and await self._threads.run(producer._await_space):\n            pass",
-                "        if producer._is_full:\n"
-                "            return await self._threads.finish(producer.send, topic, value)\n        if False:\n            pass",
+                SENDS_ALL_THE_SAME,
             ),
         ),
         (f"{CANCEL_TESTS}::test_a_send_that_was_given_up_has_sent_nothing",),
@@ -125,14 +131,11 @@ MUTANTS = [
         (
             (
                 "src/klamm/client/groups/sharing.py",
-                "            places = [place for place in places if self.member is not None and self.member.owns(*place)]\n",
+                OWNS,
                 "",
             ),
         ),
-        (
-            "tests/client/test_hung_workers.py"
-            "::test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_lost",
-        ),
+        (f"{HUNG_TESTS}::test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_lost",),
     ),
     Mutant(
         "a list of the topics reads the catalog twice",
