@@ -130,7 +130,7 @@ MUTANTS = [
         "guide/consuming.md: on_lost",
         (
             (
-                "src/klamm/client/groups/sharing.py",
+                "src/klamm/client/groups/group_session.py",
                 OWNS,
                 "",
             ),

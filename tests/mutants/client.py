@@ -254,7 +254,7 @@ MUTANTS = [
     Mutant(
         "a member that lost its partitions is not told",
         "guide/consuming.md: on_lost",
-        (("src/klamm/client/groups/sharing.py", "            _call(self.on_lost, lost)\n", ""),),
+        (("src/klamm/client/groups/group_session.py", "            _call(self.on_lost, lost)\n", ""),),
         (f"{GROUP_TESTS}::test_a_member_that_hangs_loses_its_partitions_and_cannot_commit",),
     ),
     Mutant(

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import BufferMemory, Lane
 from klamm.client.options import Acks, acks_of
+from klamm.client.produce.record_sender import RecordSender
 from klamm.client.produce.sender import Line, Outcome, Sender
-from klamm.client.produce.sending import RecordSending
 from klamm.client.produce.target import codec_of, limit_of
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.disk import _os, fork
@@ -121,7 +121,7 @@ def _work(anchor: _Anchor, monitor: _os.Monitor) -> None:
         del producer
 
 
-class Producer(Made, RecordSending, by="store.producer(…)", of=Core):
+class Producer(Made, RecordSender, by="store.producer(…)", of=Core):
     """Sends records in batches; made by `store.producer()`. Threads may share it; forked children may not."""
 
     def __init__(
