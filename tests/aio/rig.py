@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,15 +22,19 @@ class Refusing(ThreadPoolExecutor):
 
 
 def in_loop(path: Path, test: Callable[[aio.Store], Awaitable[None]], **options: Any) -> None:
-    """Await `test` with a store that has a topic `orders`."""
+    """Await `test` with a store that has a topic `orders`; the loop must have nothing to complain of."""
+    complaints: list[object] = []
 
     async def main() -> None:
         asyncio.get_running_loop().set_default_executor(Refusing())
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         async with aio.open(path, **options) as store:
             await store.topics.create("orders", exist_ok=True)
             await asyncio.wait_for(test(store), WAIT)
 
     asyncio.run(main())
+    gc.collect()  # futures complain when they are dropped
+    assert complaints == []
 
 
 async def until(holds: Callable[[], object], what: str) -> None:

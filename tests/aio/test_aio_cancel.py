@@ -99,6 +99,32 @@ def test_a_commit_that_was_given_up_ends_before_the_next_record_is_read(path: Pa
     in_loop(path, test)
 
 
+def test_a_read_that_was_given_up_and_then_fails_is_no_complaint_of_the_loop(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        consumer = await store.consumer("orders")
+        begun, go = threading.Event(), threading.Event()
+
+        def fail(*_: object) -> None:
+            begun.set()
+            assert go.wait(WAIT)
+            raise klamm.Closed("meanwhile")
+
+        consumer._session.next_records = fail  # type: ignore[assignment]
+        polling = asyncio.create_task(consumer.poll())
+        await until(begun.is_set, "it reads")
+        polling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await polling
+        next_one = asyncio.create_task(consumer.poll())
+        await asyncio.sleep(0.01)
+        go.set()
+        with pytest.raises(klamm.Closed):
+            await next_one
+        await consumer.close()
+
+    in_loop(path, test)
+
+
 def test_a_send_that_was_given_up_has_sent_nothing(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         log = store.sync._acquired().topic("orders").partition(0).log

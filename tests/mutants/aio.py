@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant(
         "a list of the topics reads the catalog twice",
         "store/catalog.py: topics",
-        (("src/klamm/store/catalog.py", "        if version != listed_version:\n", "        if True:\n"),),
+        (("src/klamm/store/catalog.py", ") != self._listed[0]:\n", ") != None:\n"),),
         ("tests/test_handles.py::test_a_list_of_the_topics_reads_the_catalog_once",),
     ),
 ]

@@ -362,7 +362,7 @@ MUTANTS = [
     Mutant(
         "an async handler that takes too long goes on",
         "client/work/async_workers.py: is cancelled",
-        ((ASYNC, "asyncio.timeout(self._timeout_s)", "asyncio.timeout(None)"),),
+        ((ASYNC, "asyncio.timeout(self._context.timeout_s)", "asyncio.timeout(None)"),),
         ("tests/client/test_async_workers.py::test_a_coroutine_that_takes_too_long_is_cancelled",),
     ),
     Mutant(

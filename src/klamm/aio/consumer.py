@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from klamm.aio.opening import Opening
+from klamm.aio.opener import Opener
 from klamm.aio.threads import Calls, Threads, await_end, run_alone
 from klamm.client.consume import consumer as sync
 from klamm.client.consume.consumer import session_of
@@ -149,14 +149,14 @@ class Consumer:
         """Return what the group has committed there; None if nothing."""
         return await self._reads.run(self._sync.committed, topic, partition)
 
-    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opening[Transaction]:
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opener[Transaction]:
         """Begin a transaction in which this consumer takes part: it goes back if the transaction is aborted."""
         from klamm.aio.transaction import begin
 
         async def start() -> Transaction:
             return await begin(self._writes, lambda: self._sync.transaction(name, **options))
 
-        return Opening(start)
+        return Opener(start)
 
     # ---- workers
 

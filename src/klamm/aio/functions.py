@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from klamm import api
-from klamm.aio.opening import Opening
+from klamm.aio.opener import Opener
 from klamm.aio.store import Store
 from klamm.aio.threads import Threads, check_limit, run_alone
 
@@ -32,7 +32,7 @@ def open(  # noqa: A001  # as klamm.open
     busy_timeout: Duration | None = None,
     serde: Serde | None = None,
     key_serde: Serde | None = None,
-) -> Opening[Store]:
+) -> Opener[Store]:
     """Open the store in a directory: `store = await open(…)`, or `async with open(…) as store`.
 
     At most `threads` calls that write, and as many that only read, are under way at a time; more wait for their turn.
@@ -55,7 +55,7 @@ def open(  # noqa: A001  # as klamm.open
         )
         return Store(store, reads, writes)
 
-    return Opening(start)
+    return Opener(start)
 
 
 async def check(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from klamm.aio.consumer import Consumer
 from klamm.aio.groups import Groups
-from klamm.aio.opening import Opening
+from klamm.aio.opener import Opener
 from klamm.aio.pieces import Pieces
 from klamm.aio.pipe import Pipe
 from klamm.aio.producer import Producer
@@ -207,17 +207,17 @@ class Store:
             compression_level=compression_level,
         )
 
-    def producer(self, **options: Unpack[ProducerOptions]) -> Opening[Producer]:
+    def producer(self, **options: Unpack[ProducerOptions]) -> Opener[Producer]:
         """Sends records in batches, from any task. Leaving its `async with` block flushes."""
 
         async def start() -> Producer:
             return Producer(await self._writes.make(self._sync.producer, **options))
 
-        return Opening(start)
+        return Opener(start)
 
     # ---- reading
 
-    def consumer(self, topics: TopicSelection | None = None, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+    def consumer(self, topics: TopicSelection | None = None, **options: Unpack[ConsumerOptions]) -> Opener[Consumer]:
         """Reads topics; with `group` shares them. The options are those of `klamm.Store.consumer`.
 
         Functions among them (`on_assigned`, a serde, …) are called in the consumer's thread.
@@ -227,7 +227,7 @@ class Store:
             made = await self._reads.make(self._sync.consumer, topics, **options)
             return Consumer(made, self._reads, self._writes)
 
-        return Opening(start)
+        return Opener(start)
 
     async def tail(
         self,
@@ -258,7 +258,7 @@ class Store:
         *,
         consumers: Consumer | Iterable[Consumer] = (),
         **options: Unpack[TransactionOptions],
-    ) -> Opening[Transaction]:
+    ) -> Opener[Transaction]:
         """Records and progress of groups, all or nothing. Leaving its `async with` block commits, an error aborts."""
         several = (consumers,) if isinstance(consumers, Consumer) else consumers
 
@@ -266,7 +266,7 @@ class Store:
             taking_part = [each._sync if isinstance(each, Consumer) else each for each in several]
             return await begin(self._writes, lambda: self._sync.transaction(name, consumers=taking_part, **options))
 
-        return Opening(start)
+        return Opener(start)
 
     async def lineage(self, record: Record) -> Lineage | None:
         """Return the committed transaction that a record came with: see `klamm.Store.lineage`."""
@@ -279,22 +279,22 @@ class Store:
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         wait: Duration | None = 10,
-    ) -> Opening[Table]:
+    ) -> Opener[Table]:
         """Open the latest value of each key of the topic: see `klamm.Store.table`."""
 
         async def start() -> Table:
             made = await self._reads.make(self._sync.table, topic, serde=serde, key_serde=key_serde, wait=wait)
             return Table(made, self._reads, self._writes)
 
-        return Opening(start)
+        return Opener(start)
 
-    def pipe(self, topic: str, function: Callable[..., Any], **options: Unpack[PipeOptions]) -> Opening[Pipe]:
+    def pipe(self, topic: str, function: Callable[..., Any], **options: Unpack[PipeOptions]) -> Opener[Pipe]:
         """Put a function between topics, exactly once: `run` calls it for each record, in the pipe's thread."""
 
         async def start() -> Pipe:
             return Pipe(await self._writes.make(self._sync.pipe, topic, function, **options))
 
-        return Opening(start)
+        return Opener(start)
 
     def dead_letters(self, topic: str, *, limit: int | None = None) -> Pieces[DeadLetter]:
         """Iterate over what lies in a dead-letter topic now and was not redriven, with the reasons."""

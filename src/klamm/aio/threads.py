@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from klamm.disk import _os, fork
 from klamm.disk.threads import DaemonThread
-from klamm.errors import InvalidSetting
+from klamm.errors import Closed, InvalidSetting
 
 __all__ = ["Calls", "Threads", "await_end", "check_limit", "run_alone"]
 
@@ -167,11 +167,15 @@ class Calls:
         """Let a call that has begun come to its end before the next one."""
         self._left.add(future)
         future.add_done_callback(self._left.discard)
+        future.add_done_callback(_log_error)
 
     async def ended(self) -> None:
         """Return when no call is left that a cancelled task has begun."""
         while left := self._left.copy():
-            await asyncio.wait([asyncio.wrap_future(future) for future in left])
+            waiting = [asyncio.wrap_future(future) for future in left]
+            for future in waiting:
+                future.add_done_callback(_take_note)
+            await asyncio.wait(waiting)
 
 
 async def run_alone(call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -230,6 +234,14 @@ def _close(made: Closable) -> None:
         _log.exception("%r: its task was cancelled, and it could not be closed", made)
 
 
-def _log_error(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
+def _log_error(future: Future[Any] | asyncio.Future[Any]) -> None:
+    """Log the error of a call that nobody waits for; that something is closed, the next call finds out."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not isinstance(error, Closed):
         _log.warning("a call whose task was cancelled has failed: %s", error, exc_info=error)
+
+
+def _take_note(future: asyncio.Future[Any]) -> None:
+    """Let asyncio know that its error was seen."""
+    if not future.cancelled():
+        future.exception()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from klamm.aio.consumer import Consumer
-    from klamm.aio.opening import Opening
+    from klamm.aio.opener import Opener
     from klamm.aio.scan import Scan
     from klamm.aio.store import Store
     from klamm.aio.table import Table
@@ -127,7 +127,7 @@ class Topic:
 
     # ---- reading
 
-    def consumer(self, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+    def consumer(self, **options: Unpack[ConsumerOptions]) -> Opener[Consumer]:
         """Return a consumer of this topic; the options are those of `store.consumer`."""
         return self._store.consumer(self.name, **options)
 
@@ -157,7 +157,7 @@ class Topic:
 
     def table(
         self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
-    ) -> Opening[Table]:
+    ) -> Opener[Table]:
         """Return the latest value of each key: like `store.table`."""
         return self._store.table(self.name, serde=serde, key_serde=key_serde, wait=wait)
 

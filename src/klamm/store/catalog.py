@@ -108,7 +108,7 @@ class Catalog:
         self.database = Database(path, gate, read_only=read_only)
         self.on_change: Callable[[int], None] = lambda changes: None  # told how many there are, after each
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
-        self._listed: tuple[object, list[Topic]] = None, []  # likewise: `list()` asks a collection for its length, too
+        self._listed: tuple[object, list[Topic]] = None, []  # likewise: `list()` asks for the length, too
         self._producer_ids = os.getpid(), iter(range(0))
         try:
             if self.format_version < FORMAT_VERSION:
@@ -184,12 +184,9 @@ class Catalog:
 
     def topics(self) -> list[Topic]:
         """All of them, by name."""
-        version = self.database.version()
-        listed_version, topics = self._listed
-        if version != listed_version:
-            topics = self._read_topics()
-            self._listed = version, topics
-        return list(topics)
+        if (version := self.database.version()) != self._listed[0]:
+            self._listed = version, self._read_topics()
+        return list(self._listed[1])
 
     def _read_topics(self) -> list[Topic]:
         with self.database.reading() as execute:

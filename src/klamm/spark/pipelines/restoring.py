@@ -1,9 +1,9 @@
 """An archive -> a topic, as it was: the same records at the same offsets, with the same timestamps.
 
 Each partition is filled by one task, in the order of its offsets, and offsets that the archive has no record of are
-left out (arrow/restore_writer.py): what compaction, retention or transactions had taken, and what did not fit the archive's
-schema. A partition's next offset says how far it has come, and a batch goes to its own offset or nowhere. So restore
-can be killed, and run again: no record is there twice, or in another's place.
+left out (arrow/restore_writer.py): what compaction, retention or transactions had taken, and what did not fit the
+archive's schema. A partition's next offset says how far it has come, and a batch goes to its own offset or nowhere. So
+restore can be killed, and run again: no record is there twice, or in another's place.
 """
 
 from __future__ import annotations

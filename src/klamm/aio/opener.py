@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Opening"]
+__all__ = ["Opener"]
 
 
 class AsyncContext(Protocol):
@@ -18,8 +18,8 @@ class AsyncContext(Protocol):
 T = TypeVar("T", bound=AsyncContext)
 
 
-class Opening(Generic[T]):
-    """`x = await opening`, or `async with opening as x`, which ends it, too. Nothing happens before."""
+class Opener(Generic[T]):
+    """`x = await opener`, or `async with opener as x`, which ends it, too. Nothing happens before."""
 
     def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
         self._start = start
