@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from klamm.disk import _os, holders
-from klamm.disk.locks import LockFile
+from klamm.disk.locks import GATE, GATE_QUEUE, LockFile
 from klamm.errors import StoreBusy
 from klamm.log.head import Heads
 from tests.procs import Child, Flag, children, until
@@ -189,3 +189,45 @@ def test_a_killed_holder_wakes_nobody_and_the_next_process_goes_on(path: str, he
         holder.kill()
         assert [child.answer() for child in waiting] == ["held"] * 3
     assert holders.held_ranges(path) == []
+
+
+def test_a_process_in_the_queue_sleeps_until_it_is_woken(path: str, heads: Heads, tmp_path: Path) -> None:
+    """Who wakes up by itself goes to sleep again behind all others: the queue would have no order."""
+    held = Flag(tmp_path / "held")
+
+    def locked() -> LockFile:
+        lock = LockFile(path)
+        lock.record_in(heads)
+        return lock
+
+    def hold() -> None:
+        with locked().hold(GATE):
+            held.up()
+            signal.pause()
+
+    def wait() -> None:
+        with locked().hold(GATE, queue=GATE_QUEUE):
+            pass
+
+    def slept(child: Child) -> int:
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+
+    with children() as start:
+        holder = start(hold)
+        held.wait()
+        waiting = [start(wait), start(wait)]
+        first = until(
+            lambda: [
+                each.process.pid for each in holders.held_ranges(path) if each.start == GATE_QUEUE and not each.is_shared
+            ],
+            "one of them is the first",
+        )
+        (second,) = (child for child in waiting if child.pid not in first)
+        until(lambda: slept(second) >= 1, "the other one sleeps")
+        before = slept(second)
+        time.sleep(1.0)
+        assert slept(second) - before < 10  # it shows that it waits, and looks twice a second whether the first was killed
+        holder.kill()
+        for child in waiting:
+            child.answer()

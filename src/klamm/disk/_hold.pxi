@@ -10,6 +10,7 @@ released by native code: between `__enter__` here and the block of its `with` st
 cdef enum:
     NAP_NS = 1000000                # between two looks at a byte that another process holds, where nobody wakes us
     SLEEP_NS = 20000000             # at most so long in one piece, where the holder wakes us
+    QUEUE_NS = 500000000            # the same in the queue: who wakes by itself goes to sleep again behind all others
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
     IN_A_ROW = 128                  # so often the last holder may take the byte again before it queues up
     ALL_BITS = 0xffffffff
@@ -119,24 +120,29 @@ cdef class Hold:
     cdef int await_byte(self, int64_t byte, KlammLockNote *note) except -1:
         cdef int error
         cdef bint shown = False
+        cdef int64_t sleep_ns
         if self.try_lock(byte):
             return 0
         try:
             while True:
-                self.check_deadline()
+                sleep_ns = self.check_deadline()
+                if byte != self.queue:
+                    sleep_ns = min(sleep_ns, <int64_t>SLEEP_NS)
+                else:
+                    sleep_ns = min(sleep_ns, <int64_t>(QUEUE_NS if shown else SHOW_NS))
                 if note == NULL:
                     nap()
                     if self.try_lock(byte):
                         return 0
                 else:
                     with nogil:
-                        error = os_lock_or_sleep(self.fd, byte, note, SLEEP_NS)
+                        error = os_lock_or_sleep(self.fd, byte, note, sleep_ns)
                     if error == 0:
                         return 0
                     if error not in (-EAGAIN, -EINTR):
                         raise OSError(-error, _std.strerror(-error), self.file.path)
                     PyErr_CheckSignals()
-                if not shown and klamm_monotonic_ns() - self.began > SHOW_NS:
+                if not shown and klamm_monotonic_ns() - self.began >= SHOW_NS:
                     shown = True
                     os_lock(self.fd, WAITING_AT + byte, F_RDLCK, 0)
         finally:
@@ -153,13 +159,16 @@ cdef class Hold:
     cdef int unlock(self, int64_t byte, KlammLockNote *note) noexcept:
         return os_lock(self.fd, byte, F_UNLCK, 0) if note == NULL else os_unlock(self.fd, byte, note)
 
-    cdef int check_deadline(self) except -1:
+    cdef int64_t check_deadline(self) except -1:
+        """Return for how long one may wait yet."""
         cdef int64_t now = klamm_monotonic_ns()
         if self.began == 0:
             self.began = now
-        if 0 <= self.timeout_ms * 1000000 <= now - self.began:
+        if self.timeout_ms < 0:
+            return WAIT_NS
+        if self.timeout_ms * 1000000 <= now - self.began:
             raise self.file.busy(self.byte, self.what, self.timeout_ms)
-        return 0
+        return self.timeout_ms * 1000000 - (now - self.began)
 
 
 def take_byte(file, int64_t byte, bint shared):
