@@ -219,7 +219,9 @@ def test_a_process_in_the_queue_sleeps_until_it_is_woken(path: str, heads: Heads
         waiting = [start(wait), start(wait)]
         first = until(
             lambda: [
-                each.process.pid for each in holders.held_ranges(path) if each.start == GATE_QUEUE and not each.is_shared
+                each.process.pid
+                for each in holders.held_ranges(path)
+                if each.start == GATE_QUEUE and not each.is_shared
             ],
             "one of them is the first",
         )
@@ -227,7 +229,9 @@ def test_a_process_in_the_queue_sleeps_until_it_is_woken(path: str, heads: Heads
         until(lambda: slept(second) >= 1, "the other one sleeps")
         before = slept(second)
         time.sleep(1.0)
-        assert slept(second) - before < 10  # it shows that it waits, and looks twice a second whether the first was killed
+        assert (
+            slept(second) - before < 10
+        )  # it shows that it waits, and looks twice a second whether the first was killed
         holder.kill()
         for child in waiting:
             child.answer()

@@ -176,10 +176,6 @@ class Catalog:
         assert 1 <= version <= FORMAT_VERSION
         return version
 
-    def version(self) -> object:
-        """Differs from an earlier answer when anything was written since, by any process. Costs microseconds."""
-        return self.database.version()
-
     # Reading.
 
     def topics(self) -> list[Topic]:
