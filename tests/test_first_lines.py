@@ -44,8 +44,13 @@ def names(filled: klamm.Store) -> Iterator[dict[str, Any]]:
     with filled.consumer("orders", group="billing", wait=0) as consumer, filled.table("users") as users:
         batch = consumer.poll()
         yield {
-            **{"klamm": klamm, "timedelta": timedelta, "store": filled, "consumer": consumer, "users": users},
-            **{"batch": batch, "record": batch[0]},
+            "klamm": klamm,
+            "timedelta": timedelta,
+            "store": filled,
+            "consumer": consumer,
+            "users": users,
+            "batch": batch,
+            "record": batch[0],
         }
 
 
