@@ -48,6 +48,7 @@ class Log(NamedTuple):
 
 Truth = dict[str, Log]
 KEYED: set[tuple[int, bytes | None, bytes | None]] = set()  # every record that was ever appended to that topic
+PLAIN: set[tuple[int, bytes | None, bytes | None]] = set()
 
 
 class Stages(NamedTuple):
@@ -68,7 +69,10 @@ def batch(number: int, producer: int, sequence: int) -> bytearray:
 def fill(store: klamm.Store, part: int) -> None:
     """Append one part of what there is; there are two."""
     for number in range(12):
-        store.append("plain", b"plain %d.%d" % (part, number) + b"." * 60)
+        plain = b"plain %d.%d" % (part, number) + b"." * 60
+        offset = store.append("plain", plain)
+        assert offset is not None
+        PLAIN.add((offset, None, plain))
         key, value = b"key %d" % (number % 4), b"%d" % number
         offset = store.append("keyed", value, key=key)
         assert offset is not None
@@ -269,6 +273,10 @@ def repaired(case: Case, stages: Stages, path: Path) -> None:
         for name, log in found.items():
             if name in stages.truth:
                 extra = set(log.records) - set(stages.truth[name].records)
+                if name == "plain" and "heads" in case.files and len(case.files) > 1:
+                    extra -= (
+                        PLAIN  # only `heads` and `recovery` knew where the log starts: what was deleted is there again
+                    )
                 assert all(value == b"new" or name == "written" for _, _, value in extra), f"{case}: {name}: {extra}"
                 store.append(name, b"newer", key=b"new")
     left = [str(each) for each in klamm.check(path).breaches if not each.repaired]

@@ -36,7 +36,7 @@ from klamm.log.index import Entry
 from klamm.log.point import Point
 from klamm.log.sealed import Lack
 
-__all__ = ["Scanned", "damage", "heal", "is_older", "last_point", "recover", "scan_segment"]
+__all__ = ["Scanned", "damage", "heal", "is_older", "known_point", "last_point", "recover", "scan_segment"]
 
 _log = logging.getLogger("klamm")
 _CHUNK = 4 << 20
@@ -196,7 +196,7 @@ def _rebuild(
     directory = log.directory
     proof = log.evidence()
     found = segment.bases(directory)
-    known = _known_point(directory, found, proof)
+    known = known_point(directory, found, proof)
     fresh = not found and not known.epochs
     flushed = 0 if known.repaired else proof.flushed_offset
     known = known._replace(log_start=max(known.log_start, proof.log_start))
@@ -258,7 +258,7 @@ def _rebuild(
     return found_aborted
 
 
-def _known_point(directory: str, found: list[int], proof: head.Evidence) -> Point:
+def known_point(directory: str, found: list[int], proof: head.Evidence) -> Point:
     """Return where recovery starts. Without a readable point all is scanned; what the old head proves counts then.
 
     The point is written before any segment goes. So without one, and without a head that had one, the log is whole.

@@ -203,9 +203,19 @@ class Examination:
         if isinstance(known, point.Point):
             self._listed(walk, known)
             return known
-        if known is Lack.DAMAGED or had_point:
-            walk.add(path, 0, "the recovery point is as it was written", known.value)
+        message = known.value if known is Lack.DAMAGED or had_point else self._unrecoverable()
+        if message:
+            walk.add(path, 0, "the recovery point is as it was written", message)
         return None
+
+    def _unrecoverable(self) -> str:
+        """Return why the log cannot be recovered without a recovery point, or ""."""
+        if self.log.flags & head.NEEDS_RECOVERY:
+            try:
+                recovery.known_point(self.directory, segment.bases(self.directory), self.log.evidence())
+            except CorruptBatch as error:
+                return error.message.removeprefix(f"{error.path}: ")
+        return ""
 
     def _listed(self, walk: _Walk, known: point.Point) -> None:
         """Look for the files that the recovery point lists."""
