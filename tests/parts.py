@@ -72,7 +72,7 @@ PARTS = (
     Part("others"),
     Part("log", ("disk", "log", "store")),
     Part("kafka", ("kafka", "batch", "arrow")),
-    Part("client", ("client",)),
+    Part("client", ("client", "aio")),
     Part("cli", ("cli",)),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")

@@ -43,6 +43,21 @@ def test_a_store_has_its_topics_by_name(store: klamm.Store) -> None:
     assert "users" not in store and list(store) == ["orders"]
 
 
+@pytest.mark.parametrize("listed", [lambda store: store, lambda store: store.topics], ids=["store", "topics"])
+def test_a_list_of_the_topics_reads_the_catalog_once(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch, listed: Callable[[klamm.Store], Any]
+) -> None:
+    catalog = store._acquired().catalog
+    reads: list[int] = []
+    read = catalog._read_topics
+    monkeypatch.setattr(catalog, "_read_topics", lambda: (reads.append(1), read())[1])
+    store.topics.create("more")
+    assert list(listed(store)) == ["more", "orders", "users"] and len(reads) == 1
+    with klamm.open(store.path) as other:
+        other.topics.delete("users")
+    assert list(listed(store)) == ["more", "orders"] and len(reads) == 2
+
+
 def test_a_store_without_topics_is_true(path: Path) -> None:
     with klamm.open(path) as store:
         assert store and len(store) == 0

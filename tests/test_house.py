@@ -292,3 +292,11 @@ def test_no_source_file_holds_a_second_noun() -> None:
     suffixes = {".py", ".pyx", ".pxd", ".pxi", ".pyi", ".h"}
     lines = {path: len(path.read_text().splitlines()) for path in repository_files() if path.suffix in suffixes}
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 600} == {}
+
+
+def test_modules_that_programs_meet_are_named_by_nouns() -> None:
+    nouns = {"encoding"}
+    packages = ("aio", "api", "arrow", "cli", "client")
+    modules = [path for name in packages for path in (ROOT / "src" / "klamm" / name).rglob("*.py")]
+    assert len(modules) > 80
+    assert [str(path) for path in modules if path.stem.endswith("ing") and path.stem not in nouns] == []

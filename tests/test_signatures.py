@@ -128,9 +128,9 @@ def passed_on() -> dict[str, dict[str, Parameter]]:
 
 
 def sharing_options() -> dict[str, Parameter]:
-    from klamm.client.groups.sharing import Sharing
+    from klamm.client.groups.group_session import GroupSession
 
-    options = options_of(Sharing.__init__)
+    options = options_of(GroupSession.__init__)
     return {name: value for name, value in options.items() if value.by_name}
 
 

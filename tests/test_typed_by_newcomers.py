@@ -167,6 +167,7 @@ def test_headers_of_a_record_are_looked_up_by_name(store: klamm.Store) -> None:
     ("headers", "told"),
     [
         ("trace", "headers are str, want a mapping or"),
+        (5, "headers are int, want a mapping or"),
         ([("trace", 1)], "the value of header 'trace' is int, want bytes, str or None"),
         ({1: b""}, "a header's name is int, want str"),
         ([b"x"], "a header is b'x', want a"),
@@ -236,6 +237,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         ),
         ("producer", {"bootstrap": ""}, r"producer\(\) has no option 'bootstrap' \(there are acks, batch_bytes"),
         ("transaction", {"timeout_ms": 5}, r"transaction\(\) has no option 'timeout_ms' \(did you mean 'timeout'"),
+        ("consumer", {"since": "1h"}, r"consumer\(\) has no option 'since' \(did you mean 'start'\?\)"),
+        ("scan", {"last": 10}, r"scan\(\) has no option 'last' \(did you mean 'start'\?\)"),
+        ("scan", {"until": "1h"}, r"scan\(\) has no option 'until' \(did you mean 'end'\?\)"),
+        ("producer", {"since": "1h"}, r"producer\(\) has no option 'since' \(there are acks"),
         ("pipe", {"too": "x"}, r"pipe\(\) has no option 'too' \(did you mean 'to'\?\)"),
         ("scan", {"colums": ["key"]}, r"scan\(\) has no option 'colums' \(did you mean 'columns'\?\)"),
     ],

@@ -16,7 +16,7 @@ from klamm.batch import Delivery, Headers, Partitioner, Record
 from klamm.client import Consumer, Offsets, Producer
 from klamm.client.groups.assignment import Assignor
 from klamm.client.groups.group_admin import Groups
-from klamm.client.groups.sharing import RebalanceCallback
+from klamm.client.groups.group_session import RebalanceCallback
 from klamm.client.options import Acks
 from klamm.client.serde import Serde
 from klamm.client.subscription import TopicSelection

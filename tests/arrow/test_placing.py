@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import klamm
-from klamm.arrow.placing import Placer
+from klamm.arrow.restore_writer import RestoreWriter
 from klamm.errors import LogError, RecordTooLarge
 from klamm.log.partition import Partition
 from klamm.store.directory import acquire, release
@@ -76,7 +76,7 @@ def test_each_row_gets_its_offset_though_the_filling_is_stopped_and_begun_again(
     offsets = [sum(gaps[: n + 1]) for n in range(len(gaps))]
     with log_of(store, topic) as log:
         for upto in (stop, len(offsets)):
-            placer = Placer(log)
+            placer = RestoreWriter(log)
             before = placer.next_offset
             for start in range(0, upto, chunk):
                 placer.take(rows(*offsets[start : min(start + chunk, upto)], size=size))
@@ -92,7 +92,7 @@ def test_a_log_with_gaps_is_a_log(store: klamm.Store, tmp_path: Path) -> None:
     store.topics.create("t", 1, {"segment.records": 2000, "index.interval.bytes": 100, "retention.ms": -1})
     offsets = [*range(7, 3000, 3), 3000 + FAR, 3001 + FAR]
     with log_of(store) as log:
-        placer = Placer(log)
+        placer = RestoreWriter(log)
         placer.skip_to(7)
         placer.take(rows(*offsets))
         placer.skip_to(4000 + FAR)
@@ -116,11 +116,11 @@ def test_a_log_with_gaps_is_a_log(store: klamm.Store, tmp_path: Path) -> None:
 def test_a_batch_goes_to_its_own_offset_or_nowhere(store: klamm.Store) -> None:
     store.topics.create("t", 1)
     with log_of(store) as log:
-        placer = Placer(log)
+        placer = RestoreWriter(log)
         placer.take(rows(0, 1, 2))
         store.append("t", b"somebody else's")
         with pytest.raises(LogError, match="t/0: goes on at offset 1: somebody else has appended"):
             placer.give()
         assert log.ends().end == 1
         with pytest.raises(RecordTooLarge, match=r"t/0: a record of .* max\.message\.bytes"):
-            Placer(log).take(rows(1, 2, size=2 << 20))
+            RestoreWriter(log).take(rows(1, 2, size=2 << 20))

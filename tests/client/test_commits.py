@@ -474,3 +474,32 @@ def test_a_commit_that_waits_while_its_partition_is_lost_and_comes_back_is_refus
                 waiting.result(PATIENCE)
             found = late.committed("orders", 0)
             assert found is not None and found.offset == 50
+
+
+def test_a_commit_in_a_thread_of_a_consumer_that_another_thread_closes_raises_closed(orders: klamm.Store) -> None:
+    orders.append_many("orders", [b"x"] * 10)
+    with orders.consumer("orders", group="g", wait=0) as consumer:
+        consumer.poll(4)
+        commits = session_of(consumer).commits
+        consumer.commit_async().result()
+        consumer.poll(4)
+        commits.close()  # as `close` of another thread does, after this one has looked
+        with pytest.raises(klamm.Closed, match="is closed"):
+            commits.commit_async(None, "")
+    assert orders.groups.describe("g").offsets[0].committed == klamm.Committed(4, 0, "")
+
+
+def test_threads_that_commit_at_the_same_time_share_one_thread_that_writes(orders: klamm.Store) -> None:
+    with orders.consumer("orders", group="g", wait=0) as consumer:
+        together = threading.Barrier(8)
+
+        def commit() -> None:
+            together.wait()
+            consumer.commit_async().result()
+
+        committing = [threading.Thread(target=commit) for _ in range(8)]
+        for thread in committing:
+            thread.start()
+        for thread in committing:
+            thread.join()
+        assert sum(thread.name.startswith("klamm-commit") for thread in threading.enumerate()) == 1

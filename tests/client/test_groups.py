@@ -13,7 +13,7 @@ import pytest
 
 import klamm
 from klamm.client.consume.consumer_options import ConsumerOptions
-from klamm.client.groups.sharing import Sharing
+from klamm.client.groups.group_session import GroupSession
 from tests.client.conftest import fill
 from tests.client.groups import settled, shared, turn
 from tests.procs import until
@@ -35,7 +35,7 @@ def spread(store: klamm.Store, count: int, topic: str = "users") -> set[bytes]:
 
 
 def test_options_of_a_consumer_are_named_once_more_for_those_who_pass_them_on() -> None:
-    parameters = set(inspect.signature(klamm.Consumer).parameters) | set(inspect.signature(Sharing).parameters)
+    parameters = set(inspect.signature(klamm.Consumer).parameters) | set(inspect.signature(GroupSession).parameters)
     assert parameters - {"core", "topics", "subscription", "engine", "sharing", "store"} == set(
         ConsumerOptions.__annotations__
     )

@@ -118,6 +118,41 @@ def test_a_rebalance_waits_for_a_hung_handler_no_longer_than_grace(orders: klamm
         assert (outcome["report"].done, outcome["report"].lost) == (1, 1)
 
 
+def test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_lost(orders: klamm.Store) -> None:
+    two_partitions(orders)
+    told: list[tuple[str, Any]] = []
+
+    class SlowRunner:
+        """Takes so long to finish that the watchdog gives everything up."""
+
+        def revoked(self, places: Any) -> None:
+            until(lambda: not any(member.owns(*place) for place in places), "the watchdog has given them up")
+
+        def lost(self, places: Any) -> None:
+            pass
+
+    with orders.consumer(
+        "orders",
+        group="g",
+        wait=0,
+        max_poll_interval_ms=300,
+        on_revoked=lambda places: told.append(("revoked", places)),
+        on_lost=lambda places: told.append(("lost", places)),
+    ) as first:
+        first.poll()
+        assert len(first.assignment()) == 2
+        session = session_of(first)
+        assert session.sharing is not None and session.member is not None
+        member, session.sharing.runner = session.member, SlowRunner()
+        with orders.consumer("orders", group="g", wait=0) as second:
+            second.poll()
+            first.poll()
+            first.poll()
+        session.sharing.runner = None
+        while_run = told.copy()
+    assert while_run == [("lost", [("orders", 0), ("orders", 1)])]
+
+
 def test_a_slow_handler_within_its_timeout_stays_in_the_group(orders: klamm.Store) -> None:
     fill(orders, 1)
     lost: list[Any] = []

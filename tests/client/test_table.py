@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import klamm
 from klamm.client.table import materialised, rocks
-from klamm.client.table.applying import Applying, PartitionProgress
 from klamm.client.table.rocks import Rocks
 from klamm.client.table.table import Table
+from klamm.client.table.table_updater import PartitionProgress, TableUpdater
 from klamm.log import cleaned
 from tests.client.conftest import directory_of, put
 from tests.procs import PATIENCE, until
@@ -149,13 +149,13 @@ def test_threads_that_wait_for_another_wait_while_it_gets_further(
     store.topics.create("users")
     store.append_many("users", ((b"%d" % n, b"x" * 1000) for n in range(20_000)), acks=1)
     table = store.table("users", wait=0.5)
-    apply = Applying.apply
+    apply = TableUpdater.apply
 
-    def slow(self: Applying, place: PartitionProgress, rocks: Rocks) -> None:
+    def slow(self: TableUpdater, place: PartitionProgress, rocks: Rocks) -> None:
         apply(self, place, rocks)
         time.sleep(0.05)
 
-    monkeypatch.setattr(Applying, "apply", slow)
+    monkeypatch.setattr(TableUpdater, "apply", slow)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: len(table), range(4))) == [20_000] * 4
     monkeypatch.undo()

@@ -101,8 +101,8 @@ def test_a_follower_waits_while_the_maintainer_gets_further(path: Path) -> None:
         assert first("table.maintains")
         second = start(path, "users", wait=2)
         first(
-            "exec('import time, klamm.client.table.applying as a; b = a.Applying.apply; '"
-            "'a.Applying.apply = lambda *c: (b(*c), time.sleep(0.4))', {})"
+            "exec('import time, klamm.client.table.table_updater as a; b = a.TableUpdater.apply; '"
+            "'a.TableUpdater.apply = lambda *c: (b(*c), time.sleep(0.4))', {})"
         )
         store.append_many("users", ((b"%d" % n, b"x" * 1000) for n in range(8_000)), acks=1)
         assert second("len(table)") == 8_000 and not second("table.maintains")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.arrow.placing import Placer
+from klamm.arrow.restore_writer import RestoreWriter
 from klamm.batch import decode, parse
 from klamm.batch.header import TRANSACTIONAL
 from klamm.disk import _os
@@ -527,7 +527,7 @@ def test_batches_whose_offsets_have_gaps_are_sent_as_they_lie(server: Served, ra
     topic = raw.create("gaps", 1, segment_bytes="2000", retention_ms="-1")
     log = log_of(server, topic)
     wanted = [*range(5, 900, 7), (1 << 31) + 900, (1 << 31) + 903]
-    placer = Placer(log)
+    placer = RestoreWriter(log)
     placer.take(rows(*wanted))
     placer.skip_to((1 << 31) + 1000)
     sent = follow(raw, topic)

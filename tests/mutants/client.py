@@ -254,7 +254,7 @@ MUTANTS = [
     Mutant(
         "a member that lost its partitions is not told",
         "guide/consuming.md: on_lost",
-        (("src/klamm/client/groups/sharing.py", "            _call(self.on_lost, lost)\n", ""),),
+        (("src/klamm/client/groups/group_session.py", "            _call(self.on_lost, lost)\n", ""),),
         (f"{GROUP_TESTS}::test_a_member_that_hangs_loses_its_partitions_and_cannot_commit",),
     ),
     Mutant(
@@ -362,7 +362,7 @@ MUTANTS = [
     Mutant(
         "an async handler that takes too long goes on",
         "client/work/async_workers.py: is cancelled",
-        ((ASYNC, "asyncio.timeout(self._timeout_s)", "asyncio.timeout(None)"),),
+        ((ASYNC, "asyncio.timeout(self._context.timeout_s)", "asyncio.timeout(None)"),),
         ("tests/client/test_async_workers.py::test_a_coroutine_that_takes_too_long_is_cancelled",),
     ),
     Mutant(

@@ -19,7 +19,7 @@ from klamm.api.topic import Topic
 from klamm.api.topics import Topics, topics_table
 from klamm.api.transactions import Transactions
 from klamm.batch import encode_one
-from klamm.client import ending
+from klamm.client import exit_handlers
 from klamm.client.clients import Clients
 from klamm.client.consume.consumer import Consumer
 from klamm.client.groups.group_admin import Groups
@@ -106,7 +106,7 @@ class Store:
         if self._maintainer is not None:
             self._maintainer.start(self)
         fork.register(self, Store._in_child)
-        ending.open_stores.add(self)
+        exit_handlers.open_stores.add(self)
 
     def _acquire(self, create: bool) -> Core:
         busy_timeout_ms = busy_ms(self._busy_timeout)
@@ -565,7 +565,7 @@ class Store:
             core, self._core = self._core, None
             self._closed = True
             self._targets.clear()
-        ending.open_stores.discard(self)
+        exit_handlers.open_stores.discard(self)
         if core is not None:
             directory.release(core)
         if failed is not None:

@@ -288,10 +288,11 @@ cdef bytes encode_headers(object headers):
     cdef Py_ssize_t size, name_size
     cdef uint8_t *p
     cdef bytes name, out
-    if isinstance(headers, (str, bytes)):
-        raise TypeError(f"headers are {type(headers).__name__}, want a mapping or (name, value) pairs")
-    if not isinstance(headers, (list, tuple, Headers)) and isinstance(headers, _Mapping):
-        headers = headers.items()
+    if not isinstance(headers, (list, tuple, Headers)):
+        if isinstance(headers, _Mapping):
+            headers = headers.items()
+        elif isinstance(headers, (str, bytes)) or not hasattr(headers, "__iter__"):
+            raise TypeError(f"headers are {type(headers).__name__}, want a mapping or (name, value) pairs")
     for pair in headers:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"a header is {pair!r}, want a (name, value) pair")

@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klamm.cli.interruptible_input import interruptible
 from klamm.cli.output import Output, Tick, count_of, is_terminal, progress
-from klamm.cli.reading import interruptible
 from klamm.cli.send import provide, report_sent, send_all
 from klamm.cli.stores import CreateOption, FromOption, StoreOption, TopicArgument, core_of, opened, some_topics
 from klamm.client.consume.range_reader import read_ranges

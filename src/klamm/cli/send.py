@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klamm.cli.interruptible_input import interruptible
 from klamm.cli.output import Output, OutputOption, count_of, progress
-from klamm.cli.reading import interruptible
 from klamm.cli.records import parse_headers
 from klamm.cli.stores import CreateOption, StoreOption, TopicArgument, opened
 from klamm.client.plain import PlainRecord, from_json

@@ -15,6 +15,8 @@ Acks: TypeAlias = Literal["all", -1, 0, 1]
 """0: no answer. 1: committed, survives any process. "all" (or -1, as Kafka has it): on disk, survives the machine."""
 
 ALL = -1
+# What people type for options whose names are not alike.
+_MEANT = {"since": "start", "from_": "start", "offset": "start", "last": "start", "until": "end", "to": "end"}
 
 
 def acks_of(acks: object) -> int:
@@ -36,7 +38,9 @@ def check_options(call: str, given: Iterable[str], known: Iterable[str]) -> None
     """Raise TypeError, as Python does for its own functions, if `call` has no such option; name the nearest."""
     for name in given:
         if name not in known:
-            hint = nearest(name, known) or f"there are {', '.join(sorted(known))}"
+            meant = _MEANT.get(name)
+            hint = f"did you mean {meant!r}?" if meant in known else nearest(name, known)
+            hint = hint or f"there are {', '.join(sorted(known))}"
             raise TypeError(f"{call} has no option {name!r} ({hint})")
 
 

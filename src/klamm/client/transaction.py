@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 from klamm.batch import Lane, patch
 from klamm.client.consume.consumer import Consumer, session_of, session_that_read
 from klamm.client.participants import claims_of
-from klamm.client.produce.sending import RecordSending
+from klamm.client.produce.record_sender import RecordSender
 from klamm.client.produce.target import codec_of, limit_of, sealed
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.disk import _os, fork
@@ -180,7 +180,7 @@ class Pool:
         self._forked = True
 
 
-class Transaction(Made, RecordSending, by="store.transaction(…)", of=Pool):
+class Transaction(Made, RecordSender, by="store.transaction(…)", of=Pool):
     """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
 
     For one thread at a time.

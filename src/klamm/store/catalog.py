@@ -108,6 +108,7 @@ class Catalog:
         self.database = Database(path, gate, read_only=read_only)
         self.on_change: Callable[[int], None] = lambda changes: None  # told how many there are, after each
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
+        self._listed: tuple[object, list[Topic]] = None, []  # likewise: `list()` asks for the length, too
         self._producer_ids = os.getpid(), iter(range(0))
         try:
             if self.format_version < FORMAT_VERSION:
@@ -175,14 +176,15 @@ class Catalog:
         assert 1 <= version <= FORMAT_VERSION
         return version
 
-    def version(self) -> object:
-        """Differs from an earlier answer when anything was written since, by any process. Costs microseconds."""
-        return self.database.version()
-
     # Reading.
 
     def topics(self) -> list[Topic]:
         """All of them, by name."""
+        if (version := self.database.version()) != self._listed[0]:
+            self._listed = version, self._read_topics()
+        return list(self._listed[1])
+
+    def _read_topics(self) -> list[Topic]:
         with self.database.reading() as execute:
             slots: dict[str, list[tuple[int, int]]] = {}
             for topic_id, number, slot in execute("SELECT topic_id, number, slot FROM partitions").fetchall():

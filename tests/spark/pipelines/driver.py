@@ -22,10 +22,10 @@ def deadly(group: int, batches: int) -> Any:
     """What tasks of a restore run, until so many batches were appended."""
 
     def place(*arguments: Any) -> Iterator[Any]:
-        from klamm.arrow.placing import Placer
+        from klamm.arrow.restore_writer import RestoreWriter
         from klamm.spark.pipelines.restoring import _place
 
-        give, left = Placer.give, [batches]
+        give, left = RestoreWriter.give, [batches]
 
         def counted(self: Any) -> None:
             if self._builder.count:
@@ -35,7 +35,7 @@ def deadly(group: int, batches: int) -> Any:
                     os.kill(os.getpid(), signal.SIGKILL)
             give(self)
 
-        Placer.give = counted  # type: ignore[method-assign]
+        RestoreWriter.give = counted  # type: ignore[method-assign]
         yield from _place(*arguments)
 
     return place

@@ -111,10 +111,10 @@ def failing(trap: str, batches: int) -> Any:
     """What tasks of a restore run: the first one that comes to so many batches is killed."""
 
     def place(*arguments: Any) -> Iterator[Any]:
-        from klamm.arrow.placing import Placer
+        from klamm.arrow.restore_writer import RestoreWriter
         from klamm.spark.pipelines.restoring import _place
 
-        give, left = Placer.give, [batches]
+        give, left = RestoreWriter.give, [batches]
 
         def counted(self: Any) -> None:
             if self._builder.count:
@@ -124,11 +124,11 @@ def failing(trap: str, batches: int) -> Any:
                     os.kill(os.getpid(), signal.SIGKILL)
             give(self)
 
-        Placer.give = counted  # type: ignore[method-assign]
+        RestoreWriter.give = counted  # type: ignore[method-assign]
         try:
             yield from _place(*arguments)
         finally:
-            Placer.give = give  # type: ignore[method-assign]
+            RestoreWriter.give = give  # type: ignore[method-assign]
 
     return place
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from klamm.client.consume.read_engine import Records
+    from klamm.client.groups.group_session import GroupOptions
     from klamm.client.groups.membership import Member
-    from klamm.client.groups.sharing import SharingOptions
     from klamm.client.produce.producer_options import TransactionOptions
     from klamm.client.transaction import Transaction
     from klamm.client.work.run_options import RunOptions
@@ -73,7 +73,7 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
         group: str | None = None,
         offsets: Offsets | None = None,
         store: Any = None,
-        **sharing: Unpack[SharingOptions],
+        **sharing: Unpack[GroupOptions],
     ) -> None:
         if group is not None and start is not None:
             raise InvalidSetting(

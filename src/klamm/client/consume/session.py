@@ -1,7 +1,7 @@
 """A subscription that is being read: an engine, and what is done between its batches. Consumers, loops of asyncio and
 workers stand on it.
 
-    before a batch     the catalog may have changed: partitions come and go · a group is looked after (sharing.py)
+    before a batch     the catalog may have changed: partitions come and go · a group is looked after (group_session.py)
     while it waits     the same, every 0.5 s, in a group every 0.2 s, or as soon as either changes
 
 One thread reads; `stop`, `wake`, `close` and commits may come from any. Records of a topic that is added to a pattern,
@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 from klamm.client.consume.log_engine import LogEngine
+from klamm.client.groups.group_session import GroupSession
 from klamm.client.groups.membership import IDLE_LOOK_S
-from klamm.client.groups.sharing import Sharing
 from klamm.client.subscription import open_partitions
 from klamm.disk import fork
 from klamm.errors import Closed, Forked, GroupError, StoreError
@@ -27,9 +27,9 @@ from klamm.where import resume_at
 if TYPE_CHECKING:
     from klamm.client.consume.read_engine import ReadFormat, Records
     from klamm.client.groups.commits import Commits
+    from klamm.client.groups.group_session import GroupOptions
     from klamm.client.groups.membership import Member
     from klamm.client.groups.offsets import Offsets
-    from klamm.client.groups.sharing import SharingOptions
     from klamm.client.subscription import Subscription
     from klamm.store.directory import Core
     from klamm.where import Where
@@ -66,7 +66,7 @@ class Session:
         spin_us: int,
         group: str | None,
         offsets: Offsets | None,
-        **sharing: Unpack[SharingOptions],
+        **sharing: Unpack[GroupOptions],
     ) -> None:
         self.core = core
         self.wait_s = wait_s  # how long a loop waits for records; None: without limit
@@ -91,7 +91,7 @@ class Session:
         )
         self.engine.seen.catalog = self._version
         self._me = weakref.ref(self)
-        shared = Sharing(
+        shared = GroupSession(
             core,
             subscription,
             self.engine,

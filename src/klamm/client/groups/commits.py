@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from klamm.batch import Record
 from klamm.client.groups.offsets import Offsets, Progress
-from klamm.errors import CommitGap, GroupError, InvalidSetting, NotOwner
+from klamm.errors import Closed, CommitGap, GroupError, InvalidSetting, NotOwner
 from klamm.store.groups import OffsetRow, checked_metadata
 from klamm.types import Batch, Committed, PartitionKey, Position, TopicPartition
 from klamm.where import checked_position
@@ -83,6 +83,8 @@ class Commits:
         self._done: dict[TopicPartition, Position] = {}  # handed out before the last poll, so done; for auto-commit
         self._pending: list[Future[None]] = []
         self._executor: ThreadPoolExecutor | None = None
+        self._executor_mutex = threading.Lock()  # commits and `close` may come from any thread
+        self._is_closed = False
         self._thread = 0
 
     @property
@@ -200,19 +202,22 @@ class Commits:
                 "commit_async: offsets of your own are committed in your transaction, so in your thread",
                 hint="use commit",
             )
-        entries, text = self._entries(what), checked_metadata(metadata)
-        if self._executor is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._executor = ThreadPoolExecutor(1, "klamm-commit")
-        return self._submit(entries, text)
+        return self._submit(self._entries(what), checked_metadata(metadata))
 
     def _submit(self, entries: dict[TopicPartition, _Entry], metadata: str) -> Future[None]:
-        assert self._executor is not None
-        self._pending = [each for each in self._pending if not each.done()]
-        future = self._executor.submit(self._in_thread, entries, metadata)
-        self._pending.append(future)
+        with self._executor_mutex:
+            if self._is_closed:
+                raise Closed("the consumer is closed", hint="make another with store.consumer()")
+            if self._executor is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._executor = ThreadPoolExecutor(1, "klamm-commit")
+            future = self._executor.submit(self._in_thread, entries, metadata)
+            self._pending = [*self._unfinished(), future]
         return future
+
+    def _unfinished(self) -> list[Future[None]]:
+        return [each for each in self._pending if not each.done()]
 
     def _in_thread(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
         self._thread = threading.get_ident()
@@ -222,9 +227,7 @@ class Commits:
         """Now, or after what commit_async still has to do."""
         if not entries:
             return
-        if self._pending:
-            self._pending = [each for each in self._pending if not each.done()]
-        if self._pending and threading.get_ident() != self._thread:
+        if self._pending and self._unfinished() and threading.get_ident() != self._thread:
             self._submit(entries, metadata).result()
         else:
             self._write(entries, metadata)
@@ -238,6 +241,8 @@ class Commits:
 
     def close(self) -> None:
         """Return when everything that was begun is committed, or has failed."""
+        with self._executor_mutex:
+            self._is_closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=threading.get_ident() != self._thread)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from inspect import iscoroutinefunction
 from typing import Any, Self
 
 from klamm.client.consume.consumer import Consumer, session_of
@@ -61,6 +62,8 @@ class Pipe(Made, by="store.pipe(…)", of=Core):
     ) -> None:
         if not callable(function):
             raise TypeError(f"the function of a pipe is a callable, not {type(function).__name__}")
+        if iscoroutinefunction(function):
+            raise TypeError("the function of a pipe is a plain function, not async: see consumer.run for coroutines")
         check_count(max_records)
         policy = choice("on_error", on_error, {policy: policy for policy in _POLICIES})
         topics = (to,) if isinstance(to, str) else tuple(to)

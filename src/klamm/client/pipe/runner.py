@@ -208,7 +208,7 @@ class PipeRunner:
             except KlammError as error:
                 _log.warning("%r: a transaction is left to others to abort: %s", self._consumer, error)
 
-    # ---- partitions that go (groups.sharing.Runner)
+    # ---- partitions that go (groups.group_session.Runner)
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit before the partitions are given back."""

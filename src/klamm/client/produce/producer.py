@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import BufferMemory, Lane
 from klamm.client.options import Acks, acks_of
+from klamm.client.produce.record_sender import RecordSender
 from klamm.client.produce.sender import Line, Outcome, Sender
-from klamm.client.produce.sending import RecordSending
 from klamm.client.produce.target import codec_of, limit_of
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.disk import _os, fork
@@ -121,7 +121,7 @@ def _work(anchor: _Anchor, monitor: _os.Monitor) -> None:
         del producer
 
 
-class Producer(Made, RecordSending, by="store.producer(…)", of=Core):
+class Producer(Made, RecordSender, by="store.producer(…)", of=Core):
     """Sends records in batches; made by `store.producer()`. Threads may share it; forked children may not."""
 
     def __init__(
@@ -207,6 +207,14 @@ class Producer(Made, RecordSending, by="store.producer(…)", of=Core):
             lane.open()
             self._lanes[topic] = lane
             return lane
+
+    def _await_space(self) -> bool:
+        """Wait for buffer space. Return False if the next `send` raises, for which there is a reason. For klamm.aio."""
+        with self._mutex:
+            if self._sender.errors or self._forked:
+                return False
+            self._wait_for_room()
+            return not self._closed
 
     def _wait_for_room(self) -> None:
         memory = self._memory

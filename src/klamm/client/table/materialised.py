@@ -30,9 +30,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.client import ending
+from klamm.client import exit_handlers
 from klamm.client.table import rocks as rocksdb
-from klamm.client.table.applying import Applying, Lost, PartitionProgress
+from klamm.client.table.table_updater import PartitionProgress, TableDiverged, TableUpdater
 from klamm.disk import fork
 from klamm.disk._os import HeldBytes
 from klamm.disk.locks import TABLE
@@ -89,7 +89,7 @@ class Materialised:
         self.forked = False
         self.maintains = False
         self.generation = 0
-        self.applying = Applying(core.heads)
+        self.applying = TableUpdater(core.heads)
         self._byte = TABLE + opened.topic.partitions[0]
         self._held: HeldBytes[int, None] = HeldBytes(core.members)  # that byte, while it maintains the table
         self._directory = f"{core.path}/tables/{opened.topic.directory}"
@@ -354,7 +354,7 @@ class Materialised:
         try:
             for each in wanted:
                 self.applying.apply(self.applying.places[each.place], rocks)
-        except Lost:
+        except TableDiverged:
             self._renew("its log has lost records")
             return self._moved()
         return self._left(wanted)
@@ -556,7 +556,7 @@ def close_all() -> None:
             rocksdb.skip_destructors()
 
 
-ending.before_stores(close_all)
+exit_handlers.before_stores(close_all)
 
 
 def _forget_in_child() -> None:

@@ -195,8 +195,12 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
         It ends when nothing comes for `wait`; None: it waits forever. OffsetOutOfRange if the log no longer goes back
         so far: then read the table, and go on from its `offsets`.
         """
+        return _keyed(self._changes(start, wait))
+
+    def _changes(self, start: WhereLike, wait: Duration | None) -> Consumer:
+        """Return a consumer of the table's topic."""
         self._shared.check_usable()
-        consumer = Consumer(
+        return Consumer(
             self._core,
             self.topic,
             start=start,
@@ -205,7 +209,6 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
             key_serde=self._key_serde,
             store=self._store,
         )
-        return _keyed(consumer)
 
     @property
     def maintains(self) -> bool:

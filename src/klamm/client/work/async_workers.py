@@ -1,41 +1,46 @@
-"""Workers of an `async def` handler: at most so many coroutines at a time, in an event loop of their own.
+"""Workers of an `async def` handler: at most so many coroutines at a time, in an event loop of their own, or in that of
+whoever awaits the run (klamm.aio).
 
-    klamm-loop       runs the loop, and in it the handlers
+    klamm-loop       runs the loop, and in it the handlers, if it is their own
     klamm-feeder     takes records for coroutines that have none
     klamm-failures   settles attempts that failed: it may write dead letters, which blocks
 
 A handler that takes longer than `timeout` is cancelled, and fails with TimeoutError. One that blocks the loop, or
 catches its cancellation and goes on, keeps its record: like any handler that hangs, see workers.py.
+
+In a loop of others, a handler that others cancel ends the run, and its record is not done: the loop may be about to
+end, and cancels all its tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from klamm.client.consume.record_format import converted
-from klamm.client.work.thread_workers import timeout_error
 from klamm.disk.threads import DaemonThread
 
 if TYPE_CHECKING:
-    from klamm.client.consume.read_engine import ReadFormat
-    from klamm.client.work.outcomes import Outcomes
-    from klamm.client.work.run_options import RunSettings
-    from klamm.client.work.tasks import Task, Tasks
+    from klamm.client.work.tasks import Task
+    from klamm.client.work.worker_context import WorkerContext
 
 __all__ = ["AsyncWorkers"]
 
 _CANCEL_S = 1.0  # for handlers to take their cancellation, at the end
 
 
-class _Failure(NamedTuple):
+class _Attempt(NamedTuple):
     worker: int
     task: Task
     begun: float
+
+
+class _Failure(NamedTuple):
+    attempt: _Attempt
     error: Exception
     is_timeout: bool
 
@@ -43,37 +48,29 @@ class _Failure(NamedTuple):
 class AsyncWorkers:
     """Of one run."""
 
-    def __init__(
-        self,
-        handler: Callable[[Any], Awaitable[object]],
-        read_format: ReadFormat,
-        settings: RunSettings,
-        tasks: Tasks,
-        outcomes: Outcomes,
-        wake: Callable[[], None],
-    ) -> None:
-        """`wake` is called when a worker has ended the run."""
-        self._handler = handler
-        self._format = read_format
-        self._timeout_s: float | None = settings.timeout
-        self._tasks = tasks
-        self._outcomes = outcomes
-        self._wake = wake
+    def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: that of others, which runs; None: one of their own is made."""
+        self._context = context
+        self._tasks = context.tasks
+        self._outcomes = context.outcomes
         self._free: SimpleQueue[int] = SimpleQueue()  # workers without a record
-        for number in range(settings.workers):
+        for number in range(context.settings.workers):
             self._free.put(number)
         self._failures: SimpleQueue[_Failure | None] = SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_guest = loop is not None
+        self._loop = loop
         self._ending: asyncio.Event | None = None
         self._is_ended = False
         self._handling: set[asyncio.Task[None]] = set()  # the loop itself holds weak references
+        self._none_runs = threading.Event()  # after the end, in a loop of others
         self._threads: list[DaemonThread] = []
 
     def start(self) -> None:
-        self._threads = [
-            DaemonThread(self._run_loop, "klamm-loop"),
-            DaemonThread(self._settle_failures, "klamm-failures"),
-        ]
+        self._threads = [DaemonThread(self._settle_failures, "klamm-failures")]
+        if self._is_guest:
+            self._threads.append(DaemonThread(self._feed, "klamm-feeder"))
+        else:
+            self._threads.append(DaemonThread(self._run_loop, "klamm-loop"))
 
     # ---- the threads
 
@@ -81,7 +78,7 @@ class AsyncWorkers:
         try:
             asyncio.run(self._main())
         except BaseException as error:  # noqa: BLE001  # `run` raises it
-            self._fail(None, error)
+            self._context.fail(None, error)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -96,41 +93,48 @@ class AsyncWorkers:
         while (task := self._tasks.take(number := self._free.get())) is not None:
             try:
                 self._loop.call_soon_threadsafe(self._begin, number, task)
-            except RuntimeError:  # the loop is closed: the run has ended
+            except RuntimeError as error:  # the loop is closed
+                if not self._is_ended:
+                    self._context.fail(number, error)
                 return
 
     def _begin(self, number: int, task: Task) -> None:
-        handling = asyncio.ensure_future(self._handle(number, task, task.begun))
+        handling = asyncio.ensure_future(self._handle(_Attempt(number, task, task.begun)))
         self._handling.add(handling)
         handling.add_done_callback(self._handling.discard)
 
-    async def _handle(self, number: int, task: Task, begun: float) -> None:
+    async def _handle(self, attempt: _Attempt) -> None:
+        number, task, _ = attempt
         error: Exception | None = None
-        timer = asyncio.timeout(self._timeout_s)
+        timer = asyncio.timeout(self._context.timeout_s)
         try:
             async with timer:
-                await self._handler(converted(task.record, self._format))
+                await self._context.call_handler(task)
         except asyncio.CancelledError as cancelled:
             if self._is_ended:
                 return
             error = RuntimeError(f"{task}: the handler was cancelled")
             error.__cause__ = cancelled
+            this = asyncio.current_task()
+            if self._is_guest and this is not None and this.cancelling():
+                self._context.fail(number, error)
+                return
         except Exception as raised:  # noqa: BLE001  # the policy decides
-            error = timeout_error(task, self._timeout_s) if timer.expired() else raised
+            error = self._context.timeout_error(task) if timer.expired() else raised
         except BaseException as raised:  # noqa: BLE001  # SystemExit would end the loop
-            self._fail(number, raised)
+            self._context.fail(number, raised)
             return
         if error is None:
             with self._settling(number):
-                self._outcomes.done(number, task, begun)
+                self._outcomes.done(*attempt)
         else:
             self._tasks.end_attempt(number)  # now: it may wait for others to be settled
-            self._failures.put(_Failure(number, task, begun, error, timer.expired()))
+            self._failures.put(_Failure(attempt, error, timer.expired()))
 
     def _settle_failures(self) -> None:
         while (failure := self._failures.get()) is not None:
-            with self._settling(failure.worker):
-                self._outcomes.failed(*failure[:4], is_timeout=failure.is_timeout)
+            with self._settling(failure.attempt.worker):
+                self._outcomes.failed(*failure.attempt, failure.error, is_timeout=failure.is_timeout)
 
     @contextmanager
     def _settling(self, number: int) -> Iterator[None]:
@@ -138,13 +142,9 @@ class AsyncWorkers:
         try:
             yield
         except BaseException as error:  # noqa: BLE001  # `run` raises it
-            self._fail(number, error)
+            self._context.fail(number, error)
         else:
             self._free.put(number)
-
-    def _fail(self, number: int | None, error: BaseException) -> None:
-        self._tasks.fail(number, error)
-        self._wake()
 
     # ---- for the reader
 
@@ -160,7 +160,7 @@ class AsyncWorkers:
         return any(thread.is_current for thread in self._threads)
 
     def end(self) -> None:
-        """Cancel handlers that still run, and end the loop."""
+        """Cancel handlers that still run, and end the loop, if it is our own."""
         self._end(_CANCEL_S)
 
     def kill(self) -> None:
@@ -171,10 +171,25 @@ class AsyncWorkers:
         self._is_ended = True
         self._failures.put(None)
         self._free.put(-1)  # the feeder may wait for a worker that has no record
-        if self._loop is not None and self._ending is not None:
-            with suppress(RuntimeError):  # it is closed already
-                self._loop.call_soon_threadsafe(self._ending.set)
         deadline = time.monotonic() + wait_s
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed already
+                if self._is_guest:
+                    self._loop.call_soon_threadsafe(self._cancel_handlers)
+                    self._none_runs.wait(wait_s)
+                elif self._ending is not None:
+                    self._loop.call_soon_threadsafe(self._ending.set)
         if not self.is_worker():
             for thread in list(self._threads):
                 thread.join(deadline - time.monotonic())
+
+    def _cancel_handlers(self) -> None:
+        """Cancel those that run, in the loop of others, and say when they have ended."""
+        for handling in self._handling:
+            handling.cancel()
+            handling.add_done_callback(self._notify_end)
+        self._notify_end()
+
+    def _notify_end(self, _: object = None) -> None:
+        if not self._handling:
+            self._none_runs.set()

@@ -10,19 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from klamm.client.consume.record_format import converted
 from klamm.client.work.worker_process import CannotStart, HandlerTimeout, WorkerProcess, pickled
 from klamm.disk.threads import DaemonThread
 
 if TYPE_CHECKING:
-    from klamm.client.consume.read_engine import ReadFormat
-    from klamm.client.work.outcomes import Outcomes
-    from klamm.client.work.run_options import RunSettings
-    from klamm.client.work.tasks import Task, Tasks
+    from klamm.client.work.tasks import Task
+    from klamm.client.work.worker_context import WorkerContext
 
-__all__ = ["ThreadWorkers", "timeout_error"]
+__all__ = ["ThreadWorkers"]
 
 _KILLED_S = 5.0  # for a thread whose process was killed to notice
 
@@ -30,28 +27,17 @@ _KILLED_S = 5.0  # for a thread whose process was killed to notice
 class ThreadWorkers:
     """Of one run."""
 
-    def __init__(
-        self,
-        handler: Callable[[Any], object],
-        read_format: ReadFormat,
-        settings: RunSettings,
-        tasks: Tasks,
-        outcomes: Outcomes,
-        wake: Callable[[], None],
-    ) -> None:
-        """`wake` is called when a worker has ended the run."""
-        self._handler = handler
-        self._format = read_format
-        self._timeout_s: float | None = settings.timeout
-        self._count = settings.workers
-        self._tasks = tasks
-        self._outcomes = outcomes
-        self._wake = wake
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._tasks = context.tasks
+        self._outcomes = context.outcomes
+        self._timeout_s = context.timeout_s
+        self._count = count = context.settings.workers
         self._is_killed = False
-        payload = pickled(handler, read_format) if settings.processes else None
-        self._children = {n: WorkerProcess(payload) for n in range(settings.workers)} if payload is not None else {}
-        self._threads = {number: self._thread(number, self.work, number) for number in range(settings.workers)}
-        self._next_number = settings.workers
+        payload = pickled(context.handler, context.read_format) if context.settings.processes else None
+        self._children = {n: WorkerProcess(payload) for n in range(count)} if payload is not None else {}
+        self._threads = {number: self._thread(number, self.work, number) for number in range(count)}
+        self._next_number = count
         self._left_behind: dict[int, threading.Thread] = {}
 
     def _thread(self, number: int, target: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -81,7 +67,7 @@ class ThreadWorkers:
         except BaseException as error:  # noqa: BLE001  # SystemExit, or an exception from outside: `run` raises it
             self._tasks.fail(number, error)
         if self._tasks.error is not None:
-            self._wake()
+            self._context.wake()
 
     def _handle_tasks(self, number: int) -> None:
         tasks = self._tasks
@@ -90,7 +76,7 @@ class ThreadWorkers:
             try:
                 self._handle(number, task)
             except HandlerTimeout:
-                error = timeout_error(task, self._timeout_s)
+                error = self._context.timeout_error(task)
                 self._outcomes.failed(number, task, begun, error, is_timeout=True)
             except Exception as error:  # the policy decides
                 if self._is_killed and isinstance(error, CannotStart | ChildProcessError):
@@ -107,7 +93,7 @@ class ThreadWorkers:
         if self._children:
             self._children[number].handle(task.record, self._timeout_s)
             return
-        result = self._handler(converted(task.record, self._format))
+        result = self._context.call_handler(task)
         if result is not None and hasattr(result, "__await__"):
             if hasattr(result, "close"):
                 result.close()
@@ -115,7 +101,7 @@ class ThreadWorkers:
 
     def _replace(self, number: int, task: Task, begun: float) -> None:
         """Be the worker that replaces one whose handler hangs."""
-        error = timeout_error(task, self._timeout_s)
+        error = self._context.timeout_error(task)
         try:
             self._outcomes.failed(number, task, begun, error, is_timeout=True)
         except BaseException as raised:  # noqa: BLE001  # as in `work`
@@ -143,7 +129,7 @@ class ThreadWorkers:
             self._left_behind = {n: thread for n, thread in self._left_behind.items() if thread.is_alive()}
             self._left_behind[number] = self._threads.pop(number)
             if len(self._left_behind) > self._count:
-                error = timeout_error(task, self._timeout_s)
+                error = self._context.timeout_error(task)
                 error.add_note(f"{len(self._left_behind)} handlers hang in threads, which cannot be stopped")
                 self._tasks.fail(new, error)
                 return
@@ -171,7 +157,3 @@ class ThreadWorkers:
         self._is_killed = True
         for child in self._children.values():
             child.kill()
-
-
-def timeout_error(task: Task, timeout_s: float | None) -> TimeoutError:
-    return TimeoutError(f"{task}: the handler took longer than {timeout_s:g} s")

@@ -52,10 +52,13 @@ from klamm.client.work.outcomes import Outcomes
 from klamm.client.work.run_options import RunOptions, RunSettings
 from klamm.client.work.tasks import Task, Tasks
 from klamm.client.work.thread_workers import ThreadWorkers
+from klamm.client.work.worker_context import WorkerContext
 from klamm.errors import InvalidSetting, NotOwner, ReadOnly, StoreError
 from klamm.types import Batch, Position, RunReport, TopicPartition
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from klamm.batch import Record
     from klamm.client.consume.session import Session
 
@@ -96,16 +99,39 @@ class _Progress:
             self.position = Position(task.next_offset, task.record.leader_epoch)
 
 
-def run(session: Session, handler: Handler, workers: int, **options: Unpack[RunOptions]) -> RunReport:
-    """See the top of this module."""
+def _no_hurry() -> int:
+    return 0
+
+
+def run(
+    session: Session,
+    handler: Handler,
+    workers: int,
+    *,
+    loop: AbstractEventLoop | None = None,
+    urgency: Callable[[], int] = _no_hurry,
+    **options: Unpack[RunOptions],
+) -> RunReport:
+    """See the top of this module. `loop`: where coroutines run; None: in one of their own.
+
+    `urgency` is for callers that signals do not reach: 1 ends the run as Ctrl-C does, 2 does not wait for handlers.
+    """
     check_options("consumer.run()", options, [*RunOptions.__annotations__, "workers"])
-    return _Run(session, handler, RunSettings(workers=workers, **options)).run()
+    return _Run(session, handler, RunSettings(workers=workers, **options), loop, urgency).run()
 
 
 class _Run:
-    def __init__(self, session: Session, handler: Handler, settings: RunSettings) -> None:
+    def __init__(
+        self,
+        session: Session,
+        handler: Handler,
+        settings: RunSettings,
+        loop: AbstractEventLoop | None = None,
+        urgency: Callable[[], int] = _no_hurry,
+    ) -> None:
         if not callable(handler):
             raise TypeError(f"handler is a callable, not {type(handler).__name__}")
+        self._urgency = urgency
         self._session = session
         self._format: ReadFormat = session.read_format
         self._settings = settings
@@ -131,21 +157,21 @@ class _Run:
         self._outcomes = Outcomes(settings, self._tasks, box, self._owns)
         # A handler that runs longer than this hangs. One that has a timeout is ended by that, if it can be.
         self._hang_s = float("inf") if self._member is None else max(self._member.interval_s, settings.timeout or 0.0)
-        self._workers = self._make_workers(handler)
+        self._workers = self._make_workers(handler, loop)
 
-    def _make_workers(self, handler: Any) -> Workers:
+    def _make_workers(self, handler: Any, loop: AbstractEventLoop | None) -> Workers:
         from inspect import iscoroutinefunction
 
-        given = handler, self._format, self._settings, self._tasks, self._outcomes, self._session.wake
+        context = WorkerContext(handler, self._format, self._settings, self._tasks, self._outcomes, self._session.wake)
         if not (iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))):  # noqa: B004
-            return ThreadWorkers(*given)
+            return ThreadWorkers(context)
         if self._settings.processes:
             raise InvalidSetting(
                 "processes: an async handler runs in one event loop", hint="leave processes=True out, or use a def"
             )
         from klamm.client.work.async_workers import AsyncWorkers
 
-        return AsyncWorkers(*given)
+        return AsyncWorkers(context, loop)
 
     def _owns(self, place: TopicPartition) -> bool:
         """Return whether what comes of a partition's records is ours: the watchdog may have given it up just now."""
@@ -185,7 +211,7 @@ class _Run:
         if loop.interrupted:
             _log.info("%s: handlers that run have %g s to end", loop.signal_name, self._settings.grace)
         deadline = time.monotonic() + self._settings.grace
-        self._wait(lambda: not self._tasks.running(), lambda: time.monotonic() >= deadline)
+        self._wait(lambda: not self._tasks.running(), lambda: time.monotonic() >= deadline or self._urgency() > 1)
         self._warn_of_running(None)
         self._tasks.close()
 
@@ -225,7 +251,7 @@ class _Run:
         until = None if wait_s is None else time.monotonic() + wait_s
 
         def over() -> bool:
-            return loop.interrupted or self._session.is_stopped or tasks.error is not None
+            return loop.interrupted or self._session.is_stopped or tasks.error is not None or self._urgency() > 0
 
         queue = self._settings.queue
         while not over():

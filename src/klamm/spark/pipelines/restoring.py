@@ -1,9 +1,9 @@
 """An archive -> a topic, as it was: the same records at the same offsets, with the same timestamps.
 
 Each partition is filled by one task, in the order of its offsets, and offsets that the archive has no record of are
-left out (arrow/placing.py): what compaction, retention or transactions had taken, and what did not fit the archive's
-schema. A partition's next offset says how far it has come, and a batch goes to its own offset or nowhere. So restore
-can be killed, and run again: no record is there twice, or in another's place.
+left out (arrow/restore_writer.py): what compaction, retention or transactions had taken, and what did not fit the
+archive's schema. A partition's next offset says how far it has come, and a batch goes to its own offset or nowhere. So
+restore can be killed, and run again: no record is there twice, or in another's place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.arrow.placing import Placer
+from klamm.arrow.restore_writer import RestoreWriter
 from klamm.batch import decode
 from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore, UnknownTopic
@@ -258,13 +258,13 @@ def _place(
                     hint="every worker has to see the same files at that path",
                 )
             told: list[tuple[int, int, int]] = []
-            placer: Placer | None = None
+            placer: RestoreWriter | None = None
             for batch in batches:
                 for number, rows in _by_partition(batch):
                     if placer is None or told[-1][0] != number:
                         _end(placer, opened, told)
                         told.append((number, 0, 0))
-                        placer = Placer(opened.partition(number))
+                        placer = RestoreWriter(opened.partition(number))
                         placer.skip_to(starts[number])
                     told[-1] = (number, told[-1][1] + rows.num_rows, 0)
                     placer.take(rows)
@@ -279,7 +279,7 @@ def _place(
         )
 
 
-def _end(placer: Placer | None, opened: OpenTopic, told: list[tuple[int, int, int]]) -> None:
+def _end(placer: RestoreWriter | None, opened: OpenTopic, told: list[tuple[int, int, int]]) -> None:
     if placer is not None:
         placer.give()
         number, seen, _ = told[-1]
@@ -300,7 +300,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]
 
 def _finish(log: Partition, known: _Archived) -> None:
     """Offsets without records at the end, and where the log starts."""
-    placer = Placer(log)
+    placer = RestoreWriter(log)
     placer.skip_to(known.ends[log.number])
     log.sync(placer.next_offset)
     if known.starts[log.number]:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from klamm.log.partition import Partition
 
-__all__ = ["Placer"]
+__all__ = ["RestoreWriter"]
 
 _MOST_OFFSETS = (1 << 31) - 1  # of a batch
 
 
-class Placer:
+class RestoreWriter:
     """Fills one partition."""
 
     def __init__(self, log: Partition) -> None:

@@ -1,4 +1,4 @@
-"""What happens to open things when the process ends, and nobody has closed them.
+"""Close tables and stores that are left open when the interpreter exits.
 
 Nothing that was sent is lost, for producers flush; and the process ends with its own status, for nothing is at work any
 more when Python goes. Threads have ended by then, except daemons. Tables go first, and are waited for with a bound;

@@ -1,4 +1,4 @@
-"""What a producer and a transaction have in common: what `send`, which is native (batch/_lane.pxi), asks of them."""
+"""The part of `send` that producers and transactions share; the rest is native (batch/_lane.pxi)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from klamm.times import to_ms
 if TYPE_CHECKING:
     from datetime import datetime
 
-__all__ = ["RecordSending"]
+__all__ = ["RecordSender"]
 
 
-class RecordSending(Sending):
+class RecordSender(Sending):
     """`send`, with errors and times as users know them."""
 
     def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:

@@ -1,4 +1,4 @@
-"""What a consumer with a group, or with offsets of the user's, does between batches.
+"""Group work between polls, or with offsets of the user's: rebalance, auto-commit, callbacks.
 
     a poll begins      what was handed out before counts as done: auto-commit, when it is time
     then, when due     lost partitions are told (on_lost) · surplus ones are told (on_revoked, which may commit),
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
 
-__all__ = ["RebalanceCallback", "Runner", "Sharing", "SharingOptions"]
+__all__ = ["GroupOptions", "GroupSession", "RebalanceCallback", "Runner"]
 
 RebalanceCallback: TypeAlias = Callable[[list[tuple[str, int]]], object]
 
 
-class SharingOptions(TypedDict, total=False):
-    """What a consumer passes on; Sharing.__init__ has the defaults."""
+class GroupOptions(TypedDict, total=False):
+    """What a consumer passes on; GroupSession.__init__ has the defaults."""
 
     member: str | None
     rejoin_timeout: Duration
@@ -60,7 +60,7 @@ class Runner(Protocol):
     def lost(self, places: Iterable[TopicPartition]) -> None: ...
 
 
-class Sharing:
+class GroupSession:
     """Of one session, which it gets as an argument rather than keep it alive."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Sharing:
 
 
 def _call(callback: RebalanceCallback | None, places: list[TopicPartition]) -> None:
-    if callback is not None:
+    if callback is not None and places:
         callback(sorted(places))
 
 

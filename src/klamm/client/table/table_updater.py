@@ -1,4 +1,4 @@
-"""From the log into a table: what the process that maintains a table does with each partition.
+"""Update a table from its log: what the process that maintains a table does with each partition.
 
 A part of a partition is read, its records with a key are reduced to the last one of each key, and those are written
 together with the position that the part ends at. The position carries the leader epoch of the log, as of a commit that
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.log.reader import Reader
 
-__all__ = ["Applying", "Lost", "PartitionProgress"]
+__all__ = ["PartitionProgress", "TableDiverged", "TableUpdater"]
 
 _CHUNK_BYTES = 1 << 20
 _MAX_OPEN = 64  # files of the log
@@ -31,7 +31,7 @@ _KEEP_MS = 600_000  # how often a table that has everything notes that it does
 _DOUBT_MS = 60_000  # how long it may have stood still before tombstones are thought of
 
 
-class Lost(Exception):
+class TableDiverged(Exception):
     """The table cannot go on from where it is: it has to be made anew."""
 
 
@@ -56,7 +56,7 @@ class PartitionProgress:
             self.reader = None
 
 
-class Applying:
+class TableUpdater:
     """The partitions of a topic on their way into a table."""
 
     def __init__(self, heads: Heads) -> None:
@@ -92,13 +92,13 @@ class Applying:
         return self._heads.clock_ms() - self._kept_ms < limit
 
     def apply(self, place: PartitionProgress, rocks: Rocks) -> None:
-        """The next part of a partition. Lost if it does not go on where the table ends."""
+        """The next part of a partition. TableDiverged if it does not go on where the table ends."""
         partition, begin = place.partition, place.position.offset
         has_some = place.position.leader_epoch >= 0
         now, now_ms = partition.snapshot(), self._heads.clock_ms()
         in_doubt = now.leader_epoch != place.epoch or now_ms - self._kept_ms > _DOUBT_MS
         if has_some and in_doubt and not self._is_sound(place):
-            raise Lost
+            raise TableDiverged
         place.epoch = now.leader_epoch
         reader = place.reader
         if reader is None:
@@ -109,7 +109,7 @@ class Applying:
         except OffsetOutOfRange as error:
             partition.refuse_deleted()
             if has_some:
-                raise Lost from None
+                raise TableDiverged from None
             place.close()
             place.position = Position(error.start)
             return

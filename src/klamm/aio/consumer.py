@@ -1,0 +1,200 @@
+"""A consumer for asyncio. It has a thread of its own, so that any number of them can wait at the same time.
+
+Cancelling a task is safe (ACN1): records that the thread finds afterwards are not handed out, so the next task that
+asks gets them, and nothing commits them; a commit that has begun comes to its end before the next record is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from klamm.aio.opener import Opener
+from klamm.aio.threads import Calls, Threads, await_end, run_alone
+from klamm.client.consume import consumer as sync
+from klamm.client.consume.consumer import session_of
+from klamm.client.options import check_count
+from klamm.times import Duration, to_timeout
+from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.aio.transaction import Transaction
+    from klamm.client.consume.read_engine import Records
+    from klamm.client.groups.commits import What
+    from klamm.client.produce.producer_options import TransactionOptions
+    from klamm.client.work.run_options import RunOptions
+    from klamm.where import WhereLike
+
+__all__ = ["Consumer"]
+
+T = TypeVar("T")
+_AT_ONCE = 500  # records that a loop takes; then the group is looked after
+
+
+class Consumer:
+    """Reads topics; made by `store.consumer()` of klamm.aio. One task reads; others may commit, `stop` and `close`."""
+
+    def __init__(self, consumer: sync.Consumer, reads: Threads, writes: Threads) -> None:
+        """`reads`, `writes`: threads of the store, for what does not wait for records."""
+        self._sync = consumer
+        self._session = session_of(consumer)
+        self._reads = reads
+        self._writes = writes
+        self._thread = Threads(1, "klamm-aio-read")
+        self._reading = Calls(self._thread)
+        self._committing = Calls(writes)
+        self._current: Iterator[Any] = iter(())
+
+    def __repr__(self) -> str:
+        return f"<aio {self._sync!r}>"
+
+    # ---- reading
+
+    async def _next(self, max_records: int, wait_s: float | None) -> Records | None:
+        await self._committing.ended()
+        self._current = iter(())
+        return await self._until_given_up(lambda is_over: self._session.next_records(max_records, wait_s, is_over))
+
+    async def _until_given_up(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """Let the thread call it, with what says whether the task was cancelled: then it is to return soon."""
+        is_given_up = False
+
+        def is_over() -> bool:
+            return is_given_up
+
+        try:
+            return await self._reading.run(call, is_over)
+        except asyncio.CancelledError:
+            is_given_up = True
+            self._session.wake()
+            raise
+
+    async def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch:
+        """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time."""
+        check_count(max_records)
+        wait_s = self._session.wait_s if timeout is None else to_timeout("timeout", timeout)
+        records = await self._next(max_records, wait_s)
+        return Batch() if records is None else records.batch()
+
+    async def batches(self, max_records: int = 500) -> AsyncIterator[Batch]:
+        """One `poll` after the other, until nothing comes for `wait`, or `stop`."""
+        while not self._session.is_stopped:
+            batch = await self.poll(max_records)
+            if not batch:
+                return
+            yield batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._session.is_stopped:
+            for record in self._current:
+                return record
+            records = await self._next(_AT_ONCE, self._session.wait_s)
+            if records is None:
+                break
+            self._current = iter(records)
+        raise StopAsyncIteration
+
+    def stop(self) -> None:
+        """End the loop that reads, quietly, and every later one. May be called from any task or thread."""
+        self._sync.stop()
+
+    # ---- positions
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions it reads, paused ones included."""
+        return self._sync.assignment()
+
+    def position(self, topic: str, partition: int) -> Position:
+        """Return the next offset that is handed out."""
+        return self._sync.position(topic, partition)
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """Return all of them; `start=` takes such a mapping."""
+        return self._sync.positions()
+
+    async def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
+        """Go on at `offset`."""
+        self._current = iter(())
+        await self._reading.run(self._sync.seek, topic, partition, offset, leader_epoch)
+
+    async def seek_to(self, start: WhereLike) -> None:
+        """Go on at what `start` means for a new consumer."""
+        self._current = iter(())
+        await self._reading.run(self._sync.seek_to, start)
+
+    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Read nothing more from there until `resume`."""
+        self._current = iter(())
+        self._sync.pause(topic, partition)
+
+    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on where it was paused."""
+        self._current = iter(())
+        self._sync.resume(topic, partition)
+
+    # ---- committing
+
+    async def commit(self, what: What = None, *, metadata: str = "") -> None:
+        """Remember how far the group has come: everything handed out so far, or what is given.
+
+        Cancelled, it is committed or not; nothing is that is handed out later.
+        """
+        await self._committing.run(self._sync.commit, what, metadata=metadata)
+
+    async def committed(self, topic: str, partition: int) -> Committed | None:
+        """Return what the group has committed there; None if nothing."""
+        return await self._reads.run(self._sync.committed, topic, partition)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opener[Transaction]:
+        """Begin a transaction in which this consumer takes part: it goes back if the transaction is aborted."""
+        from klamm.aio.transaction import begin
+
+        async def start() -> Transaction:
+            return await begin(self._writes, lambda: self._sync.transaction(name, **options))
+
+        return Opener(start)
+
+    # ---- workers
+
+    async def run(self, handler: Callable[[Any], object], workers: int = 8, **options: Unpack[RunOptions]) -> RunReport:
+        """Let workers handle the records, in order within a key, and commit what is done.
+
+        An `async def` handler runs in this event loop, any other in threads. Cancelled, it ends as `klamm`'s does by
+        Ctrl-C: handlers that run have `grace` to end, what is done is committed, then CancelledError is raised.
+        Cancelled again, handlers are cancelled. Hooks are plain functions: `on_done` of an `async def` handler is
+        called in this event loop, all others in threads.
+        """
+        from klamm.client.work.workers import run
+
+        loop = asyncio.get_running_loop()
+        urgency = 0
+
+        def hurry() -> None:
+            nonlocal urgency
+            urgency += 1
+            self._session.wake()
+
+        await self._committing.ended()
+        await self._reading.ended()
+        self._current = iter(())
+        running = self._thread.submit(
+            lambda: run(self._session, handler, workers, loop=loop, urgency=lambda: urgency, **options)
+        )
+        return await await_end(running, hurry)
+
+    # ---- the end
+
+    async def close(self) -> None:
+        """End, and close what is open. A member leaves its group. Cancelled, it does so all the same."""
+        self._thread.close()
+        await run_alone(self._sync.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,65 @@
+"""`klamm.aio.open` and `klamm.aio.check`: what begins with a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from klamm import api
+from klamm.aio.opener import Opener
+from klamm.aio.store import Store
+from klamm.aio.threads import Threads, check_limit, run_alone
+
+if TYPE_CHECKING:
+    from klamm.client.serde import Serde
+    from klamm.store.check import Report
+    from klamm.times import Duration
+
+__all__ = ["check", "open"]
+
+_THREADS = 8
+
+
+def open(  # noqa: A001  # as klamm.open
+    path: str | os.PathLike[str],
+    *,
+    threads: int = _THREADS,
+    read_only: bool = False,
+    create: bool = True,
+    force_filesystem: bool = False,
+    maintain_every: Duration | None = None,
+    busy_timeout: Duration | None = None,
+    serde: Serde | None = None,
+    key_serde: Serde | None = None,
+) -> Opener[Store]:
+    """Open the store in a directory: `store = await open(…)`, or `async with open(…) as store`.
+
+    At most `threads` calls that write, and as many that only read, are under way at a time; more wait for their turn.
+    The other options are those of `klamm.open`.
+    """
+    limit = check_limit(threads)
+
+    async def start() -> Store:
+        reads, writes = Threads(limit, "klamm-aio-reads"), Threads(limit, "klamm-aio-writes")
+        store = await writes.make(
+            api.open,
+            path,
+            read_only=read_only,
+            create=create,
+            force_filesystem=force_filesystem,
+            maintain_every=maintain_every,
+            busy_timeout=busy_timeout,
+            serde=serde,
+            key_serde=key_serde,
+        )
+        return Store(store, reads, writes)
+
+    return Opener(start)
+
+
+async def check(
+    path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], object] | None = None
+) -> Report:
+    """Walk every promise of the store at `path`; see `klamm.check`. `progress` is called in a thread."""
+    return await run_alone(api.check, path, repair=repair, progress=progress)

@@ -1,0 +1,111 @@
+"""A table for asyncio: the latest value of each key of a topic. It has a thread of its own: a read may wait for the
+process that updates the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from klamm.aio.consumer import Consumer
+from klamm.aio.pieces import Pieces
+from klamm.aio.threads import Threads, run_alone
+from klamm.times import Duration
+
+if TYPE_CHECKING:
+    from klamm.client.table.table import Table as SyncTable
+    from klamm.types import Position
+    from klamm.where import WhereLike
+
+__all__ = ["Table"]
+
+_AT_ONCE = 1000  # keys that the thread takes at a time
+T = TypeVar("T")
+
+
+class Table:
+    """Made by `store.table()` of klamm.aio. `async for` gives its keys. Tasks may share it."""
+
+    def __init__(self, table: SyncTable, reads: Threads, writes: Threads) -> None:
+        self._sync = table
+        self._reads = reads
+        self._writes = writes
+        self._threads = Threads(1, "klamm-aio-table")
+
+    def __repr__(self) -> str:
+        return f"<aio {self._sync!r}>"
+
+    @property
+    def topic(self) -> str:
+        return self._sync.topic
+
+    @property
+    def maintains(self) -> bool:
+        """Whether it is this process that applies new records to the table, for itself and the others."""
+        return self._sync.maintains
+
+    # ---- one key
+
+    async def get(self, key: Any, default: Any = None, *, wait: Duration | None = None) -> Any:
+        """Return the value of `key`. With a `wait` of its own; 0: what the table has now, be it behind its log."""
+        return await self._threads.run(self._sync.get, key, default, wait=wait)
+
+    # ---- many, each iteration as the table was when it began
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self.keys()
+
+    def keys(self) -> Pieces[Any]:
+        """All keys, in the order of their bytes."""
+        return self._pieces(lambda: iter(self._sync))
+
+    def items(self) -> Pieces[tuple[Any, Any]]:
+        """All of (key, value), in the order of the keys' bytes."""
+        return self._pieces(self._sync.range)
+
+    def values(self) -> Pieces[Any]:
+        """All values, in the order of the keys' bytes."""
+        return self._pieces(lambda: iter(self._sync.values()))
+
+    def prefix(self, prefix: Any) -> Pieces[tuple[Any, Any]]:
+        """(key, value) of the keys that begin so, in the order of their bytes."""
+        return self._pieces(lambda: self._sync.prefix(prefix))
+
+    def range(self, start: Any = None, stop: Any = None) -> Pieces[tuple[Any, Any]]:
+        """(key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
+        return self._pieces(lambda: self._sync.range(start, stop))
+
+    def _pieces(self, begin: Callable[[], Iterator[T]]) -> Pieces[T]:
+        return Pieces(self._threads, begin, _AT_ONCE)
+
+    # ---- how far it goes, and what comes
+
+    async def refresh(self) -> None:
+        """Return when the table has everything that was committed before the call, as every read does by itself."""
+        await self._threads.run(self._sync.refresh)
+
+    async def offsets(self) -> dict[int, Position]:
+        """How far the table goes, by partition: reads that follow see at least that. For `changes`."""
+        return await self._threads.run(self._sync.offsets)
+
+    async def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> AsyncIterator[Any]:
+        """Iterate over the records with a key from `start` on, as from `offsets()`: a value of None deletes its key.
+
+        It ends when nothing comes for `wait`; None: it waits forever.
+        """
+        made = await self._reads.make(self._sync._changes, start, wait)
+        async with Consumer(made, self._reads, self._writes) as consumer:
+            async for record in consumer:
+                if record.key is not None:
+                    yield record
+
+    async def close(self) -> None:
+        """Let go of it; the last one of a process closes it. Cancelled, it does so all the same."""
+        self._threads.close()
+        await run_alone(self._sync.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,83 @@
+"""docs/reference/first-lines.md: what people type first, each line run, and what comes of it compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "first-lines.md").read_text()
+PYTHON, SHELL = re.findall(r"^## (?:Python|Shell)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def rows(section: str) -> list[tuple[str, str]]:
+    return re.findall(r"^\| `(.+)` \| `(.+)` \|$", section, re.MULTILINE)
+
+
+def fits(found: str, written: str) -> bool:
+    """Whether it is what the page says; "…" stands for whatever comes there."""
+    return re.fullmatch(".*".join(map(re.escape, written.split("…"))), found, re.DOTALL) is not None
+
+
+@pytest.fixture
+def filled(store: klamm.Store) -> klamm.Store:
+    store.topics.create("orders")
+    store.topics.create("users")
+    store.append_many("orders", [(b"user-%d" % n, b'{"n": %d}' % n) for n in range(20)])
+    store.append("users", b"1", key=b"ada")
+    return store
+
+
+@pytest.fixture
+def names(filled: klamm.Store) -> Iterator[dict[str, Any]]:
+    """What the lines of Python use."""
+    with filled.consumer("orders", group="billing", wait=0) as consumer, filled.table("users") as users:
+        batch = consumer.poll()
+        yield {
+            "klamm": klamm,
+            "timedelta": timedelta,
+            "store": filled,
+            "consumer": consumer,
+            "users": users,
+            "batch": batch,
+            "record": batch[0],
+        }
+
+
+@pytest.mark.parametrize(("typed", "written"), rows(PYTHON), ids=[typed for typed, _ in rows(PYTHON)])
+def test_a_line_of_python_does_what_the_page_says(names: dict[str, Any], typed: str, written: str) -> None:
+    for package in ("pyarrow", "duckdb", "pandas", "polars", "rocksdict"):
+        pytest.importorskip(package)
+    try:
+        found = repr(eval(typed, names))
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    assert fits(found, written), found
+
+
+@pytest.mark.parametrize(("typed", "written"), rows(SHELL), ids=[typed for typed, _ in rows(SHELL)])
+def test_a_line_of_a_shell_does_what_the_page_says(filled: klamm.Store, typed: str, written: str) -> None:
+    program, *arguments = shlex.split(typed)
+    assert program == "klamm"
+    command = [sys.executable, "-m", "klamm", *arguments]
+    environment = {**os.environ, "KLAMM_STORE": filled.path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    found = (done.stdout or done.stderr).strip()
+    assert fits(found, written), found
+    assert (done.returncode == 0) is not written.startswith("klamm: "), done.stderr
+
+
+def test_the_page_has_a_line_for_every_call_that_people_begin_with() -> None:
+    assert len(rows(PYTHON)) > 50 and len(rows(SHELL)) > 10
+    assert PAGE.count("\n| `") == len(rows(PYTHON)) + len(rows(SHELL))
+    assert not fits("ab", "a") and fits("abc", "a…c") and not fits("abcd", "a…c")
