@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from klamm.choices import Acks, options_of
@@ -33,7 +33,7 @@ def choice(name: str, value: object, known: Mapping[str, Any]) -> Any:
     return known[value]
 
 
-def check_options(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_options(call: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raise TypeError, as Python does for its own functions, if `call` has no such option; name the nearest."""
     for name in given:
         if name not in known:
