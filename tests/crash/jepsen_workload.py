@@ -132,7 +132,9 @@ def plain(life: Life) -> None:
                 names = names[:1]
             life.record("sending", topic=IN, ids=names, tx=None)
             if way == 0:
-                places = [(partition, store.append(IN, names[0].encode(), partition=partition, acks=acks))]
+                places: list[tuple[int, int | None]] = [
+                    (partition, store.append(IN, names[0].encode(), partition=partition, acks=acks))
+                ]
             elif way == 1:
                 told = store.append_many(IN, [name.encode() for name in names], partition=partition, acks=acks)
                 places = [(partition, offset) for each in told.ranges[partition] for offset in each]
@@ -240,7 +242,7 @@ def end_by_dice(life: Life, tx: str, transaction: klamm.Transaction) -> None:
 # ---- readers
 
 
-def reader(life: Life, isolation: str = COMMITTED, topics: tuple[str, ...] = (IN, OUT)) -> None:
+def reader(life: Life, isolation: klamm.Isolation = COMMITTED, topics: tuple[str, ...] = (IN, OUT)) -> None:
     """Reads everything from the start, and what comes."""
     life.record("started", role="reader", isolation=isolation)
     with life.store.consumer(topics, start="earliest", isolation=isolation) as consumer:

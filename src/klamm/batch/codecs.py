@@ -23,6 +23,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
+from klamm.choices import Compression, options_of
 from klamm.errors import CorruptBatch, InvalidSetting, RecordTooLarge
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CODECS", "MAX_DECODED_BYTES", "NAMES", "check_level", "compress", "decompress", "number_of", "pieces"]
 
-NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+NAMES: tuple[str, ...] = options_of(Compression)
 CODECS = {name: number for number, name in enumerate(NAMES)}
 LEVELS = {"gzip": (1, 9), "lz4": (1, 16), "zstd": (-131072, 22)}
 MAX_DECODED_BYTES = 256 << 20
