@@ -61,6 +61,7 @@ NAMELESS = "a group without a name is refused everywhere, not only by some reque
 TRIED = "a topic that is only tried has no id"
 DAMAGED = "a batch that contradicts itself was damaged: Kafka blames its writer"
 DUPLICATE = "Kafka gives the time of the records as that of the append, when a batch comes again"
+REUSED = "Kafka acknowledges other records under used sequences as duplicates, and they are lost without an error"
 UNWRITTEN = "where a transaction has written nothing, its end is not written either"
 BITS = "what a batch must not say is refused as such, whoever sends it"
 UNKNOWN = "Kafka answers that it does not know what went wrong"
@@ -117,6 +118,7 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
     "produce_in_sequence": {
         "first again": Pinned(DUPLICATE, _appended(0)),
         "second again": Pinned(DUPLICATE, _appended(3)),
+        "the sequences of the second with other records": Pinned(REUSED, _refused("OUT_OF_ORDER_SEQUENCE_NUMBER")),
         "one of the last five, again": Pinned(DUPLICATE, _appended(24)),
         "negative epoch": Pinned(BITS, _refused("INVALID_RECORD")),
     },
@@ -127,6 +129,14 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
     "a_transaction_is_committed_and_one_aborted": {
         "commit: the other partition": Pinned(UNWRITTEN, NOTHING),
         "abort: the other partition": Pinned(UNWRITTEN, NOTHING),
+    },
+    "sequences_of_an_aborted_transaction_are_used_again": {
+        "first again": Pinned(DUPLICATE, _appended(0)),
+        "other records": Pinned(REUSED, _refused("OUT_OF_ORDER_SEQUENCE_NUMBER")),
+        "the same records": Pinned(
+            "what an ended transaction wrote is not in the next one, be it the same bytes",
+            _refused("OUT_OF_ORDER_SEQUENCE_NUMBER"),
+        ),
     },
     "transactions_that_are_refused": {
         "not transactional, within one": Pinned(

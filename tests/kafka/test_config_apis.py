@@ -209,7 +209,7 @@ def test_settings_of_the_server_are_not_changed_while_it_runs(store: klamm.Store
 
 @pytest.mark.parametrize("version", range(3))
 def test_altering_replaces_all_that_is_set(store: klamm.Store, raw: Raw, version: int) -> None:
-    wanted: dict[str, str | None] = {"segment.bytes": "5000", "compression.type": "producer"}
+    wanted: dict[str, str | None] = {"segment.bytes": "5000", "preallocate": "false"}
     assert alter(raw, TOPIC, "orders", wanted, version, validate_only=True).error_code == 0
     assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
     assert alter(raw, TOPIC, "orders", wanted, version).error_code == 0

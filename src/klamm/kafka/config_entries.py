@@ -62,10 +62,6 @@ class Fact(NamedTuple):
 
 # fmt: off
 _TOPIC_FACTS = [
-    Fact("compression.gzip.level", "int", "-1", "The level of gzip, if the broker compressed: it never does."),
-    Fact("compression.lz4.level", "int", "9", "The level of lz4, if the broker compressed: it never does."),
-    Fact("compression.type", "string", "producer", "Batches stay compressed as their producer sent them."),
-    Fact("compression.zstd.level", "int", "3", "The level of zstd, if the broker compressed: it never does."),
     Fact("file.delete.delay.ms", "long", "0", "Files of deleted segments go at once.", 0),
     Fact("flush.messages", "long", str(_INT64), "When a record is on disk is for its producer to say: acks=all."),
     Fact("flush.ms", "long", str(_INT64), "When a record is on disk is for its producer to say: acks=all."),
@@ -90,7 +86,6 @@ TOPIC_FACTS: dict[str, Fact] = {fact.name: fact for fact in _TOPIC_FACTS}
 _KAFKA_NAMES = {"node-id": "node.id", "default-partitions": "num.partitions"}
 _BROKER_FACTS = [
     Fact("default.replication.factor", "int", "1", "There is one copy of each record."),
-    Fact("delete.topic.enable", "boolean", "true", "Topics can be deleted."),
 ]
 STATIC_NAMES: frozenset[str] = frozenset(
     [_KAFKA_NAMES.get(name, name) for name in SERVER_SETTINGS]
@@ -129,6 +124,8 @@ def _entry(row: Setting, value: str, is_set: bool, source: int = Source.DYNAMIC_
     synonyms = [(row.name, str(row.default), Source.DEFAULT)]
     if is_set:
         synonyms.insert(0, (row.name, value, source))
+    elif value != str(row.default):  # the store's
+        synonyms.insert(0, (row.name, value, Source.DYNAMIC_BROKER))
     return Entry(row.name, _TYPES[kind], value, synonyms[0][2], False, row.doc, tuple(synonyms))
 
 

@@ -149,12 +149,14 @@ def produce_in_sequence(desk: Desk) -> None:
     topic = desk.topic()
     producer = desk.ask("a producer", INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=10_000)
 
-    def batch(sequence: int, epoch: int = 0, number: int | None = None) -> bytes:
+    def batch(sequence: int, epoch: int = 0, number: int | None = None, *, reverse: bool = False) -> bytes:
         number = producer.producer_id if number is None else number
-        return batch_of(RECORDS, producer_id=number, producer_epoch=epoch, base_sequence=sequence)
+        records = RECORDS[::-1] if reverse else RECORDS
+        return batch_of(records, producer_id=number, producer_epoch=epoch, base_sequence=sequence)
 
     desk.produce("first", topic, batch(0))
     desk.produce("second", topic, batch(3))
+    desk.produce("the sequences of the second with other records", topic, batch(3, reverse=True))
     desk.produce("first again", topic, batch(0))
     desk.produce("second again", topic, batch(3))
     desk.produce("a gap", topic, batch(9))

@@ -342,7 +342,10 @@ def _producers(core: Core, partition: Partition) -> list[Struct]:
     if not can_append(partition):
         return []  # a stopped process holds the log; nobody can know
     found = []
+    expired_ms = partition.heads.clock_ms() - partition.settings.producer_id_expiration_ms
     for producer_id, first_open, seen_ms, batches in partition.producers():
+        if first_open < 0 and seen_ms < expired_ms:  # its place goes to the next one that needs it
+            continue
         _, first, last, epoch = batches[-1]
         found.append(
             DESCRIBE_PRODUCERS.response.Producer(
