@@ -40,6 +40,24 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a partition's executor compresses, not a codec thread",
+        "internals/server.md: threads are kept apart by what must not starve what",
+        (
+            (
+                "src/klamm/kafka/apis/produce.py",
+                "(header.size > _QUICK_BYTES or (rules.codec is not None and rules.codec[0] != header.codec))",
+                "header.size > _QUICK_BYTES",
+            ),
+        ),
+        ("tests/kafka/test_compression.py::test_it_is_done_by_a_thread_for_codecs",),
+    ),
+    Mutant(
+        "what is decompressed for another codec is not bounded",
+        "decompression.max.bytes",
+        (("src/klamm/kafka/apis/produce.py", ", max_decoded=rules.max_held)", ")"),),
+        ("tests/kafka/test_compression.py::test_what_is_in_memory_meanwhile_is_bounded",),
+    ),
+    Mutant(
         "a fetch waits at the end of a segment",
         "as in Kafka, a fetch does not wait while the next segment has more",
         ((FETCH, " or self.has_more else None", " else None"),),
