@@ -14,9 +14,10 @@ class Pinned(NamedTuple):
     ours: Any
 
 
-def _refused(code: str) -> dict[str, Any]:
-    """Of a Produce."""
-    return _produced({"error_code": code, "log_append_time_ms": False})
+def _refused(code: str, *indexes: int, topic: str = "<topic>") -> dict[str, Any]:
+    """Of a Produce; because of these records."""
+    listed = {"record_errors": [{"batch_index": index} for index in indexes]} if indexes else {}
+    return _produced({"error_code": code, "log_append_time_ms": False, **listed}, topic)
 
 
 def _appended(base_offset: int) -> dict[str, Any]:
@@ -24,9 +25,9 @@ def _appended(base_offset: int) -> dict[str, Any]:
     return _produced({"error_code": "NONE", **fields})
 
 
-def _produced(partition: dict[str, Any]) -> dict[str, Any]:
+def _produced(partition: dict[str, Any], topic: str = "<topic>") -> dict[str, Any]:
     return {
-        "responses": [{"name": "<topic>", "topic_id": False, "partition_responses": [{"index": 0, **partition}]}],
+        "responses": [{"name": topic, "topic_id": False, "partition_responses": [{"index": 0, **partition}]}],
     }
 
 
@@ -113,6 +114,16 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
         "transactional without a producer": Pinned(BITS, _refused("INVALID_RECORD")),
         "transactional without a transaction": Pinned(
             "nobody is authorized here, for there are no rights to have", _refused("INVALID_PRODUCER_ID_MAPPING")
+        ),
+    },
+    "produce_from_other_times": {
+        "so many that nobody reads all of it": Pinned(
+            "a response lists a hundred records at most; clients fail the whole batch in any case",
+            _refused("INVALID_TIMESTAMP", *range(100)),
+        ),
+        "an hour ago, and one without a key": Pinned(
+            "records without a key are told before times are looked at; Kafka lists both",
+            _refused("INVALID_RECORD", 1, topic="<limited>"),
         ),
     },
     "produce_in_sequence": {

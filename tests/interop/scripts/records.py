@@ -139,6 +139,18 @@ def produce_from_other_times(desk: Desk) -> None:
     topic = desk.topic(retention_ms="-1")
     for what, time in (("long ago", 1), ("at the beginning", 0), ("tomorrow", NOW + 24 * 3_600_000)):
         desk.produce(what, topic, batch_of([(b"k", b"v", (), time)]))
+    day = 24 * 3_600_000
+    mixed = [(b"k", b"v", (), NOW + time) for time in (0, day, 0, 2 * day)]
+    desk.produce("two of four tomorrow", topic, batch_of(mixed))
+    desk.produce("two of four tomorrow, packed", topic, batch_of(mixed, 1))
+    desk.produce("so many that nobody reads all of it", topic, batch_of([(b"k", b"v", (), NOW + day)] * 150))
+    limited = desk.topic(word="limited", message_timestamp_before_max_ms="60000", cleanup_policy="compact")
+    desk.produce("an hour ago", limited, batch_of([(b"k", b"v", (), NOW + time) for time in (0, -3_600_000)]))
+    desk.produce(
+        "an hour ago, and one without a key",
+        limited,
+        batch_of([(b"k", b"v", (), NOW - 3_600_000), (None, b"v", (), NOW), (b"k", b"v", (), NOW)]),
+    )
     appended = desk.topic(word="appended", message_timestamp_type="LogAppendTime")
     desk.produce("append time", appended, batch_of([(b"k", b"v", (), NOW + 24 * 3_600_000)]))
     desk.fetch("read", appended, 0)
