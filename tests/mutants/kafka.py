@@ -279,7 +279,7 @@ MUTANTS = [
     Mutant(
         "a batch is decompressed again, on the loop, for its keys",
         "log/partition.py: append_now does no slow work",
-        (("src/klamm/log/partition.py", "if self._read_first and not is_checked:", "if self._read_first:"),),
+        (("src/klamm/log/batch_rules.py", "if self.reads_records and not is_checked:", "if self.reads_records:"),),
         (f"{LOOP_TESTS}::test_the_records_of_a_batch_are_read_once",),
     ),
     Mutant(
