@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.batch import CODECS, codecs, parse
+from klamm.batch import CODECS, codecs, parse, recompress
 from klamm.kafka.apis import produce as produce_api
 from klamm.kafka.error_codes import ErrorCode
 from tests.kafka.asking import batches_of, fetch, produce, sealed, values
@@ -73,11 +73,10 @@ def test_the_level_of_the_topic_is_used(raw: Raw) -> None:
 
 def test_it_is_done_by_a_thread_for_codecs(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    done = produce_api.recompress
 
     def watched(*given: object, **options: object) -> object:
         seen.append(threading.current_thread().name)
-        return done(*given, **options)  # type: ignore[arg-type]
+        return recompress(*given, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(produce_api, "recompress", watched)
     produce(raw, raw.create("by-a-thread", compression_type="lz4"), sealed([b"small"]))

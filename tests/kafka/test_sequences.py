@@ -34,11 +34,10 @@ def send(raw: Raw, topic: str, batch: bytearray) -> tuple[int, int]:
 def test_other_records_under_the_sequences_of_a_batch_are_out_of_order(
     server: Served, setting: str, codec: str
 ) -> None:
-    """The server changes what it appends: max_timestamp, the time of the append, the codec. A retry is known all the
-    same."""
+    """The server changes what it appends: max_timestamp, the time of the append, the codec. A retry is known anyway."""
     settings = {"stamped": {"message_timestamp_type": "LogAppendTime"}, "compressed": {"compression_type": "gzip"}}
     with server.dial() as raw:
-        topic = raw.create(f"{setting}-{codec}", **settings.get(setting, {}))
+        topic = raw.create(f"{setting}-{codec}", 1, **settings.get(setting, {}))
         who = raw.ask(INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=60_000)
 
         def batch(*names: bytes, sequence: int = 0) -> bytearray:

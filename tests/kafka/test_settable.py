@@ -106,7 +106,7 @@ def test_the_store_says_how_long_producers_are_remembered_unless_the_topic_does(
     with klamm.open(tmp_path / "events") as store, served(tmp_path / "events") as server, server.dial() as raw:
         store.alter({name: "50"})
         for topic, settings in (("short", {}), ("long", {"producer_id_expiration_ms": "86400000"})):
-            raw.create(topic, **settings)
+            raw.create(topic, 1, **settings)
             send(raw, topic)
         core = store._acquired()
         assert core.catalog.topic("short").settings.producer_id_expiration_ms == 50
