@@ -159,7 +159,7 @@ def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.S
         new(
             "a",
             1,
-            compression_type="producer",
+            preallocate="false",
             min_insync_replicas=" 1 ",
             unclean_leader_election_enable="False",
             flush_ms=str(2**63 - 1),
@@ -168,7 +168,7 @@ def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.S
     )
     assert made.error_code == 0, made.error_message
     assert store.topics.describe("a").settings == {"cleanup.policy": "compact"}
-    for name, value in (("compression_type", "gzip"), ("preallocate", "true"), ("min_insync_replicas", "one")):
+    for name, value in (("compression_type", "brotli"), ("preallocate", "maybe"), ("min_insync_replicas", "one")):
         config: dict[str, Any] = {name: value}
         (refused,) = create(raw, new("b", 1, **config))
         assert refused.error_code == E.INVALID_CONFIG and value in refused.error_message

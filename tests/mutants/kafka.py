@@ -40,6 +40,24 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a partition's executor compresses, not a codec thread",
+        "internals/server.md: threads are kept apart by what must not starve what",
+        (
+            (
+                "src/klamm/kafka/apis/produce.py",
+                "(header.size > _QUICK_BYTES or (rules.codec is not None and rules.codec[0] != header.codec))",
+                "header.size > _QUICK_BYTES",
+            ),
+        ),
+        ("tests/kafka/test_compression.py::test_it_is_done_by_a_thread_for_codecs",),
+    ),
+    Mutant(
+        "what is decompressed for another codec is not bounded",
+        "decompression.max.bytes",
+        (("src/klamm/kafka/apis/produce.py", ", max_decoded=rules.max_held)", ")"),),
+        ("tests/kafka/test_compression.py::test_what_is_in_memory_meanwhile_is_bounded",),
+    ),
+    Mutant(
         "a fetch waits at the end of a segment",
         "as in Kafka, a fetch does not wait while the next segment has more",
         ((FETCH, " or self.has_more else None", " else None"),),
@@ -261,7 +279,7 @@ MUTANTS = [
     Mutant(
         "a batch is decompressed again, on the loop, for its keys",
         "log/partition.py: append_now does no slow work",
-        (("src/klamm/log/partition.py", "if self._read_first and not is_checked:", "if self._read_first:"),),
+        (("src/klamm/log/batch_rules.py", "if self.reads_records and not is_checked:", "if self.reads_records:"),),
         (f"{LOOP_TESTS}::test_the_records_of_a_batch_are_read_once",),
     ),
     Mutant(

@@ -43,8 +43,6 @@ __all__ = ["Server"]
 _BACKLOG = 1024
 _EVERYWHERE = "::"
 _BEAT_S = 0.05  # how exact the time-outs of groups are
-_TRANSACTIONS_S = 1.0
-_GROUPS_S = 600.0
 _BYTE_PATIENCE_S = 1.0  # a process that ends what a dead server left holds the byte for a moment
 
 _log = logging.getLogger("klamm.kafka")
@@ -173,12 +171,12 @@ class Server:
 
     async def _end_transactions(self) -> None:
         while True:
-            await asyncio.sleep(_TRANSACTIONS_S)
+            await asyncio.sleep(self.settings.transaction_abort_timed_out_transaction_cleanup_interval_ms / 1000)
             await self._chore("transactions", lambda: self.broker.write(self.broker.transaction_coordinator.tick))
 
     async def _forget_groups(self) -> None:
         while True:
-            await asyncio.sleep(_GROUPS_S)
+            await asyncio.sleep(self.settings.offsets_retention_check_interval_ms / 1000)
             await self._chore("groups", self.broker.group_store.forget_blank)
 
     async def settle(self) -> None:

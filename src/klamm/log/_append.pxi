@@ -314,7 +314,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
             if w.table_broken:
                 return drop_table(w)
             if base_offset != R_IN_ORDER:
-                return base_offset                      # an error, or where the same batch already is
+                return base_offset                      # an error, or where a batch of the same sequences is
     if must_roll(w, &now, batch, size):
         error = roll(w, &now)
         if error:

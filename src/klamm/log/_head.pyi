@@ -27,6 +27,7 @@ SLOT_BYTES: int
 MAX_SLOTS: int
 ONE_BYTES: int
 EVENTFUL: int
+REPEATED: int
 
 class Result(IntEnum):
     DELETED = ...

@@ -41,6 +41,7 @@ FORMAT = 2
 LIFE = LIFE_AT
 SLOT_BYTES = SLOT_SIZE
 ONE_BYTES = ONE_ROOM
+REPEATED = R_REPEATED
 EVENTFUL = -(1 << 61)               # append_one: EVENTFUL - offset is an offset, and there are events to see to
 MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the end of the file
 

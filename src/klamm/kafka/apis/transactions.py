@@ -36,7 +36,6 @@ from klamm.types import PartitionKey, TopicPartition
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.log.partition import Partition
-    from klamm.store.directory import Core
     from klamm.store.transaction_state import Row
 
 __all__ = ["HANDLERS"]
@@ -329,7 +328,8 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
                 continue
             try:
                 partition = await broker.opened(opened, number)
-                answer.active_producers = await broker.disk(_producers, broker.core, partition)
+                expiration_ms = opened.topic.settings.producer_id_expiration_ms
+                answer.active_producers = await broker.disk(_producers, partition, expiration_ms)
             except KlammError as error:
                 answer.error_code = code_of(error)
                 answer.error_message = error.message
@@ -337,12 +337,15 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
     return response(topics=topics)
 
 
-def _producers(core: Core, partition: Partition) -> list[Struct]:
-    """In a thread."""
+def _producers(partition: Partition, expiration_ms: int) -> list[Struct]:
+    """In a thread: those that are remembered."""
     if not can_append(partition):
         return []  # a stopped process holds the log; nobody can know
     found = []
+    expired_ms = partition.heads.clock_ms() - expiration_ms
     for producer_id, first_open, seen_ms, batches in partition.producers():
+        if first_open < 0 and seen_ms < expired_ms:  # its place goes to the next one that needs it
+            continue
         _, first, last, epoch = batches[-1]
         found.append(
             DESCRIBE_PRODUCERS.response.Producer(
