@@ -27,6 +27,7 @@ __all__ = [
     "LARGE",
     "LOOP",
     "SMALL",
+    "TRANSACT",
     "WRITE",
     "Call",
     "Handler",
@@ -55,12 +56,14 @@ class Place(Enum):
     CODEC = "codec"
     """Decompression and checks of large batches."""
     WRITE = "write"
-    """The one thread that writes groups, offsets and transactions, in order."""
+    """The one thread that writes groups and offsets, in order."""
+    TRANSACT = "transact"
+    """Transactions: their rows, the syncs of their logs, their markers."""
     ADMIN = "admin"
     """Changes of the catalog, which may take long."""
 
 
-LOOP, CATALOG, DISK, CODEC, WRITE, ADMIN = Place
+LOOP, CATALOG, DISK, CODEC, WRITE, TRANSACT, ADMIN = Place
 
 
 class SupportedApi(NamedTuple):

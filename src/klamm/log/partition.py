@@ -227,13 +227,13 @@ class Partition:
         return result
 
     def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
-        """Like `append`, but return None rather than block or do slow work. `scan`: what scan_records says of it."""
+        """Like `append`, but return None rather than block, make files or scan. `scan`: what scan_records says of it."""
         size = len(batch)
         if self._read_first and (scan is None or not self._accepts(scan)):
             return None
         if size > self._max_bytes or self._checked:
             self._prepare(batch, size, is_checked=True)
-        result = self.log.append(batch, size, False)
+        result = self.log.append(batch, size, False, False, -1, True)
         if result < 0:
             return None
         return self._settle(result, batch, size) if self.log.events else result

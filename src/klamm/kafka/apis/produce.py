@@ -32,7 +32,7 @@ from klamm.batch.header import (
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, KlammError, RecordTooLarge
 from klamm.kafka.api_error import ApiError
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, WRITE, Call, SupportedApi
+from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, TRANSACT, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION
@@ -434,7 +434,7 @@ HANDLERS = (
         PRODUCE.min_version,
         PRODUCE.max_version,
         _produce,
-        runs=(LOOP, CODEC, DISK, WRITE),
+        runs=(LOOP, CODEC, DISK, TRANSACT),
         rights=("Write Topic", "Write TransactionalId"),
         max_response_bytes=LARGE,
         needs_catalog=_names_unknown_topic,
