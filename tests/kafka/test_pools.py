@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from klamm.errors import KlammError, StoreBusy, SyncFailed
+from klamm.errors import KlammError, StoreBusy
 from klamm.kafka import pools
-from klamm.kafka.pools import PartitionExecutors, Pools
+from klamm.kafka.pools import PartitionExecutors
 from tests.procs import PATIENCE
-from tests.rig import Rig, batch
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -185,6 +185,13 @@ def test_what_has_not_begun_is_left_when_it_is_stopped(rig: Rig, syncing: Syncin
     assert partition.log.flushed_offset == 0
 
 
+def test_a_stop_is_not_missed_by_a_thread_that_is_about_to_sleep() -> None:
+    for _ in range(200):
+        made = Syncing()
+        made.start()
+        made.close()
+
+
 def test_a_log_is_not_collected_while_it_is_to_be_synced(rig: Rig, syncing: Syncing) -> None:
     partition = rig.partition(1)
     partition.append(batch(0, 0))

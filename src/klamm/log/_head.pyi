@@ -176,6 +176,7 @@ class Log:
         timestamp_after_ms: int,
         catalog_version: int,
     ) -> None: ...
+    def confirm(self, catalog_version: int) -> None: ...
     def append(
         self,
         batch: Buffer,

@@ -110,6 +110,10 @@ cdef class Log:
         klamm_fence_release()
         self.w.catalog_version = catalog_version
 
+    def confirm(self, uint64_t catalog_version):
+        """The settings are those of this version of the catalog, too."""
+        self.w.catalog_version = catalog_version
+
     def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True, bint same_epoch=False,
                int64_t at=-1, bint quick=False):
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.

@@ -41,9 +41,8 @@ cdef class Syncer:
     cdef SyncJob *queue         # a ring: `queued` jobs from `first` on
     cdef SyncJob *finished      # `done` jobs
     cdef int64_t first, queued, done, room, number
-    cdef int idle, told
-    cdef uint32_t control, over
-    cdef int fd
+    cdef int idle, told, over, fd
+    cdef uint32_t control       # changes with what an idle thread should look at
 
     def __cinit__(self, int fd):
         self.fd, self.tokens = fd, {}
@@ -120,8 +119,10 @@ cdef class Syncer:
 
     def stop(self):
         """Let the threads end after the job that each is at."""
-        store32(&self.over, 1)
+        self.hold()                                 # so that a thread either sees it, or sleeps on the older `control`
+        self.over = 1
         fetch_add32(&self.control, 1)
+        pthread_mutex_unlock(&self.mutex)
         os_futex_wake(&self.control, 0xffffffffu)
 
     def run(self):
@@ -135,7 +136,7 @@ cdef class Syncer:
         cdef uint32_t control
         cdef bint tells
         self.hold()
-        while not load32(&self.over):
+        while not self.over:
             if self.queued == 0:
                 control = load32(&self.control)     # before it counts as idle: who submits then changes it
                 self.idle += 1

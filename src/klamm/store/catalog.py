@@ -188,7 +188,7 @@ class Catalog:
             for topic_id, number, slot in execute("SELECT topic_id, number, slot FROM partitions").fetchall():
                 slots.setdefault(topic_id, []).append((number, slot))
             rows = execute("SELECT id, name, settings, created_ms, crc FROM topics").fetchall()
-        return sorted(self._topic(row, slots.pop(row[0], [])) for row in rows)
+        return sorted(self.parse_topic(row, slots.pop(row[0], [])) for row in rows)
 
     def topic(self, name: str) -> Topic:
         """One, or UnknownTopic naming the one whose name is nearest."""
@@ -479,7 +479,7 @@ class Catalog:
 
     # Rows.
 
-    def _topic(self, row: tuple[str, str, str, int, int], slots: Iterable[tuple[int, int]]) -> Topic:
+    def parse_topic(self, row: tuple[str, str, str, int, int], slots: Iterable[tuple[int, int]]) -> Topic:
         topic_id, name, text, created_ms, crc = row
         try:
             numbered = sorted(slots)
@@ -504,7 +504,7 @@ class Catalog:
         if row is None:
             return None
         slots = execute("SELECT number, slot FROM partitions WHERE topic_id = ?", (row[0],)).fetchall()
-        return self._topic(row, slots)
+        return self.parse_topic(row, slots)
 
     def _unknown(self, name: str) -> UnknownTopic:
         known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]

@@ -122,9 +122,7 @@ async def _add_partitions(
         }
     else:
         try:
-            code = await broker.transact(
-                broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known
-            )
+            code = await broker.transact(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
         except KlammError as error:
             code = code_of(error)
         codes = dict.fromkeys(asked.places, _spelled(call, code))
