@@ -2,6 +2,7 @@
 
 A partition has at most one sync under way here; requests that come meanwhile wait for the next one, which covers all
 that have come until it starts. So a disk that takes a millisecond for a sync still takes thousands of requests a second.
+Where several wait for one, the first of the next begins when the loop has appended what else has arrived by then.
 
 Native threads sync, without the GIL, and signal the loop once for all that is done (log/_sync_thread.pxi). There are as
 many as partitions were ever to be synced at once, up to 16. What they cannot do in one try goes to a thread of the pool,
@@ -40,11 +41,12 @@ _STOP_S = 5.0  # a disk that takes longer for a sync is not waited for
 class _Sync:
     """One sync of a partition, and who waits for it."""
 
-    __slots__ = ("end_offset", "partition", "waiting")
+    __slots__ = ("end_offset", "is_started", "partition", "waiting")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.end_offset = 0
+        self.is_started = False
         self.waiting: list[Done] = []
 
 
@@ -52,9 +54,11 @@ class SyncQueue:
     """Of one server, on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pools: Pools) -> None:
+        self._loop = loop
         self._pools = pools
         self._running: dict[Partition, _Sync] = {}
         self._next: dict[Partition, _Sync] = {}
+        self._is_shared = False  # whether several waited for the last sync that ended
         self._signal = signal_to(loop, self._take)
         self._syncer: Syncer[_Sync] = Syncer(self._signal.fd)
         self._threads: list[DaemonThread] = []
@@ -69,17 +73,24 @@ class SyncQueue:
         if self._is_closed:
             done(_closed())
             return
-        is_running = partition in self._running
-        sync = self._next.get(partition) if is_running else None
-        if sync is None:
-            sync = _Sync(partition)
-            (self._next if is_running else self._running)[partition] = sync
+        sync = self._running.get(partition)
+        if sync is not None and sync.is_started:
+            sync = self._next.get(partition)
+            if sync is None:
+                sync = self._next[partition] = _Sync(partition)
+        elif sync is None:
+            sync = self._running[partition] = _Sync(partition)
+            if self._is_shared:  # what other clients have sent by now is appended first
+                self._loop.call_soon(self._start, sync)
         sync.end_offset = max(sync.end_offset, end_offset)
         sync.waiting.append(done)
-        if not is_running:
+        if not self._is_shared and sync is self._running[partition]:
             self._start(sync)
 
     def _start(self, sync: _Sync) -> None:
+        if sync.is_started or self._is_closed:
+            return
+        sync.is_started = True
         wants_thread = self._syncer.submit(sync.partition.log, sync.end_offset, sync)
         if wants_thread and len(self._threads) < _MAX_THREADS:
             self._threads.append(DaemonThread(self._syncer.run, "klamm-sync"))
@@ -98,6 +109,7 @@ class SyncQueue:
             self._end(sync, _closed() if rest.cancelled() else rest.exception())
 
     def _end(self, sync: _Sync, error: BaseException | None) -> None:
+        self._is_shared = len(sync.waiting) > 1
         following = self._next.pop(sync.partition, None)
         if following is None:
             del self._running[sync.partition]
