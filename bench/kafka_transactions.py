@@ -1,8 +1,8 @@
 """How many transactions a second do clients of the Kafka door make, one and eight at once, beside Apache Kafka?
 
 A transaction is: add the partitions, a record (100 B) in each with acks=all, commit; each producer has a connection and
-partitions of its own. By bare sockets, in one process. All is on disk when it is answered: so Kafka's topics are told to
-flush every message (flush.messages=1), its own log of transactions included.
+partitions of its own. By bare sockets, in one process. All is on disk when it is answered here; Kafka's topics are told
+to flush every message (flush.messages=1), while its own log of transactions is not.
 
     8 producers            beside one producer of an earlier commit (--before), and beside Apache Kafka
     1 producer             beside the same

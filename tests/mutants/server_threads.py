@@ -108,8 +108,8 @@ MUTANTS = [
         (
             (
                 RESOLVER,
-                "            with self.turns.attempt(row.name) as has_turn:\n                found = (has_turn and",
-                "            with self.turns.attempt(row.name) as has_turn:\n                found = (has_turn is not None and",
+                "                found = (has_turn and self._resolve_id(row.producer_id)) or found\n",
+                "                found = self._resolve_id(row.producer_id) or found\n",
             ),
         ),
         (f"{COORDINATOR_TESTS}::test_a_tick_does_not_mark_what_a_thread_is_about_to",),

@@ -1,12 +1,13 @@
 """Syncs of logs, for producers that wait until their records are on disk.
 
 A partition has at most one sync under way here; requests that come meanwhile wait for the next one, which covers all
-that have come until it starts. So a disk that takes a millisecond for a sync still takes thousands of requests a second.
+that have come until it starts. So a disk that takes a millisecond for a sync takes thousands of requests a second.
 Where several wait for one, the first of the next begins when the loop has appended what else has arrived by then.
 
-Native threads sync, without the GIL, and signal the loop once for all that is done (log/_sync_thread.pxi). There are as
-many as partitions were ever to be synced at once, up to 16. What they cannot do in one try goes to a thread of the pool,
-which may wait for another process that syncs, or write again what a failed sync may have dropped (Partition.sync).
+Native threads sync, without the GIL, and signal the loop once for all that is done (log/_sync_thread.pxi). There are
+as many as partitions were ever to be synced at once, up to 16. What they cannot do in one try goes to a thread of the
+pool, which may wait for another process that syncs, or write again what a failed sync may have dropped
+(Partition.sync).
 
 Promises
   SYQ1  `done` is called once for each `wait`: without an error only when everything below its offset is on disk.
@@ -125,7 +126,8 @@ class SyncQueue:
             return
         self._is_closed = True
         self._syncer.stop()
-        if all([thread.join(_STOP_S) for thread in self._threads]):
+        ended = [thread.join(_STOP_S) for thread in self._threads]
+        if all(ended):
             self._signal.close()  # else a thread may still write to it, when its disk goes on
         left = [*self._running.values(), *self._next.values()]
         self._running.clear()

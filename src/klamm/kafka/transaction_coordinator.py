@@ -295,7 +295,8 @@ class TransactionCoordinator:
         now = self._resolver.now()
         with self._mutex:
             due = [row for row in self._rows.values() if row.is_prepared or (row.is_ongoing and row.is_late(now))]
-        if any([self._resolver.resolve_held(row.producer_id) for row in due]):
+        resolved = [self._resolver.resolve_held(row.producer_id) for row in due]
+        if any(resolved):
             self._reload()
         self._resolver.abort_reported()
         if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:

@@ -227,7 +227,7 @@ class Partition:
         return result
 
     def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
-        """Like `append`, but return None rather than block, make files or scan. `scan`: what scan_records says of it."""
+        """Like `append`, but return None rather than block or make files. `scan`: what scan_records says of it."""
         size = len(batch)
         if self._read_first and (scan is None or not self._accepts(scan)):
             return None

@@ -102,7 +102,7 @@ def test_transactions_of_eight_clients_at_once_are_whole_or_not_there(
 
     with running(tick):
         try:
-            with running(*[lambda number=number: work(number) for number in range(8)]):  # type: ignore[misc]
+            with running(*[lambda number=number: work(number) for number in range(8)]):
                 pass
         finally:
             over.set()
@@ -256,7 +256,7 @@ def test_many_ends_share_a_commit(
     with running(lambda: group.run(lambda execute: gate())):
         assert gate.reached.wait(PATIENCE)
         monkeypatch.setattr(database, "transaction", transaction)
-        with running(*[lambda client=client: client.end(commit=True) for client in clients]):  # type: ignore[misc]
+        with running(*[lambda client=client: client.end(commit=True) for client in clients]):
             for _ in range(int(PATIENCE * 1000)):
                 if len(group._queue) == 8:
                     break
