@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from klamm.kafka.call import SMALL, Call
+from klamm.kafka.call import SMALL, Call, Pause
 from klamm.kafka.response_errors import errors_in
 from klamm.kafka.tasks import Begun
 from klamm.kafka.wire.errors import UnsupportedVersion
@@ -93,18 +95,27 @@ class Session:
 
     def _run(self, call: Call) -> None:
         """Run the handler; most do not have to wait, and need no task."""
-        broker = self._listener.broker
-        work = call.row.handler(broker, call)
+        self._go_on(call, call.row.handler(self._listener.broker, call))
+
+    def _go_on(self, call: Call, work: Coroutine[Any, Any, Struct | None], is_later: bool = False) -> None:
+        """Run the handler until it waits, or to its end. `is_later`: it has waited before."""
         try:
             try:
                 waits_for = work.send(None)
             except StopIteration as end:
-                self._respond(call, end.value)
+                if not is_later:
+                    self._respond(call, end.value)
+                elif not self.is_closed:
+                    self._respond(call, end.value)
+                    self._channel.go_on()
                 return
         except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
             self._fail(call)
             return
-        broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
+        if isinstance(waits_for, Pause):
+            waits_for.then = partial(self._go_on, call, work, True)
+        else:
+            self._listener.broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
 
     async def _run_after_refresh(self, call: Call) -> None:
         """The catalog has changed: read it, then handle the request."""

@@ -35,7 +35,7 @@ from klamm.batch.header import (
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, KlammError, RecordTooLarge
 from klamm.kafka.api_error import ApiError
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, WRITE, Call, SupportedApi
+from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, TRANSACT, Call, Pause, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION
@@ -206,7 +206,7 @@ class _Producing:
         self.call = call
         self.acks: int = call.request.acks
         self.left = 1
-        self.done: asyncio.Future[None] | None = None
+        self.done: Pause | None = None
         self.is_answered = False
         self.touched: list[Partition] = []
         self.wrong = False
@@ -417,12 +417,12 @@ class _Producing:
     def _one_less(self) -> None:
         self.left -= 1
         if not self.left and self.done is not None:
-            self.done.set_result(None)
+            self.done.resume()
 
     async def result(self) -> Struct | None:
         """Return the response when all partitions are done; None if the client expects none."""
         if self.left:
-            self.done = self.broker.loop.create_future()
+            self.done = Pause()
             await self.done
         self.is_answered = True
         self._wake_soon()
@@ -456,7 +456,7 @@ HANDLERS = (
         PRODUCE.min_version,
         PRODUCE.max_version,
         _produce,
-        runs=(LOOP, CODEC, DISK, WRITE),
+        runs=(LOOP, CODEC, DISK, TRANSACT),
         rights=("Write Topic", "Write TransactionalId"),
         max_response_bytes=LARGE,
         needs_catalog=_names_unknown_topic,

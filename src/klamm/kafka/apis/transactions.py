@@ -1,8 +1,9 @@
 """Transactional and idempotent producers: who they are, what is part of a transaction, how it ends, who has one open.
 
-The coordinator (transaction_coordinator.py) knows the rules, and works in the thread that writes. Here is what the
-loop does: topics by name, who may commit offsets, and the codes that older versions know. Whatever writes offsets goes
-through the same queue as other commits of groups (group_store.py), so that none overtakes another.
+The coordinator (transaction_coordinator.py) knows the rules, and works in threads. Here is what the loop does: topics
+by name, who may commit offsets, and the codes that older versions know. Offsets of a group that wait for the end go
+through the same queue as other commits of groups (group_store.py), so that none overtakes another. With the end they
+become the group's in one SQLite transaction; whoever reads them meanwhile gets UNSTABLE_OFFSET_COMMIT.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.errors import KlammError
 from klamm.kafka.apis.group_offsets import offset_row, refused
-from klamm.kafka.call import DISK, LARGE, LOOP, WRITE, Call, SupportedApi
+from klamm.kafka.call import DISK, LARGE, LOOP, TRANSACT, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
@@ -61,7 +62,7 @@ def _spelled(call: Call, code: ErrorCode) -> ErrorCode:
 async def init_producer_id(broker: Broker, call: Call) -> Struct:
     request = call.request
     try:
-        found = await broker.write(
+        found = await broker.transact(
             broker.transaction_coordinator.init_producer_id,
             request.transactional_id,
             request.transaction_timeout_ms,
@@ -120,7 +121,7 @@ async def _add_partitions(
         }
     else:
         try:
-            code = await broker.write(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
+            code = await broker.transact(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
         except KlammError as error:
             code = code_of(error)
         codes = dict.fromkeys(asked.places, _spelled(call, code))
@@ -172,7 +173,7 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
         code = ErrorCode.INVALID_GROUP_ID
     else:
         try:
-            code = await broker.write(
+            code = await broker.transact(
                 broker.transaction_coordinator.add_group,
                 request.transactional_id,
                 request.producer_id,
@@ -253,7 +254,7 @@ async def end_txn(broker: Broker, call: Call) -> Struct:
     if not request.transactional_id:
         return END_TXN.response(error_code=ErrorCode.INVALID_REQUEST)
     try:
-        found = await broker.group_store.write(end)
+        found = await broker.transact(end)
     except KlammError as error:
         found = Identified(code_of(error))
     if found.error:
@@ -377,7 +378,7 @@ HANDLERS = (
         0,
         5,
         init_producer_id,
-        runs=(WRITE,),
+        runs=(TRANSACT,),
         rights=("Write TransactionalId", "IdempotentWrite Cluster"),
         needs_catalog=False,
     ),
@@ -386,7 +387,7 @@ HANDLERS = (
         0,
         5,
         add_partitions_to_txn,
-        runs=(LOOP, WRITE),
+        runs=(LOOP, TRANSACT),
         rights=("Write TransactionalId", "Write Topic"),
         max_response_bytes=LARGE,
     ),
@@ -395,7 +396,7 @@ HANDLERS = (
         0,
         4,
         add_offsets_to_txn,
-        runs=(WRITE,),
+        runs=(TRANSACT,),
         rights=("Write TransactionalId", "Read Group"),
         needs_catalog=False,
     ),
@@ -404,7 +405,7 @@ HANDLERS = (
         0,
         5,
         end_txn,
-        runs=(WRITE,),
+        runs=(TRANSACT,),
         rights=("Write TransactionalId",),
         needs_catalog=False,
         notes="Answers when the end is on disk in every partition; from version 5 on with the next epoch.",
