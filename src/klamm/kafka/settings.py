@@ -51,6 +51,9 @@ class ServerSettings:
         doc="How many partitions a topic gets when its creator does not say. (Kafka: num.partitions.)")
     auto_create_topics_enable: bool = _switch("auto.create.topics.enable", "true",
         doc="Whether a topic that a client asks for, and that is not there, is created.")
+    accept_replica_assignments: bool = _switch("accept.replica.assignments", "false",
+        doc="Whether replica assignments that name other brokers are accepted, as replication factors above 1 always"
+            " are: for programs that were written for a cluster. Each partition has one replica, here.")
     metrics: int = _number("metrics", -1, -1, 65535,
         doc="The port of /metrics, /healthz and /status; 0: any that is free, -1: none.")
     max_connections: int = _number("max.connections", 10_000, 1,
@@ -105,6 +108,10 @@ class ServerSettings:
         doc="The longest time-out that a transactional producer may ask for.")
     transactional_id_expiration_ms: int = _number("transactional.id.expiration.ms", 604_800_000, 1,
         doc="How long after its last use a transactional id is remembered.")
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = _number(
+        "transaction.remove.expired.transaction.cleanup.interval.ms", 600_000, 1,
+        doc="How often transactional ids are looked for that have expired; not more often than once a second."
+            " (Kafka: 3600000.)")
     log_cleaner_backoff_ms: int = _number("log.cleaner.backoff.ms", 15_000, 100, _INT64,
         doc="How often the server looks for logs to compact, records to expire and transactions to end.")
     # fmt: on

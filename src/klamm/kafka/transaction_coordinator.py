@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["NEEDS_REGISTRATION", "STATES", "Identified", "TransactionCoordinator", "TransactionSettings"]
 
 _MAX_NAME = 4096
-_EXPIRE_EVERY_S = 600.0
 _TRIES = 5
 
 STATES = {
@@ -99,6 +98,8 @@ class TransactionSettings(Protocol):
     def transaction_max_timeout_ms(self) -> int: ...
     @property
     def transactional_id_expiration_ms(self) -> int: ...
+    @property
+    def transaction_remove_expired_transaction_cleanup_interval_ms(self) -> int: ...
 
 
 class Identified(NamedTuple):
@@ -279,7 +280,8 @@ class TransactionCoordinator:
                 self._resolver.resolve_held()
                 self._reload()
             self._resolver.abort_reported()
-            if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
+            interval_ms = self._settings.transaction_remove_expired_transaction_cleanup_interval_ms
+            if (time.monotonic() - self._expired_at) * 1000 > interval_ms:
                 self.expire()
 
     def expire(self) -> None:

@@ -5,7 +5,8 @@ not begun when its time-out has passed are not begun at all, and are answered RE
 not want to wait for other brokers. There are none.)
 
 Replicas       There is one. A replication factor above 1 is taken, since programs written for clusters ask for it, and
-               reported back as 1. An assignment by hand may name this broker alone.
+               reported back as 1. An assignment by hand may name this broker alone, unless
+               accept.replica.assignments says that any will do.
 Settings       See config_entries.py for those of Kafka's that Klamm does not have.
 DeleteRecords  The time-out bounds nothing: there are no followers to wait for.
 """
@@ -154,6 +155,8 @@ def _check_count(name: str, count: int) -> None:
 
 
 def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
+    if broker.settings.accept_replica_assignments and brokers and len(set(brokers)) == len(brokers):
+        return
     if brokers != [broker.node_id]:
         raise ApiError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
