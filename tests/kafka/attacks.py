@@ -333,7 +333,7 @@ def transactions(address: str, chance: random.Random, sizes: Sizes) -> None:
 def half_requests(address: str, chance: random.Random, sizes: Sizes) -> None:
     with connected(address, 100) as clients:
         for client in clients:
-            client.send_bytes((100 * MIB).to_bytes(4, "big") + chance.randbytes(5000))
+            client.send_bytes((60 * MIB).to_bytes(4, "big") + chance.randbytes(5000))
         time.sleep(PATIENCE_S)
 
 

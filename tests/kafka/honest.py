@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import klamm
-from klamm.kafka.wire.messages import METADATA
+from klamm.kafka.wire.messages import LEAVE_GROUP, METADATA
 from tests.kafka.asking import fetch, produce, sealed, values
 from tests.kafka.dial import Raw
 from tests.kafka.member import Client
@@ -67,15 +67,16 @@ def write_to_memory(address: str, end: float) -> Seen:
 
 def follow(address: str, end: float) -> Seen:
     """Read what `write_to_memory` writes, each record once and in order; the time is from sending to arrival."""
-    seen, offset = Seen(), 0
+    seen = Seen()
     with Raw(address, "honest") as raw:
+        offset = start = fetch(raw, TOPIC, 0, 1).high_watermark
         while time.monotonic() < end:
             for value in values(fetch(raw, TOPIC, offset, 1, wait_ms=500)):
                 assert value is not None
                 sent_ns = int(value.split(b"-")[1])
                 seen.latencies_s.append((time.monotonic_ns() - sent_ns) / 1e9)
                 offset += 1
-    assert offset > 0
+    assert offset > start
     return seen
 
 
@@ -100,6 +101,7 @@ def take_part(address: str, end: float) -> Seen:
                 seen.timed(commit)
                 seen.timed(look)
             assert client.heartbeat(member, "honest") == 0
+        client.ask(LEAVE_GROUP, 2, group_id="honest", member_id=member.member_id)
     return seen
 
 
