@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import klamm
@@ -186,7 +187,7 @@ def run(server: Serving, sizes: Sizes, *, seconds: float, seed: int, target: str
     base_bytes, cpu_s = _memory(server.pid, "VmRSS"), _cpu_s(server.pid)
     with _on(cores()[1]), children() as start:
         end = time.monotonic() + seconds
-        honest = {client.__name__: start(lambda client=client: client(server.address, end)) for client in CLIENTS}
+        honest = {client.__name__: start(partial(client, server.address, end)) for client in CLIENTS}
         hostile = start(lambda: attack(target or server.address, end, sizes, seed))
         wait_s = seconds + PATIENCE
         seen = {name: child.answer(wait_s) for name, child in honest.items()}

@@ -35,7 +35,19 @@ def class_path(directory: Path) -> str:
     """Compile `java/` into `directory`, and return a class path on which it precedes the jars."""
     (compiler,) = JARS.glob("ecj-*.jar")
     jars = ":".join(map(str, sorted(JARS.glob("*.jar"))))
-    command = ["java", *_FLAGS, "-jar", compiler, "-17", "-nowarn", "-cp", jars, "-d", directory, SOURCES]
+    command: list[str | Path] = [
+        "java",
+        *_FLAGS,
+        "-jar",
+        compiler,
+        "-17",
+        "-nowarn",
+        "-cp",
+        jars,
+        "-d",
+        directory,
+        SOURCES,
+    ]
     subprocess.run(command, check=True)
     services = directory / "META-INF" / "services"
     services.mkdir(parents=True)

@@ -35,7 +35,7 @@ import org.apache.kafka.server.fault.FaultHandlerException;
  */
 final class KlammCluster implements ClusterInstance {
     private static final int NODE = 0; // as Kafka's test kit numbers the first broker
-    private static final long WAIT_MS = 20_000;
+    private static final long WAIT_MS = 60_000;
     private static final Pattern READY = Pattern.compile("klamm: serving .+ at (\\S+):(\\d+) ");
     private static final Set<String> SETTINGS = Set.copyOf(Arrays.asList(System.getProperty("klamm.settings").split(",")));
 
