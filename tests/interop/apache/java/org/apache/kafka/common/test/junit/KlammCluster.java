@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -35,6 +36,7 @@ import org.apache.kafka.server.fault.FaultHandlerException;
  */
 final class KlammCluster implements ClusterInstance {
     private static final int NODE = 0; // as Kafka's test kit numbers the first broker
+    private static final String FOREIGN_REPLICAS = "foreign.replicas.enable";
     private static final long WAIT_MS = 60_000;
     private static final Pattern READY = Pattern.compile("klamm: serving .+ at (\\S+):(\\d+) ");
     private static final Set<String> SETTINGS = Set.copyOf(Arrays.asList(System.getProperty("klamm.settings").split(",")));
@@ -69,8 +71,12 @@ final class KlammCluster implements ClusterInstance {
     private void launch() throws IOException, InterruptedException {
         List<String> command = new ArrayList<>(List.of(System.getProperty("klamm.command"), "serve", directory.resolve("store").toString()));
         command.addAll(List.of("--kafka", String.valueOf(port), "--log-level", "warning", "--set", "node-id=" + NODE));
-        if (config.numBrokers() > 1) command.addAll(List.of("--set", "accept.replica.assignments=true"));
-        config.serverProperties().forEach((name, value) -> {
+        if (config.numBrokers() > 1 && SETTINGS.contains(FOREIGN_REPLICAS)) command.addAll(List.of("--set", FOREIGN_REPLICAS + "=true"));
+        // One node is all of the cluster: it has what is set for any node, and rather what is set for the first broker.
+        Map<String, String> properties = new TreeMap<>(config.serverProperties());
+        config.perServerOverrideProperties().values().forEach(properties::putAll);
+        properties.putAll(config.perServerOverrideProperties().getOrDefault(NODE, Map.of()));
+        properties.forEach((name, value) -> {
             String setting = name.equals("num.partitions") ? "default-partitions" : name;
             if (SETTINGS.contains(setting)) command.addAll(List.of("--set", setting + "=" + value));
         });
