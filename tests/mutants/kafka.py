@@ -341,7 +341,7 @@ MUTANTS = [
     Mutant(
         "the loop decodes a request however many elements it has",
         "kafka/admission.py: a thread decodes a request that takes long",
-        ((ADMISSION, "        if len(frame) <= LOOP_ELEMENTS:  #", "        if len(frame) >= 0:  #"),),
+        ((ADMISSION, "decode(header, row, frame, LOOP_ELEMENTS)", "decode(header, row, frame)"),),
         (f"{CONNECTION_TESTS}::test_a_request_of_many_elements_is_decoded_by_a_thread",),
     ),
 ]

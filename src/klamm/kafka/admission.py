@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import RequestHeader, read_request_header
+from klamm.kafka.wire.reading import MAX_ELEMENTS
 from klamm.kafka.wire.structs import Struct
 
 if TYPE_CHECKING:
@@ -55,17 +56,14 @@ class Admission:
         if len(frame) <= LOOP_ELEMENTS:  # an element has a byte at least
             return Admission.decode(header, row, frame)
         try:
-            request = header.api.request.decode(frame, header.version, header.position, LOOP_ELEMENTS)
+            return Admission.decode(header, row, frame, LOOP_ELEMENTS)
         except MalformedMessage:
             return None  # or it is malformed, which the thread will find
-        if row.merge is not None:
-            row.merge(request)
-        return request
 
     @staticmethod
-    def decode(header: RequestHeader, row: SupportedApi, frame: memoryview) -> Struct:
+    def decode(header: RequestHeader, row: SupportedApi, frame: memoryview, max_elements: int = MAX_ELEMENTS) -> Struct:
         """Return the request. It refers to the bytes of the frame."""
-        request = header.api.request.decode(frame, header.version, header.position)
+        request = header.api.request.decode(frame, header.version, header.position, max_elements)
         if row.merge is not None:
             row.merge(request)
         return request
