@@ -12,6 +12,8 @@ COORDINATOR_TESTS = "tests/kafka/test_coordinator.py"
 OFFSET_TESTS = "tests/kafka/test_group_offset_apis.py"
 FETCH_TESTS = "tests/kafka/test_fetch.py"
 BOUNDS_TESTS = "tests/kafka/test_bounds.py"
+ADMISSION = "src/klamm/kafka/admission.py"
+CONNECTION_TESTS = "tests/kafka/test_connection.py"
 LOOP_TESTS = "tests/kafka/test_loop.py"
 ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
@@ -353,5 +355,11 @@ MUTANTS = [
             ),
         ),
         ("tests/kafka/test_group_apis.py::test_nothing_is_left_of_a_join_whose_client_is_gone",),
+    ),
+    Mutant(
+        "the loop decodes a request however many elements it has",
+        "kafka/admission.py: a thread decodes a request that takes long",
+        ((ADMISSION, "decode(header, row, frame, LOOP_ELEMENTS)", "decode(header, row, frame)"),),
+        (f"{CONNECTION_TESTS}::test_a_request_of_many_elements_is_decoded_by_a_thread",),
     ),
 ]

@@ -5,7 +5,8 @@ decompress delay each other, but not the reading of the catalog, which requests 
 
 catalog       reads of SQLite: topics, groups, offsets           2, in any order
 disk          segment files: cold reads, seeks, look-ups         4, in any order
-codec         checks of large batches, decompression             2, in any order
+codec         decompression, checks of large batches,            2, in any order
+              requests of many elements
 write         short writes of SQLite                             1, in the order of the calls
 transact      transactions: their rows, syncs and markers        16, in any order
 administer    what takes long: create, alter, compact            4, in any order

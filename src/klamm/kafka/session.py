@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.kafka.call import SMALL, Call, Pause
 from klamm.kafka.response_errors import errors_in
 from klamm.kafka.tasks import Begun
-from klamm.kafka.wire.errors import UnsupportedVersion
+from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import response_frame
 from klamm.kafka.wire.messages import API_VERSIONS
 from klamm.kafka.wire.structs import Struct
@@ -23,6 +23,7 @@ from klamm.kafka.wire.structs import Struct
 if TYPE_CHECKING:
     from klamm.kafka.channel import Channel
     from klamm.kafka.listener import Listener
+    from klamm.kafka.wire.frames import RequestHeader
 
 __all__ = ["Session"]
 
@@ -76,8 +77,11 @@ class Session:
         except UnsupportedVersion as error:
             self._reject_version(error)
             return
-        request = admission.decode(header, row, frame)
-        if admission.needs_catalog(row, header.version, request):
+        request = admission.decode_now(header, row, frame)
+        if request is None:
+            self.call = Call(self, row, header, header.api.request(), self._channel.active)
+            listener.broker.tasks.spawn(self._run_decoded(self.call, header, self.copy(frame)))
+        elif admission.needs_catalog(row, header.version, request):
             request = admission.decode(header, row, self.copy(frame))
             self.call = Call(self, row, header, request, self._channel.active)
             listener.broker.tasks.spawn(self._run_after_refresh(self.call))
@@ -116,6 +120,23 @@ class Session:
             waits_for.then = partial(self._go_on, call, work, True)
         else:
             self._listener.broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
+
+    async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
+        """A thread decodes a request of many elements: on the loop, other clients would wait for that."""
+        admission, broker = self._listener.admission, self._listener.broker
+        try:
+            call.request = await broker.codec(admission.decode, header, call.row, frame)
+            if admission.needs_catalog(call.row, call.version, call.request):
+                await broker.topics.refresh()
+        except MalformedMessage as error:
+            self._channel.reject(error)
+            return
+        except Exception:  # noqa: BLE001  # as in `_run`
+            self._fail(call)
+            return
+        if not self.is_closed:
+            self._run(call)
+            self._channel.go_on()
 
     async def _run_after_refresh(self, call: Call) -> None:
         """The catalog has changed: read it, then handle the request."""
