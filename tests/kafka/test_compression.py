@@ -77,7 +77,7 @@ def test_it_is_done_by_a_thread_for_codecs(raw: Raw, monkeypatch: pytest.MonkeyP
 
     def watched(*given: object, **options: object) -> object:
         seen.append(threading.current_thread().name)
-        return recompress(*given, **options)
+        return recompress(*given, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(produce_api, "recompress", watched)
     produce(raw, raw.create("by-a-thread", compression_type="lz4"), sealed([b"small"]))
