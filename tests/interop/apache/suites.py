@@ -1,7 +1,7 @@
 """Classes of Kafka's client integration tests, and why some of them, or some of their tests, cannot pass from outside.
 
-A reason is about the test ("looks into a broker") or about Klamm ("has no quotas"); docs/reference/apache-kafka-tests.md
-shows them all.
+A reason is about the test ("looks into a broker") or about Klamm ("has no quotas"). They are all in
+docs/reference/apache-kafka-tests.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SUITES: dict[str, Suite] = {
         cannot_pass={
             "testClassicConsumerCoordinatorFailover": SECOND_BROKER,
             "testClassicConsumerCloseOnBrokerShutdown": LOOKS_INSIDE,
-            "testClassicConsumerListTopics": "counts `__consumer_offsets`, which is not listed: offsets are in klamm.db",
+            "testClassicConsumerListTopics": "counts `__consumer_offsets`; offsets are in klamm.db",
             "testClassicConsumerQuotaMetricsNotCreatedIfNoQuotasConfigured": LOOKS_INSIDE,
         }
     ),
@@ -66,9 +66,7 @@ SUITES: dict[str, Suite] = {
         }
     ),
     "consumer.ConsumerTopicCreationTest": Suite(),
-    "consumer.ConsumerWithLegacyMessageFormatIntegrationTest": Suite(
-        "writes old formats into the log of a broker object"
-    ),
+    "consumer.ConsumerWithLegacyMessageFormatIntegrationTest": Suite("writes old formats into the log of a broker"),
     "consumer.SaslPlainPlaintextConsumerTest": Suite("Klamm has no SASL yet"),
     "consumer.ShareConsumerTest": Suite("Klamm has no share groups"),
     "consumer.ShareConsumerRackAwareTest": Suite("Klamm has no share groups"),
@@ -133,7 +131,7 @@ SUITES: dict[str, Suite] = {
     ),
     "admin.ListOffsetsIntegrationTest": Suite(
         cannot_pass={
-            f"testThree{records}Records{batches}{server}": "passes for the leader, then makes a second broker the leader"
+            f"testThree{records}Records{batches}{server}": "passes for one leader, then wants a second broker"
             for records, batches, server in (
                 ("NonCompressed", "InOneBatch", ""),
                 ("NonCompressed", "InSeparateBatch", ""),
