@@ -17,6 +17,7 @@ from klamm.kafka.wire.messages import LEAVE_GROUP, METADATA
 from tests.kafka.asking import fetch, produce, sealed, values
 from tests.kafka.dial import Raw
 from tests.kafka.member import Client
+from tests.procs import PATIENCE
 
 __all__ = ["CLIENTS", "TOPIC", "Seen", "lost_records"]
 
@@ -43,7 +44,7 @@ class Seen:
 
 def _write(address: str, end: float, partition: int, acks: int) -> Seen:
     seen = Seen(partition=partition)
-    with Raw(address, "honest") as raw:
+    with Raw(address, "honest", PATIENCE) as raw:
 
         def send() -> None:
             value = b"%d-%d" % (partition, time.monotonic_ns())
@@ -68,7 +69,7 @@ def write_to_memory(address: str, end: float) -> Seen:
 def follow(address: str, end: float) -> Seen:
     """Read what `write_to_memory` writes, each record once and in order; the time is from sending to arrival."""
     seen = Seen()
-    with Raw(address, "honest") as raw:
+    with Raw(address, "honest", PATIENCE) as raw:
         offset = start = fetch(raw, TOPIC, 0, 1).high_watermark
         while time.monotonic() < end:
             for value in values(fetch(raw, TOPIC, offset, 1, wait_ms=500)):
@@ -85,7 +86,7 @@ def take_part(address: str, end: float) -> Seen:
     seen, offset = Seen(), 0
     asked = [METADATA.request.Topic(name=TOPIC)]
     with Client(address) as client:
-        member = client.become_member(group="honest", session_timeout_ms=30_000)
+        member = client.become_member(group="honest", session_timeout_ms=int(PATIENCE * 1000))
         while time.monotonic() < end:
             for _ in range(ROUNDS_OF_MEMBER):
                 offset += 1

@@ -26,12 +26,16 @@ def recorded() -> list[Result]:
     ]
 
 
+def is_run(name: str) -> bool:
+    return name in SUITES and SUITES[name].why_not is None
+
+
 def record(results: Iterable[Result]) -> None:
     """Save the results, in place of earlier ones of the same tests, and write the page again."""
     tests: dict[str, dict[str, str | None]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for result in results:
         tests.setdefault(result.suite, {})[result.test] = result.failure
-    ordered = {name: dict(sorted(tests[name].items())) for name in sorted(tests) if name in SUITES}
+    ordered = {name: dict(sorted(tests[name].items())) for name in sorted(tests) if is_run(name)}
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
     PAGE.write_text(generated())
 
