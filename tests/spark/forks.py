@@ -51,7 +51,7 @@ WORKERS = (
 )
 IMPORTED = (
     *("pandas", "pyarrow.parquet", "pyspark.sql.pandas.types", "pyspark_klamm"),
-    *("klamm.arrow.placing", "klamm.spark.pipelines", "klamm.spark.sink", "klamm.spark.stream"),
+    *("klamm.arrow.restore_writer", "klamm.spark.pipelines", "klamm.spark.sink", "klamm.spark.stream"),
 )
 
 
