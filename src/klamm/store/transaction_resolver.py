@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from klamm.disk import locks
@@ -39,6 +38,8 @@ from klamm.store.turns import Turns
 from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core
