@@ -5,14 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SYNC_QUEUE = "src/klamm/kafka/sync_queue.py"
-SYNC_THREAD = "src/klamm/log/_sync_thread.pxi"
 GROUP_COMMIT = "src/klamm/store/group_commit.py"
 RESOLVER = "src/klamm/store/transaction_resolver.py"
 COORDINATOR = "src/klamm/kafka/transaction_coordinator.py"
 TOPIC_CHANGES = "src/klamm/store/topic_changes.py"
 DIRECTORY = "src/klamm/store/directory.py"
 QUEUE_TESTS = "tests/kafka/test_sync_queue.py"
-THREAD_TESTS = "tests/log/test_sync_thread.py"
 GROUP_TESTS = "tests/store/test_group_commit.py"
 COORDINATOR_TESTS = "tests/kafka/transactions/test_transaction_coordinator_threads.py"
 TOPIC_TESTS = "tests/store/test_topic_changes.py"
@@ -41,42 +39,6 @@ MUTANTS = [
         "kafka/sync_queue.py SYQ3",
         ((SYNC_QUEUE, "                done(_closed())\n\n\n", "                pass\n\n\n"),),
         (f"{QUEUE_TESTS}::test_who_still_waits_when_it_is_closed_is_told_so",),
-    ),
-    Mutant(
-        "a thread tells the loop before it has synced",
-        "log/_sync_thread.pxi SYN2",
-        (
-            (
-                SYNC_THREAD,
-                "            job.result = try_sync(job.writer, job.end_offset)\n",
-                "            job.result = 0\n",
-            ),
-        ),
-        (f"{THREAD_TESTS}::test_what_is_told_to_be_synced_is_on_disk",),
-    ),
-    Mutant(
-        "the loop is told of each sync by itself",
-        "log/_sync_thread.pxi SYN4",
-        (
-            (
-                SYNC_THREAD,
-                "            tells, self.told = not self.told, 1\n",
-                "            tells, self.told = True, 1\n",
-            ),
-        ),
-        (f"{THREAD_TESTS}::test_the_loop_is_told_once_of_all_that_is_done",),
-    ),
-    Mutant(
-        "a batch begins a segment on the event loop",
-        "internals/server.md: the loop never waits for a disk",
-        (
-            (
-                "src/klamm/log/_append.pxi",
-                "    if quick and needs_files(w, &now, batch, size):\n",
-                "    if quick and False:\n",
-            ),
-        ),
-        ("tests/log/test_partition.py::test_an_append_that_may_not_wait_makes_no_files",),
     ),
     Mutant(
         "a write that fails takes its group with it",
