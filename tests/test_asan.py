@@ -17,7 +17,9 @@ ALL = ["tests/batch", "tests/log", "tests/crash/test_damage.py", "--deselect=tes
 
 def check(arguments: list[str], examples: int) -> None:
     result = asan.run(arguments, examples)
-    report = (result.stdout + result.stderr)[-8000:]
+    report = result.stdout + result.stderr
+    found = report.find("ERROR: AddressSanitizer")
+    report = report[found : found + 8000] if found >= 0 else report[-8000:]
     assert "Sanitizer" not in report and "runtime error" not in report, report
     assert result.returncode == 0, report
 
