@@ -13,9 +13,11 @@ NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/k
 # Kafka in C; a terminal to drive; Java (17 or newer), and Maven to fetch an Apache Kafka with.
 DEBIAN := e2fsprogs xfsprogs btrfs-progs mount rsync postgresql kcat tmux default-jre-headless maven
 
-# The jars of that Apache Kafka, and of Spark's Kafka connector, and the files that say which.
+# The jars of that Apache Kafka, of its own tests, and of Spark's Kafka connector, and the files that say which.
 KAFKA_JARS := .tools/kafka
 KAFKA_POM := tests/interop/kafka/pom.xml
+SUITES_JARS := .tools/kafka-suites
+SUITES_POM := tests/interop/apache/pom.xml
 SPARK_JARS := .tools/spark-kafka
 SPARK_POM := tests/spark/connector/pom.xml
 # What a JVM has made of Spark's classes, so that those of tests start in half the time.
@@ -74,6 +76,9 @@ tools: ## what tests need: Debian packages, by apt-get when root or sudo may, el
 	@cmp -s $(KAFKA_POM) $(KAFKA_JARS)/pom.xml || { echo "tools: Apache Kafka into $(KAFKA_JARS)" && rm -rf $(KAFKA_JARS) && \
 	mvn -q -B -f $(KAFKA_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(KAFKA_JARS)" && \
 	cp $(KAFKA_POM) $(KAFKA_JARS)/pom.xml; } || echo "tools: tests with Apache Kafka are skipped until Maven can fetch it"
+	@cmp -s $(SUITES_POM) $(SUITES_JARS)/pom.xml || { echo "tools: Apache Kafka's own tests into $(SUITES_JARS)" && rm -rf $(SUITES_JARS) && \
+	mvn -q -B -f $(SUITES_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(SUITES_JARS)" && \
+	cp $(SUITES_POM) $(SUITES_JARS)/pom.xml; } || echo "tools: Apache Kafka's own tests are skipped until Maven can fetch them"
 	@cmp -s $(SPARK_POM) $(SPARK_JARS)/pom.xml || { echo "tools: Spark's Kafka connector into $(SPARK_JARS)" && rm -rf $(SPARK_JARS) && \
 	mvn -q -B -f $(SPARK_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(SPARK_JARS)" && \
 	cp $(SPARK_POM) $(SPARK_JARS)/pom.xml; } || echo "tools: tests with Spark's Kafka connector are skipped until Maven can fetch it"

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import _harness as harness
+from _before import HERE, Tree
 from _processes import together
 
 sys.path.insert(0, str(harness.ROOT))
@@ -93,14 +94,18 @@ def tool(name: str, *arguments: str) -> list[str]:
 class Server:
     """A process that listens."""
 
-    def __init__(self, name: str, command: list[str], port: int, log: Path) -> None:
+    def __init__(
+        self, name: str, command: list[str], port: int, log: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self.name = name
         self.address = f"127.0.0.1:{port}"
         self.log = log
         bound = ["setpriv", "--pdeathsig=KILL"] if shutil.which("setpriv") else []
         with log.open("ab") as out:
             self.started = time.perf_counter()
-            self.process = subprocess.Popen([*bound, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = subprocess.Popen(
+                [*bound, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+            )
         self.pid = self.process.pid
         self.answered_after = 0.0
         """Seconds until its first answer, after `wait`."""
@@ -128,10 +133,10 @@ class Server:
         assert found
         return int(found[1]) * 1024 / 1e6
 
-    def topic(self, **configs: str) -> str:
-        """A new one, of one partition; settings with _ for the dots."""
+    def topic(self, partitions: int = 1, **configs: str) -> str:
+        """A new one; settings with _ for the dots."""
         with Raw(self.address) as raw:
-            return raw.create(f"bench-{secrets.token_hex(4)}", 1, **configs)
+            return raw.create(f"bench-{secrets.token_hex(4)}", partitions, **configs)
 
     def delete(self, topic: str) -> None:
         with Raw(self.address) as raw:
@@ -153,11 +158,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_klamm(directory: str) -> Server:
+def start_klamm(directory: str, tree: Tree = HERE) -> Server:
     """On the store of that directory, which is made if need be."""
     port = free_port()
-    command = [str(Path(sys.executable).parent / "klamm"), "serve", f"{directory}/store", f"--kafka={port}"]
-    return Server("Klamm", [*command, "--set", "max.connections=20000"], port, Path(directory, "klamm.log"))
+    command = [sys.executable, "-m", "klamm", "serve", f"{directory}/store", f"--kafka={port}"]
+    command += ["--set", "max.connections=20000"]
+    return Server("Klamm", command, port, Path(directory, "klamm.log"), tree.environment)
 
 
 def format_kafka(directory: str) -> str:
@@ -283,12 +289,12 @@ def warm(started: dict[str, Server], size: int, count: int) -> None:
         pass_through(server, size, count)
 
 
-def produce_frame(topic: str, value: bytes, acks: str) -> bytes:
+def produce_frame(topic: str, value: bytes, acks: str, partition: int = 0) -> bytes:
     """A request that puts one record there."""
     batch = Builder(1 << 20)
     batch.add(None, value, None, int(time.time() * 1000))
     request = PRODUCE.request
-    one = request.Partition(index=0, records=bytes(batch.seal(0)))
+    one = request.Partition(index=partition, records=bytes(batch.seal(0)))
     data = [request.Topic(name=topic, partition_data=[one])]
     whole = request(acks=-1 if acks == "all" else int(acks), timeout_ms=30_000, topic_data=data)
     return b"".join(request_frame(PRODUCE, 9, 1, "bench", whole))

@@ -2,7 +2,7 @@
 
     python tests/asan.py [pytest arguments]
 
-builds them into build/asan-<hash of their sources>, once, and runs pytest with this file as a plugin, which lets Python
+builds them into build/asan, each when it has changed, and runs pytest with this file as a plugin, which lets Python
 find them there. Memory comes from malloc, not from Python's pools, so that each bytes object has its own guarded edges.
 `detect_leaks=0` because Python never frees all; `-s` because pytest would swallow the report.
 """
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
@@ -45,29 +46,50 @@ def library() -> str | None:
 
 
 def build() -> Path:
-    """Return the folder with the sanitized modules; they are made when a source has changed since."""
-    parts = [SOURCE / name for name in ("batch", "disk", "log")]
-    sources = sorted(each for part in parts for each in part.iterdir() if each.suffix in {".pyx", ".pxi", ".pxd", ".h"})
-    contents = [path.read_bytes() for path in (*sources, Path(__file__))]
-    place = ROOT / "build" / f"asan-{hashlib.sha256(b''.join(contents)).hexdigest()[:16]}"
-    if not (place / "done").exists():
-        for old in (ROOT / "build").glob("asan-*"):
-            shutil.rmtree(old)
-        place.mkdir(parents=True)
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda name: _compile(name, place), MODULES))
-        (place / "done").touch()
+    """Return the folder with the sanitized modules; those are made whose source, flags or compiler have changed."""
+    place = ROOT / "build" / "asan"
+    place.mkdir(parents=True, exist_ok=True)
+    extensions = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    wanted = [each for each in extensions if each["name"] in MODULES]
+    assert len(wanted) == len(MODULES)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda each: _make(each["name"], [*each["sources"], *each["depends"]], place), wanted))
     return place
 
 
-def _compile(name: str, place: Path) -> None:
-    _, part, stem = name.split(".")
-    code = place / f"{name}.c"
-    cython = [sys.executable, "-m", "cython", "-3", "--module-name", name, "-o", str(code), f"{stem}.pyx"]
-    subprocess.run(cython, cwd=SOURCE / part, check=True, stderr=subprocess.DEVNULL)
+def _make(name: str, files: list[str], place: Path) -> None:
+    """Compile a module, unless that has been done with the same code, headers, flags and compiler."""
+    sources = [ROOT / file for file in files]
+    code = _code(name, sources, place)
+    compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True).stdout
+    headers = [path.read_bytes() for path in sources if path.suffix == ".h"]
+    parts = [code.read_bytes(), *headers, compiler, sys.version.encode(), *map(str.encode, FLAGS + SANITIZERS)]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    library = file_of(place, name)
+    made_of = place / f"{name}.sha256"
+    if library.exists() and made_of.exists() and made_of.read_text() == digest:
+        return
     folders = [SOURCE / "batch", SOURCE / "disk", SOURCE / "log", sysconfig.get_path("include")]
     include = [argument for folder in folders for argument in ("-I", str(folder))]
-    subprocess.run(["gcc", *FLAGS, *SANITIZERS, *include, str(code), "-o", str(file_of(place, name))], check=True)
+    temporary = place / f"{name}.{os.getpid()}"
+    subprocess.run(["gcc", *FLAGS, *SANITIZERS, *include, str(code), "-o", str(temporary)], check=True)
+    temporary.rename(library)
+    made_of.write_text(digest)
+
+
+def _code(name: str, sources: list[Path], place: Path) -> Path:
+    """Return a module's code in C: as `make build` has left it, or made here if a source has changed since."""
+    _, part, stem = name.split(".")
+    newest = max(path.stat().st_mtime for path in sources)
+    own = place / f"{name}.c"
+    for found in (SOURCE / part / f"{stem}.c", own):
+        if found.exists() and found.stat().st_mtime > newest:
+            return found
+    temporary = place / f"{name}.{os.getpid()}.c"
+    cython = [sys.executable, "-m", "cython", "-3", "--module-name", name, "-o", str(temporary), f"{stem}.pyx"]
+    subprocess.run(cython, cwd=SOURCE / part, check=True, stderr=subprocess.DEVNULL)
+    temporary.rename(own)
+    return own
 
 
 def file_of(place: Path, name: str) -> Path:

@@ -4,7 +4,7 @@
     python tests/parts.py [--quick] -k name, or a path: one pytest, with these arguments
 
 A process for each part: librdkafka and the JVM leave threads and descriptors behind, and above the 1,024th descriptor
-select() fails for every user of it. Two parts more at a time than there are cores, since most tests wait: for a disk, a
+select() fails for every user of it. One part more at a time than there are cores, since most tests wait: for a disk, a
 timeout, a process that was killed.
 
 A failure is printed when it happens, a part when it ends, and a line of progress at least every half minute. A part in
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 CACHE = ROOT / ".pytest_cache"
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
-AT_ONCE = max(4, (os.cpu_count() or 0) + 2)  # two more than cores: most tests wait, too
+AT_ONCE = max(3, (os.cpu_count() or 0) + 1)  # one more than cores: most tests wait, too
 PROGRESS_S = 30.0
 SLOW_S, SLOWEST = 5.0, 10  # when a part ends, so many of its tests are listed that took longer than that
 SILENCE_S = 400.0  # longer than a test may take (pyproject.toml: timeout)
@@ -61,16 +61,18 @@ _LEFTOVERS = (
     *("on_disk", "power_cut", "serve_power_cut", "transaction_power_cut"),
 )
 
-PARTS = (  # the longest first
+# The longest first. Tests that import pandas, pyarrow and polars are apart from those that fork: the larger a process,
+# the longer each fork of it takes.
+PARTS = (
     Part("pipelines", ("spark/pipelines",), quick=False),
     Part("crash", ("crash",), quick=False, disk=True),
     Part("leftovers", tuple(f"crash/test_{name}.py" for name in _LEFTOVERS), quick=False),
     Part("spark", ("spark",), quick=False),
     Part("interop", ("interop",), quick=False),
     Part("others"),
-    Part("log", ("batch", "disk", "log", "store")),
-    Part("kafka", ("kafka",)),
-    Part("client", ("client", "arrow", "aio")),
+    Part("log", ("disk", "log", "store")),
+    Part("kafka", ("kafka", "batch", "arrow")),
+    Part("client", ("client", "aio")),
     Part("cli", ("cli",)),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")

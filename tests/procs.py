@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 PATIENCE = 60.0  # seconds that nothing here takes, on a machine that has other things to do
+_FIRST_PAUSE_S, _PAUSE_S = 0.0005, 0.005  # of `until`: each pause is a tenth longer, since looking takes a core, too
 
 T = TypeVar("T")
 
@@ -25,9 +26,11 @@ T = TypeVar("T")
 def until(holds: Callable[[], T | None], what: str, seconds: float = PATIENCE) -> T:
     """The first true answer of `holds`."""
     deadline = time.monotonic() + seconds
+    pause_s = _FIRST_PAUSE_S
     while not (answer := holds()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.0005)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.1, _PAUSE_S)
     return answer
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from klamm.batch import RECORDS, Builder, decode
@@ -35,6 +35,8 @@ class Sizes:
     producer_id_expiration_ms: int = 1 << 40
     max_message_bytes: int = 1 << 20
     message_timestamp_type: str = "CreateTime"
+    compression_type: str = "producer"
+    compression_levels: Mapping[str, int] = field(default_factory=dict)
     timestamp_limits_ms: tuple[int, int] = ((1 << 63) - 1, (1 << 63) - 1)
     retention_ms: int = -1
     retention_bytes: int = -1

@@ -38,7 +38,7 @@ def values(store: klamm.Store, topic: str = "orders") -> list[bytes]:
     return [record.value for record in everything(store, topic)]
 
 
-# Opening
+# Opener
 
 
 def test_a_store_is_made_at_its_first_open_and_found_at_the_next(path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_cluster_is_refused_with_a_word_on_when_it_comes() -> None:
 
 def test_a_path_of_bytes_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="path is a str"):
-        klamm.open(b"events")  # type: ignore[arg-type]
+        klamm.open(b"events")  # type: ignore[call-overload]
 
 
 def test_a_network_file_system_is_refused_with_the_reason(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
     "script",
     [
         *("import_time", "single_append", "table", "contention", "blocks_ahead", "cli"),
+        *("kafka_acks_all", "kafka_new_topic"),
         pytest.param("lock_word", marks=pytest.mark.soak),  # compiles an older commit first
     ],
 )
@@ -44,7 +45,11 @@ def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> 
 @pytest.mark.soak  # each waits for a warm Apache Kafka of its own
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "script", ["kafka_throughput", "kafka_rdkafka", "kafka_java", "kafka_latency", "kafka_start", "kafka_parked"]
+    "script",
+    [
+        *("kafka_throughput", "kafka_rdkafka", "kafka_java", "kafka_latency", "kafka_start", "kafka_parked"),
+        "kafka_transactions",
+    ],
 )
 def test_each_answer_beside_apache_kafka_is_one(script: str, tmp_path: Path) -> None:
     need_kafka()

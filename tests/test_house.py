@@ -40,6 +40,7 @@ ROOMS = [
     ["log"],
     ["batch", "disk"],
     ["types"],
+    ["choices", "typevars"],
     ["errors"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
@@ -129,8 +130,8 @@ def test_every_native_module_has_a_stub() -> None:
     assert [path.name for path in SOURCE.glob("*/*.pyx") if not path.with_suffix(".pyi").exists()] == []
 
 
-MAX_MODULES = 204  # of which 92 are the standard library's
-MAX_SOURCE_BYTES = 2_600_000  # 199 modules and 2.5 MB on Python 3.11; how long that takes, bench/import_time.py says
+MAX_MODULES = 210  # of which 92 are the standard library's
+MAX_SOURCE_BYTES = 2_600_000  # 206 modules and 2.6 MB on Python 3.11; how long that takes, bench/import_time.py says
 
 
 def test_a_native_module_is_built_again_when_any_of_its_sources_changes() -> None:

@@ -13,9 +13,6 @@ import pytest
 
 import klamm
 import klamm.testing
-from klamm.client.consume.consumer import Consumer
-from klamm.client.produce.producer import Producer
-from klamm.client.transaction import Transaction
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "reference" / "api.md").read_text()
@@ -96,10 +93,6 @@ def in_the_stub(owner: type, name: str) -> dict[str, Parameter]:
     return {parameter: value for parameter, value in parameters_of(function.args) if parameter != "self"}
 
 
-def options_of(made: Callable[..., Any], *own: str) -> dict[str, Parameter]:
-    return {name: value for name, value in in_python(made).items() if name not in own}
-
-
 def in_python(call: Callable[..., Any]) -> dict[str, Parameter]:
     return {
         parameter.name: Parameter(
@@ -112,28 +105,6 @@ def in_python(call: Callable[..., Any]) -> dict[str, Parameter]:
     }
 
 
-def passed_on() -> dict[str, dict[str, Parameter]]:
-    """What those take that take `**options`."""
-    from klamm.arrow.scan import Scan
-    from klamm.client.work.run_options import RunSettings
-
-    return {
-        "store.producer": options_of(Producer.__init__, "core"),
-        "store.consumer": sharing_options() | options_of(Consumer.__init__, "core", "topics", "store"),
-        "consumer.run": options_of(RunSettings.__init__, "workers"),
-        "store.transaction": options_of(Transaction.__init__, "pool", "name", "consumers"),
-        "store.pipe": options_of(klamm.Pipe.__init__, "core", "store"),
-        "store.scan": options_of(Scan.__init__, "open_topic"),
-    }
-
-
-def sharing_options() -> dict[str, Parameter]:
-    from klamm.client.groups.group_session import GroupSession
-
-    options = options_of(GroupSession.__init__)
-    return {name: value for name, value in options.items() if value.by_name}
-
-
 def in_the_code(name: str) -> dict[str, Parameter]:
     noun, _, verb = name.rpartition(".")
     member = getattr(OWNERS[noun], verb)
@@ -141,14 +112,14 @@ def in_the_code(name: str) -> dict[str, Parameter]:
         parameters = in_python(member)
     except ValueError:
         return in_the_stub(OWNERS[noun], verb)
-    return parameters | passed_on().get(name, {})
+    return parameters
 
 
 @pytest.mark.parametrize("call", documented(), ids=lambda call: call.name)
 def test_a_signature_on_the_page_is_that_of_the_code(call: Documented) -> None:
     page, code = on_the_page(call), in_the_code(call.name)
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature_of(call.name)):
-        page = {name: value for name, value in page.items() if name in code or call.name in passed_on()}
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD and each.name != "unknown" for each in signature_of(call.name)):
+        page = {name: value for name, value in page.items() if name in code}
     assert page == code
 
 

@@ -21,12 +21,12 @@ def store(store: klamm.Store) -> klamm.Store:
     return store
 
 
-def records(store: klamm.Store, topic: str = "orders", **options: Any) -> list[klamm.Record]:
+def records(store: klamm.Store[Any, Any], topic: str = "orders", **options: Any) -> list[klamm.Record]:
     with store.consumer(topic, wait=0, **options) as consumer:
         return list(consumer)
 
 
-def values(store: klamm.Store, topic: str = "orders", **options: Any) -> list[Any]:
+def values(store: klamm.Store[Any, Any], topic: str = "orders", **options: Any) -> list[Any]:
     return [record.value for record in records(store, topic, **options)]
 
 
@@ -37,7 +37,7 @@ def test_the_hint_for_a_value_that_is_not_bytes_works_as_it_is_written(store: kl
     with pytest.raises(
         TypeError, match=r'value is str, want bytes or None \(a serde makes bytes of it: serde="json"\)'
     ):
-        store.append("orders", "hello")
+        store.append("orders", "hello")  # type: ignore[call-overload]
     assert store.append("orders", "hello", serde="json") == 0
     assert store.append("orders", {"a": 1}, serde="json", key="user-1") == 1
     assert store.append("orders", "hello", serde="str", acks=1) == 2
@@ -107,7 +107,7 @@ def test_a_serde_of_ones_own_is_a_pair_of_callables(store: klamm.Store) -> None:
     store.append("orders", 255, serde=hexadecimal)
     assert values(store) == [b"ff"] and values(store, serde=hexadecimal) == [255]
     with pytest.raises(klamm.InvalidSetting, match="there is no serde 'jsn'"):
-        klamm.open(store.path, serde="jsn")
+        klamm.open(store.path, serde="jsn")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

@@ -45,7 +45,7 @@ _PARTS = {"partitions", "settings", "records"}
 # ---- time
 
 
-def advance(store: Store, **by: float) -> datetime:
+def advance(store: Store[Any, Any], **by: float) -> datetime:
     """Set the store's clock ahead, by so much as `timedelta` has it: `advance(store, days=8)`. What it shows then.
 
     Everybody who has the store open sees it, until the machine is started again: retention, compaction and time-outs go
@@ -65,7 +65,7 @@ def advance(store: Store, **by: float) -> datetime:
     return now(store)
 
 
-def now(store: Store) -> datetime:
+def now(store: Store[Any, Any]) -> datetime:
     """What the store's clock shows."""
     return datetime.fromtimestamp(store._acquired().heads.wall_ms() / 1000, UTC)
 
@@ -86,7 +86,7 @@ class _Topic:
         return named if self.partitions is None else self.partitions
 
 
-def seed(store: Store, path: str | Path, *, topic: str | None = None) -> dict[str, int]:
+def seed(store: Store[Any, Any], path: str | Path, *, topic: str | None = None) -> dict[str, int]:
     """Append the records of a file, YAML or JSON lines: how many by topic. Nothing, if the file cannot be read.
 
     Topics that are not there are created, with as many partitions as the file says, or as its records name.

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple, NewType, SupportsIndex, TypeAlias, overload
+
+from klamm.choices import GroupState, LockState
+from klamm.typevars import K, T, V
 
 __all__ = [
     "Appended",
     "Batch",
+    "BytesLike",
     "Committed",
     "CompactionReport",
     "Cut",
     "GivenHeaders",
+    "GivenRecord",
     "GroupInfo",
     "GroupMember",
     "GroupOffset",
@@ -40,9 +46,19 @@ TopicId = NewType("TopicId", str)
 PartitionKey = tuple[TopicId, int]
 """A partition by its topic's id: what the store remembers."""
 
-GivenHeaderValue: TypeAlias = bytes | bytearray | memoryview | str | None
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+"""What is taken where bytes are written."""
+GivenHeaderValue: TypeAlias = BytesLike | str | None
 GivenHeaders: TypeAlias = Mapping[str, GivenHeaderValue] | Iterable[tuple[str, GivenHeaderValue]]
 """Headers of a record that is written, as a mapping or pairs. Text becomes UTF-8."""
+GivenRecord: TypeAlias = (
+    tuple[K | None, V | None]
+    | tuple[K | None, V | None, GivenHeaders | None]
+    | tuple[K | None, V | None, GivenHeaders | None, int | datetime | None]
+    | V
+    | None
+)
+"""An element of `append_many`: a value, or a tuple of key, value, headers and timestamp."""
 
 
 def html_table(title: str, names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -206,7 +222,7 @@ class LockInfo:
     """"append", "flush" or "clean" of a partition; "klamm.db", its write lock; "open", "member of group", …"""
     of: str | None
     """What the lock is of: a partition, a group and its member, a transactional id."""
-    state: str
+    state: LockState
     """"holds" or "waits"."""
     pid: int | None
     """None: of another user, of another container, or outside of this one."""
@@ -264,7 +280,7 @@ class GroupInfo:
     """A group as it was when asked."""
 
     name: str
-    state: str
+    state: GroupState
     """"active" if it has members, else "empty"."""
     door: str
     """Where its members sit: "klamm", in processes that have the store open; "kafka", at the server."""
@@ -340,7 +356,7 @@ class CompactionReport(NamedTuple):
     seconds: float
 
 
-class Batch(list[Any]):
+class Batch(list[T]):
     """Records of one partition, as a consumer hands them out: a list that knows where it comes from.
 
     It covers the offsets from `begin` up to, but not including, `end`. Empty: nothing came in time.
@@ -354,7 +370,7 @@ class Batch(list[Any]):
 
     def __init__(
         self,
-        records: Iterable[Any] = (),
+        records: Iterable[T] = (),
         topic: str = "",
         partition: int = -1,
         begin: int = -1,
@@ -373,16 +389,16 @@ class Batch(list[Any]):
         self._count = len(self)
 
     @overload
-    def __getitem__(self, key: SupportsIndex) -> Any: ...
+    def __getitem__(self, key: SupportsIndex) -> T: ...
     @overload
-    def __getitem__(self, key: slice) -> Batch: ...
+    def __getitem__(self, key: slice) -> Batch[T]: ...
     def __getitem__(self, key: Any) -> Any:
         found = list.__getitem__(self, key)
         if type(key) is slice and key.step in (None, 1) and len(self) == self._count:
             return self._slice(found, *key.indices(len(self))[:2])
         return found
 
-    def _slice(self, records: list[Any], start: int, stop: int) -> Batch:
+    def _slice(self, records: list[T], start: int, stop: int) -> Batch[T]:
         stop = max(start, stop)
         begin, end = self._offset_of(start), self._offset_of(stop)
         batch = Batch(records, self.topic, self.partition, begin, end, self.leader_epoch)

@@ -56,7 +56,7 @@ def test_a_scan_comes_in_pieces(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         orders = store["orders"]
         await orders.append_many([b"%d" % n for n in range(1000)])
-        scan = store.scan("orders", columns=iter(["value", "offset"]), batch_rows=64)
+        scan = store.scan("orders", columns=iter(("value", "offset")), batch_rows=64)
         sizes = [batch.num_rows async for batch in scan]
         assert sum(sizes) == 1000 and max(sizes) == 64
         assert (await scan.schema()).names == ["value", "offset"]

@@ -174,7 +174,7 @@ def test_a_partition_can_be_given_for_each_row_or_for_all(store: klamm.Store) ->
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-def test_batches_may_be_compressed(store: klamm.Store, compression: str) -> None:
+def test_batches_may_be_compressed(store: klamm.Store, compression: klamm.Compression) -> None:
     store.topics.create("t")
     store.append_table("t", pa.table({"value": ["abc" * 100] * 500}), compression=compression, acks=1)
     assert values(store) == [b"abc" * 100] * 500

@@ -25,7 +25,7 @@ from klamm.errors import CorruptBatch, Forked, InvalidSetting, OffsetOutOfRange,
 from tests.descriptors import descriptors, opened_since
 from tests.procs import children
 
-ALL = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+ALL: list[klamm.Column] = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
 IN_ONE_STORE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 
 
@@ -64,7 +64,7 @@ def test_a_scan_of_an_empty_topic_is_an_empty_stream_with_a_schema(store: klamm.
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_it_reads_what_a_consumer_reads(store: klamm.Store, compression: str) -> None:
+def test_it_reads_what_a_consumer_reads(store: klamm.Store, compression: klamm.Compression) -> None:
     store.topics.create("t", 3)
     with store.producer(compression=compression, acks=1) as producer:
         for n in range(3000):
@@ -92,7 +92,9 @@ def test_columns_come_as_asked_for(store: klamm.Store) -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint"), [(["vlaue"], "did you mean 'value'"), (["key", "key"], "at most once"), ([], "none")]
 )
-def test_columns_that_are_not_there_are_told_at_once(store: klamm.Store, columns: list[str], complaint: str) -> None:
+def test_columns_that_are_not_there_are_told_at_once(
+    store: klamm.Store, columns: list[klamm.Column], complaint: str
+) -> None:
     store.topics.create("t")
     with pytest.raises(InvalidSetting, match=complaint):
         store.scan("t", columns=columns)

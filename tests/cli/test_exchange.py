@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -35,14 +36,14 @@ TEXT = [
 ]
 
 
-Fill = Callable[[Sequence[tuple[object, ...]]], klamm.Store]
+Fill = Callable[[Sequence[Any]], klamm.Store]
 
 
 @pytest.fixture
 def fill(store: klamm.Store) -> Fill:
     """Makes a topic of two partitions with these records in the second, and an empty one like it."""
 
-    def fill(rows: Sequence[tuple[object, ...]]) -> klamm.Store:
+    def fill(rows: Sequence[Any]) -> klamm.Store:
         store.topics.create("orders", 2)
         store.topics.create("copy", 2)
         store.append_many("orders", rows, partition=1)

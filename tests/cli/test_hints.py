@@ -12,7 +12,7 @@ import typer.main
 
 import klamm
 from klamm.cli.hints import COMMANDS, HINTS, OPTIONS, VERBS, hint_of
-from klamm.cli.main import app
+from klamm.cli.main import app, run
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 from tests.cli.conftest import Cli
 from tests.serving import KLAMM
@@ -108,7 +108,7 @@ def test_errors_of_the_library_tell_which_command_helps(
     store.topics.create("orders")
     store.append("orders", b"v")
     store.groups.reset("billing", ["orders"], to=0)
-    said = klamm.cli.main.run(command)
+    said = run(command)
     assert said in (1, 2)
     assert hint in cli(*command, code=said).err
 

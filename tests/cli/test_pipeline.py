@@ -13,6 +13,7 @@ import klamm
 from tests.cli.conftest import Cli
 from tests.serving import KLAMM
 from tests.spark.classes import ENVIRONMENT
+from tests.spark.forks import forks
 
 
 @pytest.mark.parametrize("command", ["archive", "compact", "quality"])
@@ -46,8 +47,9 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
         "--store",
         tmp_path / "events",
     ]
-    environment = {**os.environ, **ENVIRONMENT}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    with forks() as variables:
+        environment = {**os.environ, **ENVIRONMENT, **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["pipeline"], told["rows_read"], told["rows_written"]) == ("archive", 100, 100)

@@ -91,7 +91,7 @@ def test_a_topic_that_is_no_str_is_a_type_error(orders: klamm.Store) -> None:
     for topic in (None, b"orders", ["orders"]):
         for acks in (1, "all"):
             with pytest.raises(TypeError):
-                orders.append(topic, b"x", acks=acks)  # type: ignore[arg-type]
+                orders.append(topic, b"x", acks=acks)  # type: ignore[call-overload]
 
 
 def test_a_record_too_large_is_refused_and_the_next_one_is_not(orders: klamm.Store) -> None:
@@ -193,7 +193,7 @@ def test_append_many_puts_keys_where_append_puts_them(orders: klamm.Store) -> No
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_append_many_writes_fewer_bytes_when_it_compresses(orders: klamm.Store, codec: str) -> None:
+def test_append_many_writes_fewer_bytes_when_it_compresses(orders: klamm.Store, codec: klamm.Compression) -> None:
     orders.append_many("orders", [b"the same again"] * 1000, compression=codec)
     assert values(orders) == [b"the same again"] * 1000
     if codec != "none":
@@ -208,7 +208,7 @@ def test_bytes_that_do_not_compress_are_appended_as_they_are(orders: klamm.Store
 
 def test_an_unknown_codec_names_those_there_are(orders: klamm.Store) -> None:
     with pytest.raises(klamm.InvalidSetting, match="zstd"):
-        orders.append_many("orders", [b"x"], compression="zst")
+        orders.append_many("orders", [b"x"], compression="zst")  # type: ignore[call-overload]
     with pytest.raises(klamm.InvalidSetting, match="1 to 9"):
         orders.append_many("orders", [b"x"], compression="gzip", compression_level=42)
     assert orders.topics.describe("orders").count == 0

@@ -149,7 +149,7 @@ def test_memory_of_a_consumer_is_bounded_by_max_bytes_and_the_largest_batch(
 def test_on_bad_record_says_what_becomes_of_a_value_that_does_not_suit_the_serde(orders: klamm.Store, how: str) -> None:
     orders.append_many("orders", [b"1", b"{", b"3", b"nothing", b"5"], acks=1)
 
-    def read(consumer: klamm.Consumer) -> list[Any]:
+    def read(consumer: klamm.Consumer[klamm.Record[Any, Any]]) -> list[Any]:
         records = consumer if how == "iterate" else (each for batch in consumer.batches(2) for each in batch)
         return [record.value for record in records]
 
@@ -166,7 +166,7 @@ def test_on_bad_record_says_what_becomes_of_a_value_that_does_not_suit_the_serde
         consumer.seek("orders", 0, 2)
         assert consumer.poll()[0].value == 3
     with pytest.raises(klamm.InvalidSetting, match="on_bad_record: 'ignore'"):
-        orders.consumer("orders", on_bad_record="ignore")
+        orders.consumer("orders", on_bad_record="ignore")  # type: ignore[call-overload]
 
 
 def test_a_group_moves_past_records_that_are_skipped(orders: klamm.Store) -> None:

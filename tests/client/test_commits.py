@@ -19,9 +19,9 @@ from tests.client.groups import turn
 from tests.procs import PATIENCE, until
 
 
-def resumes_at(store: klamm.Store, **options: object) -> int:
+def resumes_at(store: klamm.Store, **options: Any) -> int:
     """Where the next member of the group starts."""
-    with store.consumer("orders", group="g", **options) as consumer:  # type: ignore[arg-type]
+    with store.consumer("orders", group="g", **options) as consumer:
         consumer.poll(1, timeout=0)
         begin: int = consumer.position("orders", 0).offset
         return begin - (begin < store.topics.describe("orders").count)
@@ -248,14 +248,15 @@ def test_latest_is_where_the_first_member_started(orders: klamm.Store) -> None:
 
 @pytest.mark.parametrize(("policy", "begin"), [("earliest", 6), ("latest", 10)])
 def test_a_committed_offset_that_is_not_there_any_more_follows_the_policy(
-    orders: klamm.Store, policy: str, begin: int
+    orders: klamm.Store, policy: klamm.OffsetReset, begin: int
 ) -> None:
     fill(orders, 10)
     with orders.consumer("orders", group="g") as consumer:
         consumer.poll(3)
         consumer.commit()
     orders["orders"].delete_records({0: 6})
-    for reset in (None, "error"):
+    resets: list[klamm.OffsetReset | None] = [None, "error"]
+    for reset in resets:
         with orders.consumer("orders", group="g", auto_offset_reset=reset) as consumer:
             with pytest.raises(klamm.OffsetOutOfRange) as caught:
                 consumer.poll(timeout=0)

@@ -216,7 +216,7 @@ def test_records_come_as_records_tuples_or_values(orders: klamm.Store) -> None:
 
 
 @pytest.mark.parametrize("form", ["records", "tuples", "values"])
-def test_positions_are_exact_in_the_middle_of_a_chunk(orders: klamm.Store, form: str) -> None:
+def test_positions_are_exact_in_the_middle_of_a_chunk(orders: klamm.Store, form: klamm.Form) -> None:
     fill(orders, 1000)
     with orders.consumer("orders", wait=0, form=form) as consumer:
         for count, _ in enumerate(consumer, 1):
@@ -363,7 +363,7 @@ def test_a_position_from_an_epoch_that_ended_earlier_resumes_at_its_end(
 @pytest.mark.parametrize(("policy", "first"), [("earliest", 10), ("latest", 50)])
 @pytest.mark.parametrize("offset", [3, 51, 1000])
 def test_an_offset_out_of_range_is_told_with_the_range_or_follows_the_policy(
-    orders: klamm.Store, policy: str, first: int, offset: int
+    orders: klamm.Store, policy: klamm.OffsetReset, first: int, offset: int
 ) -> None:
     fill(orders, 50)
     orders["orders"].delete_records({0: 10})

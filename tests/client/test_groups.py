@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.client.consume.consumer_options import ConsumerOptions
-from klamm.client.groups.group_session import GroupSession
 from tests.client.conftest import fill
 from tests.client.groups import settled, shared, turn
 from tests.procs import until
@@ -34,14 +31,7 @@ def spread(store: klamm.Store, count: int, topic: str = "users") -> set[bytes]:
     return set(values)
 
 
-def test_options_of_a_consumer_are_named_once_more_for_those_who_pass_them_on() -> None:
-    parameters = set(inspect.signature(klamm.Consumer).parameters) | set(inspect.signature(GroupSession).parameters)
-    assert parameters - {"core", "topics", "subscription", "engine", "sharing", "store"} == set(
-        ConsumerOptions.__annotations__
-    )
-
-
-# Sharing
+# GroupSession
 
 
 def test_one_member_has_everything_and_the_next_goes_on_where_it_committed(users: klamm.Store) -> None:

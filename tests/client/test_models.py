@@ -498,7 +498,11 @@ class Transactions(RuleBasedStateMachine):
                     break
                 if one is None or one.state == "committed":
                     committed.append(value)
-            for isolation, expected in ("read_uncommitted", everything), ("read_committed", committed):
+            readings: list[tuple[klamm.Isolation, list[Any]]] = [
+                ("read_uncommitted", everything),
+                ("read_committed", committed),
+            ]
+            for isolation, expected in readings:
                 with self.stores[0].consumer(
                     "orders", partitions=[number], wait=0, form="values", isolation=isolation
                 ) as reader:

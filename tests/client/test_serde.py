@@ -39,7 +39,7 @@ def test_none_is_a_null_with_every_serde(orders: klamm.Store) -> None:
 
 
 @pytest.mark.parametrize("serde", ["json", "str"])
-def test_keys_are_text_where_values_are(orders: klamm.Store, serde: str) -> None:
+def test_keys_are_text_where_values_are(orders: klamm.Store, serde: Any) -> None:
     records = sent(orders, ["a", "b", "c"], keys=["user-1", b"user-2", None], serde=serde)
     assert [record.key for record in records] == ["user-1", "user-2", None]
 
@@ -53,6 +53,7 @@ def test_keys_have_a_serde_of_their_own(orders: klamm.Store) -> None:
 
 def test_tuples_and_values_go_through_the_serde_too(orders: klamm.Store) -> None:
     sent(orders, [{"n": 1}], keys=["k"], serde="json")
+    form: klamm.Form
     for form, expected in (("tuples", ("k", {"n": 1})), ("values", {"n": 1})):
         with orders.consumer("orders", wait=0, serde="json", form=form) as consumer:
             assert list(consumer) == [expected]
@@ -62,7 +63,7 @@ def test_tuples_and_values_go_through_the_serde_too(orders: klamm.Store) -> None
     ("serde", "wrong"), [("json", {1, 2}), ("json", float("nan")), ("str", b"bytes"), ("str", 5), ("bytes", "text")]
 )
 def test_what_a_serde_cannot_take_is_refused_by_send_and_loses_no_other(
-    orders: klamm.Store, serde: str, wrong: Any
+    orders: klamm.Store, serde: klamm.SerdeName, wrong: Any
 ) -> None:
     good: Any = b"x" if serde == "bytes" else "x"
     with orders.producer(serde=serde, acks=1) as producer:
@@ -75,7 +76,7 @@ def test_what_a_serde_cannot_take_is_refused_by_send_and_loses_no_other(
 
 @pytest.mark.parametrize("form", ["records", "tuples", "values"])
 def test_a_record_that_does_not_suit_the_serde_is_told_in_its_turn_and_can_be_skipped(
-    orders: klamm.Store, form: str
+    orders: klamm.Store, form: klamm.Form
 ) -> None:
     orders.append_many("orders", [b"1", b"2", b"not json", b"4"], acks=1)
     with orders.consumer("orders", wait=0, serde="json", form=form) as consumer:
@@ -101,7 +102,7 @@ def test_a_key_that_does_not_suit_the_serde_is_told_too(orders: klamm.Store) -> 
 
 
 @pytest.mark.parametrize("serde", ["xml", "JSON", ""])
-def test_an_unknown_serde_names_those_there_are(orders: klamm.Store, serde: str) -> None:
+def test_an_unknown_serde_names_those_there_are(orders: klamm.Store, serde: Any) -> None:
     for make in (orders.producer, lambda **options: orders.consumer("orders", **options)):
         with pytest.raises(klamm.InvalidSetting, match="'json'"):
             make(serde=serde)

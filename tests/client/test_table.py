@@ -87,6 +87,7 @@ def test_records_without_a_key_are_left_out_and_other_keys_are_refused(store: kl
     store.append_many("users", [(None, b"no key"), (b"k", b"v"), (None, b"no key either")], acks=1)
     assert dict(users) == {b"k": b"v"}
     assert users[bytearray(b"k")] == users[memoryview(b"k")] == b"v"
+    wrong: Any
     for wrong in ("k", 1, None):
         with pytest.raises(TypeError, match="a key is bytes"):
             users[wrong]

@@ -64,7 +64,7 @@ def test_what_is_sent_is_seen_when_the_block_is_left_and_not_before(store: klamm
     assert tx.state == "committed"
     assert sorted(value["n"] for value in values_in(store, "invoices", serde="json")) == list(range(50))
     assert values_in(store, serde="json") == ["one"]
-    found = {}
+    found: dict[tuple[int, int | None], Any] = {}
     with store.consumer("invoices", wait=0, serde="json") as consumer:
         for record in consumer:
             found[record.partition, record.offset] = record.value["n"]
@@ -376,7 +376,7 @@ def test_a_record_that_is_refused_can_be_left_out(store: klamm.Store) -> None:
         with pytest.raises(UnknownTopic):
             tx.send("invoices", b"x", partition=3)
         with pytest.raises(TypeError):
-            tx.send("small", 3)
+            tx.send("small", 3)  # type: ignore[call-overload]
         tx.send("small", b"y")
     assert values_in(store, "small") == [b"y"]
 
@@ -395,13 +395,13 @@ def test_options_of_a_transaction_that_are_invalid_are_refused(store: klamm.Stor
     with pytest.raises(InvalidSetting):
         store.transaction(timeout=0)
     with pytest.raises(TypeError):
-        store.transaction(timeout="1s")  # type: ignore[arg-type]
+        store.transaction(timeout="1s")  # type: ignore[call-overload]
     with pytest.raises(TypeError):
-        store.transaction(partitioner=3)  # type: ignore[arg-type]
+        store.transaction(partitioner=3)  # type: ignore[call-overload]
     with pytest.raises(InvalidSetting):
-        store.transaction(compression="zip")
+        store.transaction(compression="zip")  # type: ignore[call-overload]
     with pytest.raises(TypeError):
-        store.transaction(acks=1)  # type: ignore[call-arg]
+        store.transaction(acks=1)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(store.transaction())
 

@@ -555,4 +555,4 @@ def test_settings_of_the_wrong_type_are_refused(orders: klamm.Store, options: di
         with pytest.raises(TypeError, match="handler"):
             consumer.run(None)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"consumer.run\(\) has no option 'worker' \(did you mean 'workers'"):
-            consumer.run(print, worker=8)  # type: ignore[call-arg]
+            consumer.run(print, worker=8)  # type: ignore[arg-type]

@@ -31,13 +31,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tests.crash.group_progress import Calls, Progress, commits_of
 from tests.crash.history import Event, History, Place
 
-COMMITTED = "read_committed"
-UNCOMMITTED = "read_uncommitted"
+COMMITTED: Final = "read_committed"
+UNCOMMITTED: Final = "read_uncommitted"
 
 
 class Anomaly(NamedTuple):

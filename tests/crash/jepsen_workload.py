@@ -132,7 +132,9 @@ def plain(life: Life) -> None:
                 names = names[:1]
             life.record("sending", topic=IN, ids=names, tx=None)
             if way == 0:
-                places = [(partition, store.append(IN, names[0].encode(), partition=partition, acks=acks))]
+                places: list[tuple[int, int | None]] = [
+                    (partition, store.append(IN, names[0].encode(), partition=partition, acks=acks))
+                ]
             elif way == 1:
                 told = store.append_many(IN, [name.encode() for name in names], partition=partition, acks=acks)
                 places = [(partition, offset) for each in told.ranges[partition] for offset in each]
@@ -166,18 +168,19 @@ def retrying(life: Life, *, forgetful: bool = False) -> None:
     while life.writes_on():
         partition = life.dice.randrange(life.partitions)
         names = life.names(life.dice.choice([1, 3, 10]))
-        pending = {"ids": names, "partition": partition, "sequence": sequences[partition]}
+        numbers = {"partition": partition, "sequence": sequences[partition]}
+        pending = {"ids": names, **numbers, "time_ms": time.time_ns() // 1_000_000}
         for _ in range(life.dice.choice([1, 1, 2])):
             _send_once(life, producer_id, sequences, pending)
 
 
 def _send_once(life: Life, producer_id: int, sequences: list[int], what: dict[str, Any]) -> None:
-    names, partition, sequence = what["ids"], what["partition"], what["sequence"]
+    names, partition, sequence, time_ms = what["ids"], what["partition"], what["sequence"], what["time_ms"]
     builder = Builder(1 << 20)
-    builder.extend_values([name.encode() for name in names])
+    builder.extend_values([name.encode() for name in names], 0, time_ms)
     numbers = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence} if producer_id >= 0 else {}
     batch = bytearray(builder.seal(**numbers))
-    life.record("sending", topic=IN, ids=names, tx=None, partition=partition, sequence=sequence)
+    life.record("sending", topic=IN, ids=names, tx=None, partition=partition, sequence=sequence, time_ms=time_ms)
     log = log_of(life.store, f"{IN}/{partition}")
     first = log.append(batch)
     if life.dice.random() < 0.2:
@@ -240,7 +243,7 @@ def end_by_dice(life: Life, tx: str, transaction: klamm.Transaction) -> None:
 # ---- readers
 
 
-def reader(life: Life, isolation: str = COMMITTED, topics: tuple[str, ...] = (IN, OUT)) -> None:
+def reader(life: Life, isolation: klamm.Isolation = COMMITTED, topics: tuple[str, ...] = (IN, OUT)) -> None:
     """Reads everything from the start, and what comes."""
     life.record("started", role="reader", isolation=isolation)
     with life.store.consumer(topics, start="earliest", isolation=isolation) as consumer:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import klamm
-from klamm.batch import VALUES, decode
+from klamm.batch import RECORDS, VALUES, decode
 from klamm.errors import OffsetOutOfRange
 from klamm.log.partition import Partition
 from tests.crash.workload import log_of, sealed
@@ -229,11 +229,21 @@ def _produce_again(name: str, log: Partition, promise: LogPromise, end: int) -> 
     there = [sent for sent in mine if sent.base < end]
     new: list[str] = []
     for sent in there[-3:] + mine[len(there) :]:
-        base = log.append(sealed(sent.values, epoch=sent.epoch, sequence=sent.sequence))
+        time_ms = _time_at(log, sent.base) if sent.base < end else -1
+        base = log.append(sealed(sent.values, epoch=sent.epoch, sequence=sent.sequence, time_ms=time_ms))
         assert base == sent.base, f"{name}: sequence {sent.sequence} was at {sent.base}, repeated it is at {base}"
         if sent.base >= end:
             new += sent.values
     return new
+
+
+def _time_at(log: Partition, offset: int) -> int:
+    """Return the time of a record: who sends a batch again sends the same; now, if it has expired."""
+    try:
+        with log.reader(offset, committed=False) as reader:
+            return int(decode(reader.read(), form=RECORDS, from_offset=offset)[0].timestamp)
+    except OffsetOutOfRange:
+        return -1
 
 
 def _check_again(path: str, found: dict[str, tuple[int, list[str]]]) -> None:

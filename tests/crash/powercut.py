@@ -99,11 +99,15 @@ def moments(steps: list[Step]) -> Iterator[int]:
 def distinct(steps: list[Step], moments: Sequence[int], luck: float | None) -> set[int]:
     """Return those of the moments, in order, at which a cut may leave what it did not leave at the one before.
 
-    If nothing survives that was not synced (luck 0), that takes a sync, or a note: more is promised then.
+    If nothing survives that was not synced (luck 0), that takes a sync, or a note: more is promised then. If everything
+    survives (luck 1), it takes anything but a sync.
     """
-    if luck != 0:
+    if luck not in (0, 1):
         return set(moments)
-    later = {moment for before, moment in pairwise(moments) if any(each.kind in "SN" for each in steps[before:moment])}
+    changing = "SN" if luck == 0 else "CMURWTHN"
+    later = {
+        moment for before, moment in pairwise(moments) if any(each.kind in changing for each in steps[before:moment])
+    }
     return {*moments[:1], *later}
 
 

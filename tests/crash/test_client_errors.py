@@ -165,7 +165,7 @@ def test_a_producer_that_is_fenced_before_a_produce_ends(server: Serving, tmp_pa
 
 
 def test_a_producer_whose_sequence_numbers_may_be_given_out_again_is_renewed(server: Serving, tmp_path: Path) -> None:
-    """Else the last record would be acknowledged and not be there: tests/interop/test_librdkafka_flaws.py."""
+    """Else the last record would be refused, and the producer fail: tests/interop/test_librdkafka_flaws.py."""
     life = life_of(server, tmp_path, "wire_transactional")
     with Proxy(server.address) as proxy:
         life.address = proxy.address

@@ -117,7 +117,7 @@ def test_a_store_closed_while_threads_append_refuses_them_and_keeps_what_it_took
             started.wait(30)
             try:
                 while True:
-                    taken.append(store.append("orders", b"%d" % number, acks=1))  # type: ignore[arg-type]  # noqa: B023
+                    taken.append(store.append("orders", b"%d" % number, acks=1))  # noqa: B023
             except Closed:
                 pass
 

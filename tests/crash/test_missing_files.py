@@ -316,9 +316,13 @@ def test_pairs_of_files_that_are_removed_are_made_again_or_named(stages: Stages,
 def test_a_repaired_log_that_was_compacted_keeps_its_gaps(stages: Stages, scratch: Path) -> None:
     keyed = sorted(file for file in files_of(stages.final) if "/keyed-" in file)
     (checkpoint,) = (file for file in keyed if file.endswith("/cleaner-checkpoint"))
-    logs = [file for file in keyed if file.endswith(".log")]
+    others = [file for file in keyed if file.endswith((".log", "/recovery"))]
     run_cases(
-        [Case((log, checkpoint), "removed", boot) for log in logs for boot in ("same", "other", "running", "beside")],
+        [
+            Case((file, checkpoint), "removed", boot)
+            for file in others
+            for boot in ("same", "other", "running", "beside")
+        ],
         lambda case, worker: check(case, stages, scratch / str(worker)),
     )
 

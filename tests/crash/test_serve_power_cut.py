@@ -117,8 +117,9 @@ def _check_log(store: klamm.Store, name: str, sent: list[Sent]) -> None:
     for producer in {batch.producer for batch in sent}:
         last = [batch for batch in sent if batch.producer == producer][-1]
         if last.base is not None:  # sent again, it is recognised
+            times = [record.timestamp for record in records[last.base :]]
             again = sealed(
-                [value.encode() for value in last.values],
+                [(None, value.encode(), None, times[n]) for n, value in enumerate(last.values)],
                 producer_id=producer,
                 producer_epoch=last.epoch,
                 base_sequence=last.sequence,

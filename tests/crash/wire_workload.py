@@ -273,10 +273,10 @@ class Transactions:
     librdkafka (seen at 2.12 and 2.16) gives out sequence numbers twice: a batch that was sent, and not answered when
     the connection broke, is queued again; abort_transaction takes it from the queue and its numbers back
     (rd_kafka_toppar_purge_queues, epoch_base_msgid), and asks for no new epoch. If the server had appended that batch,
-    it takes the first batch of the next transaction for the same one, as Apache Kafka does, or for one out of order.
-    So the role makes a new producer, which has a new epoch, after an abort that took records from the queue if the
-    server was another one when the transaction began: then records that a server acknowledges and forgets are found
-    out as ever. See tests/interop/test_librdkafka_flaws.py.
+    it refuses the first batch of the next transaction, where Apache Kafka takes it for the same one. So the role makes
+    a new producer, which has a new epoch, after an abort that took records from the queue if the server was another one
+    when the transaction began: then records that a server acknowledges and forgets are found out as ever. See
+    tests/interop/test_librdkafka_flaws.py.
     """
 
     def __init__(self, life: WireLife, **settings: Any) -> None:

@@ -40,10 +40,10 @@ def note(**facts: object) -> None:
     ctypes.CDLL(None).powercut_note(json.dumps(facts).encode())
 
 
-def sealed(values: list[str], *, epoch: int = -1, sequence: int = -1) -> bytearray:
-    """A batch; of the idempotent producer if it has a sequence number."""
+def sealed(values: list[str], *, epoch: int = -1, sequence: int = -1, time_ms: int = -1) -> bytearray:
+    """A batch; of the idempotent producer if it has a sequence number. Its time is now, unless it is told."""
     builder = Builder(1 << 20)
-    builder.extend_values([value.encode() for value in values])
+    builder.extend_values([value.encode() for value in values], 0, time_ms)
     return bytearray(
         builder.seal(producer_id=PRODUCER if sequence >= 0 else -1, producer_epoch=epoch, base_sequence=sequence)
     )

@@ -116,7 +116,7 @@ def wire_reader(directory: Path, address: str, topic: str, partitions: int, name
 # ---- what they wrote down, and what is there
 
 
-def embedded(store: klamm.Store, topic: str, isolation: str = "read_committed") -> list[Record]:
+def embedded(store: klamm.Store, topic: str, isolation: klamm.Isolation = "read_committed") -> list[Record]:
     """Everything that is there, by partition and offset."""
     with store.consumer(topic, start="earliest", wait=0, isolation=isolation) as reader:
         return sorted(Record(each.partition, each.offset, each.value.decode()) for each in reader)

@@ -14,9 +14,10 @@ class Pinned(NamedTuple):
     ours: Any
 
 
-def _refused(code: str) -> dict[str, Any]:
-    """Of a Produce."""
-    return _produced({"error_code": code, "log_append_time_ms": False})
+def _refused(code: str, *indexes: int, topic: str = "<topic>") -> dict[str, Any]:
+    """Of a Produce; because of these records."""
+    listed = {"record_errors": [{"batch_index": index} for index in indexes]} if indexes else {}
+    return _produced({"error_code": code, "log_append_time_ms": False, **listed}, topic)
 
 
 def _appended(base_offset: int) -> dict[str, Any]:
@@ -24,9 +25,9 @@ def _appended(base_offset: int) -> dict[str, Any]:
     return _produced({"error_code": "NONE", **fields})
 
 
-def _produced(partition: dict[str, Any]) -> dict[str, Any]:
+def _produced(partition: dict[str, Any], topic: str = "<topic>") -> dict[str, Any]:
     return {
-        "responses": [{"name": "<topic>", "topic_id": False, "partition_responses": [{"index": 0, **partition}]}],
+        "responses": [{"name": topic, "topic_id": False, "partition_responses": [{"index": 0, **partition}]}],
     }
 
 
@@ -61,6 +62,7 @@ NAMELESS = "a group without a name is refused everywhere, not only by some reque
 TRIED = "a topic that is only tried has no id"
 DAMAGED = "a batch that contradicts itself was damaged: Kafka blames its writer"
 DUPLICATE = "Kafka gives the time of the records as that of the append, when a batch comes again"
+REUSED = "Kafka acknowledges other records under used sequences as duplicates, and they are lost without an error"
 UNWRITTEN = "where a transaction has written nothing, its end is not written either"
 BITS = "what a batch must not say is refused as such, whoever sends it"
 UNKNOWN = "Kafka answers that it does not know what went wrong"
@@ -114,9 +116,20 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
             "nobody is authorized here, for there are no rights to have", _refused("INVALID_PRODUCER_ID_MAPPING")
         ),
     },
+    "produce_from_other_times": {
+        "so many that nobody reads all of it": Pinned(
+            "a response lists a hundred records at most; clients fail the whole batch in any case",
+            _refused("INVALID_TIMESTAMP", *range(100)),
+        ),
+        "an hour ago, and one without a key": Pinned(
+            "records without a key are told before times are looked at; Kafka lists both",
+            _refused("INVALID_RECORD", 1, topic="<limited>"),
+        ),
+    },
     "produce_in_sequence": {
         "first again": Pinned(DUPLICATE, _appended(0)),
         "second again": Pinned(DUPLICATE, _appended(3)),
+        "the sequences of the second with other records": Pinned(REUSED, _refused("OUT_OF_ORDER_SEQUENCE_NUMBER")),
         "one of the last five, again": Pinned(DUPLICATE, _appended(24)),
         "negative epoch": Pinned(BITS, _refused("INVALID_RECORD")),
     },
@@ -127,6 +140,14 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
     "a_transaction_is_committed_and_one_aborted": {
         "commit: the other partition": Pinned(UNWRITTEN, NOTHING),
         "abort: the other partition": Pinned(UNWRITTEN, NOTHING),
+    },
+    "sequences_of_an_aborted_transaction_are_used_again": {
+        "first again": Pinned(DUPLICATE, _appended(0)),
+        "other records": Pinned(REUSED, _refused("OUT_OF_ORDER_SEQUENCE_NUMBER")),
+        "the same records": Pinned(
+            "what an ended transaction wrote is not in the next one, be it the same bytes",
+            _refused("OUT_OF_ORDER_SEQUENCE_NUMBER"),
+        ),
     },
     "transactions_that_are_refused": {
         "not transactional, within one": Pinned(

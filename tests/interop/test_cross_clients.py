@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_what_one_client_writes_in_any_codec_all_others_read(broker: Broker, run
                 kafka_pythons.produce(made, topic, records("kafka-python", codec))
             writers.append("kafka-python")
         if broker.store:
-            with klamm.open(broker.store) as store, store.producer(compression=codec) as ours:
+            with klamm.open(broker.store) as store, store.producer(compression=cast(klamm.Compression, codec)) as ours:
                 for each in records("klamm", codec):
                     ours.send(topic, each.value, key=each.key)
             writers.append("klamm")

@@ -67,6 +67,25 @@ def test_the_java_tools_create_alter_and_describe_topics(broker: Broker, run_too
     until(lambda: not broker.raw.leads(name, 4), "it is gone")
 
 
+def test_features_are_described(klamm_broker: Broker, run_tool: RunTool) -> None:
+    shown = run_tool("features", "--bootstrap-server", klamm_broker.address, "describe").done()
+    levels = {
+        name: (int(low), int(high), int(now))
+        for name, low, high, now in re.findall(
+            r"Feature: (\S+)\s+SupportedMinVersion: (\d+)\s+SupportedMaxVersion: (\d+)\s+FinalizedVersionLevel: (\d+)",
+            shown,
+        )
+    }
+    off = dict.fromkeys(["group.version", "share.version", "streams.version"], (0, 0, 0))
+    assert levels == {**off, "transaction.version": (0, 2, 2)}, shown
+
+
+def test_a_java_consumer_with_the_newer_protocol_fails_at_once(klamm_broker: Broker, run_tool: RunTool) -> None:
+    where = ["--bootstrap-server", klamm_broker.address, "--topic", klamm_broker.topic()]
+    ran = run_tool("console-consumer", *where, "--consumer-property", "group.protocol=consumer")
+    assert "UnsupportedVersionException" in ran.err + ran.out
+
+
 def test_console_producer_and_consumer(broker: Broker, run_tool: RunTool) -> None:
     topic = broker.topic()
     written = [Written(None, b"one"), Written(b"key", b"two", (("h", None), ("h", b"x"))), Written(b"key", b"three")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,16 @@ import pytest
 import klamm
 from tests.kafka.dial import Raw, Served, served
 from tests.kafka.member import Client
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A directory on a disk: temporary files may be in memory, where the kernel forgets nothing and tells nothing."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as path:
+        yield Path(path)
 
 
 @pytest.fixture

@@ -56,7 +56,8 @@ def test_what_is_advertised_is_what_the_table_dispatches(raw: Raw, version: int)
         assert (feature.name, feature.min_version_level, feature.max_version_level) == ("transaction.version", 2, 2)
         assert answer.finalized_features_epoch >= 0
     supported = [(each.name, each.min_version, each.max_version) for each in answer.supported_features]
-    assert supported == ([("transaction.version", 0, 2)] if version >= 4 else [])
+    off = [(f"{kind}.version", 0, 0) for kind in ("group", "share", "streams")]
+    assert supported == ([*off, ("transaction.version", 0, 2)] if version >= 4 else [])
 
 
 @pytest.mark.parametrize(

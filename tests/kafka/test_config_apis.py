@@ -209,7 +209,7 @@ def test_settings_of_the_server_are_not_changed_while_it_runs(store: klamm.Store
 
 @pytest.mark.parametrize("version", range(3))
 def test_altering_replaces_all_that_is_set(store: klamm.Store, raw: Raw, version: int) -> None:
-    wanted: dict[str, str | None] = {"segment.bytes": "5000", "compression.type": "producer"}
+    wanted: dict[str, str | None] = {"segment.bytes": "5000", "preallocate": "false"}
     assert alter(raw, TOPIC, "orders", wanted, version, validate_only=True).error_code == 0
     assert store.topics.describe("orders").settings == {"retention.ms": "1000", "segment.ms": "604800000"}
     assert alter(raw, TOPIC, "orders", wanted, version).error_code == 0
@@ -225,7 +225,7 @@ def test_altering_replaces_all_that_is_set(store: klamm.Store, raw: Raw, version
     [
         ({"retention.ms": "soon"}, E.INVALID_CONFIG),
         ({"no.such": "1"}, E.INVALID_CONFIG),
-        ({"preallocate": "true"}, E.INVALID_CONFIG),
+        ({"remote.storage.enable": "true"}, E.INVALID_CONFIG),
         ({"segment.ms": "5", "retention.ms": None}, E.INVALID_REQUEST),
     ],
 )
@@ -308,12 +308,17 @@ def test_one_bad_resource_does_not_stop_the_others(store: klamm.Store, raw: Raw)
 
 
 @pytest.mark.parametrize("name", TOPIC_FACTS)
-def test_each_fact_is_taken_with_its_value_and_with_no_other(store: klamm.Store, raw: Raw, name: str) -> None:
+def test_each_fact_is_taken_with_its_value_and_with_others_only_if_they_change_nothing(
+    store: klamm.Store, raw: Raw, name: str
+) -> None:
     fact = TOPIC_FACTS[name]
     other = {"boolean": "true", "int": "7", "long": "7"}.get(fact.type, "gzip")
-    wrong = (other, E.INVALID_CONFIG) if fact.least is None else (str(fact.least - 1), E.INVALID_CONFIG)
-    right = [(fact.value, 0)] + ([] if fact.least is None else [(other, 0)])
-    for value, code in (*right, wrong):
+    is_strict = fact.least is None and not fact.is_free
+    right = [fact.value] if is_strict else [fact.value, other]
+    wrong = (
+        [other] if is_strict else [] if fact.type == "list" else ["maybe" if fact.is_free else f"{fact.least}x", "-1"]
+    )
+    for value, code in [*((each, E.NONE) for each in right), *((each, E.INVALID_CONFIG) for each in wrong)]:
         topic = CREATE_TOPICS.request.Topic(
             name="new",
             num_partitions=1,

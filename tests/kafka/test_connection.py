@@ -17,6 +17,7 @@ import pytest
 
 import klamm
 from klamm.kafka import channel
+from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.broker import Broker
 from klamm.kafka.call import Call
 from klamm.kafka.error_codes import ErrorCode
@@ -385,3 +386,32 @@ def test_a_server_stops_at_once_though_consumers_wait_and_ask_again(tmp_path: Pa
         over.set()
         for thread in threads:
             thread.join()
+
+
+def test_a_request_of_many_elements_is_decoded_by_a_thread(
+    server: Served, raw: Raw, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the loop, other clients would wait for that."""
+    threads: list[str] = []
+    decode = Admission.decode
+
+    def watched(header: Any, row: Any, frame: memoryview, *bound: int) -> Any:
+        request = decode(header, row, frame, *bound)
+        threads.append(threading.current_thread().name)
+        return request
+
+    monkeypatch.setattr(Admission, "decode", staticmethod(watched))
+    offset = produce(raw, "orders", sealed([b"one"])).base_offset
+    one = FETCH.request.Partition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    for count, is_quick in ((LOOP_ELEMENTS - 1, True), (LOOP_ELEMENTS, False)):  # and the topic is one, too
+        threads.clear()
+        topics = [FETCH.request.Topic(topic="orders", partitions=[one] * count)]
+        response = raw.ask(FETCH, 12, **{**fetching({}), "topics": topics})
+        assert values(response.responses[0].partitions[0]) == [b"one"]
+        assert [name.partition("_")[0] for name in threads] == (["server"] if is_quick else ["klamm-codec"])
+    whole = b"".join(request_frame(FETCH, 12, 1, "x", FETCH.request(**{**fetching({}), "topics": topics})))
+    raw.send_bytes((len(whole) - 5).to_bytes(4, "big") + whole[4:-1])
+    with pytest.raises(ConnectionEnded):
+        raw.receive()
+    assert "connection closed: malformed request: Fetch request v12: ends too early" in caplog.text
+    assert server.call(lambda: server.server.listener.budget.used) == 0

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from klamm.kafka.apis import TABLE
-from klamm.kafka.call import ADMIN, CATALOG, CODEC, DISK, LARGE, LOOP, WRITE, Place, SupportedApi
+from klamm.kafka.call import ADMIN, CATALOG, CODEC, DISK, LARGE, LOOP, TRANSACT, WRITE, Place, SupportedApi
 
 # What a handler can call to have something done elsewhere, and where that is.
 REACHES: dict[str, tuple[Place, ...]] = {
@@ -23,6 +23,7 @@ REACHES: dict[str, tuple[Place, ...]] = {
     "broker.disk": (DISK,),
     "broker.codec": (CODEC,),
     "broker.write": (WRITE,),
+    "broker.transact": (TRANSACT,),
     "broker.administer": (ADMIN,),
     "broker.delete": (DISK,),
     "broker.opened": (DISK,),
@@ -35,7 +36,7 @@ REACHES: dict[str, tuple[Place, ...]] = {
     "broker.group_store.commit": (WRITE,),
     "broker.group_store.offsets": (CATALOG, WRITE),
     "broker.group_store.admit": (CATALOG, WRITE),
-    "broker.transaction_coordinator.register_produce": (WRITE,),
+    "broker.transaction_coordinator.register_produce": (TRANSACT,),
 }
 
 # Methods that take locks, read SQLite, or wait for a disk.

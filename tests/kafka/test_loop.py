@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import struct
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -50,8 +49,6 @@ from tests.kafka.dial import Raw, Served, served
 from tests.log.compacted import in_transaction
 from tests.procs import PATIENCE, Child, Flag, children, until
 from tests.serving import serving
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -306,14 +303,6 @@ def drop_from_memory(path: Path) -> bool:
         return not is_cached(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
-
-
-@pytest.fixture
-def disk_path() -> Iterator[Path]:
-    """A directory on a disk: temporary files may be in memory, where the kernel forgets nothing and tells nothing."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=ROOT / "build") as path:
-        yield Path(path)
 
 
 @pytest.mark.soak  # the kernel does not always forget a file when it is asked to

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from klamm.errors import KlammError, StoreBusy, SyncFailed
+from klamm.errors import KlammError, StoreBusy
 from klamm.kafka import pools
-from klamm.kafka.pools import PartitionExecutors, Pools
-from klamm.kafka.sync_queue import SyncQueue
+from klamm.kafka.pools import PartitionExecutors
 from tests.procs import PATIENCE
-from tests.rig import Rig, batch
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -114,82 +112,5 @@ def test_lanes_from_many_rounds_are_none_when_all_is_done() -> None:
             given = [lanes.run(key, lambda k=key: k) for key in (turn % 3, turn % 5, 7)]  # type: ignore[misc]
             assert await asyncio.gather(*given) == [turn % 3, turn % 5, 7]
         assert len(lanes) == 0
-
-    run(main())
-
-
-# ---- syncs
-
-
-class Slow:
-    """A partition whose disk takes as long as it is told to."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.synced: list[int] = []
-        self.error: Exception | None = None
-
-    def sync(self, upto: int) -> None:
-        assert self.gate.wait(PATIENCE)
-        self.synced.append(upto)
-        if self.error is not None:
-            raise self.error
-
-
-def test_those_who_come_while_a_sync_runs_share_the_next() -> None:
-    async def main() -> None:
-        threads = Pools(asyncio.get_running_loop())
-        syncing, disk = SyncQueue(threads), Slow()
-        done: list[tuple[int, BaseException | None]] = []
-        for upto in (3, 9, 5, 7):
-            syncing.wait(disk, upto, lambda error, n=upto: done.append((n, error)))  # type: ignore[arg-type,misc]
-        assert len(syncing) == 1
-        assert done == []
-        disk.gate.set()
-        while len(done) < 4:
-            await asyncio.sleep(0.001)
-        assert disk.synced == [3, 9]
-        assert done == [(3, None), (9, None), (5, None), (7, None)]
-        assert len(syncing) == 0
-        threads.close()
-
-    run(main())
-
-
-def test_a_failed_sync_is_told_to_all_it_was_for_and_to_nobody_else() -> None:
-    async def main() -> None:
-        threads = Pools(asyncio.get_running_loop())
-        syncing, bad, good = SyncQueue(threads), Slow(), Slow()
-        bad.error = SyncFailed("no")
-        done: dict[str, BaseException | None] = {}
-        syncing.wait(bad, 1, lambda error: done.update(first=error))  # type: ignore[arg-type]
-        syncing.wait(bad, 2, lambda error: done.update(second=error))  # type: ignore[arg-type]
-        syncing.wait(good, 1, lambda error: done.update(good=error))  # type: ignore[arg-type]
-        bad.gate.set()
-        while len(done) < 2:
-            await asyncio.sleep(0.001)
-        assert isinstance(done["first"], SyncFailed)
-        assert isinstance(done["second"], SyncFailed)
-        good.gate.set()
-        while "good" not in done:
-            await asyncio.sleep(0.001)
-        assert done["good"] is None
-        threads.close()
-
-    run(main())
-
-
-def test_a_sync_of_a_real_log(tmp_path_factory: pytest.TempPathFactory) -> None:
-    partition = Rig(tmp_path_factory.mktemp("log"), slots=10).partition(1)
-    for number in range(5):
-        partition.append(batch(0, number))
-
-    async def main() -> None:
-        threads = Pools(asyncio.get_running_loop())
-        told = asyncio.get_running_loop().create_future()
-        SyncQueue(threads).wait(partition, 5, told.set_result)
-        assert await told is None
-        assert partition.ends().flushed == 5
-        threads.close()
 
     run(main())

@@ -147,6 +147,15 @@ def test_partitions_are_counted_from_an_assignment(store: klamm.Store, raw: Raw)
     assert (made.error_code, made.num_partitions) == (0, 3) and len(store.topics.describe("a").partitions) == 3
 
 
+def test_assignments_to_other_brokers_are_accepted_on_request(tmp_path: Path) -> None:
+    with served(tmp_path / "events", foreign_replicas_enable=True) as server, server.dial() as raw:
+        (made,) = create(raw, new("a", assigned={0: [0, 1, 2], 1: [2, 0, 1]}))
+        assert (made.error_code, made.num_partitions, made.replication_factor) == (0, 2, 1)
+        for brokers in ([], [1, 1]):
+            (made,) = create(raw, new("b", assigned={0: brokers}))
+            assert made.error_code == E.INVALID_REPLICA_ASSIGNMENT, brokers
+
+
 def test_a_topic_that_is_in_a_request_twice_is_not_created(store: klamm.Store, raw: Raw) -> None:
     twice, once = create(raw, new("a"), new("b"), new("a", 5), new("a"))
     assert (twice.name, twice.error_code, once.name, once.error_code) == ("a", E.INVALID_REQUEST, "b", 0)
@@ -159,7 +168,7 @@ def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.S
         new(
             "a",
             1,
-            compression_type="producer",
+            preallocate="false",
             min_insync_replicas=" 1 ",
             unclean_leader_election_enable="False",
             flush_ms=str(2**63 - 1),
@@ -168,7 +177,7 @@ def test_a_setting_of_kafkas_that_says_what_is_so_anyway_is_taken(store: klamm.S
     )
     assert made.error_code == 0, made.error_message
     assert store.topics.describe("a").settings == {"cleanup.policy": "compact"}
-    for name, value in (("compression_type", "gzip"), ("preallocate", "true"), ("min_insync_replicas", "one")):
+    for name, value in (("compression_type", "brotli"), ("preallocate", "maybe"), ("min_insync_replicas", "one")):
         config: dict[str, Any] = {name: value}
         (refused,) = create(raw, new("b", 1, **config))
         assert refused.error_code == E.INVALID_CONFIG and value in refused.error_message

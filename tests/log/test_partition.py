@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import struct
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from klamm.disk import _os
 from klamm.errors import CorruptBatch, DiskFull, KlammError, LogError, OffsetOutOfRange, ReadOnly, RecordTooLarge
 from klamm.log import head, results
 from klamm.log.partition import Partition
+from tests.crash.cases import seed_of
 from tests.log.logs import batch_of, flip, log_file, move_clock, records
 from tests.rig import Rig, batch, index_is_true, names, read_all, scan_files
 
@@ -393,3 +395,31 @@ def test_an_error_of_others_is_not_taken_for_one_of_the_head(rig: Rig) -> None:
     for name in ("mine", "damaged_head"):
         with pytest.raises(RuntimeError, match=f"^{name}$"), partition.translate_errors():
             raise RuntimeError(name)
+
+
+def test_an_append_that_may_not_wait_makes_no_files(rig: Rig) -> None:
+    """Nor opens one for the first time: it is left to a thread. What was closed because it was idle is opened again."""
+    chance = random.Random(seed_of())
+    partition = rig.partition(1, segment_bytes=1000, index_interval_bytes=300)
+    number = left = closed = 0
+    for _ in range(300):
+        before = sorted(os.listdir(partition.directory)) if number else []
+        _os.trap(1 << 60, kinds=_os.OPEN)
+        offset = partition.append_now(batch(0, number, chance.randrange(100)))
+        opened = _os.steps_taken()
+        _os.trap(0)
+        if offset is None:
+            assert opened == 0
+            left += 1
+            offset = partition.append(batch(0, number, chance.randrange(100)))
+        elif number:
+            assert sorted(os.listdir(partition.directory)) == before
+            assert opened <= closed
+            closed -= opened
+        assert offset == number
+        number += 1
+        if chance.random() < 0.1:
+            closed = 2  # the segment and its index
+            partition.log.close_idle()
+    assert 10 < left < 150
+    assert partition.snapshot().next_offset == number == 300

@@ -39,7 +39,7 @@ def send(partition: Partition, producer: int, sequence: int = 0, epoch: int = 0)
 
 def send_open(partition: Partition, producer: int, epoch: int = 0, sequence: int = 0) -> int:
     builder = Builder(4096)
-    builder.add(b"k", b"v")
+    builder.add(b"k", b"v", None, 5)
     return partition.append(bytearray(builder.seal(0, None, producer, epoch, sequence, TRANSACTIONAL)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 THREADS = "src/klamm/aio/threads.py"
-STORE = "src/klamm/aio/store.py"
+APPENDS = "src/klamm/aio/appends.py"
 THREAD_TESTS = "tests/aio/test_aio_threads.py"
 CANCEL_TESTS = "tests/aio/test_aio_cancel.py"
 HUNG_TESTS = "tests/client/test_hung_workers.py"
@@ -40,9 +40,9 @@ MUTANTS = [
         "aio/store.py: reads and writes",
         (
             (
-                STORE,
-                "await self._writes.run(\n            self._sync.append,",
-                "await self._reads.run(\n            self._sync.append,",
+                APPENDS,
+                "await self._writes.run(\n            append,\n            topic,\n            value,",
+                "await self._reads.run(\n            append,\n            topic,\n            value,",
             ),
         ),
         (f"{THREAD_TESTS}::test_full_producers_and_waiting_appends_hold_up_no_read_and_no_close",),

@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 STORE = "src/klamm/api/store.py"
 TOPIC = "src/klamm/api/topic.py"
+READS = "src/klamm/api/reads.py"
+OPTIONS = "tests/test_options.py"
 TESTS = "tests/test_handles.py"
 
 MUTANTS = [
@@ -68,5 +70,47 @@ MUTANTS = [
         "api/store.py: after a fork the child's copy opens the directory again",
         ((STORE, "        fork.register(self, Store._in_child)\n", ""),),
         (f"{TESTS}::test_a_handle_works_on_in_a_forked_child",),
+    ),
+    Mutant(
+        "an overload has another default than the call",
+        "api/call_options.py: tests hold the copies together",
+        ((READS, "        max_bytes: int = 1 << 20,", "        max_bytes: int = 1 << 21,"),),
+        (f"{OPTIONS}::test_the_first_overload_is_the_whole_signature",),
+    ),
+    Mutant(
+        "a handle has another overload than its store",
+        "decisions/types-by-the-serde: overloads of a handle are those of the store",
+        ((TOPIC, "        value: str | None,\n", "        value: Any,\n"),),
+        (f"{OPTIONS}::test_a_handle_has_the_overloads_of_the_store_but_for_the_topic",),
+    ),
+    Mutant(
+        "a choice that is documented is not taken",
+        "choices.py: checks at run time read the values of these types",
+        (("src/klamm/choices.py", '"read_committed", "read_uncommitted"]', '"read_committed", "uncommitted"]'),),
+        (f"{OPTIONS}::test_what_a_choice_names_is_taken_and_nothing_else", "tests/store/test_aborted.py"),
+    ),
+    Mutant(
+        "codecs are numbered in another order than Kafka's",
+        "choices.py: their order is that of Kafka's numbers",
+        (("src/klamm/choices.py", '"gzip", "snappy", "lz4"', '"snappy", "gzip", "lz4"'),),
+        (f"{OPTIONS}::test_the_codecs_are_in_the_order_of_their_numbers",),
+    ),
+    Mutant(
+        "checkers accept every name in klamm",
+        "reference/api.md: types",
+        (("src/klamm/__init__.py", "if not TYPE_CHECKING:  #", "if _LATER:  #"),),
+        ("tests/typing/test_typing.py",),
+    ),
+    Mutant(
+        "checkers take text for bytes",
+        "reference/api.md: types by the serde",
+        (
+            (
+                "src/klamm/api/functions.py",
+                ") -> Store[BytesKey, bytes]: ...",
+                ") -> Store[Any, Any]: ...",
+            ),
+        ),
+        ("tests/typing/test_typing.py",),
     ),
 ]

@@ -12,6 +12,8 @@ COORDINATOR_TESTS = "tests/kafka/test_coordinator.py"
 OFFSET_TESTS = "tests/kafka/test_group_offset_apis.py"
 FETCH_TESTS = "tests/kafka/test_fetch.py"
 BOUNDS_TESTS = "tests/kafka/test_bounds.py"
+ADMISSION = "src/klamm/kafka/admission.py"
+CONNECTION_TESTS = "tests/kafka/test_connection.py"
 LOOP_TESTS = "tests/kafka/test_loop.py"
 ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
@@ -38,6 +40,24 @@ MUTANTS = [
                 "test_a_false_max_timestamp_neither_deletes_acknowledged_records_nor_hides_them_nor_keeps_them"
             ),
         ),
+    ),
+    Mutant(
+        "a partition's executor compresses, not a codec thread",
+        "internals/server.md: threads are kept apart by what must not starve what",
+        (
+            (
+                "src/klamm/kafka/apis/produce.py",
+                "(header.size > _QUICK_BYTES or (rules.codec is not None and rules.codec[0] != header.codec))",
+                "header.size > _QUICK_BYTES",
+            ),
+        ),
+        ("tests/kafka/test_compression.py::test_it_is_done_by_a_thread_for_codecs",),
+    ),
+    Mutant(
+        "what is decompressed for another codec is not bounded",
+        "decompression.max.bytes",
+        (("src/klamm/kafka/apis/produce.py", ", max_decoded=rules.max_held)", ")"),),
+        ("tests/kafka/test_compression.py::test_what_is_in_memory_meanwhile_is_bounded",),
     ),
     Mutant(
         "a fetch waits at the end of a segment",
@@ -261,7 +281,7 @@ MUTANTS = [
     Mutant(
         "a batch is decompressed again, on the loop, for its keys",
         "log/partition.py: append_now does no slow work",
-        (("src/klamm/log/partition.py", "if self._read_first and not is_checked:", "if self._read_first:"),),
+        (("src/klamm/log/batch_rules.py", "if self.reads_records and not is_checked:", "if self.reads_records:"),),
         (f"{LOOP_TESTS}::test_the_records_of_a_batch_are_read_once",),
     ),
     Mutant(
@@ -335,5 +355,11 @@ MUTANTS = [
             ),
         ),
         ("tests/kafka/test_group_apis.py::test_nothing_is_left_of_a_join_whose_client_is_gone",),
+    ),
+    Mutant(
+        "the loop decodes a request however many elements it has",
+        "kafka/admission.py: a thread decodes a request that takes long",
+        ((ADMISSION, "decode(header, row, frame, LOOP_ELEMENTS)", "decode(header, row, frame)"),),
+        (f"{CONNECTION_TESTS}::test_a_request_of_many_elements_is_decoded_by_a_thread",),
     ),
 ]

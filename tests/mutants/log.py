@@ -29,7 +29,34 @@ DAMAGE_TESTS = "tests/crash/test_damage.py"
 AHEAD_TESTS = "tests/log/test_ahead.py"
 FAILED_SYNC_TESTS = "tests/crash/test_failed_sync.py"
 
+REPEATED = "src/klamm/log/repeated.py"
+REPEATED_TESTS = "tests/log/test_repeated.py"
+
 MUTANTS = [
+    Mutant(
+        "a batch under used sequences is taken for a retry, unread",
+        "log/repeated.py",
+        ((REPEATED, "    if there is None or is_same(there, batch):", "    if True:"),),
+        (f"{REPEATED_TESTS}::test_other_records_with_the_sequences_of_a_batch_are_refused_and_that_batch_is_not",),
+    ),
+    Mutant(
+        "a retry under another codec is refused",
+        "log/repeated.py",
+        ((REPEATED, "_MAY_DIFFER = CODEC_MASK | LOG_APPEND_TIME", "_MAY_DIFFER = LOG_APPEND_TIME"),),
+        (f"{REPEATED_TESTS}::test_a_batch_that_comes_again_under_another_codec_is_known",),
+    ),
+    Mutant(
+        "a retry of a batch that was compacted is refused",
+        "log/repeated.py",
+        ((REPEATED, "    if old.crc == new.crc or is_compacted:", "    if old.crc == new.crc:"),),
+        (f"{REPEATED_TESTS}::test_a_batch_that_compaction_took_records_out_of_is_taken_for_the_same",),
+    ),
+    Mutant(
+        "a batch keeps its codec, whatever the topic says",
+        "log/batch_rules.py: compression.type",
+        (("src/klamm/log/batch_rules.py", "        if self.has_codec(batch):", "        if True:"),),
+        ("tests/kafka/test_compression.py::test_the_embedded_door_compresses_too",),
+    ),
     Mutant(
         "recovery forgets what is open",
         "a transaction is read whole or not at all",

@@ -93,6 +93,23 @@ MUTANTS = [
         (f"{TRANSACTIONS_TESTS}::test_a_marker_of_the_same_epoch_ends_what_is_open_and_the_sequence_goes_on",),
     ),
     Mutant(
+        "what an ended transaction wrote is taken for what the next one writes",
+        "decisions/2026-11-17-a-retry-is-compared-with-the-log.md",
+        (
+            (
+                PRODUCERS,
+                "& KLAMM_TRANSACTIONAL and not 0 <= entry.first_open_offset <= place.base_offset:",
+                "& KLAMM_TRANSACTIONAL and False:",
+            ),
+        ),
+        (
+            (
+                "tests/log/test_repeated.py::"
+                "test_what_an_ended_transaction_wrote_is_no_duplicate_of_what_the_next_one_writes"
+            ),
+        ),
+    ),
+    Mutant(
         "a marker ends an older transaction, whatever became of that",
         "store/transactions.py T3",
         ((PRODUCERS, " if entry.first_open_offset < 0 or epoch == last + 1 else R_OUT_OF_ORDER", ""),),

@@ -291,10 +291,10 @@ MUTANTS = [
     _without(
         "rows of transactions over the wire are not synced",
         "store/transactions.py W1",
-        "store/transactions.py",
-        "        with database.gate(), database.transaction(durable=durable) as execute:\n",
+        "store/group_commit.py",
+        "            with database.gate(), database.transaction(durable=is_durable) as execute:\n",
         SERVE,
-        instead=f"        with database.gate(), {NOT_DURABLE}\n",
+        instead=f"            with database.gate(), {NOT_DURABLE}\n",
     ),
     Mutant(
         "the name of an .aborted file may be lost when a snapshot relies on it",

@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "a row is complete, or gone, before its markers are on disk",
         "store/transactions.py T2",
-        ((RESOLVER, "            return sync_if_possible(self._core, partition, end)\n", "            return True\n"),),
+        ((RESOLVER, "            return sync_if_possible(self._core, *end)\n", "            return True\n"),),
         (
             f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",
             "tests/kafka/transactions/test_transaction_coordinator.py::test_transactions_one_after_the_other",

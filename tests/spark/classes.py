@@ -16,7 +16,9 @@ from pathlib import Path
 STARTUP = Path(__file__).parent / "startup"
 """A directory for PYTHONPATH: with its sitecustomize.py, Spark's Python workers import pyspark in less time."""
 ARCHIVE = Path(__file__).parents[2] / ".tools" / "spark.jsa"
-_SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+# Without the second compiler, Java reserves little for what the first one makes, and soon sweeps it again and again.
+_ROOM = "-XX:ReservedCodeCacheSize=200m -XX:-UseCodeCacheFlushing"
+_SOON = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable {_ROOM}"
 
 
 def _flags() -> str:

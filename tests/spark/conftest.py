@@ -13,6 +13,7 @@ from _pytest.runner import runtestprotocol
 import klamm
 import klamm.spark
 from tests.spark.classes import PYTHONPATH
+from tests.spark.forks import forks
 from tests.spark.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +43,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_workers() -> Iterator[None]:
-    """Spark's Python workers, of any session that a test starts, import pyspark with its bytecode."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", PYTHONPATH)
+    """Spark's Python workers, of any session that a test starts, are forks of one process."""
+    pytest.importorskip("pyspark")
+    with forks() as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in {"PYTHONPATH": PYTHONPATH, **variables}.items():
+            patch.setenv(name, value)
         yield
 
 

@@ -92,4 +92,4 @@ def test_a_scan_leaves_out_what_was_aborted_and_what_is_open_unless_asked(log: P
     log.append_marker(7, 4, commit=False)  # the last thing in the log was aborted
     assert scanned() == scanned(batch_rows=1) == WANT
     with pytest.raises(klamm.InvalidSetting, match="isolation"):
-        store.scan("t", isolation="serializable")
+        store.scan("t", isolation="serializable")  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_a_process_that_cannot_be_seen_is_listed_without_its_pid(
 @pytest.mark.parametrize("bad", [-1, "1000", math.nan, True])
 def test_a_busy_timeout_is_a_duration(path: str, bad: object) -> None:
     with pytest.raises((InvalidSetting, TypeError), match="busy_timeout"):
-        klamm.open(path, busy_timeout=bad)  # type: ignore[arg-type]
+        klamm.open(path, busy_timeout=bad)  # type: ignore[call-overload]
 
 
 def test_a_busy_timeout_without_limit_is_infinite(path: str) -> None:

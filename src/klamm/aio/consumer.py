@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from klamm.aio.opener import Opener
 from klamm.aio.threads import Calls, Threads, await_end, run_alone
@@ -17,25 +17,29 @@ from klamm.client.consume.consumer import session_of
 from klamm.client.options import check_count
 from klamm.times import Duration, to_timeout
 from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
+from klamm.typevars import T
 
 if TYPE_CHECKING:
     from klamm.aio.transaction import Transaction
+    from klamm.batch import Partitioner
+    from klamm.choices import Compression, RunErrorPolicy, RunOrder
     from klamm.client.consume.read_engine import Records
     from klamm.client.groups.commits import What
-    from klamm.client.produce.producer_options import TransactionOptions
-    from klamm.client.work.run_options import RunOptions
+    from klamm.client.serde import Serde
+    from klamm.client.work.outcomes import Attempt
+    from klamm.client.work.run_options import ErrorTypes
     from klamm.where import WhereLike
 
 __all__ = ["Consumer"]
 
-T = TypeVar("T")
+_R = TypeVar("_R")
 _AT_ONCE = 500  # records that a loop takes; then the group is looked after
 
 
-class Consumer:
+class Consumer(Generic[T]):
     """Reads topics; made by `store.consumer()` of klamm.aio. One task reads; others may commit, `stop` and `close`."""
 
-    def __init__(self, consumer: sync.Consumer, reads: Threads, writes: Threads) -> None:
+    def __init__(self, consumer: sync.Consumer[T], reads: Threads, writes: Threads) -> None:
         """`reads`, `writes`: threads of the store, for what does not wait for records."""
         self._sync = consumer
         self._session = session_of(consumer)
@@ -44,7 +48,7 @@ class Consumer:
         self._thread = Threads(1, "klamm-aio-read")
         self._reading = Calls(self._thread)
         self._committing = Calls(writes)
-        self._current: Iterator[Any] = iter(())
+        self._current: Iterator[T] = iter(())
 
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
@@ -56,7 +60,7 @@ class Consumer:
         self._current = iter(())
         return await self._until_given_up(lambda is_over: self._session.next_records(max_records, wait_s, is_over))
 
-    async def _until_given_up(self, call: Callable[[Callable[[], bool]], T]) -> T:
+    async def _until_given_up(self, call: Callable[[Callable[[], bool]], _R]) -> _R:
         """Let the thread call it, with what says whether the task was cancelled: then it is to return soon."""
         is_given_up = False
 
@@ -70,14 +74,14 @@ class Consumer:
             self._session.wake()
             raise
 
-    async def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch:
+    async def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch[T]:
         """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time."""
         check_count(max_records)
         wait_s = self._session.wait_s if timeout is None else to_timeout("timeout", timeout)
         records = await self._next(max_records, wait_s)
         return Batch() if records is None else records.batch()
 
-    async def batches(self, max_records: int = 500) -> AsyncIterator[Batch]:
+    async def batches(self, max_records: int = 500) -> AsyncIterator[Batch[T]]:
         """One `poll` after the other, until nothing comes for `wait`, or `stop`."""
         while not self._session.is_stopped:
             batch = await self.poll(max_records)
@@ -88,7 +92,7 @@ class Consumer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         while not self._session.is_stopped:
             for record in self._current:
                 return record
@@ -149,18 +153,66 @@ class Consumer:
         """Return what the group has committed there; None if nothing."""
         return await self._reads.run(self._sync.committed, topic, partition)
 
-    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Opener[Transaction]:
+    def transaction(
+        self,
+        name: str | None = None,
+        *,
+        timeout: Duration = 60,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        compression: Compression | None = None,
+        compression_level: int | None = None,
+        batch_bytes: int = 64 << 10,
+        partitioner: Partitioner | None = None,
+        **unknown: Never,
+    ) -> Opener[Transaction[Any, Any]]:
         """Begin a transaction in which this consumer takes part: it goes back if the transaction is aborted."""
         from klamm.aio.transaction import begin
 
-        async def start() -> Transaction:
-            return await begin(self._writes, lambda: self._sync.transaction(name, **options))
+        async def start() -> Transaction[Any, Any]:
+            return await begin(
+                self._writes,
+                lambda: self._sync.transaction(
+                    name,
+                    timeout=timeout,
+                    serde=serde,
+                    key_serde=key_serde,
+                    compression=compression,
+                    compression_level=compression_level,
+                    batch_bytes=batch_bytes,
+                    partitioner=partitioner,
+                    **unknown,
+                ),
+            )
 
         return Opener(start)
 
     # ---- workers
 
-    async def run(self, handler: Callable[[Any], object], workers: int = 8, **options: Unpack[RunOptions]) -> RunReport:
+    async def run(
+        self,
+        handler: Callable[[T], object],
+        workers: int = 8,
+        *,
+        processes: bool = False,
+        queue: int = 1000,
+        timeout: Duration | None = None,
+        grace: Duration = 30.0,
+        on_error: RunErrorPolicy = "stop",
+        retries: int | None = 3,
+        retry_on: ErrorTypes | None = None,
+        give_up_on: ErrorTypes = (),
+        backoff: Duration = 0.1,
+        max_backoff: Duration = 10.0,
+        dead_letter_topic: str | None = None,
+        order: RunOrder = "key",
+        commit_every: Duration = 1.0,
+        on_done: Callable[[Attempt], object] | None = None,
+        on_failed: Callable[[Attempt], object] | None = None,
+        on_dead_letter: Callable[[Attempt], object] | None = None,
+        on_progress: Callable[[RunReport], object] | None = None,
+        **unknown: Never,
+    ) -> RunReport:
         """Let workers handle the records, in order within a key, and commit what is done.
 
         An `async def` handler runs in this event loop, any other in threads. Cancelled, it ends as `klamm`'s does by
@@ -182,7 +234,31 @@ class Consumer:
         await self._reading.ended()
         self._current = iter(())
         running = self._thread.submit(
-            lambda: run(self._session, handler, workers, loop=loop, urgency=lambda: urgency, **options)
+            lambda: run(
+                self._session,
+                handler,
+                workers,
+                loop=loop,
+                urgency=lambda: urgency,
+                processes=processes,
+                queue=queue,
+                timeout=timeout,
+                grace=grace,
+                on_error=on_error,
+                retries=retries,
+                retry_on=retry_on,
+                give_up_on=give_up_on,
+                backoff=backoff,
+                max_backoff=max_backoff,
+                dead_letter_topic=dead_letter_topic,
+                order=order,
+                commit_every=commit_every,
+                on_done=on_done,
+                on_failed=on_failed,
+                on_dead_letter=on_dead_letter,
+                on_progress=on_progress,
+                **unknown,
+            )
         )
         return await await_end(running, hurry)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from klamm import api
 from klamm.aio.opener import Opener
@@ -12,19 +12,77 @@ from klamm.aio.store import Store
 from klamm.aio.threads import Threads, check_limit, run_alone
 
 if TYPE_CHECKING:
-    from klamm.client.serde import Serde
+    from klamm.api.call_options import OpenOptions
+    from klamm.client.serde import Serde, SerdePair
     from klamm.store.check import Report
     from klamm.times import Duration
+    from klamm.typevars import BytesKey, BytesValue, TextKey
 
 __all__ = ["check", "open"]
 
-_THREADS = 8
 
-
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 8,
+    read_only: bool = False,
+    create: bool = True,
+    force_filesystem: bool = False,
+    maintain_every: Duration | None = None,
+    busy_timeout: Duration | None = None,
+    serde: Literal["bytes"] | None = None,
+    key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+) -> Opener[Store[BytesKey, bytes]]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 8,
+    serde: Literal["json"],
+    key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+    **options: Unpack[OpenOptions],
+) -> Opener[Store[TextKey, Any]]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 8,
+    serde: Literal["str"],
+    key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+    **options: Unpack[OpenOptions],
+) -> Opener[Store[TextKey, str]]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 8,
+    serde: SerdePair[BytesValue],
+    key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+    **options: Unpack[OpenOptions],
+) -> Opener[Store[BytesKey, BytesValue]]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 8,
+    serde: SerdePair[BytesValue] | Literal["bytes"] | None = None,
+    key_serde: Literal["str"],
+    **options: Unpack[OpenOptions],
+) -> Opener[Store[str, BytesValue]]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 8,
+    serde: Serde | None = None,
+    key_serde: Serde | None = None,
+    **options: Unpack[OpenOptions],
+) -> Opener[Store[Any, Any]]: ...
 def open(  # noqa: A001  # as klamm.open
     path: str | os.PathLike[str],
     *,
-    threads: int = _THREADS,
+    threads: int = 8,
     read_only: bool = False,
     create: bool = True,
     force_filesystem: bool = False,
@@ -32,7 +90,7 @@ def open(  # noqa: A001  # as klamm.open
     busy_timeout: Duration | None = None,
     serde: Serde | None = None,
     key_serde: Serde | None = None,
-) -> Opener[Store]:
+) -> Opener[Store[Any, Any]]:
     """Open the store in a directory: `store = await open(…)`, or `async with open(…) as store`.
 
     At most `threads` calls that write, and as many that only read, are under way at a time; more wait for their turn.
@@ -40,10 +98,12 @@ def open(  # noqa: A001  # as klamm.open
     """
     limit = check_limit(threads)
 
-    async def start() -> Store:
+    open_store: Callable[..., api.Store[Any, Any]] = api.open
+
+    async def start() -> Store[Any, Any]:
         reads, writes = Threads(limit, "klamm-aio-reads"), Threads(limit, "klamm-aio-writes")
         store = await writes.make(
-            api.open,
+            open_store,
             path,
             read_only=read_only,
             create=create,

@@ -16,7 +16,7 @@ __all__ = ["Groups"]
 class Groups:
     """The consumer groups of a store: `store.groups`. `async for` gives their names."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[Any, Any]) -> None:
         self._sync = store.sync.groups
         self._reads, self._writes = store._reads, store._writes
 

@@ -8,31 +8,54 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from klamm.aio.threads import Threads, run_alone
 from klamm.times import Duration
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.batch import Delivery
     from klamm.client.produce.producer import Producer as SyncProducer
-    from klamm.types import GivenHeaders
+    from klamm.types import BytesLike, GivenHeaders
 
 __all__ = ["Producer"]
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records in batches; made by `store.producer()` of klamm.aio. Tasks may share it."""
 
-    def __init__(self, producer: SyncProducer) -> None:
+    def __init__(self, producer: SyncProducer[K, V]) -> None:
         self._sync = producer
         self._threads = Threads(1, "klamm-aio-send")
 
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
 
+    @overload
+    async def send(
+        self,
+        topic: str,
+        value: V | None,
+        *,
+        key: K | BytesLike | None = None,
+        partition: int | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Delivery: ...
+    @overload
+    async def send(
+        self: Producer[Any, bytes],
+        topic: str,
+        value: BytesLike | None,
+        *,
+        key: K | BytesLike | None = None,
+        partition: int | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Delivery: ...
     async def send(
         self,
         topic: str,

@@ -5,16 +5,18 @@ process that updates the table.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from klamm.aio.consumer import Consumer
 from klamm.aio.pieces import Pieces
 from klamm.aio.threads import Threads, run_alone
 from klamm.times import Duration
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
+    from klamm.batch import Record
     from klamm.client.table.table import Table as SyncTable
-    from klamm.types import Position
+    from klamm.types import BytesLike, Position
     from klamm.where import WhereLike
 
 __all__ = ["Table"]
@@ -23,10 +25,10 @@ _AT_ONCE = 1000  # keys that the thread takes at a time
 T = TypeVar("T")
 
 
-class Table:
+class Table(Generic[K, V]):
     """Made by `store.table()` of klamm.aio. `async for` gives its keys. Tasks may share it."""
 
-    def __init__(self, table: SyncTable, reads: Threads, writes: Threads) -> None:
+    def __init__(self, table: SyncTable[K, V], reads: Threads, writes: Threads) -> None:
         self._sync = table
         self._reads = reads
         self._writes = writes
@@ -46,32 +48,37 @@ class Table:
 
     # ---- one key
 
+    @overload
+    async def get(self, key: K | BytesLike, default: None = None, *, wait: Duration | None = None) -> V | None: ...
+    @overload
+    async def get(self, key: K | BytesLike, default: V | T, *, wait: Duration | None = None) -> V | T: ...
     async def get(self, key: Any, default: Any = None, *, wait: Duration | None = None) -> Any:
         """Return the value of `key`. With a `wait` of its own; 0: what the table has now, be it behind its log."""
-        return await self._threads.run(self._sync.get, key, default, wait=wait)
+        get: Callable[..., Any] = self._sync.get
+        return await self._threads.run(get, key, default, wait=wait)
 
     # ---- many, each iteration as the table was when it began
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[K]:
         return self.keys()
 
-    def keys(self) -> Pieces[Any]:
+    def keys(self) -> Pieces[K]:
         """All keys, in the order of their bytes."""
         return self._pieces(lambda: iter(self._sync))
 
-    def items(self) -> Pieces[tuple[Any, Any]]:
+    def items(self) -> Pieces[tuple[K, V]]:
         """All of (key, value), in the order of the keys' bytes."""
         return self._pieces(self._sync.range)
 
-    def values(self) -> Pieces[Any]:
+    def values(self) -> Pieces[V]:
         """All values, in the order of the keys' bytes."""
         return self._pieces(lambda: iter(self._sync.values()))
 
-    def prefix(self, prefix: Any) -> Pieces[tuple[Any, Any]]:
+    def prefix(self, prefix: K | BytesLike) -> Pieces[tuple[K, V]]:
         """(key, value) of the keys that begin so, in the order of their bytes."""
         return self._pieces(lambda: self._sync.prefix(prefix))
 
-    def range(self, start: Any = None, stop: Any = None) -> Pieces[tuple[Any, Any]]:
+    def range(self, start: K | BytesLike | None = None, stop: K | BytesLike | None = None) -> Pieces[tuple[K, V]]:
         """(key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
         return self._pieces(lambda: self._sync.range(start, stop))
 
@@ -88,7 +95,7 @@ class Table:
         """How far the table goes, by partition: reads that follow see at least that. For `changes`."""
         return await self._threads.run(self._sync.offsets)
 
-    async def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> AsyncIterator[Any]:
+    async def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> AsyncIterator[Record[K, V]]:
         """Iterate over the records with a key from `start` on, as from `offsets()`: a value of None deletes its key.
 
         It ends when nothing comes for `wait`; None: it waits forever.

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from klamm import api
+from klamm.aio.topic_reads import TopicReads
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from klamm.aio.consumer import Consumer
-    from klamm.aio.opener import Opener
-    from klamm.aio.scan import Scan
     from klamm.aio.store import Store
-    from klamm.aio.table import Table
-    from klamm.client.consume.consumer_options import ConsumerOptions
-    from klamm.client.options import Acks
-    from klamm.client.serde import Serde
+    from klamm.api.call_options import AppendManyOptions, AppendOptions
+    from klamm.choices import Acks, AcksWithOffset, Compression
+    from klamm.client.serde import Serde, SerdePair
     from klamm.store.settings import Value
-    from klamm.times import Duration
-    from klamm.types import Appended, CompactionReport, Cut, GivenHeaders, TopicInfo
-    from klamm.where import WhereLike
+    from klamm.types import Appended, BytesLike, CompactionReport, Cut, GivenHeaders, GivenRecord, TopicInfo
+    from klamm.typevars import BytesValue
 
 __all__ = ["Topic"]
 
 
-class Topic:
+class Topic(TopicReads[K, V]):
     """A topic of a store, by its name: `store["orders"]`. Nothing is looked up before its first call."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store[K, V], name: str) -> None:
         self._store = store
+        self._name = name
         self._sync = api.Topic(store.sync, name)
         self._reads, self._writes = store._reads, store._writes
 
@@ -48,12 +46,102 @@ class Topic:
         return self._sync.name
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Store[K, V]:
         """The store that has it."""
         return self._store
 
     # ---- appending
 
+    @overload
+    async def append(
+        self,
+        value: V | None,
+        *,
+        key: K | BytesLike | None = None,
+        partition: int | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | datetime | None = None,
+        acks: AcksWithOffset = "all",
+        serde: None = None,
+        key_serde: None = None,
+    ) -> int: ...
+    @overload
+    async def append(
+        self: Topic[Any, bytes],
+        value: BytesLike,
+        *,
+        key: K | BytesLike | None = None,
+        acks: AcksWithOffset = "all",
+        serde: None = None,
+        key_serde: None = None,
+        **options: Unpack[AppendOptions],
+    ) -> int: ...
+    @overload
+    async def append(
+        self,
+        value: Any,
+        *,
+        key: Any = None,
+        acks: AcksWithOffset = "all",
+        serde: Literal["json"],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendOptions],
+    ) -> int: ...
+    @overload
+    async def append(
+        self,
+        value: str | None,
+        *,
+        key: Any = None,
+        acks: AcksWithOffset = "all",
+        serde: Literal["str"],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendOptions],
+    ) -> int: ...
+    @overload
+    async def append(
+        self,
+        value: BytesLike | None,
+        *,
+        key: Any = None,
+        acks: AcksWithOffset = "all",
+        serde: Literal["bytes"],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendOptions],
+    ) -> int: ...
+    @overload
+    async def append(
+        self,
+        value: BytesValue | None,
+        *,
+        key: Any = None,
+        acks: AcksWithOffset = "all",
+        serde: SerdePair[BytesValue],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendOptions],
+    ) -> int: ...
+    @overload
+    async def append(
+        self,
+        value: V | None,
+        *,
+        key: Any = None,
+        acks: AcksWithOffset = "all",
+        serde: None = None,
+        key_serde: Serde,
+        **options: Unpack[AppendOptions],
+    ) -> int: ...
+    @overload
+    async def append(
+        self,
+        value: Any,
+        *,
+        key: Any = None,
+        acks: Literal[0],
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendOptions],
+    ) -> None: ...
     async def append(
         self,
         value: Any,
@@ -67,7 +155,8 @@ class Topic:
         key_serde: Serde | None = None,
     ) -> int | None:
         """Append one record and return its offset: like `store.append`."""
-        return await self._store.append(
+        append: Callable[..., Awaitable[int | None]] = self._store.append
+        return await append(
             self.name,
             value,
             key=key,
@@ -79,6 +168,73 @@ class Topic:
             key_serde=key_serde,
         )
 
+    @overload
+    async def append_many(
+        self,
+        records: Iterable[GivenRecord[K | BytesLike, V]],
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        compression: Compression | None = None,
+        compression_level: int | None = None,
+        serde: None = None,
+        key_serde: None = None,
+    ) -> Appended: ...
+    @overload
+    async def append_many(
+        self: Topic[Any, bytes],
+        records: Iterable[GivenRecord[K | BytesLike, BytesLike]],
+        *,
+        serde: None = None,
+        key_serde: None = None,
+        **options: Unpack[AppendManyOptions],
+    ) -> Appended: ...
+    @overload
+    async def append_many(
+        self,
+        records: Iterable[Any],
+        *,
+        serde: Literal["json"],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendManyOptions],
+    ) -> Appended: ...
+    @overload
+    async def append_many(
+        self,
+        records: Iterable[GivenRecord[Any, str]],
+        *,
+        serde: Literal["str"],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendManyOptions],
+    ) -> Appended: ...
+    @overload
+    async def append_many(
+        self,
+        records: Iterable[GivenRecord[Any, BytesLike]],
+        *,
+        serde: Literal["bytes"],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendManyOptions],
+    ) -> Appended: ...
+    @overload
+    async def append_many(
+        self,
+        records: Iterable[GivenRecord[Any, BytesValue]],
+        *,
+        serde: SerdePair[BytesValue],
+        key_serde: Serde | None = None,
+        **options: Unpack[AppendManyOptions],
+    ) -> Appended: ...
+    @overload
+    async def append_many(
+        self,
+        records: Iterable[GivenRecord[Any, V]],
+        *,
+        serde: None = None,
+        key_serde: Serde,
+        **options: Unpack[AppendManyOptions],
+    ) -> Appended: ...
     async def append_many(
         self,
         records: Iterable[Any],
@@ -86,13 +242,14 @@ class Topic:
         acks: Acks = "all",
         partition: int | None = None,
         timestamp: int | datetime | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         compression_level: int | None = None,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Appended:
         """Append many records, in few batches, and return where they went: like `store.append_many`."""
-        return await self._store.append_many(
+        append: Callable[..., Awaitable[Appended]] = self._store.append_many
+        return await append(
             self.name,
             records,
             acks=acks,
@@ -111,7 +268,7 @@ class Topic:
         acks: Acks = "all",
         partition: int | None = None,
         timestamp: int | datetime | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
         """Append the rows of an Arrow table, and return where they went: like `store.append_table`."""
@@ -125,41 +282,7 @@ class Topic:
             compression_level=compression_level,
         )
 
-    # ---- reading
-
-    def consumer(self, **options: Unpack[ConsumerOptions]) -> Opener[Consumer]:
-        """Return a consumer of this topic; the options are those of `store.consumer`."""
-        return self._store.consumer(self.name, **options)
-
-    def tail(
-        self,
-        n: int | None = None,
-        *,
-        start: WhereLike | None = None,
-        follow: bool = False,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-    ) -> AsyncIterator[Any]:
-        """Iterate over the last `n` records from `start` on; with `follow`, then over those that come."""
-        return self._store.tail(self.name, n, start=start, follow=follow, serde=serde, key_serde=key_serde)
-
-    def scan(
-        self,
-        *,
-        partitions: int | Iterable[int] | None = None,
-        start: WhereLike = "earliest",
-        end: WhereLike = "latest",
-        columns: Iterable[str] | None = None,
-        **options: Any,
-    ) -> Scan:
-        """Return the topic as record batches of Arrow: like `store.scan`."""
-        return self._store.scan(self.name, partitions=partitions, start=start, end=end, columns=columns, **options)
-
-    def table(
-        self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
-    ) -> Opener[Table]:
-        """Return the latest value of each key: like `store.table`."""
-        return self._store.table(self.name, serde=serde, key_serde=key_serde, wait=wait)
+    # ---- reading; see topic_reads.py, too
 
     async def offset_at(self, partition: int, when: int | datetime) -> int | None:
         """Return the first offset whose record has a timestamp at or after `when`; None if there is none."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
+
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from klamm.aio.store import Store
@@ -14,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["Topics"]
 
 
-class Topics:
+class Topics(Generic[K, V]):
     """The topics of a store: `store.topics`. `async for` gives their names."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[K, V]) -> None:
         self._store = store
         self._sync = store.sync.topics
         self._reads, self._writes = store._reads, store._writes
@@ -37,7 +39,7 @@ class Topics:
         *,
         exist_ok: bool = False,
         **named: Value,
-    ) -> Topic:
+    ) -> Topic[K, V]:
         """Create a topic and return a handle on it. With `exist_ok`, a topic that is there already is left as it is."""
         await self._writes.run(self._sync.create, name, partitions, settings, exist_ok=exist_ok, **named)
         return self._store[name]

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from klamm.aio.consumer import Consumer
 from klamm.aio.threads import Calls, Threads, await_end
 from klamm.types import Batch
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.batch import Delivery
     from klamm.client.transaction import Transaction as SyncTransaction
-    from klamm.types import GivenHeaders
+    from klamm.types import BytesLike, GivenHeaders
 
 __all__ = ["Transaction", "begin"]
 
 
-async def begin(threads: Threads, call: Callable[[], SyncTransaction]) -> Transaction:
+async def begin(threads: Threads, call: Callable[[], SyncTransaction[K, V]]) -> Transaction[K, V]:
     """Begin a transaction in a thread. Cancelled: what was begun is aborted, and its consumers may begin another."""
     begun = threads.submit(call)
     try:
@@ -32,14 +33,14 @@ async def begin(threads: Threads, call: Callable[[], SyncTransaction]) -> Transa
         raise
 
 
-class Transaction:
+class Transaction(Generic[K, V]):
     """Records and progress of groups, all or nothing; made by `store.transaction()` of klamm.aio. For one task.
 
     Leaving its `async with` block commits, or aborts if an exception does so, cancellation included. Then it is over:
     a task that is cancelled meanwhile waits for that, and `state` says what became of it.
     """
 
-    def __init__(self, transaction: SyncTransaction, threads: Threads) -> None:
+    def __init__(self, transaction: SyncTransaction[K, V], threads: Threads) -> None:
         self._sync = transaction
         self._calls = Calls(threads)
         transaction._defers = True
@@ -57,6 +58,28 @@ class Transaction:
         """ "open", "committed", "aborted" or "skipped"."""
         return self._sync.state
 
+    @overload
+    async def send(
+        self,
+        topic: str,
+        value: V | None,
+        *,
+        key: K | BytesLike | None = None,
+        partition: int | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Delivery: ...
+    @overload
+    async def send(
+        self: Transaction[Any, bytes],
+        topic: str,
+        value: BytesLike | None,
+        *,
+        key: K | BytesLike | None = None,
+        partition: int | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Delivery: ...
     async def send(
         self,
         topic: str,
@@ -80,7 +103,7 @@ class Transaction:
             await self._calls.run(transaction._append_full)
         return delivery
 
-    def commit_offsets(self, read: Batch | Consumer) -> None:
+    def commit_offsets(self, read: Batch[Any] | Consumer[Any]) -> None:
         """Let the progress of a consumer that takes part be part of the transaction."""
         self._sync.commit_offsets(read._sync if isinstance(read, Consumer) else read)
 

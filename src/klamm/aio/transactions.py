@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from klamm.aio.store import Store
@@ -15,7 +15,7 @@ __all__ = ["Transactions"]
 class Transactions:
     """The transactions that are not over: `store.transactions`. `async for` gives TransactionInfos."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[Any, Any]) -> None:
         self._sync = store.sync.transactions
         self._reads, self._writes = store._reads, store._writes
 

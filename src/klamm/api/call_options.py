@@ -1,31 +1,78 @@
-"""The options of calls on a store that make something: which there are, and the store's serdes among them."""
+"""The options of calls that make something, which have as many as what is made: `store.consumer`, `store.producer`, …
+
+Each is written out three times: where its default is, in the constructor of what is made; in the first overload of
+the call, for editors and people; and in a TypedDict, for the other overloads. Tests hold the copies together. `help`
+and `inspect` see the options of the constructor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, TypedDict, TypeVar
 
-from klamm.client.consume.consumer_options import ConsumerOptions
+from klamm.choices import Acks, Compression
 from klamm.client.options import check_options
-from klamm.client.pipe.pipe_options import PipeOptions
-from klamm.client.produce.producer_options import ProducerOptions, TransactionOptions
 from klamm.client.serde import Serdes
+from klamm.times import Duration
+from klamm.types import GivenHeaders
 
-__all__ = ["checked"]
+__all__ = ["AppendManyOptions", "AppendOptions", "OpenOptions", "checked", "takes_options_of"]
 
-_OPTIONS = {
-    "consumer": ConsumerOptions,
-    "pipe": PipeOptions,
-    "producer": ProducerOptions,
-    "transaction": TransactionOptions,
-}
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+_known: dict[str, list[str]] = {}  # the options of each call
 
 
-def checked(call: str, options: Mapping[str, Any], defaults: Serdes) -> dict[str, Any]:
+class OpenOptions(TypedDict, total=False):
+    read_only: bool
+    create: bool
+    force_filesystem: bool
+    maintain_every: Duration | None
+    busy_timeout: Duration | None
+
+
+class AppendOptions(TypedDict, total=False):
+    partition: int | None
+    headers: GivenHeaders | None
+    timestamp: int | datetime | None
+
+
+class AppendManyOptions(TypedDict, total=False):
+    acks: Acks
+    partition: int | None
+    timestamp: int | datetime | None
+    compression: Compression | None
+    compression_level: int | None
+
+
+def takes_options_of(*makers: Callable[..., Any], without: str = "") -> Callable[[_Call], _Call]:
+    """Let a call that has `**options` show those that `makers` take by name, and have a default for."""
+
+    def decorate(call: _Call) -> _Call:
+        signature = inspect.signature(call)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        taken = {each.name for each in own} | {"store", without}  # a maker gets the store from us
+        options = [
+            option
+            for maker in makers
+            for option in inspect.signature(maker).parameters.values()
+            if option.kind is inspect.Parameter.KEYWORD_ONLY
+            and option.default is not inspect.Parameter.empty
+            and option.name not in taken
+        ]
+        call.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        _known[call.__qualname__] = [option.name for option in options]
+        return call
+
+    return decorate
+
+
+def checked(call: Callable[..., Any], options: Mapping[str, Any], defaults: Serdes) -> dict[str, Any]:
     """Return the options of `call`, with the serdes of its store where it has none of its own.
 
     Raise TypeError, which names the nearest option, if there is no such option.
     """
-    check_options(f"{call}()", options, _OPTIONS[call].__annotations__)
+    check_options(f"{call.__name__}()", options, _known[call.__qualname__])
     serdes = Serdes(options.get("serde"), options.get("key_serde")).over(defaults)
     return {**options, **serdes._asdict()}

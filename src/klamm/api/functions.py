@@ -4,18 +4,72 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from klamm.api.store import Store
 
 if TYPE_CHECKING:
-    from klamm.client.serde import Serde
+    from klamm.api.call_options import OpenOptions
+    from klamm.client.serde import Serde, SerdePair
     from klamm.store.check import Report
     from klamm.times import Duration
+    from klamm.typevars import BytesKey, BytesValue, TextKey
 
 __all__ = ["check", "open"]
 
 
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    create: bool = True,
+    force_filesystem: bool = False,
+    maintain_every: Duration | None = None,
+    busy_timeout: Duration | None = None,
+    serde: Literal["bytes"] | None = None,
+    key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+) -> Store[BytesKey, bytes]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    serde: Literal["json"],
+    key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+    **options: Unpack[OpenOptions],
+) -> Store[TextKey, Any]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    serde: Literal["str"],
+    key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+    **options: Unpack[OpenOptions],
+) -> Store[TextKey, str]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    serde: SerdePair[BytesValue],
+    key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+    **options: Unpack[OpenOptions],
+) -> Store[BytesKey, BytesValue]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    serde: SerdePair[BytesValue] | Literal["bytes"] | None = None,
+    key_serde: Literal["str"],
+    **options: Unpack[OpenOptions],
+) -> Store[str, BytesValue]: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    serde: Serde | None = None,
+    key_serde: Serde | None = None,
+    **options: Unpack[OpenOptions],
+) -> Store[Any, Any]: ...
 def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file is with open
     path: str | os.PathLike[str],
     *,
@@ -26,7 +80,7 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     busy_timeout: Duration | None = None,
     serde: Serde | None = None,
     key_serde: Serde | None = None,
-) -> Store:
+) -> Store[Any, Any]:
     """Open the store in a directory; make one there if there is none.
 
     `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)

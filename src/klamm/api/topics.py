@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from klamm.api.topic import Topic
 from klamm.errors import TopicExists, UnknownTopic
 from klamm.store.deletion import delete_topic
 from klamm.store.settings import named_settings
 from klamm.types import PartitionInfo, TopicInfo, html_table
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from klamm.api.store import Store
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Topics", "topics_table"]
 
 
-class Topics:
+class Topics(Generic[K, V]):
     """The topics of a store, by name: `store.topics`. Iterating over it gives the names.
 
     Settings are given as a mapping with Kafka's names, {"retention.ms": 3_600_000}, or as keywords with `_` for `.`:
@@ -28,7 +29,7 @@ class Topics:
 
     __slots__ = ("_store",)
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[K, V]) -> None:
         self._store = store
 
     def __repr__(self) -> str:
@@ -61,7 +62,7 @@ class Topics:
         *,
         exist_ok: bool = False,
         **named: Value,
-    ) -> Topic:
+    ) -> Topic[K, V]:
         """Create a topic and return a handle on it. With `exist_ok`, a topic that is there already is left as it is."""
         try:
             self._store._acquired().create_topic(name, partitions, named_settings(settings, named))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from klamm.api.store import Store
@@ -20,7 +20,7 @@ class Transactions:
 
     __slots__ = ("_store",)
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[Any, Any]) -> None:
         self._store = store
 
     def __repr__(self) -> str:

@@ -30,6 +30,7 @@ from klamm.where import Where, range_in
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from klamm.choices import Column, Isolation
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
     from klamm.where import WhereLike
@@ -58,8 +59,8 @@ class Scan(Made, by="store.scan(…)", of=FunctionType):
         partitions: int | Iterable[int] | None = None,
         start: WhereLike = "earliest",
         end: WhereLike = "latest",
-        columns: Iterable[str] | None = None,
-        isolation: str = "read_committed",
+        columns: Column | Iterable[Column] | None = None,
+        isolation: Isolation = "read_committed",
         batch_rows: int | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:

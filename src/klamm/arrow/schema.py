@@ -15,6 +15,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from klamm.choices import Column, options_of
 from klamm.errors import InvalidSetting, NotInstalled
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "chosen", "no_column", "pyarrow", "schema_of"]
 
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+COLUMNS: tuple[str, ...] = options_of(Column)
 
 
 def pyarrow() -> Any:

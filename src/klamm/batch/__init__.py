@@ -49,6 +49,7 @@ from klamm.batch._kernel import (
 from klamm.batch.codecs import CODECS, MAX_DECODED_BYTES, check_level, number_of
 from klamm.batch.header import HEADER_SIZE, Header, parse
 from klamm.batch.partitioner import Partitioner, murmur2, partition_for
+from klamm.batch.recompression import contents, recompress
 
 Scan = tuple[bool, int, int]
 """What was found in the records of a batch: whether each has a key, the smallest timestamp, the largest."""
@@ -84,6 +85,7 @@ __all__ = [
     "Sending",
     "Sieve",
     "check_level",
+    "contents",
     "crc32c",
     "decode",
     "digest_rows",
@@ -95,6 +97,7 @@ __all__ = [
     "partition_for",
     "partition_records",
     "partition_rows",
+    "recompress",
     "scan_records",
     "too_large",
     "verify",

@@ -2,16 +2,19 @@
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Final, Generic, Literal, TypeAlias, overload
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, TypeVar
 
 from klamm.batch.header import Header
 from klamm.batch.partitioner import Partitioner
 from klamm.times import Duration
-from klamm.types import Batch, GivenHeaders, Position, TopicPartition
+from klamm.types import Batch, BytesLike, GivenHeaders, Position, TopicPartition
+from klamm.typevars import K, V
 
 _Default = TypeVar("_Default")
+_Key_co = TypeVar("_Key_co", default=bytes, covariant=True)
+_Value_co = TypeVar("_Value_co", default=bytes, covariant=True)
 
 RECORDS: Final = 0
 TUPLES: Final = 1
@@ -77,15 +80,15 @@ class Headers:
     def __iter__(self) -> Iterator[tuple[str, bytes | None]]: ...
     def __len__(self) -> int: ...
 
-class Record:
+class Record(Generic[_Key_co, _Value_co]):
     def __init__(
         self,
         topic: str,
         partition: int,
         offset: int,
         timestamp: int,
-        key: Any,
-        value: Any,
+        key: _Key_co | None,
+        value: _Value_co | None,
         headers: Headers | Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] = (),
         leader_epoch: int = -1,
     ) -> None: ...
@@ -98,9 +101,9 @@ class Record:
     @property
     def timestamp(self) -> int: ...
     @property
-    def key(self) -> Any: ...
+    def key(self) -> _Key_co | Any: ...  # None if there is none
     @property
-    def value(self) -> Any: ...
+    def value(self) -> _Value_co | Any: ...  # None if it is a null
     @property
     def headers(self) -> Headers: ...
     @property
@@ -162,7 +165,7 @@ class Records:
     def has_more(self) -> bool: ...
     def __iter__(self) -> Records: ...
     def __next__(self) -> Any: ...
-    def batch(self) -> Batch: ...
+    def batch(self) -> Batch[Any]: ...
     def end_iteration(self) -> None: ...
     def stop(self) -> Records: ...
     def part(self, offset: int, most: int) -> Records: ...
@@ -307,15 +310,27 @@ class BufferMemory:
     @property
     def is_full(self) -> bool: ...
 
-class Sending:
+class Sending(Generic[K, V]):
     _lanes: dict[str, Lane]
     _memory: BufferMemory  # a transaction has none
+    @overload
     def send(
         self,
         topic: str,
-        value: Any,
+        value: V | None,
         *,
-        key: Any = None,
+        key: K | BytesLike | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | dt.datetime | None = None,
+        partition: int | None = None,
+    ) -> Delivery: ...
+    @overload
+    def send(
+        self: Sending[Any, bytes],
+        topic: str,
+        value: BytesLike | None,
+        *,
+        key: K | BytesLike | None = None,
         headers: GivenHeaders | None = None,
         timestamp: int | dt.datetime | None = None,
         partition: int | None = None,

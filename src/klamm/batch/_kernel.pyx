@@ -47,6 +47,7 @@ from datetime import UTC as _UTC, datetime as _datetime, timedelta as _timedelta
 from _thread import allocate_lock as _allocate_lock
 from json import loads as _parse_json
 from logging import getLogger as _get_logger
+from types import GenericAlias as _GenericAlias
 
 from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header

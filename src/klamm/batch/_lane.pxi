@@ -437,6 +437,11 @@ cdef class Sending:
     cdef public dict _lanes
     cdef public BufferMemory _memory  # None: without a limit
 
+    @classmethod
+    def __class_getitem__(cls, types):
+        """`Producer[str, Order]`, in annotations: types of keys and of values."""
+        return _GenericAlias(cls, types)
+
     def send(self, topic, value, *, key=None, headers=None, timestamp=None, partition=None):
         """Take one record into a batch; what becomes of it is told by the Delivery.
 

@@ -104,6 +104,11 @@ cdef class Record:
         self.headers = headers if isinstance(headers, Headers) else Headers(headers)
         self.leader_epoch = leader_epoch
 
+    @classmethod
+    def __class_getitem__(cls, types):
+        """`Record[str, Order]`, in annotations: types of the key and of the value."""
+        return _GenericAlias(cls, types)
+
     def json(self):
         """Return what the JSON in the value says; None for a null. TypeError if a serde has made the value."""
         if self.value is None:

@@ -5,7 +5,7 @@
          1  gzip    RFC 1952                                                 1 to 9 (6)
          2  snappy  xerial blocks, as the Java client writes them;           none
                     a raw block, as librdkafka writes it, is read, too
-         3  lz4     LZ4 frame of independent 64 KiB blocks                   1 to 16 (fastest)
+         3  lz4     LZ4 frame of independent 64 KiB blocks                   1 to 17 (fastest)
          4  zstd    Zstandard frame                                          -131072 to 22 (3)
 
 The libraries are imported when a codec is first used: `import klamm` stays quick.
@@ -23,6 +23,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
+from klamm.choices import Compression, options_of
 from klamm.errors import CorruptBatch, InvalidSetting, RecordTooLarge
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CODECS", "MAX_DECODED_BYTES", "NAMES", "check_level", "compress", "decompress", "number_of", "pieces"]
 
-NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+NAMES: tuple[str, ...] = options_of(Compression)
 CODECS = {name: number for number, name in enumerate(NAMES)}
-LEVELS = {"gzip": (1, 9), "lz4": (1, 16), "zstd": (-131072, 22)}
+LEVELS = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 MAX_DECODED_BYTES = 256 << 20
 _PIECE = 256 << 10  # of output
 _SLICE = 64 << 10  # of input

@@ -49,7 +49,7 @@ class Load:
     count: int
     seconds: float
     acks: str
-    compression: str | None
+    compression: Any  # a codec, or None
     from_start: bool
 
     @property

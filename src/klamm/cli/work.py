@@ -134,7 +134,8 @@ def work(
         options["give_up_on"] = [_error_type(name, "--give-up-on") for name in give_up_on]
     if on_error == "dead-letter":
         options["on_dead_letter"] = log.dead_lettered
-    with opened(store) as events, events.consumer(topics, group=group, serde=serde, wait=wait_s) as consumer:
+    serde_name: Any = serde  # which the consumer checks
+    with opened(store) as events, events.consumer(topics, group=group, serde=serde_name, wait=wait_s) as consumer:
         event("working", handler=handler, topics=",".join(topics), group=group, workers=workers, store=events.path)
         notify("READY=1", f"STATUS=handling {', '.join(topics)} by {handler}")
         try:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+from klamm.choices import Acks, options_of
 from klamm.errors import InvalidSetting
 from klamm.store.names import nearest
 from klamm.times import FOREVER_S, Duration, to_seconds
 
-__all__ = ["ALL", "Acks", "acks_of", "busy_ms", "check_count", "check_options", "choice"]
-
-Acks: TypeAlias = Literal["all", -1, 0, 1]
-"""0: no answer. 1: committed, survives any process. "all" (or -1, as Kafka has it): on disk, survives the machine."""
+__all__ = ["ALL", "acks_of", "busy_ms", "check_count", "check_options", "choice"]
 
 ALL = -1
 # What people type for options whose names are not alike.
 _MEANT = {"since": "start", "from_": "start", "offset": "start", "last": "start", "until": "end", "to": "end"}
+_NUMBERS = [acks for acks in options_of(Acks) if acks != "all"]
 
 
 def acks_of(acks: object) -> int:
     """0, 1 or ALL."""
     if acks == "all":
         return ALL
-    if isinstance(acks, int) and acks in (0, 1, ALL):
+    if isinstance(acks, int) and acks in _NUMBERS:
         return int(acks)
     raise InvalidSetting(f"acks: {acks!r} does not fit", hint='want 0, 1 or "all"')
 
@@ -34,7 +33,7 @@ def choice(name: str, value: object, known: Mapping[str, Any]) -> Any:
     return known[value]
 
 
-def check_options(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_options(call: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raise TypeError, as Python does for its own functions, if `call` has no such option; name the nearest."""
     for name in given:
         if name not in known:

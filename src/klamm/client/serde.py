@@ -15,15 +15,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from klamm.choices import SerdeName, options_of
 from klamm.errors import InvalidSetting
 
-__all__ = ["Pair", "Serde", "Serdes", "Serializer", "key_pair", "value_pair"]
+__all__ = ["Pair", "Serde", "SerdePair", "Serdes", "Serializer", "key_pair", "value_pair"]
+
+_Object = TypeVar("_Object")
 
 ToBytes: TypeAlias = Callable[[Any], Any]
 FromBytes: TypeAlias = Callable[[bytes], Any]
-Serde: TypeAlias = str | tuple[ToBytes | None, FromBytes | None]
+SerdePair: TypeAlias = tuple[Callable[[_Object], Any] | None, Callable[[bytes], _Object] | None]
+"""(to bytes, from bytes), of one type."""
+Serde: TypeAlias = SerdeName | tuple[ToBytes | None, FromBytes | None]
 """A name, or (to bytes, from bytes)."""
 
 
@@ -51,11 +56,13 @@ def _from_object(value: Any) -> bytes:
     return _to_json(value).encode()
 
 
-_NAMED = {
-    "bytes": Pair(None, None),
-    "str": Pair(_from_text, bytes.decode),
-    "json": Pair(_from_object, json.loads),
-}
+_NAMED: dict[str, Pair] = dict(
+    zip(
+        options_of(SerdeName),
+        (Pair(None, None), Pair(_from_text, bytes.decode), Pair(_from_object, json.loads)),
+        strict=True,
+    )
+)
 
 _TEXT_KEY = Pair(_from_text_or_bytes, bytes.decode)
 

@@ -53,11 +53,13 @@ from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity, fenced
 from klamm.times import Duration, to_seconds
 from klamm.types import Batch, PartitionKey
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.batch import BatchDelivery, Builder, Partitioner
+    from klamm.choices import Compression
     from klamm.client.groups.commits import Claim
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
@@ -87,20 +89,22 @@ class Pool:
         self._named: dict[str, Identity] = {}
         self._busy: set[Identity] = set()
         self._fenced: set[str] = set()
-        self._open: weakref.WeakSet[Transaction] = weakref.WeakSet()
+        self._open: weakref.WeakSet[Transaction[Any, Any]] = weakref.WeakSet()
         self._dropped: list[Identity] = []
         self.turn = 0
         self._closed = self._forked = False
         fork.register(self, Pool._in_child)
 
-    def begin(self, name: str | None, consumers: Consumer | Iterable[Consumer] = (), **options: Any) -> Transaction:
+    def begin(
+        self, name: str | None, consumers: Consumer[Any] | Iterable[Consumer[Any]] = (), **options: Any
+    ) -> Transaction[Any, Any]:
         """Begin a transaction in which `consumers` take part; a name aborts what it has open anywhere else."""
         core = self.core
         if core.read_only:
             raise ReadOnly(f"{core.path}: opened for reading only")
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"the name of a transaction is a str, and not empty: {name!r}")
-        transaction = Transaction(self, name, consumers, **options)
+        transaction: Transaction[Any, Any] = Transaction(self, name, consumers, **options)
         while self._dropped:
             core.transactions.let_go(self._dropped.pop())
         if name is not None:
@@ -134,7 +138,7 @@ class Pool:
         self._busy.add(known)
         return known
 
-    def give_back(self, transaction: Transaction, identity: Identity, error: BaseException | None) -> None:
+    def give_back(self, transaction: Transaction[Any, Any], identity: Identity, error: BaseException | None) -> None:
         """Its transaction is over. With an error: nobody knows how, so the producer id is not used again."""
         identity.spoiled = error is not None or identity.epoch >= MAX_EPOCH
         with self._mutex:
@@ -180,7 +184,7 @@ class Pool:
         self._forked = True
 
 
-class Transaction(Made, RecordSender, by="store.transaction(…)", of=Pool):
+class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool):
     """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
 
     For one thread at a time.
@@ -190,12 +194,12 @@ class Transaction(Made, RecordSender, by="store.transaction(…)", of=Pool):
         self,
         pool: Pool,
         name: str | None,
-        consumers: Consumer | Iterable[Consumer],
+        consumers: Consumer[Any] | Iterable[Consumer[Any]],
         *,
         timeout: Duration = 60,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         compression_level: int | None = None,
         batch_bytes: int = 64 << 10,
         partitioner: Partitioner | None = None,
@@ -370,7 +374,7 @@ class Transaction(Made, RecordSender, by="store.transaction(…)", of=Pool):
 
     # ---- progress
 
-    def commit_offsets(self, read: Batch | Consumer) -> None:
+    def commit_offsets(self, read: Batch[Any] | Consumer[Any]) -> None:
         """Let the group's progress be part of the transaction: past this batch, or past all that the consumer gave.
 
         Raise GroupError if the consumer does not take part in the transaction, CommitGap if the batch does not follow

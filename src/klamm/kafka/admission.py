@@ -1,6 +1,7 @@
 """What is checked before a request is handled: whether it is supported, what it repeats, what it has to wait for.
 
 look_up        the row of the dispatch table, or UnsupportedVersion
+decode_now     like decode, for the loop; None if that would take long
 decode         the request, each thing in it once (repeats.py); or MalformedMessage
 needs_catalog  whether changes of the catalog have to be read first
 """
@@ -10,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from klamm.kafka.wire.errors import UnsupportedVersion
+from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import RequestHeader, read_request_header
+from klamm.kafka.wire.reading import MAX_ELEMENTS
 from klamm.kafka.wire.structs import Struct
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.call import SupportedApi
 
-__all__ = ["Admission"]
+__all__ = ["LOOP_ELEMENTS", "Admission"]
+
+LOOP_ELEMENTS = 4096
+"""Elements of arrays of a request that is decoded on the loop: a few milliseconds."""
 
 
 class Admission:
@@ -46,9 +51,19 @@ class Admission:
         return header, row
 
     @staticmethod
-    def decode(header: RequestHeader, row: SupportedApi, frame: memoryview) -> Struct:
+    def decode_now(header: RequestHeader, row: SupportedApi, frame: memoryview) -> Struct | None:
+        """Like `decode`; None if the request may have more than LOOP_ELEMENTS elements: a thread decodes it."""
+        if len(frame) <= LOOP_ELEMENTS:  # an element has a byte at least
+            return Admission.decode(header, row, frame)
+        try:
+            return Admission.decode(header, row, frame, LOOP_ELEMENTS)
+        except MalformedMessage:
+            return None  # or it is malformed, which the thread will find
+
+    @staticmethod
+    def decode(header: RequestHeader, row: SupportedApi, frame: memoryview, max_elements: int = MAX_ELEMENTS) -> Struct:
         """Return the request. It refers to the bytes of the frame."""
-        request = header.api.request.decode(frame, header.version, header.position)
+        request = header.api.request.decode(frame, header.version, header.position, max_elements)
         if row.merge is not None:
             row.merge(request)
         return request

@@ -13,7 +13,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.kafka.service import Service
 from klamm.kafka.settings import ServerSettings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Background", "server"]
 
 
-def server(path: str | Path | Store, **settings: Value | bool) -> Background:
+def server(path: str | Path | Store[Any, Any], **settings: Value | bool) -> Background:
     """Serve a store to Kafka clients: a context manager that gives the address, as in "127.0.0.1:40123".
 
     `settings` are those of docs/reference/server-settings.md, with `_` for `.` and `-`. The port is any that is free,
@@ -50,7 +50,7 @@ class _Running(NamedTuple):
 class Background:
     """One server, one thread, one loop, once."""
 
-    def __init__(self, path: str | Path | Store, settings: ServerSettings) -> None:
+    def __init__(self, path: str | Path | Store[Any, Any], settings: ServerSettings) -> None:
         self._path = path
         self._settings = settings
         self._started: Future[_Running] = Future()

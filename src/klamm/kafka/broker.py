@@ -54,7 +54,7 @@ class Broker:
         self.partition_executors = PartitionExecutors(self.loop)
         self.topics = Topics(core, self.pools, settings)
         self.purgatory = FetchPurgatory(core.heads, self.loop, self.pools.disk)
-        self.sync_queue = SyncQueue(self.pools)
+        self.sync_queue = SyncQueue(self.loop, self.pools)
         self.transaction_coordinator = TransactionCoordinator(core, settings)
         config = GroupConfig(
             min_session_timeout_ms=settings.group_min_session_timeout_ms,
@@ -94,6 +94,10 @@ class Broker:
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         """In the one thread for short writes of SQLite, in order."""
         return self.pools.write(function, *args)
+
+    def transact(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In a thread for transactions: their rows, the syncs of their logs, their markers."""
+        return self.pools.transact(function, *args)
 
     def administer(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         """In a thread: what takes long."""
@@ -165,4 +169,5 @@ class Broker:
     def close(self) -> None:
         self.group_coordinator.close()
         self.purgatory.close()
+        self.sync_queue.close()
         self.pools.close()

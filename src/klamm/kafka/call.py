@@ -1,7 +1,8 @@
 """One request, and a row of the dispatch table.
 
 A handler is a coroutine function that takes the broker and a call. Its result is the response; None: the client expects
-none (Produce with acks=0). It runs at once until it first has to wait, and then as a task (session.py).
+none (Produce with acks=0). It runs at once until it first has to wait, and then as a task, unless it waits for a Pause
+(session.py).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ __all__ = [
     "LARGE",
     "LOOP",
     "SMALL",
+    "TRANSACT",
     "WRITE",
     "Call",
     "Handler",
+    "Pause",
     "Place",
     "Reply",
     "SupportedApi",
@@ -55,12 +58,14 @@ class Place(Enum):
     CODEC = "codec"
     """Decompression and checks of large batches."""
     WRITE = "write"
-    """The one thread that writes groups, offsets and transactions, in order."""
+    """The one thread that writes groups and offsets, in order."""
+    TRANSACT = "transact"
+    """Transactions: their rows, the syncs of their logs, their markers."""
     ADMIN = "admin"
     """Changes of the catalog, which may take long."""
 
 
-LOOP, CATALOG, DISK, CODEC, WRITE, ADMIN = Place
+LOOP, CATALOG, DISK, CODEC, WRITE, TRANSACT, ADMIN = Place
 
 
 class SupportedApi(NamedTuple):
@@ -102,6 +107,27 @@ class Reply(Generic[Value]):
 
     def __await__(self) -> Generator[Any, None, Value]:
         return self._value.__await__()
+
+
+class Pause:
+    """What a handler that is no task yet waits for: it goes on within `resume`, and so needs no task for that."""
+
+    __slots__ = ("_is_over", "then")
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self.then: Callable[[], None] | None = None
+        """Called by `resume`: goes on with the handler (session.py)."""
+
+    def resume(self) -> None:
+        """Once, on the loop."""
+        self._is_over = True
+        if self.then is not None:
+            self.then()
+
+    def __await__(self) -> Generator[Pause, None, None]:
+        if not self._is_over:
+            yield self
 
 
 class Call:

@@ -139,13 +139,17 @@ class Channel(asyncio.BufferedProtocol):
                     self._listener.broker.loop.call_soon(self._take_turn)
                     break
         except MalformedMessage as error:
-            self._listener.metrics.malformed += 1
-            self.close(f"connection closed: malformed request: {error.message}")
+            self.reject(error)
         finally:
             self._is_serving = False
             reader.stash()
         if reader.is_blocked:
             self._pause_reading()
+
+    def reject(self, error: MalformedMessage) -> None:
+        """Close the connection: what came is no request."""
+        self._listener.metrics.malformed += 1
+        self.close(f"connection closed: malformed request: {error.message}")
 
     def _take_turn(self) -> None:
         self._yields = False

@@ -3,8 +3,8 @@
 Kafka has settings that Klamm has not, for there is nothing here to set: one copy of each record, no tiered storage, no
 down-conversion. Tools set some of them all the same. What such a setting says here is written down once, below, in
 TOPIC_FACTS: it is shown as a setting that cannot be changed, and one who sets it to just that is not refused. Any other
-value is refused: what we take, we do. Two may be set to any number, as a replication factor may: they are about copies
-that there are none of, and about when a file goes.
+value is refused: what we take, we do. Some may be set to any value of their type, as a replication factor may, for they
+ask for nothing that is not so: they are about copies that there are none of, or allow what is never done.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ class Fact(NamedTuple):
     doc: str
     least: int | None = None
     """Any number from here on is fine: it asks for less than there is."""
+    is_free: bool = False
+    """Any value of its type is fine: there is nothing that it would change."""
 
     def says(self, value: str) -> bool:
         """Whether somebody who sets it to `value` gets what he wants."""
         if self.least is not None:
             return value.strip().isdecimal() and int(value) >= self.least
+        if self.is_free:
+            return self.type != "boolean" or value.strip().lower() in ("true", "false")
         if self.type in ("int", "long"):
             try:
                 return int(value) == int(self.value)
@@ -62,25 +66,22 @@ class Fact(NamedTuple):
 
 # fmt: off
 _TOPIC_FACTS = [
-    Fact("compression.gzip.level", "int", "-1", "The level of gzip, if the broker compressed: it never does."),
-    Fact("compression.lz4.level", "int", "9", "The level of lz4, if the broker compressed: it never does."),
-    Fact("compression.type", "string", "producer", "Batches stay compressed as their producer sent them."),
-    Fact("compression.zstd.level", "int", "3", "The level of zstd, if the broker compressed: it never does."),
     Fact("file.delete.delay.ms", "long", "0", "Files of deleted segments go at once.", 0),
     Fact("flush.messages", "long", str(_INT64), "When a record is on disk is for its producer to say: acks=all."),
     Fact("flush.ms", "long", str(_INT64), "When a record is on disk is for its producer to say: acks=all."),
-    Fact("follower.replication.throttled.replicas", "list", "", "There are no followers."),
-    Fact("leader.replication.throttled.replicas", "list", "", "There are no followers."),
+    Fact("follower.replication.throttled.replicas", "list", "", "There are no followers.", is_free=True),
+    Fact("leader.replication.throttled.replicas", "list", "", "There are no followers.", is_free=True),
     Fact("local.retention.bytes", "long", "-2", "All is local: retention.bytes says how much is kept."),
     Fact("local.retention.ms", "long", "-2", "All is local: retention.ms says how long it is kept."),
     Fact("min.insync.replicas", "int", "1", "There is one copy of each record, and acks=all means on disk.", 1),
-    Fact("preallocate", "boolean", "false", "A segment's file grows with it."),
+    Fact("preallocate", "boolean", "false", "A segment's blocks are allocated some at a time.", is_free=True),
     Fact("remote.log.copy.disable", "boolean", "false", "There is no remote storage."),
     Fact("remote.log.delete.on.disable", "boolean", "false", "There is no remote storage."),
     Fact("remote.storage.enable", "boolean", "false", "There is no remote storage."),
-    Fact("segment.index.bytes", "int", "10485760", "An index is as large as it needs to be."),
-    Fact("segment.jitter.ms", "long", "0", "Segments are closed when segment.ms says so, not earlier."),
-    Fact("unclean.leader.election.enable", "boolean", "false", "There is one copy, so nothing is lost by elections."),
+    Fact("segment.index.bytes", "int", "10485760", "An index is as large as it needs to be.", 4),
+    Fact("segment.jitter.ms", "long", "0", "Segments are closed when segment.ms says so, not earlier.", 0),
+    Fact("unclean.leader.election.enable", "boolean", "false", "There is one copy, so nothing is lost by elections.",
+        is_free=True),
 ]
 # fmt: on
 TOPIC_FACTS: dict[str, Fact] = {fact.name: fact for fact in _TOPIC_FACTS}
@@ -90,7 +91,6 @@ TOPIC_FACTS: dict[str, Fact] = {fact.name: fact for fact in _TOPIC_FACTS}
 _KAFKA_NAMES = {"node-id": "node.id", "default-partitions": "num.partitions"}
 _BROKER_FACTS = [
     Fact("default.replication.factor", "int", "1", "There is one copy of each record."),
-    Fact("delete.topic.enable", "boolean", "true", "Topics can be deleted."),
 ]
 STATIC_NAMES: frozenset[str] = frozenset(
     [_KAFKA_NAMES.get(name, name) for name in SERVER_SETTINGS]
@@ -129,6 +129,8 @@ def _entry(row: Setting, value: str, is_set: bool, source: int = Source.DYNAMIC_
     synonyms = [(row.name, str(row.default), Source.DEFAULT)]
     if is_set:
         synonyms.insert(0, (row.name, value, source))
+    elif value != str(row.default):  # the store's
+        synonyms.insert(0, (row.name, value, Source.DYNAMIC_BROKER))
     return Entry(row.name, _TYPES[kind], value, synonyms[0][2], False, row.doc, tuple(synonyms))
 
 

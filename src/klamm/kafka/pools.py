@@ -5,10 +5,12 @@ decompress delay each other, but not the reading of the catalog, which requests 
 
 catalog       reads of SQLite: topics, groups, offsets           2, in any order
 disk          segment files: cold reads, seeks, look-ups         4, in any order
-codec         checks of large batches, decompression             2, in any order
+codec         decompression, checks of large batches,            2, in any order
+              requests of many elements
 write         short writes of SQLite                             1, in the order of the calls
+transact      transactions: their rows, syncs and markers        16, in any order
 administer    what takes long: create, alter, compact            4, in any order
-sync          syncs of logs                                      16, in any order
+sync          what native threads leave of syncs (sync_queue.py)   16, in any order
 
 What is queued is bounded by the number of connections: each has one request at a time.
 
@@ -44,6 +46,7 @@ class Pools:
         self._disk = ThreadPoolExecutor(4, "klamm-disk")
         self._codec = ThreadPoolExecutor(2, "klamm-codec")
         self._write = ThreadPoolExecutor(1, "klamm-write")
+        self._transact = ThreadPoolExecutor(16, "klamm-transact")
         self._administer = ThreadPoolExecutor(4, "klamm-admin")
         self._sync = ThreadPoolExecutor(16, "klamm-sync")
 
@@ -59,16 +62,20 @@ class Pools:
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         return self._loop.run_in_executor(self._write, function, *args)
 
+    def transact(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        return self._loop.run_in_executor(self._transact, function, *args)
+
     def administer(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         return self._loop.run_in_executor(self._administer, function, *args)
 
     def sync(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """For syncs of logs: each waits for the disk, and for nothing else."""
+        """For syncs that wait for another process, or write again what a failed one may have dropped."""
         return self._loop.run_in_executor(self._sync, function, *args)
 
     def close(self) -> None:
         """What is queued is done; what is stuck is left."""
-        for pool in (self._catalog, self._disk, self._codec, self._write, self._administer, self._sync):
+        first = self._catalog, self._disk, self._codec, self._write
+        for pool in (*first, self._transact, self._administer, self._sync):
             pool.shutdown(wait=False)
 
 

@@ -14,7 +14,6 @@ Promises
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.disk.page_cache import WouldBlock
+from klamm.kafka.loop_signal import signal_to
 from klamm.kafka.wire.structs import Struct
 from klamm.log.head import Chime, Heads
 
@@ -60,55 +60,6 @@ class _DelayedFetch:
         self.is_due = False  # its time is over
 
 
-class _EventFd:
-    """A descriptor to write to, from any thread, so that the loop calls `rung`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, rung: Callable[[], None]) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._loop = loop
-        self._rung = rung
-        loop.add_reader(self.fd, self._read)
-
-    def _read(self) -> None:
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            return
-        self._rung()
-
-    def close(self) -> None:
-        """After the last write."""
-        self._loop.remove_reader(self.fd)
-        os.close(self.fd)
-
-
-class _Pipe:
-    """Like `_EventFd`, where there is none (macOS), and where loops cannot wait for a descriptor (Windows)."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, rung: Callable[[], None]) -> None:
-        self._end, self.fd = os.pipe()
-        self._loop = loop
-        self._rung = rung
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._read, name="klamm-bell-pipe", daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while os.read(self._end, 4096):
-            self._loop.call_soon_threadsafe(self._ring)
-
-    def _ring(self) -> None:
-        if not self._is_closed:
-            self._rung()
-
-    def close(self) -> None:
-        """After the last write."""
-        self._is_closed = True
-        os.close(self.fd)
-        self._thread.join()
-        os.close(self._end)
-
-
 class FetchPurgatory:
     """Of one server, on its loop."""
 
@@ -125,7 +76,7 @@ class FetchPurgatory:
         self._moved: dict[Partition, None] = {}  # whose waiters are to be made ready
         self._ready: deque[_DelayedFetch] = deque()
         self._is_serving = False
-        self._signal = (_EventFd if hasattr(os, "eventfd") else _Pipe)(loop, self._rung)
+        self._signal = signal_to(loop, self._rung)
         self._chime = Chime(heads, self._signal.fd)
         self._thread = threading.Thread(target=self._chime.run, name="klamm-bell", daemon=True)
         self._thread.start()

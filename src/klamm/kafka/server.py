@@ -43,8 +43,6 @@ __all__ = ["Server"]
 _BACKLOG = 1024
 _EVERYWHERE = "::"
 _BEAT_S = 0.05  # how exact the time-outs of groups are
-_TRANSACTIONS_S = 1.0
-_GROUPS_S = 600.0
 _BYTE_PATIENCE_S = 1.0  # a process that ends what a dead server left holds the byte for a moment
 
 _log = logging.getLogger("klamm.kafka")
@@ -83,7 +81,7 @@ class Server:
                 self.broker = Broker(core, self.settings, self.metrics, new_id=lambda: str(uuid.uuid4()))
                 try:
                     await self.broker.topics.refresh()
-                    await self.broker.write(self.broker.transaction_coordinator.load)
+                    await self.broker.transact(self.broker.transaction_coordinator.load)
                     await self.broker.group_store.load()
                     admission = Admission(self.broker, TABLE, api_versions_unsupported)
                     self.listener = Listener(self.broker, admission)
@@ -173,19 +171,19 @@ class Server:
 
     async def _end_transactions(self) -> None:
         while True:
-            await asyncio.sleep(_TRANSACTIONS_S)
-            await self._chore("transactions", lambda: self.broker.write(self.broker.transaction_coordinator.tick))
+            await asyncio.sleep(self.settings.transaction_abort_timed_out_transaction_cleanup_interval_ms / 1000)
+            await self._chore("transactions", lambda: self.broker.transact(self.broker.transaction_coordinator.tick))
 
     async def _forget_groups(self) -> None:
         while True:
-            await asyncio.sleep(_GROUPS_S)
+            await asyncio.sleep(self.settings.offsets_retention_check_interval_ms / 1000)
             await self._chore("groups", self.broker.group_store.forget_blank)
 
     async def settle(self) -> None:
         """Do what is due by now: for tests, which set the clock ahead."""
         self.broker.group_coordinator.tick(self.broker.now_ms())
-        await self.broker.write(self.broker.transaction_coordinator.tick)
-        await self.broker.write(self.broker.transaction_coordinator.expire)
+        await self.broker.transact(self.broker.transaction_coordinator.tick)
+        await self.broker.transact(self.broker.transaction_coordinator.expire)
         await self._maintained()
         self.broker.close_unlinked()
 

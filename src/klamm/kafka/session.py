@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from klamm.kafka.call import SMALL, Call
+from klamm.kafka.call import SMALL, Call, Pause
 from klamm.kafka.response_errors import errors_in
 from klamm.kafka.tasks import Begun
-from klamm.kafka.wire.errors import UnsupportedVersion
+from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import response_frame
 from klamm.kafka.wire.messages import API_VERSIONS
 from klamm.kafka.wire.structs import Struct
@@ -21,6 +23,7 @@ from klamm.kafka.wire.structs import Struct
 if TYPE_CHECKING:
     from klamm.kafka.channel import Channel
     from klamm.kafka.listener import Listener
+    from klamm.kafka.wire.frames import RequestHeader
 
 __all__ = ["Session"]
 
@@ -74,8 +77,11 @@ class Session:
         except UnsupportedVersion as error:
             self._reject_version(error)
             return
-        request = admission.decode(header, row, frame)
-        if admission.needs_catalog(row, header.version, request):
+        request = admission.decode_now(header, row, frame)
+        if request is None:
+            self.call = Call(self, row, header, header.api.request(), self._channel.active)
+            listener.broker.tasks.spawn(self._run_decoded(self.call, header, self.copy(frame)))
+        elif admission.needs_catalog(row, header.version, request):
             request = admission.decode(header, row, self.copy(frame))
             self.call = Call(self, row, header, request, self._channel.active)
             listener.broker.tasks.spawn(self._run_after_refresh(self.call))
@@ -93,18 +99,44 @@ class Session:
 
     def _run(self, call: Call) -> None:
         """Run the handler; most do not have to wait, and need no task."""
-        broker = self._listener.broker
-        work = call.row.handler(broker, call)
+        self._go_on(call, call.row.handler(self._listener.broker, call))
+
+    def _go_on(self, call: Call, work: Coroutine[Any, Any, Struct | None], is_later: bool = False) -> None:
+        """Run the handler until it waits, or to its end. `is_later`: it has waited before."""
         try:
             try:
                 waits_for = work.send(None)
             except StopIteration as end:
-                self._respond(call, end.value)
+                if not is_later:
+                    self._respond(call, end.value)
+                elif not self.is_closed:
+                    self._respond(call, end.value)
+                    self._channel.go_on()
                 return
         except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
             self._fail(call)
             return
-        broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
+        if isinstance(waits_for, Pause):
+            waits_for.then = partial(self._go_on, call, work, True)
+        else:
+            self._listener.broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
+
+    async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
+        """A thread decodes a request of many elements: on the loop, other clients would wait for that."""
+        admission, broker = self._listener.admission, self._listener.broker
+        try:
+            call.request = await broker.codec(admission.decode, header, call.row, frame)
+            if admission.needs_catalog(call.row, call.version, call.request):
+                await broker.topics.refresh()
+        except MalformedMessage as error:
+            self._channel.reject(error)
+            return
+        except Exception:  # noqa: BLE001  # as in `_run`
+            self._fail(call)
+            return
+        if not self.is_closed:
+            self._run(call)
+            self._channel.go_on()
 
     async def _run_after_refresh(self, call: Call) -> None:
         """The catalog has changed: read it, then handle the request."""

@@ -49,6 +49,11 @@ class ServerSettings:
         doc="The number of this broker, as clients see it.")
     default_partitions: int = _number("default-partitions", 1, 1, 10_000,
         doc="How many partitions a topic gets when its creator does not say. (Kafka: num.partitions.)")
+    foreign_replicas_enable: bool = _switch("foreign.replicas.enable", "false",
+        doc="Whether the replica assignment of a new topic or partition may name other brokers, as one written for a"
+            " cluster does. There is one replica, whatever it names.")
+    delete_topic_enable: bool = _switch("delete.topic.enable", "true",
+        doc="Whether clients may delete topics.")
     auto_create_topics_enable: bool = _switch("auto.create.topics.enable", "true",
         doc="Whether a topic that a client asks for, and that is not there, is created.")
     metrics: int = _number("metrics", -1, -1, 65535,
@@ -105,6 +110,14 @@ class ServerSettings:
         doc="The longest time-out that a transactional producer may ask for.")
     transactional_id_expiration_ms: int = _number("transactional.id.expiration.ms", 604_800_000, 1,
         doc="How long after its last use a transactional id is remembered.")
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = _number(
+        "transaction.remove.expired.transaction.cleanup.interval.ms", 600_000, 1,
+        doc="How often the server looks for transactional ids to forget. (Kafka: 3600000.)")
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = _number(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms", 1_000, 1,
+        doc="How often the server looks for transactions whose time is over. (Kafka: 10000.)")
+    offsets_retention_check_interval_ms: int = _number("offsets.retention.check.interval.ms", 600_000, 1, _INT64,
+        doc="How often the server forgets groups that have neither members nor offsets. (Offsets do not expire.)")
     log_cleaner_backoff_ms: int = _number("log.cleaner.backoff.ms", 15_000, 100, _INT64,
         doc="How often the server looks for logs to compact, records to expire and transactions to end.")
     # fmt: on

@@ -1,14 +1,16 @@
 """The topics of the store as the loop sees them: plain look-ups. Before a request is handled, the catalog's version is
-compared with the one that is known, and if it is another, all is read again, in a thread.
+compared with the one that is known, and if it is another, what changed is read, in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from klamm.store.settings import Value
+from klamm.store.topic_changes import TopicReader
 
 if TYPE_CHECKING:
     from klamm.kafka.pools import Pools
@@ -26,6 +28,7 @@ class Topics:
         self._pools = pools
         self._settings = settings
         self._heads = core.heads
+        self._reader = TopicReader(core)
         self._version = -1
         self._by_name: dict[str, OpenTopic] = {}
         self._by_id: dict[bytes, OpenTopic] = {}
@@ -77,11 +80,16 @@ class Topics:
             done.exception()  # seen: `refresh` raises it, `refresh_soon` tries again with the next request
 
     async def _read(self) -> None:
-        version, topics = await self._pools.catalog(self._core.all_topics)
-        self._by_name = {each.name: each for each in topics}
-        self._by_id = {self.uuid(each): each for each in topics}
-        self._sorted = topics
-        self._version = version
+        changes = await self._pools.catalog(self._reader.read)
+        for topic in changes.gone:
+            self._by_id.pop(self.uuid(topic), None)
+            if self._by_name.get(topic.name) is topic:
+                del self._by_name[topic.name]
+        for topic in changes.changed:
+            self._by_name[topic.name] = self._by_id[self.uuid(topic)] = topic
+        if changes.changed or changes.gone:
+            self._sorted = sorted(self._by_name.values(), key=attrgetter("name"))
+        self._version = changes.version
 
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, Value] | None = None

@@ -7,10 +7,11 @@
     tick        what has timed out is aborted; what could not be marked is tried again
 
 What counts is in klamm.db, and what may happen to it in store/transaction_state.py. Here is a copy in memory, so that
-the loop can ask about each batch without SQLite. Methods that write are for the one thread that writes; they look at
-the rows themselves, under the write lock of klamm.db, for other processes may have taken a name over, or aborted a
-transaction. The copy learns of that within a tick; until then a batch may be appended to a transaction that was
-aborted, and is aborted with it.
+the loop can ask about each batch without SQLite. Methods that write are for threads, several at once: of a
+transactional id one at a time, in its turn, with its syncs and its markers; what they write to klamm.db at the same
+time is one commit (store/group_commit.py). They look at the rows themselves, under the write lock of klamm.db, for
+other processes may have taken a name over, or aborted a transaction. The copy learns of that within a tick; until then
+a batch may be appended to a transaction that was aborted, and is aborted with it.
 
 Two kinds of clients, told apart by the version of their EndTxn. Those of KIP-890 (5 and later) get a new epoch with the
 answer, for each transaction has its own. Older ones go on with the same epoch, and with their sequences.
@@ -31,8 +32,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from klamm.errors import GroupBusy, InvalidSetting
 from klamm.kafka.error_codes import ErrorCode
@@ -61,8 +64,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NEEDS_REGISTRATION", "STATES", "Identified", "TransactionCoordinator", "TransactionSettings"]
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 _MAX_NAME = 4096
-_EXPIRE_EVERY_S = 600.0
+_SYNCS = 16  # of partitions of transactions that end, at once
 _TRIES = 5
 
 STATES = {
@@ -99,6 +105,8 @@ class TransactionSettings(Protocol):
     def transaction_max_timeout_ms(self) -> int: ...
     @property
     def transactional_id_expiration_ms(self) -> int: ...
+    @property
+    def transaction_remove_expired_transaction_cleanup_interval_ms(self) -> int: ...
 
 
 class Identified(NamedTuple):
@@ -117,7 +125,12 @@ class TransactionCoordinator:
         self._settings = settings
         self._transactions = core.transactions
         self._resolver = core.transactions.resolver
-        self._mutex = threading.RLock()
+        self._turns = self._resolver.turns
+        self._syncs = ThreadPoolExecutor(_SYNCS, "klamm-marker")
+        self._resolver.executor = self._syncs
+        self._loading = threading.Lock()
+        self._mutex = threading.Lock()  # of the copy, and of what is below
+        self._changed: dict[int, str | None] | None = None  # while it is loaded: producer ids that change, their names
         self._version: object = None
         self._expired_at = time.monotonic()
         self._rows: dict[int, Row] = {}
@@ -126,12 +139,13 @@ class TransactionCoordinator:
 
     def load(self) -> None:
         """Go on where the last server was: what it left undone is done, what is from before a boot aborted."""
-        with self._mutex:
-            self._resolver.resolve_held()
-            self._reload()
+        self._resolver.resolve_held()
+        self._reload()
 
     def close(self) -> None:
-        """Nothing: all is in klamm.db."""
+        """All is in klamm.db; let threads end."""
+        self._resolver.executor = None
+        self._syncs.shutdown(wait=False)
 
     # ---- on the loop: asked of each batch, each fetched offset
 
@@ -154,7 +168,7 @@ class TransactionCoordinator:
         """Produce v12 and later: a batch adds its partition to the transaction by itself."""
         if not transactional_id:
             return ErrorCode.INVALID_TXN_STATE
-        error = await broker.write(self.add_partitions, transactional_id, producer_id, epoch, list(keys))
+        error = await broker.transact(self.add_partitions, transactional_id, producer_id, epoch, list(keys))
         return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
 
     def has_pending(self, group: str, topic_id: TopicId, partition: int) -> bool:
@@ -173,10 +187,11 @@ class TransactionCoordinator:
 
     def rows(self) -> list[Row]:
         """All that hold a name, by name."""
-        found = [(name, self._rows.get(producer_id)) for name, producer_id in sorted(self._names.items())]
-        return [row for _, row in found if row is not None]
+        with self._mutex:
+            found = [(name, self._rows.get(producer_id)) for name, producer_id in self._names.items()]
+        return [row for _, row in sorted(found, key=itemgetter(0)) if row is not None]
 
-    # ---- in the thread that writes
+    # ---- in threads
 
     def init_producer_id(self, name: str | None, timeout_ms: int, producer_id: int = -1, epoch: int = -1) -> Identified:
         """InitProducerId. `producer_id` and `epoch`: who the client was so far."""
@@ -187,7 +202,7 @@ class TransactionCoordinator:
         if not 0 < timeout_ms <= self._settings.transaction_max_timeout_ms:
             return Identified(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         event = Init(name, timeout_ms, None if producer_id < 0 else (producer_id, epoch))
-        with self._mutex:
+        with self._turns.wait(name):
             for _ in range(_TRIES):
                 done = self._apply(name, event)
                 if done.outcome is not Outcome.CONCURRENT or done.row is None:
@@ -205,7 +220,7 @@ class TransactionCoordinator:
         return self._add(name, Add((producer_id, epoch), frozenset(), frozenset({group})))
 
     def _add(self, name: str, event: Add) -> ErrorCode:
-        with self._mutex:
+        with self._turns.wait(name):
             self._retry_finish(name)
             return _CODES[self._apply(name, event).outcome]
 
@@ -228,9 +243,12 @@ class TransactionCoordinator:
         """TxnOffsetCommit. `implicit` (v5 and later): it adds the group to the transaction by itself.
 
         Whether this member may commit, the coordinator has said. GroupBusy, told as UNKNOWN_MEMBER_ID: the group's
-        members are processes that have the store open.
+        members are processes that have the store open. This is for the one thread that writes offsets, so it does not
+        wait for another request of the same producer.
         """
-        with self._mutex:
+        with self._turns.attempt(name) as has_turn:
+            if not has_turn:
+                return ErrorCode.CONCURRENT_TRANSACTIONS
             self._retry_finish(name)
             known = self.row(name)
             begins = known is None or not known.is_ongoing or group not in known.groups
@@ -245,12 +263,14 @@ class TransactionCoordinator:
                 is_fenced = done.outcome is Outcome.FENCED
                 return ErrorCode.INVALID_PRODUCER_EPOCH if is_fenced else _CODES[done.outcome]
             keys = {(group, offset.topic_id, offset.partition) for offset in offsets}
-            self._pending[producer_id] = self._pending.get(producer_id, frozenset()) | keys
+            with self._mutex:
+                self._pending[producer_id] = self._pending.get(producer_id, frozenset()) | keys
+                self._note_change(producer_id, name)
         return ErrorCode.NONE
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
         """EndTxn. `bump` (v5 and later): the next transaction has the next epoch, which is answered."""
-        with self._mutex:
+        with self._turns.wait(name):
             for _ in range(_TRIES):
                 known = self.row(name)
                 is_known = known is not None and (known.producer_id, known.next_epoch) == (producer_id, epoch)
@@ -271,31 +291,50 @@ class TransactionCoordinator:
 
     def tick(self) -> None:
         """About once a second: what others did, what has timed out, what is still to be marked."""
+        if self._transactions.version() != self._version:
+            self._reload()
+        now = self._resolver.now()
         with self._mutex:
-            if self._transactions.version() != self._version:
-                self._reload()
-            now = self._resolver.now()
-            if any(row.is_prepared or (row.is_ongoing and row.is_late(now)) for row in self._rows.values()):
-                self._resolver.resolve_held()
-                self._reload()
-            self._resolver.abort_reported()
-            if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
-                self.expire()
+            due = [row for row in self._rows.values() if row.is_prepared or (row.is_ongoing and row.is_late(now))]
+        resolved = [self._resolver.resolve_held(row.producer_id) for row in due]
+        if any(resolved):
+            self._reload()
+        self._resolver.abort_reported()
+        every_ms = self._settings.transaction_remove_expired_transaction_cleanup_interval_ms
+        if (time.monotonic() - self._expired_at) * 1000 > every_ms:
+            self.expire()
 
     def expire(self) -> None:
         """Forget transactional ids that were not used for `transactional.id.expiration.ms`."""
-        with self._mutex:
-            self._expired_at = time.monotonic()
-            self._transactions.expire(self._settings.transactional_id_expiration_ms)
-            self._reload()
+        self._expired_at = time.monotonic()
+        self._transactions.expire(self._settings.transactional_id_expiration_ms)
+        self._reload()
 
-    # ---- the copy; under the mutex
+    # ---- the copy
 
     def _reload(self) -> None:
-        self._version = self._transactions.version()  # before: what changes meanwhile is looked at again
-        loaded = self._transactions.load()
-        self._rows, self._names = loaded.rows, loaded.names
-        self._pending = {producer_id: frozenset(keys) for producer_id, keys in loaded.pending.items()}
+        """Read all rows again. What other threads change meanwhile stays as they have put it, until the next time."""
+        with self._loading:
+            with self._mutex:
+                self._changed = {}
+            version = self._transactions.version()  # before: what others change meanwhile is looked at again
+            loaded = self._transactions.load()
+            rows, names = loaded.rows, loaded.names
+            pending = {producer_id: frozenset(keys) for producer_id, keys in loaded.pending.items()}
+            with self._mutex:
+                for producer_id, name in self._changed.items():
+                    _take_over(rows, self._rows, producer_id)
+                    _take_over(pending, self._pending, producer_id)
+                    if name is not None:
+                        _take_over(names, self._names, name)
+                self._version = None if self._changed else version
+                self._changed = None
+                self._rows, self._names, self._pending = rows, names, pending
+
+    def _note_change(self, producer_id: int, name: str | None) -> None:
+        """With the mutex."""
+        if self._changed is not None:
+            self._changed[producer_id] = name
 
     def _apply(
         self,
@@ -317,30 +356,42 @@ class TransactionCoordinator:
         return done
 
     def _remember(self, row: Row, *, has_name: bool) -> None:
-        if not row.is_ongoing:
-            self._pending.pop(row.producer_id, None)
-        if has_name and row.name is not None:
-            self._names[row.name] = row.producer_id
-        if has_name or not row.is_over:
-            self._rows[row.producer_id] = row
-        else:
-            self._rows.pop(row.producer_id, None)
+        with self._mutex:
+            self._note_change(row.producer_id, row.name)
+            if not row.is_ongoing:
+                self._pending.pop(row.producer_id, None)
+            if has_name and row.name is not None:
+                self._names[row.name] = row.producer_id
+            if has_name or not row.is_over:
+                self._rows[row.producer_id] = row
+            else:
+                self._rows.pop(row.producer_id, None)
 
     def _finish(self, row: Row) -> Row | None:
         """Mark a decided transaction. Return the same row, if not everything could be marked."""
         done = self._resolver.complete([row])[row.key]
-        if done is not None:
-            self._rows[row.producer_id] = done
-        else:
-            self._rows.pop(row.producer_id, None)
-            if row.name is not None and self._names.get(row.name) == row.producer_id:
-                del self._names[row.name]
+        with self._mutex:
+            self._note_change(row.producer_id, row.name)
+            if done is not None:
+                self._rows[row.producer_id] = done
+            else:
+                self._rows.pop(row.producer_id, None)
+                if row.name is not None and self._names.get(row.name) == row.producer_id:
+                    del self._names[row.name]
         return done
 
     def _retry_finish(self, name: str) -> None:
         row = self.row(name)
         if row is not None and row.is_prepared:
             self._finish(row)
+
+
+def _take_over(to: dict[Key, Value], current: dict[Key, Value], key: Key) -> None:
+    """Let `to` have for this key what `current` has."""
+    if key in current:
+        to[key] = current[key]
+    else:
+        to.pop(key, None)
 
 
 def _identified(done: Step) -> Identified:

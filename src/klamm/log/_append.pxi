@@ -228,10 +228,15 @@ cdef void close_index(Writer *w, Commit *now) noexcept nogil:
     os_pwrite(w.index_fd, &header, sizeof(header), 0)
 
 
+cdef int must_index(Writer *w, Commit *now) noexcept nogil:
+    """Whether the batch at now.position gets an entry: one every `index_interval` bytes does."""
+    cdef int64_t last = w.slot.index_position if w.slot.index_base == now.active_base else 0
+    return now.position - last >= w.index_interval
+
+
 cdef void maybe_index(Writer *w, Commit *before, int64_t offset) noexcept nogil:
-    """After the commit of a batch at before.position: an entry for it every `index_interval` bytes."""
-    cdef int64_t last = w.slot.index_position if w.slot.index_base == before.active_base else 0
-    if before.position - last >= w.index_interval:
+    """After the commit of a batch at before.position."""
+    if must_index(w, before):
         write_index(w, before, offset, before.max_timestamp)
 
 
@@ -275,7 +280,17 @@ cdef int refused(Writer *w) noexcept nogil:
     return R_SYNC_FAILED if flags & FLAG_SYNC_FAILED else 0
 
 
-cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch, int64_t at) noexcept nogil:
+cdef int needs_files(Writer *w, Commit *now, const unsigned char *batch, size_t size) noexcept nogil:
+    """Whether an append makes a segment or its index, or opens one for the first time: that may take as long as a disk
+    does. To open again what was closed because it was idle takes a few microseconds.
+    """
+    if w.log_base != now.active_base or (w.log_fd < 0 and now.position == 0) or must_roll(w, now, batch, size):
+        return 1
+    return must_index(w, now) and w.index_base != now.active_base
+
+
+cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int same_epoch, int64_t at,
+                           int quick) noexcept nogil:
     cdef Commit now = w.slot.ring[w.slot.seq % RING]    # the holder of the append lock needs no snapshot
     cdef Commit before
     cdef int64_t base_offset, end, oldest = -1, producer_id = <int64_t>be64(batch + PRODUCER_ID_AT)
@@ -294,6 +309,8 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     w.last_seq = now.seq
     if at >= 0 and at != now.next_offset:
         return R_ELSEWHERE
+    if quick and needs_files(w, &now, batch, size):
+        return R_NEEDS_FILES
     error = use_active(w, &now)
     if error:
         return error
@@ -314,7 +331,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
             if w.table_broken:
                 return drop_table(w)
             if base_offset != R_IN_ORDER:
-                return base_offset                      # an error, or where the same batch already is
+                return base_offset                      # an error, or where a batch of the same sequences is
     if must_roll(w, &now, batch, size):
         error = roll(w, &now)
         if error:
@@ -380,9 +397,12 @@ cdef int is_too_far_ahead(Writer *w, int64_t timestamp) noexcept nogil:
     return load64(&w.store.catalog_version) == w.catalog_version
 
 
-cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch,
-                    int64_t at) noexcept nogil:
-    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is. `at`: where alone it may go."""
+cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch, int64_t at,
+                    int quick) noexcept nogil:
+    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is. `at`: where alone it may go.
+
+    `quick`: not if files have to be made for it.
+    """
     global ticks
     cdef int64_t result = lock_append(w, wait)
     if result < 0:
@@ -390,7 +410,7 @@ cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int 
     ticks += 1
     w.used = ticks
     w.duplicate = 0
-    result = append_locked(w, batch, size, same_epoch, at)
+    result = append_locked(w, batch, size, same_epoch, at, quick)
     unlock_append(w)
     if result >= 0:
         klamm_ring(&w.store.bell, w.bell_bit)

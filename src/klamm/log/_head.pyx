@@ -41,6 +41,7 @@ FORMAT = 2
 LIFE = LIFE_AT
 SLOT_BYTES = SLOT_SIZE
 ONE_BYTES = ONE_ROOM
+REPEATED = R_REPEATED
 EVENTFUL = -(1 << 61)               # append_one: EVENTFUL - offset is an offset, and there are events to see to
 MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the end of the file
 
@@ -82,7 +83,7 @@ cdef class Log:
         self.w.life.fd = -1
         self.w.log_fd = self.w.index_fd = self.w.sync_fd = -1
         self.w.first_byte, self.w.flush_byte = 4 * <int64_t>number, 4 * <int64_t>number + 1
-        self.w.asked_base = self.w.synced_base = -1
+        self.w.asked_base = self.w.synced_base = self.w.log_base = self.w.index_base = -1
         self.w.timestamp_after_ms = INT64_MAX
         self.path = path
         self.w.path = path
@@ -110,13 +111,18 @@ cdef class Log:
         klamm_fence_release()
         self.w.catalog_version = catalog_version
 
+    def confirm(self, uint64_t catalog_version):
+        """The settings are those of this version of the catalog, too."""
+        self.w.catalog_version = catalog_version
+
     def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True, bint same_epoch=False,
-               int64_t at=-1):
+               int64_t at=-1, bint quick=False):
         """Append the batch in the first `size` bytes, whose base offset and epoch are overwritten.
 
         Its base offset, or a negative result: -errno, or a Result; then its leader epoch is -1, so a caller that an
         interrupt kept from the result can tell. `same_epoch`: see Partition.append_marker.
         `at`: the offset it has to get; -1: whichever it is. StoreBusy if the lock is not free in time.
+        `quick`: return NEEDS_FILES rather than make a file, or open one for the first time.
         """
         cdef int64_t result
         cdef int how = wait
@@ -131,7 +137,7 @@ cdef class Log:
             return R_TOO_FAR_AHEAD
         while True:
             with nogil:
-                result = append(&self.w, &batch[0], size, how, same_epoch, at)
+                result = append(&self.w, &batch[0], size, how, same_epoch, at, quick)
                 if result < 0:
                     put_be32(&batch[EPOCH_AT], 0xffffffffu)
             if result != -EINTR:
@@ -171,7 +177,7 @@ cdef class Log:
             with nogil:
                 klamm_put_record(batch + KLAMM_HEADER, body, 0, 0, key_data, key_size, value_data, value_size)[0] = 0
                 klamm_finish_header(batch, size, 1, 0, timestamp, timestamp, 0, -1, -1, -1)
-                result = append(&self.w, batch, size, how, 0, -1)
+                result = append(&self.w, batch, size, how, 0, -1, 0)
             if result != -EINTR:
                 return EVENTFUL - result if result >= 0 and self.w.events else result
             if wait_for is None:
@@ -589,4 +595,5 @@ include "_index_bytes.pxi"
 include "_watch.pxi"
 include "_poller.pxi"
 include "_chime.pxi"
+include "_sync_thread.pxi"
 include "_peek.pxi"

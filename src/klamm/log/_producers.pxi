@@ -115,6 +115,8 @@ cdef enum:
     UNDO_ROOM = 120                 # more than one change takes: three words for each entry of a split bucket, and 30
     R_IN_ORDER = -20000
 
+cdef int64_t R_REPEATED = -(<int64_t>1 << 60)       # R_REPEATED - offset: a batch with the same sequences is there
+
 cdef uint32_t most_producers = MOST_PRODUCERS       # tests make it less
 
 
@@ -307,7 +309,11 @@ cdef int32_t last_sequence_of(const unsigned char *batch) noexcept nogil:
 
 
 cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogil:
-    """R_IN_ORDER, the offset at which this very batch already lies, or why it is refused."""
+    """R_IN_ORDER; R_REPEATED - offset if a batch of these sequences is at that offset; or why it is refused.
+
+    Whether it is the same batch is for repeated.py to say: it reads the log. What a transaction wrote that has ended is
+    never the same as what the next one of the same epoch writes, whatever is in it.
+    """
     cdef int32_t first = <int32_t>be32(batch + BASE_SEQUENCE_AT), last = last_sequence_of(batch)
     cdef int16_t epoch = <int16_t>be16(batch + PRODUCER_EPOCH_AT)
     cdef Entry *entry = find_producer(w, <int64_t>be64(batch + PRODUCER_ID_AT))
@@ -327,8 +333,10 @@ cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogi
     for back in range(1, min(entry.n, <uint64_t>PLACES) + 1):
         place = &entry.places[(entry.n - back) % PLACES]
         if place.epoch == epoch and place.first_sequence == first and place.last_sequence == last:
+            if be16(batch + ATTRIBUTES_AT) & KLAMM_TRANSACTIONAL and not 0 <= entry.first_open_offset <= place.base_offset:
+                return R_OUT_OF_ORDER
             w.duplicate = 1
-            return place.base_offset
+            return R_REPEATED - place.base_offset
     return R_OUT_OF_ORDER
 
 

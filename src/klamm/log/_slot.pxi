@@ -146,6 +146,7 @@ cdef extern from "slot.h" nogil:
     int os_takes_blocks_ahead(int)
     int os_allocate(int, int64_t, int64_t)
     void os_futex_wake(uint32_t *, uint32_t)
+    void os_futex_wake_one(uint32_t *)
     int os_futex_wait(uint32_t *, uint32_t, uint32_t, int64_t)
     int F_RDLCK, F_WRLCK, F_UNLCK, O_RDWR, O_RDONLY, O_CREAT
 
@@ -172,6 +173,7 @@ cdef enum:
     R_ELSEWHERE = -10014            # the log goes on at another offset than the one wanted
     R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
     R_OLDER_HEAD = -10016           # the log goes on beyond the commit, and no writer died
+    R_NEEDS_FILES = -10017          # a quick append would have to make files
     R_TOO_MANY_PRODUCERS = -10030   # each of those that the table has room for has an open transaction
     # Lock bytes of slot n: 4n + these; the notes of FLUSH and those after it have the same order. APPEND is no byte, but a
     # word of the slot; processes that wait for it show that as for a byte.
@@ -257,6 +259,7 @@ class Result(IntEnum):
     ELSEWHERE = R_ELSEWHERE
     TOO_FAR_AHEAD = R_TOO_FAR_AHEAD
     OLDER_HEAD = R_OLDER_HEAD
+    NEEDS_FILES = R_NEEDS_FILES
     TOO_MANY_PRODUCERS = R_TOO_MANY_PRODUCERS
 
 

@@ -57,7 +57,7 @@ def what_is_missing(directory: str) -> str:
     """Return what the report of a gap has to add if neither file is there that would tell of a compaction, or ""."""
     if exists(directory) or point.load(directory) is not Lack.MISSING:
         return ""
-    return f"; {point.path_of(directory)} is missing, too, and would tell whether they were compacted"
+    return f"; {point.path_of(directory)} is missing, too: it would tell whether the log was compacted"
 
 
 def load(directory: str) -> Cleaned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 __all__ = ["LogSettings"]
@@ -24,6 +25,10 @@ class LogSettings(Protocol):
     def max_message_bytes(self) -> int: ...
     @property
     def message_timestamp_type(self) -> str: ...
+    @property
+    def compression_type(self) -> str: ...
+    @property
+    def compression_levels(self) -> Mapping[str, int]: ...
     @property
     def timestamp_limits_ms(self) -> tuple[int, int]: ...
     @property

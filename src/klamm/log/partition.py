@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from klamm.batch import RecordScan, Scan, encode_one, patch
+from klamm.batch import Scan, encode_one, recompress
 from klamm.batch.markers import marker
 from klamm.disk import files, reserve
 from klamm.disk.locks import LockFile
 from klamm.errors import (
-    InvalidRecord,
     LogError,
     OffsetOutOfRange,
     ReadOnly,
-    RecordTooLarge,
     SyncFailed,
     UnknownTopic,
 )
@@ -36,10 +34,12 @@ from klamm.log import (
     producer_recovery,
     producers,
     recovery,
+    repeated,
     results,
     segment,
     timestamps,
 )
+from klamm.log.batch_rules import BatchRules
 from klamm.log.housekeeping import Housekeeping
 from klamm.log.index_rebuild import IndexRebuild
 from klamm.log.log_settings import LogSettings
@@ -134,12 +134,9 @@ class Partition:
     def configure(self, settings: LogSettings, catalog_version: int) -> None:
         """Take over settings as of a version of the catalog."""
         self.settings = settings
-        self._max_bytes = settings.max_message_bytes
-        self._keyed = self.is_compacted
-        self._stamps = settings.message_timestamp_type == "LogAppendTime"
-        self._read_first = self._keyed or settings.timestamp_limits_ms[0] < timestamps.NO_LIMIT
-        self._checked = self._stamps or self._read_first
-        self._plain = settings.max_message_bytes >= head.ONE_BYTES and not self._checked
+        self._rules = rules = BatchRules(settings)
+        self._max_bytes, self._checked = rules.max_bytes, not rules.are_plain
+        self._plain = rules.max_bytes >= head.ONE_BYTES and rules.are_plain
         if self.lock is not None:
             self.log.configure(
                 segment_bytes=settings.segment_bytes,
@@ -171,7 +168,7 @@ class Partition:
     @property
     def stamps(self) -> bool:
         """Whether records bear the time they were appended."""
-        return self._stamps
+        return self._rules.stamps
 
     def look_for_gaps(self) -> bool:
         """Whether the log turns out to have been compacted since it was opened: then offsets have gaps."""
@@ -185,12 +182,13 @@ class Partition:
     def append(self, batch: bytearray | memoryview, size: int = -1) -> int:
         """Commit one sealed batch, the first `size` bytes of a writable buffer: its base offset.
 
-        An idempotent producer's batch that is in the log already gives the offset it has there.
+        An idempotent producer's batch that is in the log already gives the offset it has there. One that bears the
+        sequences of another batch is OutOfOrderSequence.
         """
         if size < 0:
             size = len(batch)
         if size > self._max_bytes or self._checked:
-            self._prepare(batch, size)
+            batch, size = self._rules.prepare(self, batch, size)
         log = self.log
         result = log.append(batch, size)
         if result < 0 or log.events:
@@ -218,7 +216,7 @@ class Partition:
         if size < 0:
             size = len(batch)
         if size > self._max_bytes or self._checked:
-            self._prepare(batch, size)
+            batch, size = self._rules.prepare(self, batch, size)
         result = self.log.append(batch, size, False)
         if result == -errno.EAGAIN or result == -errno.EACCES:
             return None
@@ -227,13 +225,15 @@ class Partition:
         return result
 
     def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
-        """Like `append`, but return None rather than block or do slow work. `scan`: what scan_records says of it."""
-        size = len(batch)
-        if self._read_first and (scan is None or not self._accepts(scan)):
+        """Like `append`, but return None rather than block or make files. `scan`: what scan_records says of it."""
+        size, rules = len(batch), self._rules
+        if rules.reads_records and (scan is None or not rules.accepts(self, scan)):
             return None
         if size > self._max_bytes or self._checked:
-            self._prepare(batch, size, is_checked=True)
-        result = self.log.append(batch, size, False)
+            if not rules.has_codec(batch):
+                return None
+            rules.prepare(self, batch, size, is_checked=True)
+        result = self.log.append(batch, size, False, False, -1, True)
         if result < 0:
             return None
         return self._settle(result, batch, size) if self.log.events else result
@@ -242,7 +242,7 @@ class Partition:
         """The same, if the log goes on at `offset`; else LogError, and nothing was appended."""
         size = len(batch)
         if size > self._max_bytes or self._checked:
-            self._prepare(batch, size)
+            batch, size = self._rules.prepare(self, batch, size)
         self._settle(self.log.append(batch, size, True, False, offset), batch, size, at=offset)
 
     # ---- transactions
@@ -284,32 +284,10 @@ class Partition:
         """
         return self._list_producers(only_open=False)
 
-    def _prepare(self, batch: bytearray | memoryview, size: int, *, is_checked: bool = False) -> None:
-        if size > self._max_bytes:
-            raise RecordTooLarge(
-                f"{self.topic}/{self.number}: a batch of {size} bytes; max.message.bytes is {self._max_bytes}",
-                hint="send smaller records, or raise the topic's max.message.bytes",
-            )
-        if self._read_first and not is_checked:
-            self._check_records(batch, size)
-        if self._stamps:
-            patch.stamp(batch, size, self.heads.wall_ms())
-
-    def _check_records(self, batch: bytearray | memoryview | bytes, size: int) -> None:
-        """Check keys and timestamps: of batches from elsewhere, and of our own in case the settings have changed."""
-        found = RecordScan(memoryview(batch)[:size])
-        if self._keyed and found.unkeyed:
-            raise InvalidRecord(
-                f"{self.topic}/{self.number}: a record without a key, and the topic is compacted",
-                indexes=found.unkeyed,
-                hint="give it a key: compaction keeps the latest record of each",
-            )
-        if not self._accepts(found.result):
-            raise timestamps.refusal(self, memoryview(batch)[:size])
-
-    def _accepts(self, scan: Scan) -> bool:
-        earliest, latest = self.timestamp_bounds()
-        return (scan[0] or not self._keyed) and earliest <= scan[1] and scan[2] <= latest
+    def recompressed(self, batch: memoryview) -> bytearray | memoryview:
+        """Return a whole batch compressed as the topic wants it: then `append` takes it as it is, and in place."""
+        rules = self._rules
+        return batch if rules.has_codec(batch) else recompress(batch, rules.codec, rules.level)
 
     def timestamp_bounds(self) -> tuple[int, int]:
         """Return the earliest and the latest timestamp that the topic accepts now."""
@@ -328,14 +306,17 @@ class Partition:
         tries = 0
         while result < 0:
             tries += 1
+            if result <= head.REPEATED:
+                repeated.check_same(self, result := head.REPEATED - result, memoryview(batch)[:size])
+                break
             if result == head.Result.TOO_FAR_AHEAD:
                 raise timestamps.refusal(self, memoryview(batch)[:size])
             try:
                 self._see_to(result, tries)
             except OSError as error:
                 raise results.error_of(self, -(error.errno or errno.EIO)) from error
-            if self._read_first and result == head.Result.SETTINGS_CHANGED:
-                self._check_records(batch, size)
+            if result == head.Result.SETTINGS_CHANGED and self._rules.reads_records:
+                self._rules.check_records(self, batch, size)
             result = self.log.append(batch, size, True, same_epoch, at)
         events = self.log.take_events()
         if events:

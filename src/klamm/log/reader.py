@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from klamm.batch import header as batch_header
 from klamm.batch import verify, walk
+from klamm.choices import Isolation, options_of
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 from klamm.log import cleaned, segment
@@ -33,10 +34,9 @@ _PATIENCE = 200  # looks, 10 ms apart, at what a failed sync may have taken
 
 def reads_committed(isolation: object) -> bool:
     """What `isolation` says, in Kafka's words."""
-    if isolation not in ("read_committed", "read_uncommitted"):
-        raise InvalidSetting(
-            f"isolation: {isolation!r} does not fit", hint="want 'read_committed' or 'read_uncommitted'"
-        )
+    known = options_of(Isolation)
+    if isolation not in known:
+        raise InvalidSetting(f"isolation: {isolation!r} does not fit", hint=f"want {' or '.join(map(repr, known))}")
     return isolation == "read_committed"
 
 

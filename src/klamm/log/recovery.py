@@ -343,7 +343,7 @@ def _scan(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
             path,
             good.position,
             f"byte {good.position}: {what}, but everything up to offset {flushed - 1} had been synced: "
-            "damage, a file put back from a backup, or a torn copy",
+            f"damage, a file put back from a backup, or a torn copy{cleaned.what_is_missing(directory)}",
         )
     return good, stale
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.arrow.schema import COLUMNS, chosen
+from klamm.choices import Isolation
 from klamm.errors import InvalidSetting
 from klamm.log.reader import reads_committed
 from klamm.spark.offsets import EARLIEST, LATEST, Bound, parse_bound
@@ -91,7 +92,7 @@ class ReadOptions:
     min_partitions: int
     max_offsets: int | None
     fail_on_data_loss: bool
-    isolation: str
+    isolation: Isolation
     group: str | None
 
     @property
@@ -106,7 +107,7 @@ class ReadOptions:
             if name in options:
                 only = "batch" if streaming else "streaming"
                 raise InvalidSetting(f"{name}: is for {only} queries only", hint="leave it out")
-        isolation = options.get("isolation", "read_committed").lower()
+        isolation: Any = options.get("isolation", "read_committed").lower()
         reads_committed(isolation)
         group = options.get("groupId")
         with_headers = boolean(options, "includeHeaders", default=False)

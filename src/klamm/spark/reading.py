@@ -23,6 +23,7 @@ from klamm.store.directory import Core, acquire, release
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from klamm.choices import Isolation
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
 
@@ -40,7 +41,7 @@ class Task(NamedTuple):
     path: str
     store_id: str
     range: Range
-    isolation: str
+    isolation: Isolation
     fail_on_data_loss: bool
 
 
@@ -129,7 +130,7 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def _scan(task: Task, opened: OpenTopic, start: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """With the column `offset`, whatever the schema says: it tells how far we are."""
     number = task.range.place.partition
-    columns = [*schema.names, *(["offset"] if "offset" not in schema.names else [])]
+    columns: Any = [*schema.names, *(["offset"] if "offset" not in schema.names else [])]
     scan = Scan(
         lambda: opened,
         partitions=number,

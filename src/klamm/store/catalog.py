@@ -190,7 +190,8 @@ class Catalog:
             for topic_id, number, slot in execute("SELECT topic_id, number, slot FROM partitions").fetchall():
                 slots.setdefault(topic_id, []).append((number, slot))
             rows = execute("SELECT id, name, settings, created_ms, crc FROM topics").fetchall()
-        return sorted(self._topic(row, slots.pop(row[0], [])) for row in rows)
+            defaults = self.read_settings(execute)
+        return sorted(self.parse_topic(row, slots.pop(row[0], []), defaults) for row in rows)
 
     def topic(self, name: str) -> Topic:
         """One, or UnknownTopic naming the one whose name is nearest."""
@@ -237,6 +238,7 @@ class Catalog:
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
                 wanted = self._next_slots(execute, name, partitions)
+                settings = self.read_settings(execute).apply(settings)
             slots = prepare(wanted, topic_id, 0)
             topic = Topic(name, topic_id, slots, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
@@ -305,8 +307,9 @@ class Catalog:
         self.database.refuse_read_only()
         with self.database.gate():
             old = self.topic(name)
-            topic = old._replace(settings=old.settings.changed(changes, resets, where=name))
             with self.database.transaction() as execute:
+                settings = self.read_settings(execute).apply(old.settings.changed(changes, resets, where=name))
+                topic = old._replace(settings=settings)
                 count = self._count_change(execute)
                 self._update(execute, topic)
             self.on_change(count)
@@ -419,9 +422,9 @@ class Catalog:
     def settings(self) -> StoreSettings:
         """Of the store itself."""
         with self.database.reading() as execute:
-            return self._settings(execute)
+            return self.read_settings(execute)
 
-    def _settings(self, execute: Execute) -> StoreSettings:
+    def read_settings(self, execute: Execute) -> StoreSettings:
         text = str(self.meta(execute, "settings"))
         try:
             return StoreSettings().changed(json.loads(text))
@@ -432,7 +435,7 @@ class Catalog:
         """Change settings of the store itself."""
         self.database.refuse_read_only()
         with self.database.gate(), self.database.transaction() as execute:
-            settings = self._settings(execute).changed(changes, resets)
+            settings = self.read_settings(execute).changed(changes, resets)
             count = self._count_change(execute)
             self.set_meta(execute, "settings", json.dumps(settings.to_dict()))
         self.on_change(count)
@@ -451,7 +454,7 @@ class Catalog:
                 next_slot = int(self.meta(execute, "next_slot"))
                 next_producer_id = int(self.meta(execute, "next_producer_id"))
                 int(self.meta(execute, "next_group"))
-                self._settings(execute)
+                self.read_settings(execute)
                 orphans = execute(
                     "SELECT topic_id FROM partitions WHERE topic_id NOT IN "
                     "(SELECT id FROM topics UNION SELECT id FROM deleted)"
@@ -481,7 +484,9 @@ class Catalog:
 
     # Rows.
 
-    def _topic(self, row: tuple[str, str, str, int, int], slots: Iterable[tuple[int, int]]) -> Topic:
+    def parse_topic(
+        self, row: tuple[str, str, str, int, int], slots: Iterable[tuple[int, int]], defaults: StoreSettings
+    ) -> Topic:
         topic_id, name, text, created_ms, crc = row
         try:
             numbered = sorted(slots)
@@ -494,7 +499,7 @@ class Catalog:
         except (ValueError, TypeError) as error:
             raise NotAStore(f"{self.path}: topic {name!r} is damaged: {error}", hint=REBUILD) from None
         try:
-            settings = Settings.of(overrides)
+            settings = defaults.apply(Settings.of(overrides))
         except InvalidSetting as error:
             raise NewerFormat(
                 f"{self.path}: topic {name!r}: {error.message}", hint="was it set by a newer Klamm?"
@@ -506,7 +511,7 @@ class Catalog:
         if row is None:
             return None
         slots = execute("SELECT number, slot FROM partitions WHERE topic_id = ?", (row[0],)).fetchall()
-        return self._topic(row, slots)
+        return self.parse_topic(row, slots, self.read_settings(execute))
 
     def _unknown(self, name: str) -> UnknownTopic:
         known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]

@@ -28,7 +28,7 @@ import time
 import uuid
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from klamm.disk import _os, files, fork, reserve
@@ -219,8 +219,9 @@ class Core:
                 raise NotAStore(
                     f"{self.path}/klamm.db: {problems[0]}", hint="a torn copy? copy with backup(), or restore one"
                 )
-            slots.lay_out_missing(self.heads, self.catalog.topics())
-            slots.lay_out_replaced(self.heads, self.catalog.topics())
+            topics = self.catalog.topics()
+            slots.lay_out_missing(self.heads, topics)
+            slots.lay_out_replaced(self.heads, topics)
             self._boots = self.catalog.count_boot()
             self.heads.mark_all(head.NEEDS_RECOVERY)
             self.heads.trust(boot)
@@ -268,9 +269,25 @@ class Core:
         """Every topic, by name, and the version of the catalog as of which that holds at least."""
         self.check_open()
         version = self.heads.catalog_version
-        topics = self.catalog.topics()
+        return version, self.take_topics(version, self.catalog.topics())
+
+    def take_topics(self, version: int, topics: Iterable[Topic]) -> list[OpenTopic]:
+        """Bring what is open of these topics up to date; they were read at this version or later."""
         with self._mutex:
-            return version, [self._opened(topic, version) for topic in topics]
+            return [self._opened(topic, version) for topic in topics]
+
+    def confirm_topics(self, version: int, known: Mapping[str, tuple[OpenTopic, Topic]]) -> list[str]:
+        """Let topics that have not changed be those of this version. Return the keys of those that are others here."""
+        others = []
+        with self._mutex:
+            for key, (opened, topic) in known.items():
+                if self._topics.get(opened.name) is not opened or (opened.topic is not topic and opened.topic != topic):
+                    others.append(key)
+                elif opened.version < version:
+                    opened.version = version
+                    for partition in opened.open_partitions.values():
+                        partition.log.confirm(version)
+        return others
 
     def _opened(self, topic: Topic, version: int) -> OpenTopic:
         """What we have open of it, brought up to date: `topic` was read at this version or later. Under the mutex."""

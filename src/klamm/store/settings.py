@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -49,7 +49,8 @@ class Setting(NamedTuple):
         if self.type == "double":
             return f"a number from {self.low} to {self.high}"
         unit, duration = (" of milliseconds", ", a duration such as '90s' or '7d'") if self.is_duration else ("", "")
-        unlimited = ", or -1: no limit" if self.unlimited else ""
+        meaning = "the default" if self.name.endswith(".level") else "no limit"
+        unlimited = f", or -1: {meaning}" if self.unlimited else ""
         return f"a whole number{unit} from {self.low} to {self.high}{duration}{unlimited}"
 
     @property
@@ -117,6 +118,15 @@ class Settings:
     # fmt: off
     cleanup_policy: str = _word("cleanup.policy", "delete", "compact", "compact,delete", "delete,compact",
         doc="Old segments are deleted when retention says so, or compacted to the latest record of each key, or both.")
+    compression_gzip_level: int = _number("compression.gzip.level", -1, 1, 9, unlimited=True,
+        doc="The level of gzip, where compression.type is gzip; -1: the one that gzip itself takes (6).")
+    compression_lz4_level: int = _number("compression.lz4.level", 9, 1, 17,
+        doc="The level of lz4, where compression.type is lz4.")
+    compression_type: str = _word("compression.type", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd",
+        doc="How batches are compressed in the log. producer: as they come; else a batch that comes otherwise is"
+            " compressed again, by the process that appends it.")
+    compression_zstd_level: int = _number("compression.zstd.level", 3, -131072, 22,
+        doc="The level of zstd, where compression.type is zstd.")
     delete_retention_ms: int = _number("delete.retention.ms", _DAY_MS, 0, _INT64,
         doc="How long a compacted topic keeps a tombstone (a null value) after the first compaction that met it.")
     index_interval_bytes: int = _number("index.interval.bytes", 4096, 0, _INT32,
@@ -151,6 +161,12 @@ class Settings:
     overridden: frozenset[str] = frozenset()
 
     @property
+    def compression_levels(self) -> dict[str, int]:
+        """The level of each codec for which one is set."""
+        levels = {"gzip": self.compression_gzip_level, "lz4": self.compression_lz4_level}
+        return {**{name: level for name, level in levels.items() if level != -1}, "zstd": self.compression_zstd_level}
+
+    @property
     def timestamp_limits_ms(self) -> tuple[int, int]:
         """How far a record's timestamp may lie in the past and in the future; no limit with LogAppendTime."""
         if self.message_timestamp_type == "LogAppendTime":
@@ -180,6 +196,13 @@ class Settings:
                 raise
             raise InvalidSetting(error.problem, setting=error.setting, where=where, hint=error.hint) from None
         return Settings(**values, overridden=frozenset(overrides))  # type: ignore[arg-type]  # parsed just above
+
+    def defaulted(self, name: str, value: Value) -> Settings:
+        """These settings with another default of one of them."""
+        attribute = _ATTRIBUTES[name]
+        if name in self.overridden or getattr(self, attribute) == value:
+            return self
+        return replace(self, **{attribute: value})  # type: ignore[arg-type]  # of the setting's type
 
     def to_dict(self) -> dict[str, str]:
         """What was set on purpose, as strings, in the order of the names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from klamm.disk.locks import MAX_PLACES
-from klamm.store.settings import Setting, Value, known
+from klamm.store.settings import SETTINGS, Setting, Settings, Value, known
 
 __all__ = ["STORE_SETTINGS", "StoreSettings"]
 
@@ -18,6 +18,14 @@ _ROWS = [
         "How long a committed transaction's input and output ranges are kept (`store.lineage`); 0: not at all.",
         0,
         (1 << 63) - 1,
+    ),
+    Setting(
+        "producer.id.expiration.ms",
+        "int",
+        SETTINGS["producer.id.expiration.ms"].default,
+        "How long after its last batch an idempotent producer is remembered, by topics that do not set it themselves.",
+        1,
+        (1 << 31) - 1,
     ),
 ]
 STORE_SETTINGS: dict[str, Setting] = {row.name: row for row in _ROWS}
@@ -40,6 +48,10 @@ class StoreSettings:
     @property
     def group_max_size(self) -> int:
         return int(self["group.max.size"])
+
+    def apply(self, settings: Settings) -> Settings:
+        """Return the settings of a topic, with what the store says where the topic says nothing."""
+        return settings.defaulted("producer.id.expiration.ms", int(self["producer.id.expiration.ms"]))
 
     def __getitem__(self, name: str) -> str:
         return str(self._overridden.get(name, _known(name).default))

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from klamm.disk import locks
 from klamm.disk._os import HeldBytes
 from klamm.errors import KlammError, OutOfOrderSequence, UnknownTopic
 from klamm.store import transaction_table as table
+from klamm.store.group_commit import GroupCommit
 from klamm.store.markers import can_append, sync_if_possible, write_marker
 from klamm.store.transaction_state import (
     PROCESS,
@@ -33,6 +35,7 @@ from klamm.store.transaction_state import (
     Row,
     step,
 )
+from klamm.store.turns import Turns
 from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
@@ -56,6 +59,12 @@ class Resolver:
         self._reported: set[Partition] = set()  # logs in which something of the server's is open, and in no transaction
         self.changes = 0
         """Grows when others than the server change one of its rows in this process."""
+        self.turns = Turns()
+        """By transactional id: who changes a row of the server, or writes its markers, has its turn."""
+        self.group_commit = GroupCommit(core.catalog.database)
+        """For the server's rows, which several threads change."""
+        self.executor: Executor | None = None
+        """Of the server: syncs of several partitions at once. Without it, one after the other."""
 
     def now(self) -> Now:
         heads = self._core.heads
@@ -107,11 +116,28 @@ class Resolver:
             self.resolve_held(of)
             self.abort_hanging(hanging)
 
-    def resolve_held(self, of: int | None = None) -> None:
-        """Abort those of the server that have timed out, and mark those that are decided."""
+    def resolve_held(self, of: int | None = None) -> bool:
+        """Abort those of the server that have timed out, and mark those that are decided; whether there were any.
+
+        Without those that another thread has its turn at: that one does it.
+        """
         with self._core.catalog.database.reading() as execute:
-            rows = [row for row in table.rows(execute, of) if row.owner == SERVER]
+            due = [row for row in table.rows(execute, of) if self._is_due(row)]
+        found = False
+        for row in due:
+            with self.turns.attempt(row.name) as has_turn:
+                found = (has_turn and self._resolve_id(row.producer_id)) or found
+        return found
+
+    def _is_due(self, row: Row) -> bool:
+        return row.owner == SERVER and (row.is_prepared or (row.is_ongoing and row.is_late(self.now())))
+
+    def _resolve_id(self, producer_id: int) -> bool:
+        """In the turn of its name: whether there was something to do."""
+        with self._core.catalog.database.reading() as execute:  # again: it may have been ended since
+            rows = [row for row in table.rows(execute, producer_id) if self._is_due(row)]
         self.complete(self._abort_due(rows) + [row for row in rows if row.is_prepared])
+        return bool(rows)
 
     def _abort_due(self, rows: list[Row]) -> list[Row]:
         """Abort those whose process is gone, or whose time is over, and return them."""
@@ -150,17 +176,18 @@ class Resolver:
     def complete(self, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
         """Write the markers of decided rows, as far as possible, and let the rows go, or be complete.
 
-        Return what became of each; None: it is gone.
+        Return what became of each; None: it is gone. Of the server's rows, the caller has the turn.
         """
         decided = sorted((row for row in rows if row.is_prepared), key=lambda row: row.key)  # of an id, the older first
         found: dict[tuple[int, int], Row | None] = {row.key: row for row in decided}
         marked = [row for row in decided if self._mark_all(row)]
         if marked:
-            database = self._core.catalog.database
-            with database.gate(), database.transaction(durable=False) as execute:  # a later one makes it so
-                for row in marked:
-                    found[row.key] = self._complete(execute, row)
+            run = self.group_commit.run
+            found.update(run(lambda execute: self._complete_all(execute, marked), durable=False))  # a later one is
         return found
+
+    def _complete_all(self, execute: Execute, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
+        return {row.key: self._complete(execute, row) for row in rows}
 
     def _complete(self, execute: Execute, row: Row) -> Row | None:
         is_server = row.owner == SERVER
@@ -174,11 +201,17 @@ class Resolver:
         return done.row
 
     def _mark_all(self, row: Row) -> bool:
-        ended = [self._mark(row, key) for key in sorted(row.partitions)]  # one failure must not skip the others
-        return all(ended)
+        """Return whether every marker is on disk, or its partition gone. One failure does not skip the others."""
+        ends: list[tuple[Partition, int]] = []
+        marked = [self._mark(row, key, ends) for key in sorted(row.partitions)]
+        for synced in self.sync_each(ends):
+            if isinstance(synced, KlammError):
+                _log.warning("transaction %d/%d: a marker cannot be synced now: %s", *row.key, synced)
+            marked.append(synced is True)
+        return all(marked)
 
-    def _mark(self, row: Row, key: PartitionKey) -> bool:
-        """Return whether the marker is on disk, or the partition is gone."""
+    def _mark(self, row: Row, key: PartitionKey, ends: list[tuple[Partition, int]]) -> bool:
+        """Write a marker, and add to `ends` where it is. Return False if that cannot be done now."""
         try:
             partition = self.partition(key)
             if not can_append(partition):
@@ -190,12 +223,28 @@ class Resolver:
                     raise
                 self.abort_hanging([partition])  # a batch came late in an older epoch
                 end = write_marker(partition, row)
-            return sync_if_possible(self._core, partition, end)
+            ends.append((partition, end))
         except UnknownTopic:
             return True
         except KlammError as error:
             _log.warning("%s/%d: transaction %d/%d cannot be ended there now: %s", *key, *row.key, error)
             return False
+        return True
+
+    def sync_each(self, ends: list[tuple[Partition, int]]) -> list[bool | KlammError]:
+        """Sync logs up to these offsets. Return of each that was not on disk whether it is now, or why it is not."""
+        left = [end for end in ends if end[0].log.flushed_offset < end[1]]
+        if self.executor is not None and len(left) > 1:
+            return list(self.executor.map(self._sync, left))
+        return [self._sync(end) for end in left]
+
+    def _sync(self, end: tuple[Partition, int]) -> bool | KlammError:
+        try:
+            return sync_if_possible(self._core, *end)
+        except UnknownTopic:
+            return True  # deleted: it has no readers either
+        except KlammError as error:
+            return error
 
     def partition(self, key: PartitionKey) -> Partition:
         """Return a partition by its topic's id. Raise UnknownTopic if that was deleted."""
@@ -229,16 +278,33 @@ class Resolver:
         self.abort_hanging(reported)
 
     def abort_hanging(self, partitions: Iterable[Partition]) -> None:
-        """Abort what is open in these logs and in no transaction. It came after the marker."""
+        """Abort what is open in these logs and in no transaction. It came after the marker.
+
+        What another thread is at is left to the next time: a transaction with the same epoch may begin there.
+        """
         for partition in partitions:
             for producer_id, epoch, first in self._open_in(partition):
-                with self._core.catalog.database.reading() as execute:
-                    row = table.find_server(execute, producer_id)
-                if row is None or (not row.is_over and epoch == row.epoch and self._has(row, partition)):
+                row = self._server_row(producer_id)
+                if row is None:
                     continue
-                offset = partition.append_marker(producer_id, epoch, commit=False, same_epoch=True)
-                if offset is not None:
-                    _log.warning("%r: what %r wrote from offset %d on came too late", partition, row.name, first)
+                with self.turns.attempt(row.name) as has_turn:
+                    if has_turn:
+                        self._abort_late(partition, producer_id, epoch, first)
+                    else:
+                        self._reported.add(partition)
+
+    def _server_row(self, producer_id: int) -> Row | None:
+        with self._core.catalog.database.reading() as execute:
+            return table.find_server(execute, producer_id)
+
+    def _abort_late(self, partition: Partition, producer_id: int, epoch: int, first: int) -> None:
+        """In the turn of the producer's name."""
+        row = self._server_row(producer_id)
+        if row is None or (not row.is_over and epoch == row.epoch and self._has(row, partition)):
+            return
+        offset = partition.append_marker(producer_id, epoch, commit=False, same_epoch=True)
+        if offset is not None:
+            _log.warning("%r: what %r wrote from offset %d on came too late", partition, row.name, first)
 
     def _has(self, row: Row, partition: Partition) -> bool:
         for key in row.partitions:

@@ -61,11 +61,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.disk import locks
 from klamm.disk._os import HeldBytes
-from klamm.errors import Aborted, Fenced, NotAStore, TransactionError, UnknownTopic
+from klamm.errors import Aborted, Fenced, KlammError, NotAStore, TransactionError, UnknownTopic
 from klamm.store import transaction_table as table
 from klamm.store.groups import OffsetRow, checked_name
-from klamm.store.lineage import Input, LineageTable
-from klamm.store.markers import is_deleted, sync_if_possible
+from klamm.store.lineage import Input, LineageTable, Output
+from klamm.store.markers import is_deleted
 from klamm.store.transaction_resolver import Resolver
 from klamm.store.transaction_state import (
     COORDINATOR,
@@ -350,30 +350,42 @@ class Transactions:
         outputs = None
         if isinstance(event, End) and event.commit and event.synced is not None and self.lineage.retention_ms:
             outputs = self.lineage.outputs(event.client[0], self._open(event.synced))
-        database = self._core.catalog.database
-        with database.gate(), database.transaction(durable=durable) as execute:
-            producer_id = table.holder(execute, name)
-            row = taken = None
-            if producer_id is not None:
-                row = table.find_server(execute, producer_id) or Row(producer_id, 0, PROCESS, name=name)
-            done = step(row, event, self.resolver.now())
-            if done.row is None or done.outcome not in (Outcome.OK, Outcome.CONCURRENT):
-                return done
-            if row is not None and row.owner == PROCESS:
-                self.resolver.fence(execute, row.producer_id)
-                taken, row = row.producer_id, None
-            if producer_id != done.row.producer_id:
-                table.put_name(execute, name, done.row.producer_id)
-            if done.row != row:
-                if outputs is not None and row is not None and row.is_ongoing:
-                    self.lineage.write(execute, row, table.pending_ranges(execute, row.producer_id), outputs)
-                table.write(execute, row, done)
-            if offsets is not None and done.outcome is Outcome.OK:
-                group = self._core.groups.claim(execute, checked_name(offsets[0]), "kafka")
-                table.put_pending(execute, done.row.producer_id, group.number, offsets[1])
+        done, taken = self.resolver.group_commit.run(
+            lambda execute: self._apply(execute, name, event, offsets, outputs), durable=durable
+        )
         if taken is not None:
             self.resolve(of=taken)
         return done
+
+    def _apply(
+        self,
+        execute: Execute,
+        name: str,
+        event: Event,
+        offsets: tuple[str, list[OffsetRow]] | None,
+        outputs: list[Output] | None,
+    ) -> tuple[Step, int | None]:
+        """Return what became of the row, and the producer id of a process that has lost the name."""
+        producer_id = table.holder(execute, name)
+        row = taken = None
+        if producer_id is not None:
+            row = table.find_server(execute, producer_id) or Row(producer_id, 0, PROCESS, name=name)
+        done = step(row, event, self.resolver.now())
+        if done.row is None or done.outcome not in (Outcome.OK, Outcome.CONCURRENT):
+            return done, None
+        if row is not None and row.owner == PROCESS:
+            self.resolver.fence(execute, row.producer_id)
+            taken, row = row.producer_id, None
+        if producer_id != done.row.producer_id:
+            table.put_name(execute, name, done.row.producer_id)
+        if done.row != row:
+            if outputs is not None and row is not None and row.is_ongoing:
+                self.lineage.write(execute, row, table.pending_ranges(execute, row.producer_id), outputs)
+            table.write(execute, row, done)
+        if offsets is not None and done.outcome is Outcome.OK:
+            group = self._core.groups.claim(execute, checked_name(offsets[0]), "kafka")
+            table.put_pending(execute, done.row.producer_id, group.number, offsets[1])
+        return done, taken
 
     def _open(self, keys: Iterable[PartitionKey]) -> Iterator[tuple[PartitionKey, Partition]]:
         for key in sorted(keys):
@@ -382,11 +394,15 @@ class Transactions:
 
     def sync(self, partitions: Iterable[PartitionKey]) -> bool:
         """Step 4, before a client's transaction is committed: return whether all in these partitions is on disk."""
+        ends = []
         for _, partition in self._open(partitions):
             with suppress(UnknownTopic):
-                if not sync_if_possible(self._core, partition, partition.snapshot().next_offset):
-                    return False
-        return True
+                ends.append((partition, partition.snapshot().next_offset))
+        synced = self.resolver.sync_each(ends)
+        for error in synced:
+            if isinstance(error, KlammError):
+                raise error
+        return all(synced)
 
     def expire(self, unused_ms: int) -> None:
         """Forget names of clients that were not used for so long."""

@@ -139,6 +139,18 @@ def produce_from_other_times(desk: Desk) -> None:
     topic = desk.topic(retention_ms="-1")
     for what, time in (("long ago", 1), ("at the beginning", 0), ("tomorrow", NOW + 24 * 3_600_000)):
         desk.produce(what, topic, batch_of([(b"k", b"v", (), time)]))
+    day = 24 * 3_600_000
+    mixed = [(b"k", b"v", (), NOW + time) for time in (0, day, 0, 2 * day)]
+    desk.produce("two of four tomorrow", topic, batch_of(mixed))
+    desk.produce("two of four tomorrow, packed", topic, batch_of(mixed, 1))
+    desk.produce("so many that nobody reads all of it", topic, batch_of([(b"k", b"v", (), NOW + day)] * 150))
+    limited = desk.topic(word="limited", message_timestamp_before_max_ms="60000", cleanup_policy="compact")
+    desk.produce("an hour ago", limited, batch_of([(b"k", b"v", (), NOW + time) for time in (0, -3_600_000)]))
+    desk.produce(
+        "an hour ago, and one without a key",
+        limited,
+        batch_of([(b"k", b"v", (), NOW - 3_600_000), (None, b"v", (), NOW), (b"k", b"v", (), NOW)]),
+    )
     appended = desk.topic(word="appended", message_timestamp_type="LogAppendTime")
     desk.produce("append time", appended, batch_of([(b"k", b"v", (), NOW + 24 * 3_600_000)]))
     desk.fetch("read", appended, 0)
@@ -149,12 +161,14 @@ def produce_in_sequence(desk: Desk) -> None:
     topic = desk.topic()
     producer = desk.ask("a producer", INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=10_000)
 
-    def batch(sequence: int, epoch: int = 0, number: int | None = None) -> bytes:
+    def batch(sequence: int, epoch: int = 0, number: int | None = None, *, reverse: bool = False) -> bytes:
         number = producer.producer_id if number is None else number
-        return batch_of(RECORDS, producer_id=number, producer_epoch=epoch, base_sequence=sequence)
+        records = RECORDS[::-1] if reverse else RECORDS
+        return batch_of(records, producer_id=number, producer_epoch=epoch, base_sequence=sequence)
 
     desk.produce("first", topic, batch(0))
     desk.produce("second", topic, batch(3))
+    desk.produce("the sequences of the second with other records", topic, batch(3, reverse=True))
     desk.produce("first again", topic, batch(0))
     desk.produce("second again", topic, batch(3))
     desk.produce("a gap", topic, batch(9))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from klamm.batch import walk
 from klamm.kafka.wire.messages import (
     ALTER_CONFIGS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
+    FETCH,
     INCREMENTAL_ALTER_CONFIGS,
     METADATA,
     PRODUCE,
 )
+from tests.interop.records import NOW
 from tests.interop.scripts import RECORDS, Desk, batch_of, script
 from tests.procs import until
 
@@ -250,3 +253,39 @@ def a_limit_that_changes_counts(desk: Desk) -> None:
         return int(answer.responses[0].partition_responses[0].error_code)
 
     desk.note("after", until(refused, "it is refused"))
+
+
+@script
+def a_topic_has_a_codec(desk: Desk) -> None:
+    def codecs(topic: str) -> list[int]:
+        asked = [FETCH.request.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)]
+        topics = [FETCH.request.Topic(topic=topic, partitions=asked)]
+        (told,) = desk.raw.ask(FETCH, 12, max_wait_ms=0, min_bytes=0, max_bytes=1 << 20, topics=topics).responses
+        return [header.attributes & 7 for header in walk(told.partitions[0].records)]
+
+    for word in ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"):
+        topic = desk.topic(word=word, compression_type=word)
+        for codec in range(5):
+            desk.produce(f"{word}: {codec}", topic, batch_of(RECORDS, codec))
+        desk.fetch(f"{word}: read", topic, 0)
+        desk.note(f"{word}: codecs", codecs(topic))
+    small = desk.topic(word="small", compression_type="uncompressed", max_message_bytes="500")
+    desk.produce("too large when it is not packed", small, batch_of([(None, b"x" * 5000, (), NOW)], 1))
+    names = ("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level")
+    desk.note("settings", values(desk, topic, *names))
+    levels = desk.topic(
+        word="levels", compression_gzip_level="9", compression_lz4_level="17", compression_zstd_level="-5"
+    )
+    desk.note("levels", values(desk, levels, *names))
+    for name, value in (
+        ("gzip.level", "0"),
+        ("gzip.level", "10"),
+        ("lz4.level", "18"),
+        ("zstd.level", "23"),
+        ("type", "x"),
+    ):
+        config = CREATE_TOPICS.request.Config(name=f"compression.{name}", value=value)
+        new = CREATE_TOPICS.request.Topic(
+            name=desk.name("bad"), num_partitions=1, replication_factor=1, configs=[config]
+        )
+        desk.ask(f"{name} {value}", CREATE_TOPICS, 7, topics=[new], timeout_ms=30_000)

@@ -79,9 +79,11 @@ class Writer:
             self.desk.note(what, told)
         return told
 
-    def write(self, what: str | None, topic: str, partition: int = 0, **changed: Any) -> Any:
+    def write(
+        self, what: str | None, topic: str, partition: int = 0, records: list[Any] | None = None, **changed: Any
+    ) -> Any:
         own = {"producer_id": self.number, "producer_epoch": self.epoch, "base_sequence": self.sequence, **changed}
-        batch = batch_of(RECORDS, attributes=0x10, **own)
+        batch = batch_of(records or RECORDS, attributes=0x10, **own)
         told = self.desk.produce(what, topic, batch, partition, transactional_id=self.name)
         if told and told.responses[0].partition_responses[0].error_code == 0:
             self.sequence += len(RECORDS)
@@ -199,6 +201,22 @@ def transactions_that_are_refused(desk: Desk) -> None:
     writer.end("commit", True)
     writer.end("commit again", True)
     writer.end("abort after it", False)
+
+
+@script
+def sequences_of_an_aborted_transaction_are_used_again(desk: Desk) -> None:
+    """As librdkafka does: tests/interop/test_librdkafka_flaws.py."""
+    topic = desk.topic()
+    writer = Writer.of(desk)
+    writer.add(None, (topic, 0))
+    writer.write("first", topic)
+    writer.write("first again", topic, base_sequence=0)
+    writer.end("abort", False)
+    writer.ended()
+    writer.add(None, (topic, 0))
+    writer.write("other records", topic, records=RECORDS[::-1], base_sequence=0)
+    writer.write("the same records", topic, base_sequence=0)
+    writer.end("commit", True)
 
 
 @script

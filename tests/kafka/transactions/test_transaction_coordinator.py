@@ -374,6 +374,19 @@ def test_names_are_forgotten_when_nobody_has_used_them_for_long(store: klamm.Sto
         assert store.check().breaches == []
 
 
+@pytest.mark.parametrize(("interval_ms", "is_swept"), [(0, True), (3_600_000, False)])
+def test_expired_names_are_looked_for_as_often_as_the_setting_says(
+    store: klamm.Store, interval_ms: int, is_swept: bool
+) -> None:
+    settings = Settings(
+        transactional_id_expiration_ms=-10, transaction_remove_expired_transaction_cleanup_interval_ms=interval_ms
+    )
+    with serving(store, settings) as desk:
+        assert Client(store, desk, "idle", bumps=True).init() is NONE
+        desk.tick()
+        assert [row.name for row in desk.rows()] == ([] if is_swept else ["idle"])
+
+
 # ---- programs and clients of one name
 
 

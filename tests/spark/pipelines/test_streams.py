@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import klamm
 import klamm.spark
+from klamm.spark.pipelines import running
 from klamm.spark.pipelines.running import drain, duration
 from tests.crash.cases import seed_of
 from tests.procs import until
@@ -87,6 +89,46 @@ def test_every_micro_batch_is_reported_though_spark_forgets_them_before_the_firs
     outcome = drain(writer, after=after)
     assert reports == list(range(6))
     assert (outcome.batches, outcome.rows, outcome.offsets) == (6, 6, 6)
+
+
+class Told:
+    """A query that has said this of its micro-batches."""
+
+    def __init__(self) -> None:
+        self.progress: list[Any] = []
+        self.asked = 0
+
+    def say(self, number: int, when: str, *, is_idle: bool = False) -> None:
+        data = {"batchId": number, "durationMs": {} if is_idle else {"addBatch": 1}}
+        self.progress.append(SimpleNamespace(batchId=number, timestamp=when, json=json.dumps(data)))
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802  # Spark's names
+        return self.progress[-1] if self.progress else None
+
+    @property
+    def recentProgress(self) -> list[Any]:  # noqa: N802
+        self.asked += 1
+        return self.progress
+
+
+def test_all_reports_are_asked_for_only_when_there_is_a_new_one() -> None:
+    query = Told()
+    reports = running._Reports(query)
+
+    def look() -> list[int]:
+        reports._look()
+        return [each["batchId"] for each in reports.take()]
+
+    assert (look(), query.asked) == ([], 0)
+    query.say(0, "1")
+    query.say(1, "2")
+    assert (look(), look(), query.asked) == ([0, 1], [], 1)
+    query.say(2, "3", is_idle=True)
+    assert (look(), look(), query.asked) == ([], [], 2)
+    query.say(2, "4")
+    query.say(3, "5", is_idle=True)
+    assert (look(), look(), query.asked) == ([2], [], 3)
 
 
 @pytest.mark.timeout(600)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, Unpack
 
 from klamm.batch import BAD_RAISE, BAD_RAW, BAD_SKIP, RECORDS, TUPLES, VALUES
+from klamm.choices import BadRecordPolicy, Form, Isolation, OffsetReset, options_of
 from klamm.client.consume.interrupt import Loop
 from klamm.client.consume.read_engine import ReadFormat
 from klamm.client.consume.session import Session
@@ -26,28 +27,31 @@ from klamm.store.directory import Core
 from klamm.store.made import Made
 from klamm.times import Duration, to_seconds, to_timeout
 from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
+from klamm.typevars import T
 from klamm.where import Where, WhereLike, checked_position
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from klamm.batch import Partitioner
+    from klamm.choices import Compression, RunErrorPolicy, RunOrder
     from klamm.client.consume.read_engine import Records
     from klamm.client.groups.group_session import GroupOptions
     from klamm.client.groups.membership import Member
-    from klamm.client.produce.producer_options import TransactionOptions
     from klamm.client.transaction import Transaction
-    from klamm.client.work.run_options import RunOptions
+    from klamm.client.work.outcomes import Attempt
+    from klamm.client.work.run_options import ErrorTypes
 
 __all__ = ["Consumer", "session_of", "session_that_read"]
 
-_FORMS = {"records": RECORDS, "tuples": TUPLES, "values": VALUES}
-_RESETS = ("earliest", "latest", "error")
-_BAD_RECORDS = {"raise": BAD_RAISE, "skip": BAD_SKIP, "raw": BAD_RAW}
+_FORMS = dict(zip(options_of(Form), (RECORDS, TUPLES, VALUES), strict=True))
+_RESETS = options_of(OffsetReset)
+_BAD_RECORDS = dict(zip(options_of(BadRecordPolicy), (BAD_RAISE, BAD_SKIP, BAD_RAW), strict=True))
 _AT_ONCE = 500  # records that a loop takes; then the group is looked after
 _AT_ONCE_S = 0.1  # and in a group, after so long
 
 
-class Consumer(Made, by="store.consumer(…)", of=Core):
+class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
     """Reads topics; made by `store.consumer()`.
 
     One thread reads; `stop`, `close` and commits may be called from any.
@@ -64,12 +68,12 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
         wait: Duration | None = None,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
-        form: str = "records",
-        auto_offset_reset: str | None = None,
-        on_bad_record: str = "raise",
+        form: Form = "records",
+        auto_offset_reset: OffsetReset | None = None,
+        on_bad_record: BadRecordPolicy = "raise",
         max_bytes: int = 1 << 20,
         spin: Duration = 20e-6,
-        isolation: str = "read_committed",
+        isolation: Isolation = "read_committed",
         group: str | None = None,
         offsets: Offsets | None = None,
         store: Any = None,
@@ -82,7 +86,7 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
         if auto_offset_reset is not None:
             choice("auto_offset_reset", auto_offset_reset, dict.fromkeys(_RESETS))
         self._store = store  # whose consumer it is, kept from being dropped
-        self._current: Iterator[Any] | None = None  # what a loop goes on with; None: it is to look again
+        self._current: Iterator[T] | None = None  # what a loop goes on with; None: it is to look again
         self._session = Session(
             core,
             Subscription(topics, pattern, partitions),
@@ -119,7 +123,7 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
 
     # ---- reading
 
-    def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch:
+    def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch[T]:
         """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time.
 
         Without `timeout` it waits as long as the consumer's `wait` says.
@@ -131,12 +135,12 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
         batch = session.next_batch(max_records, wait_s)
         return Batch() if batch is None else batch
 
-    def batches(self, max_records: int = 500) -> Iterator[Batch]:
+    def batches(self, max_records: int = 500) -> Iterator[Batch[T]]:
         """One `poll` after the other, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
         check_count(max_records)
         return self._batches(max_records)
 
-    def _batches(self, max_records: int) -> Iterator[Batch]:
+    def _batches(self, max_records: int) -> Iterator[Batch[T]]:
         session = self._session
         with Loop(self._halt, is_bounded=session.wait_s is not None) as loop:
             while not loop.interrupted and not session.is_stopped:
@@ -155,7 +159,7 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
                 return None
             raise
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """Record by record, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
         session = self._session
         with Loop(self._halt, is_bounded=session.wait_s is not None) as loop:
@@ -178,7 +182,7 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
                 else:
                     yield from self._of_member(current, session.member)
 
-    def _of_member(self, records: Iterator[Any], member: Member) -> Iterator[Any]:
+    def _of_member(self, records: Iterator[T], member: Member) -> Iterator[T]:
         """Give records while the group need not be looked after."""
         due = time.monotonic() + min(_AT_ONCE_S, member.interval_s / 4)
         for record in records:
@@ -272,24 +276,92 @@ class Consumer(Made, by="store.consumer(…)", of=Core):
         """Return what the group has committed there, whichever member did; None if nothing."""
         return self._session.commits.committed(topic, partition)
 
-    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> Transaction:
+    def transaction(
+        self,
+        name: str | None = None,
+        *,
+        timeout: Duration = 60,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        compression: Compression | None = None,
+        compression_level: int | None = None,
+        batch_bytes: int = 64 << 10,
+        partitioner: Partitioner | None = None,
+        **unknown: Never,
+    ) -> Transaction[Any, Any]:
         """Begin a transaction of the store in which this consumer takes part; see `store.transaction`.
 
         If it is aborted, the consumer goes back to where its group is: the next poll gives the same records again.
         """
         if self._store is None:
             raise GroupError("this consumer was not made by store.consumer()", hint="use store.transaction()")
-        transaction: Transaction = self._store.transaction(name, consumers=self, **options)
+        transaction: Transaction[Any, Any] = self._store.transaction(
+            name,
+            consumers=self,
+            timeout=timeout,
+            serde=serde,
+            key_serde=key_serde,
+            compression=compression,
+            compression_level=compression_level,
+            batch_bytes=batch_bytes,
+            partitioner=partitioner,
+            **unknown,
+        )
         return transaction
 
-    def run(self, handler: Callable[[Any], object], workers: int = 8, **options: Unpack[RunOptions]) -> RunReport:
+    def run(
+        self,
+        handler: Callable[[T], object],
+        workers: int = 8,
+        *,
+        processes: bool = False,
+        queue: int = 1000,
+        timeout: Duration | None = None,
+        grace: Duration = 30.0,
+        on_error: RunErrorPolicy = "stop",
+        retries: int | None = 3,
+        retry_on: ErrorTypes | None = None,
+        give_up_on: ErrorTypes = (),
+        backoff: Duration = 0.1,
+        max_backoff: Duration = 10.0,
+        dead_letter_topic: str | None = None,
+        order: RunOrder = "key",
+        commit_every: Duration = 1.0,
+        on_done: Callable[[Attempt], object] | None = None,
+        on_failed: Callable[[Attempt], object] | None = None,
+        on_dead_letter: Callable[[Attempt], object] | None = None,
+        on_progress: Callable[[RunReport], object] | None = None,
+        **unknown: Never,
+    ) -> RunReport:
         """Let workers handle the records, in order within a key, and commit what is done: see client/work/workers.py.
 
         Ctrl-C and SIGTERM end it when handlers that run have ended.
         """
         from klamm.client.work.workers import run
 
-        return run(self._session, handler, workers, **options)
+        return run(
+            self._session,
+            handler,
+            workers,
+            processes=processes,
+            queue=queue,
+            timeout=timeout,
+            grace=grace,
+            on_error=on_error,
+            retries=retries,
+            retry_on=retry_on,
+            give_up_on=give_up_on,
+            backoff=backoff,
+            max_backoff=max_backoff,
+            dead_letter_topic=dead_letter_topic,
+            order=order,
+            commit_every=commit_every,
+            on_done=on_done,
+            on_failed=on_failed,
+            on_dead_letter=on_dead_letter,
+            on_progress=on_progress,
+            **unknown,
+        )
 
     def close(self) -> None:
         """End, and close what is open. A loop in another thread ends, too, after the record that it is at."""
@@ -301,11 +373,11 @@ def _not_assigned(what: str) -> UnknownTopic:
     return UnknownTopic(f"{what} is not assigned to this consumer", hint="see consumer.assignment()")
 
 
-def session_of(consumer: Consumer) -> Session:
+def session_of(consumer: Consumer[Any]) -> Session:
     """Return what a consumer stands on, for the other modules of this package."""
     return consumer._session
 
 
-def session_that_read(batch: Batch) -> Session | None:
+def session_that_read(batch: Batch[Any]) -> Session | None:
     """Return what can commit a batch; None if it was read without a group, or its consumer is gone."""
     return None if batch._source is None else batch._source[0]()

@@ -1,4 +1,4 @@
-"""What can be said when a consumer is made, for those who pass it on: Store.consumer, and klamm.aio's.
+"""The options of a consumer that do not decide on the type of what it gives: for overloads of `store.consumer`.
 
 `Consumer.__init__` and, for groups, `GroupSession.__init__` have the defaults; a test keeps the names the same.
 """
@@ -8,27 +8,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from klamm.choices import Isolation, OffsetReset
 from klamm.client.groups.group_session import GroupOptions
 from klamm.client.groups.offsets import Offsets
-from klamm.client.serde import Serde
 from klamm.times import Duration
 from klamm.where import WhereLike
 
-__all__ = ["ConsumerOptions"]
+__all__ = ["ConsumerOptions", "TopicConsumerOptions"]
 
 
-class ConsumerOptions(GroupOptions, total=False):
-    pattern: str | re.Pattern[str] | None
+class TopicConsumerOptions(GroupOptions, total=False):
     partitions: Iterable[int] | None
     start: WhereLike | None
     wait: Duration | None
-    serde: Serde | None
-    key_serde: Serde | None
-    form: str
-    auto_offset_reset: str | None
-    on_bad_record: str
+    auto_offset_reset: OffsetReset | None
     max_bytes: int
     spin: Duration
-    isolation: str
+    isolation: Isolation
     group: str | None
     offsets: Offsets | None
+
+
+class ConsumerOptions(TopicConsumerOptions, total=False):
+    pattern: str | re.Pattern[str] | None

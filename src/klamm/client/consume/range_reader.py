@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from klamm.batch import RECORDS
 from klamm.client.consume.log_engine import LogEngine
@@ -25,7 +25,9 @@ PLAIN = ReadFormat(RECORDS, None, None)
 _AT_ONCE = 5_000  # records
 
 
-def read_ranges(core: Core, ranges: Mapping[TopicPartition, range], read_format: ReadFormat = PLAIN) -> Iterator[Batch]:
+def read_ranges(
+    core: Core, ranges: Mapping[TopicPartition, range], read_format: ReadFormat = PLAIN
+) -> Iterator[Batch[Any]]:
     """Yield the committed records of each range, in batches of one partition; partitions take turns.
 
     A range that begins before its log is read from where the log begins. One that ends behind its log ends with it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from klamm.client.consume.log_engine import LogEngine
 from klamm.client.groups.group_session import GroupSession
@@ -128,7 +128,7 @@ class Session:
 
     def next_batch(
         self, max_records: int, timeout_s: float | None, give_up: Callable[[], bool] = _never
-    ) -> Batch | None:
+    ) -> Batch[Any] | None:
         """Return the next records of one partition; None if there are none in time, at `stop`, or when `give_up()`.
 
         Whoever makes `give_up` true calls `wake`.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from klamm.batch import Record
 from klamm.client.groups.offsets import Offsets, Progress
@@ -40,8 +40,8 @@ __all__ = ["Claim", "Commits", "What"]
 
 
 What: TypeAlias = (
-    Batch
-    | Record
+    Batch[Any]
+    | Record[Any, Any]
     | Mapping[tuple[str, int], int | Position]
     | Mapping[TopicPartition, int]
     | Mapping[TopicPartition, Position]

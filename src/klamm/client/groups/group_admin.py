@@ -92,8 +92,9 @@ class Groups:
             _standing(partition, stored.get(name))
             for name, partition in open_partitions(core, sorted(wanted | stored.keys()), skip_unknown=True).items()
         ]
-        state = "active" if live else "empty"
-        return GroupInfo(group.name, state, group.door, tuple(members), tuple(found), group.created_ms)
+        return GroupInfo(
+            group.name, "active" if live else "empty", group.door, tuple(members), tuple(found), group.created_ms
+        )
 
     # ---- moving
 

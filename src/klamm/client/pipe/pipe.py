@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from inspect import iscoroutinefunction
 from typing import Any, Self
 
+from klamm.choices import PipeErrorPolicy, options_of
 from klamm.client.consume.consumer import Consumer, session_of
 from klamm.client.consume.interrupt import Loop
 from klamm.client.options import check_count, choice
@@ -35,7 +36,6 @@ from klamm.types import PipeReport
 
 __all__ = ["Pipe"]
 
-_POLICIES = ("stop", "dead-letter")
 _TIMEOUT_S = 60.0  # of a transaction; others end it then
 _CLOSING_S = 60.0  # how long `close` waits for the function
 _log = logging.getLogger("klamm")
@@ -56,7 +56,7 @@ class Pipe(Made, by="store.pipe(…)", of=Core):
         group: str | None = None,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
-        on_error: str = "stop",
+        on_error: PipeErrorPolicy = "stop",
         max_records: int = 1000,
         max_poll_interval_ms: int = 300_000,
     ) -> None:
@@ -65,7 +65,7 @@ class Pipe(Made, by="store.pipe(…)", of=Core):
         if iscoroutinefunction(function):
             raise TypeError("the function of a pipe is a plain function, not async: see consumer.run for coroutines")
         check_count(max_records)
-        policy = choice("on_error", on_error, {policy: policy for policy in _POLICIES})
+        policy = choice("on_error", on_error, dict(zip(*[options_of(PipeErrorPolicy)] * 2, strict=True)))
         topics = (to,) if isinstance(to, str) else tuple(to)
         _check_topics(core, topic, topics, state)
         keys, values = key_pair(key_serde, serde), value_pair(serde)

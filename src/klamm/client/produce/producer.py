@@ -35,7 +35,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import BufferMemory, Lane
-from klamm.client.options import Acks, acks_of
+from klamm.choices import Acks, Compression
+from klamm.client.options import acks_of
 from klamm.client.produce.record_sender import RecordSender
 from klamm.client.produce.sender import Line, Outcome, Sender
 from klamm.client.produce.target import codec_of, limit_of
@@ -46,6 +47,7 @@ from klamm.errors import BufferFull, Closed, Forked, InvalidSetting, ReadOnly, S
 from klamm.store.directory import Core
 from klamm.store.made import Made
 from klamm.times import Duration, to_timeout
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -92,13 +94,13 @@ class _Anchor:
 
     __slots__ = ("has_thread", "is_closed", "producer", "reference")
 
-    def __init__(self, producer: Producer) -> None:
-        self.producer: Producer | None = None
+    def __init__(self, producer: Producer[Any, Any]) -> None:
+        self.producer: Producer[Any, Any] | None = None
         self.reference = weakref.ref(producer)
         self.has_thread = False
         self.is_closed = False
 
-    def wait(self, monitor: _os.Monitor) -> Producer | None:
+    def wait(self, monitor: _os.Monitor) -> Producer[Any, Any] | None:
         """Return the producer once it has work; None if it is closed, or was dropped."""
         with monitor:
             while self.producer is None and not self.is_closed and self.reference() is not None:
@@ -121,7 +123,7 @@ def _work(anchor: _Anchor, monitor: _os.Monitor) -> None:
         del producer
 
 
-class Producer(Made, RecordSender, by="store.producer(…)", of=Core):
+class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
     """Sends records in batches; made by `store.producer()`. Threads may share it; forked children may not."""
 
     def __init__(
@@ -131,7 +133,7 @@ class Producer(Made, RecordSender, by="store.producer(…)", of=Core):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         acks: Acks = "all",
-        compression: str | None = None,
+        compression: Compression | None = None,
         compression_level: int | None = None,
         linger_ms: float = 5,
         batch_bytes: int = 64 << 10,

@@ -1,4 +1,4 @@
-"""What can be said when a producer is made, or a transaction, for those who pass it on: Store, and klamm.aio's.
+"""The options of a producer, and of a transaction, but for their serdes: for overloads of the calls that make them.
 
 `Producer.__init__` and `Transaction.__init__` have the defaults; a test keeps the names the same.
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 from typing import TypedDict
 
 from klamm.batch import Partitioner
-from klamm.client.options import Acks
-from klamm.client.serde import Serde
+from klamm.choices import Acks, Compression
 from klamm.times import Duration
 
 __all__ = ["ProducerOptions", "SendingOptions", "TransactionOptions"]
 
 
 class SendingOptions(TypedDict, total=False):
-    serde: Serde | None
-    key_serde: Serde | None
-    compression: str | None
+    compression: Compression | None
     compression_level: int | None
     batch_bytes: int
     partitioner: Partitioner | None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from klamm.batch import Sending
 from klamm.errors import RecordTooLarge
 from klamm.times import to_ms
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordSender"]
 
 
-class RecordSender(Sending):
+class RecordSender(Sending[K, V]):
     """`send`, with errors and times as users know them."""
 
     def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:

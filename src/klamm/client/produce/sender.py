@@ -70,7 +70,7 @@ class _Taking:
         self.size = builder.size
         self.sequence = line.sequence
         self.delivery = delivery
-        self.batch: memoryview | None = None  # sealed, with the leader epoch -1 until it is appended
+        self.batch: bytearray | memoryview | None = None  # sealed, with the leader epoch -1 until it is appended
 
 
 class Line:
@@ -196,15 +196,17 @@ class Sender:
         """A batch of `size` bytes failed before it came to a partition."""
         self._settle(delivery, Outcome(-1, -1, error), size)
 
-    def _seal(self, line: Line, builder: Builder) -> memoryview:
-        return sealed(builder, self._codec, self._level, self._producer_id, self._epoch, line.sequence)
+    def _seal(self, line: Line, builder: Builder) -> bytearray | memoryview:
+        """The very bytes that are appended: `_append_or_hold` sees in them whether they were."""
+        batch = sealed(builder, self._codec, self._level, self._producer_id, self._epoch, line.sequence)
+        return line.partition.recompressed(batch)
 
-    def _append(self, line: Line, batch: memoryview, *, wait: bool) -> Outcome | None:
+    def _append(self, line: Line, batch: bytearray | memoryview, *, wait: bool) -> Outcome | None:
         partition = line.partition
         offset = partition.append(batch) if wait else partition.try_append(batch)
         return None if offset is None else self._outcome_of(line, batch, offset)
 
-    def _outcome_of(self, line: Line, batch: memoryview, offset: int) -> Outcome:
+    def _outcome_of(self, line: Line, batch: bytearray | memoryview, offset: int) -> Outcome:
         is_stamped = line.partition.settings.message_timestamp_type == "LogAppendTime"
         return Outcome(offset, patch.max_timestamp_of(batch) if is_stamped else -1, None)
 

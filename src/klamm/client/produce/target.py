@@ -94,6 +94,7 @@ class Target:
         settings = opened.topic.settings
         self.keyed = "compact" in settings.cleanup_policy
         usual = settings.message_timestamp_type == "CreateTime" and settings.max_message_bytes >= ONE_BYTES
+        usual = usual and settings.compression_type in ("producer", "uncompressed")
         usual = usual and not self.keyed and takes_bytes
         self.quick: Quick | None = self.single.log.append_one if self.single is not None and usual else None
         self._turn = 0

@@ -16,7 +16,7 @@ table as it was when it began.
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from klamm.client.consume.consumer import Consumer
 from klamm.client.serde import Serde, key_pair, value_pair
@@ -25,15 +25,19 @@ from klamm.errors import Closed
 from klamm.store.directory import Core
 from klamm.store.made import Made
 from klamm.times import Duration, to_timeout
+from klamm.typevars import K, V
 
 if TYPE_CHECKING:
-    from klamm.types import Position
+    from klamm.batch import Record
+    from klamm.types import BytesLike, Position
     from klamm.where import WhereLike
 
 __all__ = ["Table", "open_table"]
 
+_Default = TypeVar("_Default")
 
-class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
+
+class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
     """Made by `store.table()`. For any thread."""
 
     __slots__ = (
@@ -91,7 +95,8 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
 
     # ---- one key
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K | BytesLike) -> V:
+        value: V | None
         shared = self._shared
         if shared.watch.moved:
             shared.freshen(self._wait_s)
@@ -103,6 +108,10 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
             raise KeyError(key)
         return value
 
+    @overload
+    def get(self, key: K | BytesLike, default: None = None, *, wait: Duration | None = None) -> V | None: ...
+    @overload
+    def get(self, key: K | BytesLike, default: V | _Default, *, wait: Duration | None = None) -> V | _Default: ...
     def get(self, key: Any, default: Any = None, *, wait: Duration | None = None) -> Any:
         """Return the value of `key`. With a `wait` of its own; 0: what the table has now, be it behind its log."""
         shared = self._shared
@@ -114,12 +123,12 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
             value = shared.find_again(key)
         return default if value is None else value
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, key: Any) -> bool:
         return self.get(key) is not None
 
     # ---- many
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         self.refresh()
         found = self._shared.tree.keys()
         return found if self._key_from is None else map(self._key_from, found)
@@ -134,24 +143,24 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
         self.refresh()
         return next(self._shared.tree.keys(), None) is not None
 
-    def keys(self) -> KeysView[Any]:
+    def keys(self) -> KeysView[K]:
         """All keys, in the order of their bytes."""
         return KeysView(self)
 
-    def items(self) -> ItemsView[Any, Any]:
+    def items(self) -> ItemsView[K, V]:
         """All of (key, value), in the order of the keys' bytes."""
         return _Items(self)
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> ValuesView[V]:
         """All values, in the order of the keys' bytes."""
         return _Values(self)
 
-    def prefix(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
+    def prefix(self, prefix: K | BytesLike) -> Iterator[tuple[K, V]]:
         """(key, value) of the keys that begin so, in the order of their bytes."""
         start = self._bound(prefix)
         return self._pairs(start, _after(start))
 
-    def range(self, start: Any = None, stop: Any = None) -> Iterator[tuple[Any, Any]]:
+    def range(self, start: K | BytesLike | None = None, stop: K | BytesLike | None = None) -> Iterator[tuple[K, V]]:
         """(key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
         return self._pairs(None if start is None else self._bound(start), None if stop is None else self._bound(stop))
 
@@ -189,7 +198,7 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
         self.refresh()
         return self._shared.positions()  # type: ignore[no-any-return]  # Materialised, or what stands for a closed one
 
-    def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> Iterator[Any]:
+    def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> Iterator[Record[K, V]]:
         """Iterate over the records with a key from `start` on, as from `offsets()`: a value of None deletes its key.
 
         It ends when nothing comes for `wait`; None: it waits forever. OffsetOutOfRange if the log no longer goes back
@@ -197,7 +206,7 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
         """
         return _keyed(self._changes(start, wait))
 
-    def _changes(self, start: WhereLike, wait: Duration | None) -> Consumer:
+    def _changes(self, start: WhereLike, wait: Duration | None) -> Consumer[Record[K, V]]:
         """Return a consumer of the table's topic."""
         self._shared.check_usable()
         return Consumer(
@@ -222,7 +231,7 @@ class Table(Made, Mapping[Any, Any], by="store.table(…)", of=Core):
             release(shared)
 
 
-class _Converting(Table):
+class _Converting(Table[Any, Any]):
     """With a serde. (Without one, what this does for each key is a third of the cost of a read.)"""
 
     __slots__ = ()
@@ -258,7 +267,9 @@ class _Values(ValuesView[Any]):
         return (value for _, value in self._mapping.range())  # type: ignore[attr-defined]  # a Table
 
 
-def open_table(core: Core, topic: str, *, serde: Serde | None, key_serde: Serde | None, wait: Duration | None) -> Table:
+def open_table(
+    core: Core, topic: str, *, serde: Serde | None, key_serde: Serde | None, wait: Duration | None
+) -> Table[Any, Any]:
     """The table of a topic; what reads it is chosen by what its keys and values are."""
     plain = key_pair(key_serde, serde) == value_pair(serde) == (None, None)
     return (Table if plain else _Converting)(core, topic, serde=serde, key_serde=key_serde, wait=wait)
@@ -280,7 +291,7 @@ class _Closed:
 _CLOSED = _Closed()
 
 
-def _keyed(consumer: Consumer) -> Iterator[Any]:
+def _keyed(consumer: Consumer[Any]) -> Iterator[Any]:
     with consumer:
         for record in consumer:
             if record.key is not None:

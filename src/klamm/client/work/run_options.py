@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
+from klamm.choices import RunErrorPolicy, RunOrder, options_of
 from klamm.errors import InvalidSetting
 from klamm.times import to_seconds
 
@@ -21,8 +22,7 @@ Duration: TypeAlias = float | timedelta
 """Seconds, or a timedelta."""
 ErrorTypes: TypeAlias = type[Exception] | Iterable[type[Exception]]
 
-_POLICIES = ("stop", "retry", "dead-letter")
-_ORDERS = ("key", "partition")
+_CHOICES = {"on_error": RunErrorPolicy, "order": RunOrder}
 
 
 class RunOptions(TypedDict, total=False):
@@ -32,14 +32,14 @@ class RunOptions(TypedDict, total=False):
     queue: int
     timeout: Duration | None
     grace: Duration
-    on_error: Literal["stop", "retry", "dead-letter"]
+    on_error: RunErrorPolicy
     retries: int | None
     retry_on: ErrorTypes | None
     give_up_on: ErrorTypes
     backoff: Duration
     max_backoff: Duration
     dead_letter_topic: str | None
-    order: Literal["key", "partition"]
+    order: RunOrder
     commit_every: Duration
     on_done: Callable[[Attempt], object] | None
     on_failed: Callable[[Attempt], object] | None
@@ -56,14 +56,14 @@ class RunSettings:
     queue: int = 1000
     timeout: Any = None
     grace: Any = 30.0
-    on_error: str = "stop"
+    on_error: RunErrorPolicy = "stop"
     retries: int | None = 3
     retry_on: Any = None
     give_up_on: Any = ()
     backoff: Any = 0.1
     max_backoff: Any = 10.0
     dead_letter_topic: str | None = None
-    order: str = "key"
+    order: RunOrder = "key"
     commit_every: Any = 1.0
     on_done: Callable[[Attempt], object] | None = None
     on_failed: Callable[[Attempt], object] | None = None
@@ -75,7 +75,8 @@ class RunSettings:
         _check_whole("queue", self.queue, 1)
         if self.retries is not None:
             _check_whole("retries", self.retries, 0)
-        for name, text, known in [("on_error", self.on_error, _POLICIES), ("order", self.order, _ORDERS)]:
+        for name, choice in _CHOICES.items():
+            text, known = getattr(self, name), options_of(choice)
             if text not in known:
                 raise InvalidSetting(f"{name}: {text!r} is invalid", hint=f"expected {' or '.join(map(repr, known))}")
         for name in ("grace", "backoff", "max_backoff", "commit_every"):

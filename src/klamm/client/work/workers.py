@@ -272,7 +272,7 @@ class _Run:
                     return
             self._commit_if_due()
 
-    def _poll(self, give_up: Callable[[], bool], count: int, until: float | None) -> Batch | None:
+    def _poll(self, give_up: Callable[[], bool], count: int, until: float | None) -> Batch[Any] | None:
         """Return the next records; None when it is time to commit, or to look after workers."""
         now = time.monotonic()
         seconds = None if until is None else max(0.0, until - now)
@@ -283,7 +283,7 @@ class _Run:
             seconds = left if seconds is None else min(seconds, left)
         return self._session.next_batch(count, seconds, give_up)
 
-    def _hand_out(self, batch: Batch) -> None:
+    def _hand_out(self, batch: Batch[Any]) -> None:
         place = TopicPartition(batch.topic, batch.partition)
         ends = [record.offset for record in batch[1:]] + [batch.end]
         tasks = [Task(record, place, self._chain(place, record), end) for record, end in zip(batch, ends, strict=True)]

@@ -4,8 +4,11 @@ The cluster is one broker, which leads every partition and is the only replica o
 leader epochs are read from heads, and a log that must be recovered first has the epoch -1, "unknown", until then.
 
 ApiVersions    The finalized feature `transaction.version` 2 tells clients that a transaction's epoch rises with its end
-               (KIP-890). Features that begin with level 0 are left out of `supported_features` before version 4, as
-               older clients stumble over them. `group.version` is not offered: groups are those of JoinGroup.
+               (KIP-890). Of the other features of Kafka 4.3 that clients use there is level 0, which is to say that
+               they are off: groups are those of JoinGroup. Those of its own brokers and controllers (metadata.version,
+               kraft.version, eligible.leader.replicas.version) are not here. Features that begin with level 0 are left
+               out of `supported_features` before version 4, as older clients stumble over them, and those that are off
+               out of `finalized_features`, as in Kafka.
 Metadata       A topic that is not there and may be created is there in the same answer.
 """
 
@@ -50,7 +53,8 @@ _MAY_WITH_TOPICS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11
 _MAY_WITH_CLUSTER = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-_FEATURES = {"transaction.version": (0, 2)}  # lowest and highest level; the highest is the one that counts
+_FEATURES = {"group.version": (0, 0), "share.version": (0, 0), "streams.version": (0, 0), "transaction.version": (0, 2)}
+"""Lowest and highest level; the highest is the one that counts."""
 _FEATURES_EPOCH = 1
 
 
@@ -75,6 +79,7 @@ async def api_versions(broker: Broker, call: Call) -> Struct:
         finalized_features=[
             response.FinalizedFeature(name=name, max_version_level=high, min_version_level=high)
             for name, (_, high) in _FEATURES.items()
+            if high > 0
         ],
     )
 

@@ -8,6 +8,9 @@ control batch, as many records as it says, readable (a compressed one is decompr
 the topic is compacted, its timestamps; for a transactional batch, that its transaction has this partition; then
 producer and sequence. The header's max_timestamp is not believed: the server computes it from the records, as Kafka
 does, for retention and look-ups by time depend on it.
+
+Where `compression.type` of the topic is not `producer`, a batch of another codec is compressed again by the thread that
+has checked it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.batch import MAX_DECODED_BYTES, RecordScan, Scan, patch, scan_records, verify
+from klamm.batch import MAX_DECODED_BYTES, RecordScan, Scan, patch, recompress, scan_records, verify
 from klamm.batch.header import (
     CODEC_MASK,
     CONTROL,
@@ -32,11 +35,12 @@ from klamm.batch.header import (
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, KlammError, RecordTooLarge
 from klamm.kafka.api_error import ApiError
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, WRITE, Call, SupportedApi
+from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, TRANSACT, Call, Pause, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION
 from klamm.kafka.wire.messages import PRODUCE
+from klamm.log.batch_rules import codec_of
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -85,6 +89,8 @@ class Rules(NamedTuple):
     """How many of its bytes may be in memory, decompressed."""
     stamps: bool = False
     """The server gives records their timestamps (LogAppendTime)."""
+    codec: tuple[int, int | None] | None = None
+    """How batches of the topic are compressed, and the level; None: as their producers like."""
 
 
 _NO_RULES = Rules()
@@ -126,7 +132,7 @@ def check(records: Any, version: int, rules: Rules = _NO_RULES, *, quick: bool =
             raise ApiError(
                 ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {header.size} bytes, where {rules.max_bytes} are taken"
             )
-        if quick and header.size > _QUICK_BYTES:
+        if quick and (header.size > _QUICK_BYTES or (rules.codec is not None and rules.codec[0] != header.codec)):
             raise Slow
         done, _ = verify(records, header.base_offset, True)
     except CorruptBatch as error:
@@ -164,6 +170,17 @@ def check(records: Any, version: int, rules: Rules = _NO_RULES, *, quick: bool =
     return Checked(header, scan)
 
 
+def check_and_compress(records: memoryview, version: int, rules: Rules) -> tuple[Checked, bytearray | memoryview]:
+    """Like `check`; return the batch as it is to be appended, too. In a thread."""
+    checked = check(records, version, rules)
+    if rules.codec is None:
+        return checked, records
+    try:
+        return checked, recompress(records, *rules.codec, max_decoded=rules.max_held)
+    except RecordTooLarge as error:
+        raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, error.message) from None
+
+
 def _scan(records: Any, header: Header, max_held: int, quick: bool) -> Scan:
     """Read the records of a batch; whether each needs a key, the topic knows."""
     try:
@@ -189,7 +206,7 @@ class _Producing:
         self.call = call
         self.acks: int = call.request.acks
         self.left = 1
-        self.done: asyncio.Future[None] | None = None
+        self.done: Pause | None = None
         self.is_answered = False
         self.touched: list[Partition] = []
         self.wrong = False
@@ -263,7 +280,8 @@ class _Producing:
     def _rules(self, opened: OpenTopic) -> Rules:
         settings = opened.topic.settings
         stamps = settings.message_timestamp_type == "LogAppendTime"
-        return Rules(settings.max_message_bytes, self.broker.settings.decompression_max_bytes, stamps)
+        max_held = self.broker.settings.decompression_max_bytes
+        return Rules(settings.max_message_bytes, max_held, stamps, codec_of(settings))
 
     def _kept(self, asked: Any) -> memoryview:
         return self.call.copy(asked.records)
@@ -284,14 +302,16 @@ class _Producing:
     async def _check_first(self, answered: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
         """A batch that takes a while to look into."""
         try:
-            checked = await self.broker.codec(check, records, self.call.version, self._rules(opened))
+            checked, batch = await self.broker.codec(
+                check_and_compress, records, self.call.version, self._rules(opened)
+            )
         except ApiError as error:
             self._refuse_error(answered, error)
         else:
-            await self._open_first(answered, opened, number, checked, records)
+            await self._open_first(answered, opened, number, checked, batch)
 
     async def _open_first(
-        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: memoryview
+        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
     ) -> None:
         try:
             partition = await self.broker.opened(opened, number)
@@ -303,7 +323,7 @@ class _Producing:
             self._refuse_error(answered, error)
 
     async def _register_first(
-        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: memoryview
+        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
     ) -> None:
         """A transactional batch whose partition is not known to be in its transaction."""
         broker, place, header = self.broker, (opened.topic.id, number), checked.header
@@ -338,7 +358,7 @@ class _Producing:
         return await broker.transaction_coordinator.register_produce(broker, *identity, name, keys)
 
     async def _append_in_order(
-        self, answered: Any, partition: Partition, checked: Checked, records: memoryview
+        self, answered: Any, partition: Partition, checked: Checked, records: bytearray | memoryview
     ) -> None:
         try:
             # Redundant as long as a connection has one request at a time: then nothing of its own is queued here.
@@ -351,7 +371,9 @@ class _Producing:
         else:
             self._appended(answered, partition, checked.header, offset, records)
 
-    def _appended(self, answered: Any, partition: Partition, header: Header, offset: int, records: memoryview) -> None:
+    def _appended(
+        self, answered: Any, partition: Partition, header: Header, offset: int, records: bytearray | memoryview
+    ) -> None:
         metrics = self.broker.metrics
         metrics.batches_in += 1
         metrics.records_in += header.record_count
@@ -395,12 +417,12 @@ class _Producing:
     def _one_less(self) -> None:
         self.left -= 1
         if not self.left and self.done is not None:
-            self.done.set_result(None)
+            self.done.resume()
 
     async def result(self) -> Struct | None:
         """Return the response when all partitions are done; None if the client expects none."""
         if self.left:
-            self.done = self.broker.loop.create_future()
+            self.done = Pause()
             await self.done
         self.is_answered = True
         self._wake_soon()
@@ -434,7 +456,7 @@ HANDLERS = (
         PRODUCE.min_version,
         PRODUCE.max_version,
         _produce,
-        runs=(LOOP, CODEC, DISK, WRITE),
+        runs=(LOOP, CODEC, DISK, TRANSACT),
         rights=("Write Topic", "Write TransactionalId"),
         max_response_bytes=LARGE,
         needs_catalog=_names_unknown_topic,

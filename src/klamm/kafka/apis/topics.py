@@ -5,7 +5,8 @@ not begun when its time-out has passed are not begun at all, and are answered RE
 not want to wait for other brokers. There are none.)
 
 Replicas       There is one. A replication factor above 1 is taken, since programs written for clusters ask for it, and
-               reported back as 1. An assignment by hand may name this broker alone.
+               reported back as 1. An assignment by hand may name this broker alone, or with `foreign.replicas.enable`
+               any: one written for a cluster of three then makes a topic, too.
 Settings       See config_entries.py for those of Kafka's that Klamm does not have.
 DeleteRecords  The time-out bounds nothing: there are no followers to wait for.
 """
@@ -154,7 +155,13 @@ def _check_count(name: str, count: int) -> None:
 
 
 def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
-    if brokers != [broker.node_id]:
+    if broker.settings.foreign_replicas_enable:
+        if not brokers or len(set(brokers)) < len(brokers) or min(brokers) < 0:
+            raise ApiError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{name}: a partition assigned to {brokers}; want each broker once",
+            )
+    elif brokers != [broker.node_id]:
         raise ApiError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"{name}: a partition assigned to {brokers}; there is one broker, {broker.node_id}",
@@ -223,6 +230,9 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
     for name, uuid in dict.fromkeys(wanted):
         code, message = ErrorCode.NONE, None
         try:
+            if not broker.settings.delete_topic_enable:  # what it is called was unknown to clients before version 3
+                code = ErrorCode.INVALID_REQUEST if call.version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+                raise ApiError(code, "topics may not be deleted: delete.topic.enable is false")
             _check_once(name or uuid.hex(), times[name, uuid])
             found = _to_delete(broker, name, uuid)
             name, uuid = found.name, broker.topics.uuid(found)

@@ -1,8 +1,9 @@
 """Transactional and idempotent producers: who they are, what is part of a transaction, how it ends, who has one open.
 
-The coordinator (transaction_coordinator.py) knows the rules, and works in the thread that writes. Here is what the
-loop does: topics by name, who may commit offsets, and the codes that older versions know. Whatever writes offsets goes
-through the same queue as other commits of groups (group_store.py), so that none overtakes another.
+The coordinator (transaction_coordinator.py) knows the rules, and works in threads. Here is what the loop does: topics
+by name, who may commit offsets, and the codes that older versions know. Offsets of a group that wait for the end go
+through the same queue as other commits of groups (group_store.py), so that none overtakes another. With the end they
+become the group's in one SQLite transaction; whoever reads them meanwhile gets UNSTABLE_OFFSET_COMMIT.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.errors import KlammError
 from klamm.kafka.apis.group_offsets import offset_row, refused
-from klamm.kafka.call import DISK, LARGE, LOOP, WRITE, Call, SupportedApi
+from klamm.kafka.call import DISK, LARGE, LOOP, TRANSACT, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
@@ -36,7 +37,6 @@ from klamm.types import PartitionKey, TopicPartition
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.log.partition import Partition
-    from klamm.store.directory import Core
     from klamm.store.transaction_state import Row
 
 __all__ = ["HANDLERS"]
@@ -62,7 +62,7 @@ def _spelled(call: Call, code: ErrorCode) -> ErrorCode:
 async def init_producer_id(broker: Broker, call: Call) -> Struct:
     request = call.request
     try:
-        found = await broker.write(
+        found = await broker.transact(
             broker.transaction_coordinator.init_producer_id,
             request.transactional_id,
             request.transaction_timeout_ms,
@@ -121,7 +121,7 @@ async def _add_partitions(
         }
     else:
         try:
-            code = await broker.write(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
+            code = await broker.transact(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
         except KlammError as error:
             code = code_of(error)
         codes = dict.fromkeys(asked.places, _spelled(call, code))
@@ -173,7 +173,7 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
         code = ErrorCode.INVALID_GROUP_ID
     else:
         try:
-            code = await broker.write(
+            code = await broker.transact(
                 broker.transaction_coordinator.add_group,
                 request.transactional_id,
                 request.producer_id,
@@ -254,7 +254,7 @@ async def end_txn(broker: Broker, call: Call) -> Struct:
     if not request.transactional_id:
         return END_TXN.response(error_code=ErrorCode.INVALID_REQUEST)
     try:
-        found = await broker.group_store.write(end)
+        found = await broker.transact(end)
     except KlammError as error:
         found = Identified(code_of(error))
     if found.error:
@@ -329,7 +329,8 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
                 continue
             try:
                 partition = await broker.opened(opened, number)
-                answer.active_producers = await broker.disk(_producers, broker.core, partition)
+                expiration_ms = opened.topic.settings.producer_id_expiration_ms
+                answer.active_producers = await broker.disk(_producers, partition, expiration_ms)
             except KlammError as error:
                 answer.error_code = code_of(error)
                 answer.error_message = error.message
@@ -337,12 +338,15 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
     return response(topics=topics)
 
 
-def _producers(core: Core, partition: Partition) -> list[Struct]:
-    """In a thread."""
+def _producers(partition: Partition, expiration_ms: int) -> list[Struct]:
+    """In a thread: those that are remembered."""
     if not can_append(partition):
         return []  # a stopped process holds the log; nobody can know
     found = []
+    expired_ms = partition.heads.clock_ms() - expiration_ms
     for producer_id, first_open, seen_ms, batches in partition.producers():
+        if first_open < 0 and seen_ms < expired_ms:  # its place goes to the next one that needs it
+            continue
         _, first, last, epoch = batches[-1]
         found.append(
             DESCRIBE_PRODUCERS.response.Producer(
@@ -374,7 +378,7 @@ HANDLERS = (
         0,
         5,
         init_producer_id,
-        runs=(WRITE,),
+        runs=(TRANSACT,),
         rights=("Write TransactionalId", "IdempotentWrite Cluster"),
         needs_catalog=False,
     ),
@@ -383,7 +387,7 @@ HANDLERS = (
         0,
         5,
         add_partitions_to_txn,
-        runs=(LOOP, WRITE),
+        runs=(LOOP, TRANSACT),
         rights=("Write TransactionalId", "Write Topic"),
         max_response_bytes=LARGE,
     ),
@@ -392,7 +396,7 @@ HANDLERS = (
         0,
         4,
         add_offsets_to_txn,
-        runs=(WRITE,),
+        runs=(TRANSACT,),
         rights=("Write TransactionalId", "Read Group"),
         needs_catalog=False,
     ),
@@ -401,7 +405,7 @@ HANDLERS = (
         0,
         5,
         end_txn,
-        runs=(WRITE,),
+        runs=(TRANSACT,),
         rights=("Write TransactionalId",),
         needs_catalog=False,
         notes="Answers when the end is on disk in every partition; from version 5 on with the next epoch.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.wire.errors import UnsupportedVersion
 from klamm.kafka.wire.notation import Head, Shape, parse, parse_head
-from klamm.kafka.wire.reading import make_decoder
+from klamm.kafka.wire.reading import MAX_ELEMENTS, make_decoder
 from klamm.kafka.wire.structs import Struct, make
 from klamm.kafka.wire.writing import Encoder, make_encoder
 
@@ -86,9 +86,10 @@ class Message:
             self._classes = {name: make(shape, self._root) for name, shape in self._shapes.items()}
         return self._classes
 
-    def decode(self, data: Buffer, version: int, position: int = 0) -> Struct:
+    def decode(self, data: Buffer, version: int, position: int = 0, max_elements: int = MAX_ELEMENTS) -> Struct:
         """The message that begins at `position` and ends with the data. Its records are views of the data."""
-        return (self._decoders.get(version) or self.decoder(version))(data, position)  # type: ignore[no-any-return]
+        decode = self._decoders.get(version) or self.decoder(version)
+        return decode(data, position, MAX_ELEMENTS - max_elements)  # type: ignore[no-any-return]
 
     def encode(self, message: Struct, version: int) -> list[Any]:
         """Its bytes in parts; records are parts of their own, as they were given."""

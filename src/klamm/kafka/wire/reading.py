@@ -1,6 +1,6 @@
 """Generates the function that decodes one version of a message.
 
-    decode(data, position) -> message; what follows it is not looked at
+    decode(data, position, elements) -> message; what follows it is not looked at
 
 Fields of fixed size that follow each other, with the length or count behind them, are one `unpack_from`. Strings and
 bytes are copied, for they are short and outlive the buffer; records are views into it.
@@ -34,7 +34,7 @@ MAX_STRING = 0x7FFF
 """Bytes of a string, also where its length could say more."""
 
 if TYPE_CHECKING:
-    Decoder = Callable[[Buffer, int], Any]
+    Decoder = Callable[[Buffer, int, int], Any]
 
 
 def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class _Reader:
         kind = "memoryview" if self.views else "bytes"  # bytes are quicker to take apart
         put.indent("try:")
         put(f"if type(b) is not {kind}: b = {kind}(b)")
-        put("e = len(b); k = 0")
+        put("e = len(b)")
         self.struct(shape, "o")
         self.flush()
         put("return o")
@@ -118,7 +118,7 @@ class _Reader:
         put(f"except (IndexError, struct_error): raise Malformed('{self.label}: ends too early') from None")
         put(f"except UnicodeDecodeError: raise Malformed(f'{self.label}: byte {{p}}: not UTF-8') from None")
         put(f"except Malformed as error: raise Malformed(f'{self.label}: {{error.message}}') from None")
-        return put.compile("def decode(b, p=0):", self.label)
+        return put.compile("def decode(b, p=0, k=0):", self.label)
 
     # Structs and fields
 

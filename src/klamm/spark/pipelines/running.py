@@ -189,6 +189,7 @@ class _Reports(threading.Thread):
         self._is_over = threading.Event()
         self._found: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._last = -1
+        self._seen: tuple[int, str] | None = None
 
     def run(self) -> None:
         while not self._is_over.wait(_POLL_S / 4):
@@ -198,6 +199,9 @@ class _Reports(threading.Thread):
                 return
 
     def _look(self) -> None:
+        latest = self._query.lastProgress  # one report: Spark writes each that is asked for as JSON, every time
+        if latest is None or (latest.batchId, latest.timestamp) == self._seen:
+            return
         for each in self._query.recentProgress:
             if each.batchId <= self._last:
                 continue
@@ -205,6 +209,7 @@ class _Reports(threading.Thread):
             if "addBatch" in data["durationMs"]:  # else there was nothing to do: said under the number to come
                 self._last = data["batchId"]
                 self._found.put(data)
+        self._seen = latest.batchId, latest.timestamp
 
     def take(self) -> Iterator[dict[str, Any]]:
         """Give what was collected and not given yet."""

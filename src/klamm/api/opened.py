@@ -1,0 +1,51 @@
+"""What the halves of a Store share: the directory as this process has it open, and what was made from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from klamm.api.call_options import checked
+from klamm.errors import ReadOnly
+
+if TYPE_CHECKING:
+    from klamm.client.clients import Clients
+    from klamm.client.produce.target import Target
+    from klamm.client.serde import Serdes
+    from klamm.client.transaction import Pool
+    from klamm.store.directory import Core
+
+__all__ = ["Opened"]
+
+_Item = TypeVar("_Item")
+
+
+class Opened:
+    """A store that is open, or was; Store sets these."""
+
+    _path: str
+    _read_only: bool
+    _serdes: Serdes
+    _has_serdes: bool
+    _mutex: threading.RLock
+    _targets: dict[str, Target]
+    _clients: Clients
+    _pool: Pool | None
+    _core: Core | None
+
+    def _acquired(self) -> Core:
+        raise NotImplementedError
+
+    def _writable(self) -> Core:
+        if self._read_only:
+            raise ReadOnly(f"{self._path}: opened for reading only")
+        return self._acquired()
+
+    def _checked(self, call: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call, all of them known, with the store's serdes where it has none of its own."""
+        return checked(call, options, self._serdes)
+
+    def _held_by(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        """Keep the store from being dropped for as long as `items` are read."""
+        yield from items

@@ -1,0 +1,427 @@
+"""Reading a store: consumers, `tail`, tables, scans, SQL. One half of a Store; the other is appends.py.
+
+Overloads say what the serde of the store, or of a call, makes of keys and values. A call with a `serde` of its own
+leaves the keys to the store's `key_serde`, if it has one: checkers cannot know that, so keys are typed by the call's
+serde where the store has keys of bytes or text, and not at all elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Unpack, overload
+
+from klamm.api.call_options import takes_options_of
+from klamm.api.opened import Opened
+from klamm.client.consume.consumer import Consumer
+from klamm.client.groups.group_session import GroupSession
+from klamm.client.options import check_options
+from klamm.client.serde import Serdes
+from klamm.typevars import K, V
+
+if TYPE_CHECKING:
+    import re
+
+    from klamm.arrow.scan import Scan
+    from klamm.arrow.sql_result import SqlResult
+    from klamm.batch import Record
+    from klamm.choices import BadRecordPolicy, Column, Form, Isolation, OffsetReset, TypedBadRecordPolicy
+    from klamm.client.consume.consumer_options import ConsumerOptions
+    from klamm.client.groups.assignment import Assignor
+    from klamm.client.groups.group_session import RebalanceCallback
+    from klamm.client.groups.offsets import Offsets
+    from klamm.client.serde import Serde, SerdePair
+    from klamm.client.subscription import TopicSelection
+    from klamm.client.table.table import Table
+    from klamm.times import Duration
+    from klamm.types import Lineage
+    from klamm.typevars import BytesKey, BytesValue, NamedKey, TextKey
+    from klamm.where import WhereLike
+
+__all__ = ["Reads"]
+
+
+class Reads(Opened, Generic[K, V]):
+    """What a store does to read."""
+
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        partitions: Iterable[int] | None = None,
+        start: WhereLike | None = None,
+        wait: Duration | None = None,
+        serde: None = None,
+        key_serde: None = None,
+        form: Literal["records"] = "records",
+        auto_offset_reset: OffsetReset | None = None,
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        max_bytes: int = 1 << 20,
+        spin: Duration = 20e-6,
+        isolation: Isolation = "read_committed",
+        group: str | None = None,
+        offsets: Offsets | None = None,
+        member: str | None = None,
+        rejoin_timeout: Duration = 10,
+        assignor: Assignor | None = None,
+        max_poll_interval_ms: int = 300_000,
+        enable_auto_commit: bool = False,
+        auto_commit_interval_ms: int = 5_000,
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> Consumer[Record[K, V]]: ...
+    @overload
+    def consumer(
+        self: Reads[NamedKey, Any],
+        topics: TopicSelection | None = None,
+        *,
+        serde: Literal["json"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+        form: Literal["records"] = "records",
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Record[TextKey, Any]]: ...
+    @overload
+    def consumer(
+        self: Reads[NamedKey, Any],
+        topics: TopicSelection | None = None,
+        *,
+        serde: Literal["str"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+        form: Literal["records"] = "records",
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Record[TextKey, str]]: ...
+    @overload
+    def consumer(
+        self: Reads[bytes, Any],
+        topics: TopicSelection | None = None,
+        *,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+        form: Literal["records"] = "records",
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Record[BytesKey, BytesValue]]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: Literal["str"],
+        form: Literal["records"] = "records",
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Record[str, BytesValue]]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: None = None,
+        key_serde: None = None,
+        form: Literal["tuples"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[tuple[K | Any, V | Any]]: ...
+    @overload
+    def consumer(
+        self: Reads[NamedKey, Any],
+        topics: TopicSelection | None = None,
+        *,
+        serde: Literal["json"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+        form: Literal["tuples"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[tuple[TextKey | Any, Any]]: ...
+    @overload
+    def consumer(
+        self: Reads[NamedKey, Any],
+        topics: TopicSelection | None = None,
+        *,
+        serde: Literal["str"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+        form: Literal["tuples"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[tuple[TextKey | Any, str | Any]]: ...
+    @overload
+    def consumer(
+        self: Reads[bytes, Any],
+        topics: TopicSelection | None = None,
+        *,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+        form: Literal["tuples"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[tuple[BytesKey | Any, BytesValue | Any]]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: None = None,
+        key_serde: Serde | None = None,
+        form: Literal["values"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[V | Any]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: Literal["str"],
+        key_serde: Serde | None = None,
+        form: Literal["values"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[str | Any]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: Serde | None = None,
+        form: Literal["values"],
+        on_bad_record: TypedBadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[BytesValue | Any]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        form: Literal["records"] = "records",
+        on_bad_record: BadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Record[Any, Any]]: ...
+    @overload
+    def consumer(
+        self,
+        topics: TopicSelection | None = None,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        form: Form,
+        on_bad_record: BadRecordPolicy = "raise",
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Any]: ...
+    @takes_options_of(Consumer.__init__, GroupSession.__init__)
+    def consumer(self, topics: TopicSelection | None = None, **options: Any) -> Consumer[Any]:
+        """Reads topics, from where it is told, or with `group` shares them, from where the group stands.
+
+        `wait` is how long it waits for more: forever, unless told; 0 reads what is there, then ends. `form` is
+        "records", "tuples" of (key, value), or "values". `auto_offset_reset` is for offsets that the group does not
+        have, or the log does not have any more: go on at the "earliest" or "latest", or raise an "error"; by default a
+        new group starts at the earliest, and a missing offset raises. The other options: docs/reference/api.md.
+        """
+        checked = self._checked(self.consumer, options)
+        core = self._acquired()
+        consumer: Consumer[Any] = Consumer(core, topics, store=self, **checked)
+        core.look_after()
+        self._clients.add(consumer)
+        return consumer
+
+    @overload
+    def tail(
+        self,
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: None = None,
+        key_serde: None = None,
+    ) -> Iterator[Record[K, V]]: ...
+    @overload
+    def tail(
+        self: Reads[NamedKey, Any],
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: Literal["json"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+    ) -> Iterator[Record[TextKey, Any]]: ...
+    @overload
+    def tail(
+        self: Reads[NamedKey, Any],
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: Literal["str"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+    ) -> Iterator[Record[TextKey, str]]: ...
+    @overload
+    def tail(
+        self: Reads[bytes, Any],
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+    ) -> Iterator[Record[BytesKey, BytesValue]]: ...
+    @overload
+    def tail(
+        self,
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: Literal["str"],
+    ) -> Iterator[Record[str, BytesValue]]: ...
+    @overload
+    def tail(
+        self,
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Iterator[Record[Any, Any]]: ...
+    def tail(
+        self,
+        topic: str,
+        n: int | None = None,
+        *,
+        start: WhereLike | None = None,
+        follow: bool = False,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Iterator[Record[Any, Any]]:
+        """Return the last `n` records of all partitions, by time; with `follow` it then waits for more.
+
+        With `start`, only those from there on, and without `n` all of them, partitions taking turns. Without either,
+        the last ten.
+        """
+        from klamm.client.consume.tail import tail
+
+        serdes = Serdes(serde, key_serde).over(self._serdes)
+        return self._held_by(tail(self._acquired(), topic, n, start=start, follow=follow, **serdes._asdict()))
+
+    @overload
+    def table(
+        self, topic: str, *, serde: None = None, key_serde: None = None, wait: Duration | None = 10
+    ) -> Table[K, V]: ...
+    @overload
+    def table(
+        self: Reads[NamedKey, Any],
+        topic: str,
+        *,
+        serde: Literal["json"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+        wait: Duration | None = 10,
+    ) -> Table[TextKey, Any]: ...
+    @overload
+    def table(
+        self: Reads[NamedKey, Any],
+        topic: str,
+        *,
+        serde: Literal["str"],
+        key_serde: SerdePair[TextKey] | Literal["str"] | None = None,
+        wait: Duration | None = 10,
+    ) -> Table[TextKey, str]: ...
+    @overload
+    def table(
+        self: Reads[bytes, Any],
+        topic: str,
+        *,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: SerdePair[BytesKey] | Literal["bytes"] | None = None,
+        wait: Duration | None = 10,
+    ) -> Table[BytesKey, BytesValue]: ...
+    @overload
+    def table(
+        self,
+        topic: str,
+        *,
+        serde: SerdePair[BytesValue] | Literal["bytes"],
+        key_serde: Literal["str"],
+        wait: Duration | None = 10,
+    ) -> Table[str, BytesValue]: ...
+    @overload
+    def table(
+        self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
+    ) -> Table[Any, Any]: ...
+    def table(
+        self,
+        topic: str,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        wait: Duration | None = 10,
+    ) -> Table[Any, Any]:
+        """The topic as a read-only mapping: the latest value of each key, kept in RocksDB.
+
+        A read waits until the table has what was committed before, be it the whole topic the first time. StoreBusy if
+        the table gets no further for `wait`; None waits forever, 0 takes what is there.
+        """
+        from klamm.client.table.table import open_table
+
+        serdes = Serdes(serde, key_serde).over(self._serdes)
+        table = open_table(self._acquired(), topic, **serdes._asdict(), wait=wait)
+        table._store = self
+        self._clients.add(table)
+        return table
+
+    def lineage(self, record: Record[Any, Any]) -> Lineage | None:
+        """Return the committed transaction that a record came with: what it has read and written. None if that is not
+        known: the record came without one, or `lineage.retention.ms` was not set then, or is over.
+        """
+        return self._acquired().transactions.lineage.find(record)
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        partitions: int | Iterable[int] | None = None,
+        start: WhereLike = "earliest",
+        end: WhereLike = "latest",
+        columns: Column | Iterable[Column] | None = None,
+        isolation: Isolation = "read_committed",
+        batch_rows: int | None = None,
+        batch_bytes: int = 16 << 20,
+        **unknown: Never,
+    ) -> Scan:
+        """Return the topic, or a part of it, as an Arrow stream for DuckDB, Polars, pandas and pyarrow; it is lazy."""
+        from klamm.arrow.scan import Scan
+
+        check_options("scan()", unknown, Scan.__init__.__kwdefaults__ or ())
+        return Scan(
+            lambda: self._acquired().topic(topic),
+            partitions=partitions,
+            start=start,
+            end=end,
+            columns=columns,
+            isolation=isolation,
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+        )
+
+    def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
+        """Run a query of DuckDB, in which topics are tables, and return its rows.
+
+        `parameters` are for its `?`, or for its `$name`. `latest.users` is the latest record of each key of a topic,
+        `text(value)` a value as text. Each call has a database of its own, in memory.
+        """
+        from klamm.arrow.database import Database
+
+        return Database(self._acquired()).query(query, parameters)

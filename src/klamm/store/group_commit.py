@@ -1,0 +1,89 @@
+"""Group commit: what several threads write to klamm.db at the same time is one SQLite transaction, and one sync.
+
+A thread queues its write and waits for its turn to commit. Whoever gets the turn writes all that is queued by then; the
+others find theirs done. So a disk that takes a millisecond for a sync takes one for all that came in the meantime.
+
+Promises
+  GCM1  When `run` returns, its write is committed, and on disk if it is `durable` (or shares the commit with one).
+  GCM2  Each write has its own outcome: one that raises is undone, and the others of its group are not. Only what keeps
+        SQLite from committing at all (a full disk) fails all of them.
+  GCM3  Writes happen in the order in which they were queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from klamm.errors import KlammError, StoreError
+
+if TYPE_CHECKING:
+    from klamm.store.database import Database, Execute
+
+__all__ = ["GroupCommit"]
+
+Result = TypeVar("Result")
+
+_MAX_WRITES = 256  # in one transaction: other processes want the write lock of klamm.db as well
+
+
+class _Write(Generic[Result]):
+    __slots__ = ("durable", "error", "function", "is_done", "result")
+
+    def __init__(self, function: Callable[[Execute], Result], durable: bool) -> None:
+        self.function = function
+        self.durable = durable
+        self.is_done = False
+        self.result: Result
+        self.error: BaseException | None = None
+
+
+class GroupCommit:
+    """For the threads of one process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queue: deque[_Write[Any]] = deque()
+        self._turn = threading.Lock()
+
+    def run(self, function: Callable[[Execute], Result], *, durable: bool = True) -> Result:
+        """Call `function` in a SQLite transaction, under the write lock of klamm.db, and return its result."""
+        write = _Write(function, durable)
+        self._queue.append(write)
+        with self._turn:
+            while not write.is_done:  # others may be before it, more than one transaction takes
+                self._commit([self._queue.popleft() for _ in range(min(len(self._queue), _MAX_WRITES))])
+        if write.error is not None:
+            raise write.error
+        return write.result
+
+    def _commit(self, writes: list[_Write[Any]]) -> None:
+        """In the turn of this thread."""
+        database = self._database
+        try:
+            is_durable = any(write.durable for write in writes)
+            with database.gate(), database.transaction(durable=is_durable) as execute:
+                for write in writes:
+                    self._call(execute, write)
+        except Exception as error:  # noqa: BLE001  # raised by `run` of each
+            for write in writes:
+                write.error = error
+        except BaseException:  # Ctrl-C is for this thread alone
+            for write in writes:
+                write.error = StoreError("interrupted while it was written", hint="try again")
+            raise
+        finally:
+            for write in writes:
+                write.is_done = True
+
+    @staticmethod
+    def _call(execute: Execute, write: _Write[Any]) -> None:
+        execute("SAVEPOINT one_of_a_group")
+        try:
+            write.result = write.function(execute)
+        except KlammError as error:
+            write.error = error
+            execute("ROLLBACK TO one_of_a_group")
+        execute("RELEASE one_of_a_group")

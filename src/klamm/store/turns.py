@@ -1,0 +1,67 @@
+"""Turns: of the threads that work at the same transactional id, one at a time; those at others do not wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["Turns"]
+
+
+class _Turn:
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.users = 0
+
+
+class Turns:
+    """By key. A thread that has a turn may take it again. For any thread."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._turns: dict[Hashable, _Turn] = {}
+
+    def __len__(self) -> int:
+        """How many keys have a thread."""
+        return len(self._turns)
+
+    @contextmanager
+    def wait(self, key: Hashable) -> Iterator[None]:
+        """Have the turn; wait for it. Not in one of another key: two threads could wait for each other."""
+        turn = self._join(key)
+        try:
+            with turn.lock:
+                yield
+        finally:
+            self._leave(key, turn)
+
+    @contextmanager
+    def attempt(self, key: Hashable) -> Iterator[bool]:
+        """Have the turn if no other thread has it: whether this one does."""
+        turn = self._join(key)
+        try:
+            has = turn.lock.acquire(blocking=False)
+            try:
+                yield has
+            finally:
+                if has:
+                    turn.lock.release()
+        finally:
+            self._leave(key, turn)
+
+    def _join(self, key: Hashable) -> _Turn:
+        with self._mutex:
+            turn = self._turns.get(key)
+            if turn is None:
+                turn = self._turns[key] = _Turn()
+            turn.users += 1
+            return turn
+
+    def _leave(self, key: Hashable, turn: _Turn) -> None:
+        with self._mutex:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[key]
