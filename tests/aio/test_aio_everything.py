@@ -142,10 +142,8 @@ def test_the_rest_is_there(path: Path, tmp_path: Path) -> None:
         assert [name async for name in store] == ["orders"]
         orders = store["orders"]
         assert orders == store["orders"] and orders.store is store and len({orders, store["orders"]}) == 1
-        assert (
-            await store.who() == store.sync.who()
-            and await store.lineage(klamm.Record("orders", 0, 0, 0, None, b"")) is None
-        )
+        assert [info.lock for info in await store.who()] == [info.lock for info in store.sync.who()]
+        assert await store.lineage(klamm.Record("orders", 0, 0, 0, None, b"")) is None
         steps: list[tuple[int, int]] = []
         await orders.append_many([b"x"] * 100)
         await store.backup(tmp_path / "copy", progress=lambda *done: steps.append(done))

@@ -122,14 +122,15 @@ def test_the_number_of_threads_is_checked(path: Path, threads: Any, error: type[
 
 def test_a_cancelled_call_does_not_begin_or_comes_to_its_end() -> None:
     async def test() -> None:
-        threads, go, calls = Threads(1, "klamm-aio"), threading.Event(), []
+        threads, begun, go, calls = Threads(1, "klamm-aio"), threading.Event(), threading.Event(), []
 
         def call(name: str) -> None:
+            begun.set()
             assert go.wait(WAIT)
             calls.append(name)
 
         running = asyncio.create_task(threads.run(call, "running"))
-        await until(lambda: threads_named("klamm-aio"), "it runs")
+        await until(begun.is_set, "it runs")
         queued = [asyncio.create_task(threads.run(call, "queued")), asyncio.create_task(threads.finish(call, "must"))]
         await asyncio.sleep(0.01)
         for task in (running, *queued):
@@ -147,18 +148,19 @@ def test_what_a_cancelled_task_had_made_is_closed() -> None:
     class Made:
         def __init__(self) -> None:
             self.closed_in: int | None = None
+            begun.set()
             assert go.wait(WAIT)
             made.append(self)
 
         def close(self) -> None:
             self.closed_in = threading.get_ident()
 
-    go, made = threading.Event(), list[Made]()
+    begun, go, made = threading.Event(), threading.Event(), list[Made]()
 
     async def test() -> None:
         threads = Threads(1, "klamm-aio")
         task = asyncio.create_task(threads.make(Made))
-        await asyncio.sleep(0.01)
+        await until(begun.is_set, "it has begun")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

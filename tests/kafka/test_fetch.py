@@ -25,7 +25,7 @@ from klamm.kafka.wire.messages import DELETE_TOPICS, FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.log import segment
 from klamm.log.partition import Partition
-from tests.arrow.test_placing import rows
+from tests.arrow.test_restore_writer import rows
 from tests.kafka.asking import (
     FOREVER_MS,
     Place,

@@ -122,7 +122,7 @@ class Threads:
         """Like `run`, for what is to be closed: cancelled, what the call returns is closed."""
         made = self.submit(_bound(call, *arguments, **named))
         try:
-            return await asyncio.shield(asyncio.wrap_future(made))
+            return await asyncio.shield(_watched(made))
         except asyncio.CancelledError:
             if not made.cancel():
                 made.add_done_callback(_close_made)
@@ -147,7 +147,7 @@ class Calls:
         await self.ended()
         future = self._threads.submit(_bound(call, *arguments, **named))
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.shield(_watched(future))
         except asyncio.CancelledError:
             if not future.cancel():
                 self.leave(future)
@@ -172,10 +172,7 @@ class Calls:
     async def ended(self) -> None:
         """Return when no call is left that a cancelled task has begun."""
         while left := self._left.copy():
-            waiting = [asyncio.wrap_future(future) for future in left]
-            for future in waiting:
-                future.add_done_callback(_take_note)
-            await asyncio.wait(waiting)
+            await asyncio.wait([_watched(future) for future in left])
 
 
 async def run_alone(call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -241,7 +238,13 @@ def _log_error(future: Future[Any] | asyncio.Future[Any]) -> None:
         _log.warning("a call whose task was cancelled has failed: %s", error, exc_info=error)
 
 
-def _take_note(future: asyncio.Future[Any]) -> None:
-    """Let asyncio know that its error was seen."""
+def _watched(future: Future[T]) -> asyncio.Future[T]:
+    """Return it for the loop, which is not to complain if nobody is left to see its error."""
+    watched = asyncio.wrap_future(future)
+    watched.add_done_callback(_see_error)
+    return watched
+
+
+def _see_error(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()

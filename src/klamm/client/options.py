@@ -37,7 +37,7 @@ def check_options(call: str, given: Iterable[str], known: Collection[str]) -> No
     """Raise TypeError, as Python does for its own functions, if `call` has no such option; name the nearest."""
     for name in given:
         if name not in known:
-            meant = _MEANT.get(name)
+            meant = _MEANT.get(name, name)
             hint = f"did you mean {meant!r}?" if meant in known else nearest(name, known)
             hint = hint or f"there are {', '.join(sorted(known))}"
             raise TypeError(f"{call} has no option {name!r} ({hint})")

@@ -195,11 +195,9 @@ class Catalog:
 
     def topic(self, name: str) -> Topic:
         """One, or UnknownTopic naming the one whose name is nearest."""
-        version = self.database.version()
-        cached_version, cache = self._cache
-        if version != cached_version:
-            cache = {}
-            self._cache = version, cache
+        if (version := self.database.version()) != self._cache[0]:
+            self._cache = version, {}
+        cache = self._cache[1]  # before the read: what is read is at least as new
         topic = cache.get(name)
         if topic is None:
             with self.database.reading() as execute:
