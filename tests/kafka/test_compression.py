@@ -113,13 +113,13 @@ def test_a_setting_that_is_changed_holds_for_the_next_batch(server: Served, raw:
 
 
 @pytest.mark.parametrize("acks", [1, "all"])
-def test_the_embedded_door_compresses_too(tmp_path: Path, acks: int | str) -> None:
+def test_the_embedded_door_compresses_too(tmp_path: Path, acks: klamm.AcksWithOffset) -> None:
     with klamm.open(tmp_path / "events") as store:
         store.topics.create("t", compression_type="zstd")
-        store.append("t", b"one", acks=acks)  # type: ignore[arg-type]
-        store.append("t", b"headers", headers={"a": b"b"}, acks=acks)  # type: ignore[arg-type]
+        store.append("t", b"one", acks=acks)
+        store.append("t", b"headers", headers={"a": b"b"}, acks=acks)
         store.append_many("t", [VALUE] * 3, compression="gzip")
-        with store.producer(compression="lz4", acks=acks) as producer:  # type: ignore[arg-type]
+        with store.producer(compression="lz4", acks=acks) as producer:
             assert producer.send("t", VALUE).result() == 5
         with store.transaction() as tx:
             tx.send("t", VALUE)

@@ -225,7 +225,7 @@ class Partition:
         return result
 
     def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
-        """Like `append`, but return None rather than block, make files or do slow work. `scan`: what scan_records says of it."""
+        """Like `append`, but return None rather than block, make files or do slow work. `scan`: its scan_records."""
         size, rules = len(batch), self._rules
         if rules.reads_records and (scan is None or not rules.accepts(self, scan)):
             return None
