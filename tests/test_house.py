@@ -130,7 +130,7 @@ def test_every_native_module_has_a_stub() -> None:
     assert [path.name for path in SOURCE.glob("*/*.pyx") if not path.with_suffix(".pyi").exists()] == []
 
 
-MAX_MODULES = 210  # of which 92 are the standard library's
+MAX_MODULES = 215  # of which 92 are the standard library's
 MAX_SOURCE_BYTES = 2_600_000  # 206 modules and 2.6 MB on Python 3.11; how long that takes, bench/import_time.py says
 
 
