@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import struct
 from collections.abc import Callable
@@ -69,6 +70,18 @@ def test_taking_some_at_a_time_gives_what_decoding_all_gives(
     want = decode(log, form=form, from_offset=start, topic=NAME.topic, partition=NAME.partition)
     assert found == want
     assert decoder.take(last, most).batch() == []
+
+
+def test_a_header_that_is_cut_off_is_damage_behind_what_is_whole() -> None:
+    """Nothing lies behind these bytes, so that the sanitizer sees who looks there."""
+    whole = values_of(b"one", b"two")
+    for size in range(1, 61):
+        data = whole + values_of(b"three", base_offset=2)[:size]
+        decoder = decoder_of((ctypes.c_ubyte * len(data)).from_buffer_copy(data))  # type: ignore[arg-type]
+        found = decoder.take(NOTHING, 10)
+        assert list(found) == [b"one", b"two"]
+        with pytest.raises(CorruptBatch):
+            decoder.take(found, 10)
 
 
 @pytest.mark.parametrize("most", [1, 2, 100])

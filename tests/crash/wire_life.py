@@ -132,6 +132,9 @@ class WireLife(Life):
                     return None
                 if time.monotonic() > deadline:
                     raise
+            except SystemError as error:  # of the client's binding: "exception <class 'str'> is not a BaseException"
+                self.record("crashed", call=name, error=str(error))
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def follow(self, action: Action) -> None:
         if action is Action.ABORT:

@@ -135,6 +135,8 @@ class WireNemesis(Nemesis):
         if "wire" in slot.name and number in (signal.SIGABRT, signal.SIGSEGV):
             self._record("crashed", process=slot.process, signal=signal.Signals(number).name)
             return True
+        if "wire" in slot.name and number == signal.SIGUSR1:
+            return True  # it hung before it could tell where it is: see _kill_hung
         return super()._may_die_by(slot, number)
 
     def _come_to_rest(self) -> None:

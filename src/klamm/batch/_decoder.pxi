@@ -189,7 +189,9 @@ cdef class Decoder:
         return 0
 
     cdef bint begins_epoch(self):
-        """Whether the next batch is of another leader epoch than the last one."""
+        """Whether the next batch is of another leader epoch than the last one. What is cut off is damage: see `enter`."""
+        if self.view.size - self.position < KLAMM_HEADER:
+            return False
         return <int32_t> klamm_get32(self.view.data + self.position + 12) != self.batch.leader_epoch
 
     cdef int take_of_batch(self, Py_ssize_t most, list out) except -1:
