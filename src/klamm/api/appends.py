@@ -394,7 +394,7 @@ class Appends(Opened, Generic[K, V]):
     @takes_options_of(Producer.__init__)
     def producer(self, **options: Any) -> Producer[Any, Any]:
         """Sends records in batches, from any thread. Leaving its `with` block flushes."""
-        producer: Producer[Any, Any] = Producer(self._acquired(), **self._checked(self.producer, options))
+        producer: Producer[Any, Any] = Producer(self._acquired(), **self._checked(Appends.producer, options))
         producer._store = self
         self._clients.add(producer)
         return producer

@@ -224,7 +224,7 @@ class Reads(Opened, Generic[K, V]):
         have, or the log does not have any more: go on at the "earliest" or "latest", or raise an "error"; by default a
         new group starts at the earliest, and a missing offset raises. The other options: docs/reference/api.md.
         """
-        checked = self._checked(self.consumer, options)
+        checked = self._checked(Reads.consumer, options)
         core = self._acquired()
         consumer: Consumer[Any] = Consumer(core, topics, store=self, **checked)
         core.look_after()
