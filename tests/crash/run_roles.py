@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -79,19 +80,24 @@ def _run(life: Life, handler: Callable[[Any], object], *, processes: bool) -> No
     dice = life.dice
     with joined(life, RUNNERS, None) as consumer, stopped_when_drained(life, consumer):
         record_run(life, consumer)
-        consumer.run(
-            handler,
-            dice.choice([1, 3, 8]),
-            processes=processes,
-            queue=dice.choice([10, 1000]),
-            order=dice.choice(["key", "partition"]),
-            commit_every=dice.choice([0.005, 0.1]),
-            timeout=dice.choice([None, 0.75 * life.patience_ms / 1000]),
-            grace=dice.choice([0.05, 1.0]),
-            on_error="retry",
-            retries=None,
-            backoff=0.002,
-        )
+        try:
+            consumer.run(
+                handler,
+                dice.choice([1, 3, 8]),
+                processes=processes,
+                queue=dice.choice([10, 1000]),
+                order=dice.choice(["key", "partition"]),
+                commit_every=dice.choice([0.005, 0.1]),
+                timeout=dice.choice([None, 0.75 * life.patience_ms / 1000]),
+                grace=dice.choice([0.05, 1.0]),
+                on_error="retry",
+                retries=None,
+                backoff=0.002,
+            )
+        except (
+            TimeoutError
+        ):  # a busy machine: so many handlers took too long that the run gave up; another life goes on
+            os.kill(os.getpid(), signal.SIGKILL)
         check_committed(life, consumer)
 
 

@@ -28,6 +28,7 @@ from tests.procs import children
 from tests.rig import Rig, Sizes, run_child
 
 MANY = 300
+TRIES, LOST = 6, 3
 
 
 @pytest.fixture
@@ -42,6 +43,28 @@ def in_child(action: Callable[[], object]) -> None:
     assert status == 0, f"the child ended with status {status:#x}"
 
 
+class LostByTheKernel(Exception):
+    """It wrote a page before it was asked to, could not, and read it again from the disk for the next write.
+
+    Klamm says so (CorruptBatch: a failed sync lost records), and there is nothing to be shown on such a disk.
+    """
+
+
+def in_child_or_lost(action: Callable[[], object]) -> None:
+    def told() -> None:
+        try:
+            action()
+        except CorruptBatch as error:
+            if "a failed sync lost records" not in str(error):
+                raise
+            os._exit(LOST)
+
+    status = run_child(told)
+    if status == LOST << 8:
+        raise LostByTheKernel
+    assert status == 0, f"the child ended with status {status:#x}"
+
+
 def append(store: klamm.Store, text: str) -> None:
     log = log_of(store, "orders/0")
     log.sync(log.append(sealed([text])) + 1)
@@ -52,7 +75,15 @@ def value(number: int) -> str:
 
 
 def test_another_process_does_not_ack_what_a_failed_sync_has_lost(tmp_path: Path) -> None:
-    with late_disk(tmp_path / "late", 12 << 20) as disk:
+    for number in range(TRIES):
+        with suppress(LostByTheKernel):
+            another_process_after_a_failed_sync(tmp_path / f"late{number}")
+            return
+    pytest.fail(f"the kernel has lost what it could not write {TRIES} times")
+
+
+def another_process_after_a_failed_sync(directory: Path) -> None:
+    with late_disk(directory, 12 << 20) as disk:
         path = disk.path / "store"
 
         def begin() -> None:
@@ -106,12 +137,12 @@ def test_another_process_does_not_ack_what_a_failed_sync_has_lost(tmp_path: Path
                 broken = [each for each in store.check().breaches if not each.promise.startswith("I1")]
                 assert not broken, broken[0]  # (entries of an index that the disk has lost count as missing)
 
-        in_child(begin)
+        in_child_or_lost(begin)
         disk.below.fill()
-        in_child(fail)
-        in_child(come_later)
+        in_child_or_lost(fail)
+        in_child_or_lost(come_later)
         disk.below.resize(80 << 20)
-        in_child(go_on)
+        in_child_or_lost(go_on)
         disk.unmount()  # from now on only what is on disk counts
         disk.mount()
         in_child(look)
