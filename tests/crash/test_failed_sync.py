@@ -37,12 +37,6 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def in_child(action: Callable[[], object]) -> None:
-    """In a process of its own, which leaves nothing open or mapped."""
-    status = run_child(action)
-    assert status == 0, f"the child ended with status {status:#x}"
-
-
 class LostByTheKernel(Exception):
     """It wrote a page before it was asked to, could not, and read it again from the disk for the next write.
 
@@ -50,7 +44,9 @@ class LostByTheKernel(Exception):
     """
 
 
-def in_child_or_lost(action: Callable[[], object]) -> None:
+def in_child(action: Callable[[], object]) -> None:
+    """In a process of its own, which leaves nothing open or mapped."""
+
     def told() -> None:
         try:
             action()
@@ -137,12 +133,12 @@ def another_process_after_a_failed_sync(directory: Path) -> None:
                 broken = [each for each in store.check().breaches if not each.promise.startswith("I1")]
                 assert not broken, broken[0]  # (entries of an index that the disk has lost count as missing)
 
-        in_child_or_lost(begin)
+        in_child(begin)
         disk.below.fill()
-        in_child_or_lost(fail)
-        in_child_or_lost(come_later)
+        in_child(fail)
+        in_child(come_later)
         disk.below.resize(80 << 20)
-        in_child_or_lost(go_on)
+        in_child(go_on)
         disk.unmount()  # from now on only what is on disk counts
         disk.mount()
         in_child(look)

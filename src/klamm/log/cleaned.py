@@ -18,10 +18,11 @@ import struct
 from typing import NamedTuple
 
 from klamm.disk import files
+from klamm.errors import CorruptBatch
 from klamm.log import point, sealed
 from klamm.log.sealed import Lack
 
-__all__ = ["Cleaned", "exists", "is_missing", "load", "parse", "path_of", "store", "what_is_missing"]
+__all__ = ["Cleaned", "exists", "gap", "is_missing", "load", "parse", "path_of", "store", "what_is_missing"]
 
 _MAGIC = b"KLAMMCLN"
 _VERSION = 1
@@ -58,6 +59,16 @@ def what_is_missing(directory: str) -> str:
     if exists(directory) or point.load(directory) is not Lack.MISSING:
         return ""
     return f"; {point.path_of(directory)} is missing, too: it would tell whether the log was compacted"
+
+
+def gap(directory: str, first: int, following: int) -> CorruptBatch:
+    """Return the error of a reader that found no compaction which would account for a gap between segments."""
+    return CorruptBatch(
+        f"{directory}: offsets {first} to {following - 1} are missing{what_is_missing(directory)}",
+        path=directory,
+        next_offset=following,
+        hint="run `check(repair=True)` on the store",
+    )
 
 
 def load(directory: str) -> Cleaned:

@@ -184,11 +184,7 @@ class Ranges:
             self._positions.pop(offset, None)
             following = self._base_after(place.base, now)
             if following > offset and partition.contiguous and not partition.look_for_gaps():
-                raise CorruptBatch(
-                    f"{partition.directory}: offsets {offset} to {following - 1} are missing"
-                    + cleaned.what_is_missing(partition.directory),
-                    path=partition.directory,
-                )
+                raise cleaned.gap(partition.directory, offset, following)
             offset = max(offset, following)
             if offset >= limit:
                 return None

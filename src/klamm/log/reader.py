@@ -296,13 +296,7 @@ class Reader:
         following = min(later, default=now.active_base)
         if following != self._expected and partition.contiguous and partition.snapshot().log_start <= self.offset:
             partition.refuse_deleted()
-            raise CorruptBatch(
-                f"{partition.directory}: offsets {self._expected} to {following - 1} are missing"
-                + cleaned.what_is_missing(partition.directory),
-                path=partition.directory,
-                next_offset=following,
-                hint="run `check(repair=True)` on the store",
-            )
+            raise cleaned.gap(partition.directory, self._expected, following)
         self.close()
         self._base = -1
         if not partition.contiguous:
