@@ -10,8 +10,8 @@ UV := $(VENV)/bin/uv
 NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/klamm/*/*.h)
 
 # Debian packages whose programs tests call: mkfs.ext4, mkfs.xfs, mkfs.btrfs; mount and losetup; rsync; a PostgreSQL server of their own; a client of
-# Kafka in C; a terminal to drive; Java (17 or newer), and Maven to fetch an Apache Kafka with.
-DEBIAN := e2fsprogs xfsprogs btrfs-progs mount rsync postgresql kcat tmux default-jre-headless maven
+# Kafka in C; a terminal and a browser to drive; Java (17 or newer), and Maven to fetch an Apache Kafka with.
+DEBIAN := e2fsprogs xfsprogs btrfs-progs mount rsync postgresql kcat tmux default-jre-headless maven chromium
 
 # The jars of that Apache Kafka, of its own tests, and of Spark's Kafka connector, and the files that say which.
 KAFKA_JARS := .tools/kafka
@@ -27,13 +27,16 @@ SPARK_CLASSES := .tools/spark.jsa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check format docs bench soak mutants tools build venv lock clean
+.PHONY: help run tour test quick check format docs bench soak mutants wheel matrix site tools build venv lock clean
 
 help: ## this list
 	@echo "Klamm: what there is to make"
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-run: build ## a short tour: write, read, query, kill a writer, lose nothing
+run: build ## a server, the console and a live feed of orders, until Ctrl-C; ARGS=DIRECTORY to keep the store
+	@$(PY) examples/live.py $(ARGS)
+
+tour: build ## a short tour: write, read, query, kill a writer, lose nothing
 	@$(PY) examples/tour.py
 
 test: tools build $(SPARK_CLASSES) ## all tests but the long ones; ARGS="-k name" to choose
@@ -65,6 +68,15 @@ soak: tools build ## the long tests, hours of kills and fuzzing, and all mutants
 mutants: build ## break the code in known ways: a test must fail each time; ARGS="--native" for those that need a build, "-k text"
 	@$(PY) -m tests.mutants.run $(ARGS)
 
+wheel: build ## sdist and wheels into dist/, checked and tried in an empty environment; ARGS="x86_64" for one
+	@$(PY) release/build_wheels.py $(ARGS)
+
+matrix: build ## the quick tests on other Pythons: those found of 3.12 to 3.14, or PYTHONS="/path/to/python …"
+	@$(PY) release/run_matrix.py $(PYTHONS) -- $(ARGS)
+
+site: venv ## the documents as a site, build/site/html/index.html, links checked; ARGS="--serve 8000" to edit and look
+	@$(PY) release/build_site.py $(ARGS)
+
 tools: ## what tests need: Debian packages, by apt-get when root or sudo may, else the command; an Apache Kafka
 	@missing=; for p in $(DEBIAN); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	test -z "$$missing" && exit 0; \
@@ -92,7 +104,7 @@ venv: $(VENV)/.packages ## .venv with the packages of requirements.lock
 
 $(VENV)/.packages: requirements.lock
 	@test -n "$(PYTHON)" || { echo "venv: no Python >= 3.11 found; say make PYTHON=/path/to/python"; exit 1; }
-	@echo "venv: packages of requirements.lock into $(VENV)"
+	@echo "venv: packages of requirements.lock into $(VENV): 1.4 GB, for a minute or some"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@awk '/^[a-z]/ { uv = /^uv==/ } uv' requirements.lock > $(VENV)/uv.txt
 	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
@@ -116,12 +128,12 @@ $(VENV)/.natives: $(VENV)/.packages pyproject.toml $(NATIVE)
 	fi
 	@touch $@
 
-lock: venv ## resolve pyproject.toml's packages anew into requirements.lock
+lock: venv ## resolve the packages of pyproject.toml again into requirements.lock
 	@$(UV) pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 		--all-extras --group dev --custom-compile-command "make lock" pyproject.toml -o requirements.lock
 	@if grep -n '://' requirements.lock; then echo "lock: requirements.lock names a host"; exit 1; fi
 
-clean: ## away with everything made here, .venv too
+clean: ## remove everything made here, .venv too
 	@rm -rf $(VENV) .tools build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	@find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 	@rm -f src/klamm/*/*.so src/klamm/*/_*.c

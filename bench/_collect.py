@@ -93,7 +93,7 @@ def answers(run: Run, quick: bool) -> Iterator[_results.Line]:
             try:
                 yield {"script": run.script, **json.loads(text)}
             except (json.JSONDecodeError, TypeError):
-                raise RuntimeError(f"printed {text.strip()[:200]!r}, which is no answer") from None
+                raise RuntimeError(f"printed {text.strip()[:200]!r}, which is not an answer") from None
         code = process.wait()
     except BaseException:
         stop()
@@ -137,7 +137,7 @@ def main() -> int:
 
     if not options.quick:
         if _machine.read_sources().dirty and not options.allow_dirty:
-            print("bench: src/ or bench/ differ from HEAD, so that nobody could trace the figures: commit first, or")
+            print("bench: src/ or bench/ differ from HEAD, so that the figures cannot be traced: commit first, or")
             print('bench: make bench ARGS="--allow-dirty …", whose lines are marked and never count as meeting a goal')
             return 2
         if options.readme:

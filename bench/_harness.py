@@ -19,7 +19,7 @@ compared:
 
 A ratio is the figure to read; figures alone tell about the machine.
 
-    --quick      tiny counts, two rounds: does the script work? Its figures mean nothing
+    --quick      tiny counts, two rounds, cold: does the script work? Its figures mean nothing
     --rounds N   instead of 5
     --only TEXT  only the parts whose name contains TEXT
 
@@ -69,7 +69,7 @@ def arguments(question: str, *, rounds: int = 5, **more: Any) -> argparse.Namesp
     options = parser.parse_args()
     if options.rounds is None:
         options.rounds = QUICK_ROUNDS if options.quick else rounds
-    Run.current = Run(QUICK_BEFORE_S if options.quick else _machine.BEFORE_S)
+    Run.current = Run(quick=options.quick)
     return options
 
 
@@ -78,10 +78,11 @@ class Run:
 
     current: Run | None = None
 
-    def __init__(self, before_s: float) -> None:
+    def __init__(self, *, quick: bool) -> None:
+        self.is_quick = quick
         self._begin = time.monotonic()
         self._sources = _machine.read_sources()
-        self._watch = _machine.Watch(before_s)
+        self._watch = _machine.Watch(QUICK_BEFORE_S if quick else _machine.BEFORE_S)
 
     def sign(self) -> dict[str, Any]:
         """Return the fields of a line that say what was measured, and on which machine."""
@@ -156,9 +157,10 @@ def clock(count: float) -> Iterator[Sample]:
 
 
 def interleave(sides: dict[str, Callable[[], Any]], rounds: int, *, warm: bool = True) -> dict[str, list[Any]]:
-    """Run each side once a round, in turn; every second round backwards, so that nobody always comes first."""
+    """Run each side once a round, in turn; every second round backwards, so that no side always comes first."""
     results: dict[str, list[Any]] = {name: [] for name in sides}
-    if warm:  # once for nothing: imports, caches, the first pages
+    quick = Run.current is not None and Run.current.is_quick
+    if warm and not quick:  # once for nothing: imports, caches, the first pages
         for run in sides.values():
             run()
     for number in range(rounds):

@@ -30,6 +30,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 SETTINGS = {
     "spark.driver.memory": "1g",
+    "spark.klamm.classArchive": "false",  # a JVM that writes one is busy after its session; `spark_start` measures it
     "spark.log.level": "OFF",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
@@ -47,7 +48,7 @@ def session(*, quick: bool, cores: int = 2, **settings: str) -> Iterator[Any]:
         warnings.simplefilter("ignore")  # pyspark's own
         import klamm.spark
 
-        # By `kafka=`, each session would load the connector anew, and the JVM compile it anew.
+        # By `kafka=`, each session would load the connector again, and the JVM compile it again.
         path = {"spark.driver.extraClassPath": f"{CONNECTOR}/*"}
         made = klamm.spark.session(master=f"local[{cores}]", **path, **SETTINGS, **(QUICK if quick else {}), **settings)
         made.sparkContext.setLogLevel("OFF")

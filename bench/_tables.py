@@ -77,10 +77,16 @@ README_ROWS = [
         },
     ),
     Row(
-        "from an append to another process, asleep",
+        "from an append to another process, asleep on another core",
         "latency",
         "latency across processes, blocking",
-        {"a bare futex, in C": "a bare futex, in C"},
+        {"a bare futex, in C": "a bare futex, in C", "a pipe, in Python": "a pipe, in Python"},
+    ),
+    Row(
+        "from an append to another process, asleep on the same core",
+        "latency",
+        "latency across processes, blocking, on one core",
+        {"a bare futex, in C": "a bare futex, in C", "a pipe, in Python": "a pipe, in Python"},
     ),
     Row("open 10 GiB, after a kill", "big_log", "open a log of 10240 MiB after a kill", {"of 10 MiB": "10 MiB"}),
     Row(

@@ -2,7 +2,7 @@
 
     partitions   a store of 10,000 partitions that have all been appended to, beside a store of one: appends to one
                  of them, to 100 of them in turn, and to a random one each. Files are opened when used and closed when
-                 idle, so a random one often has to be opened anew; `descriptors` tells how many were open at most
+                 idle, so a random one often has to be opened again; `descriptors` tells how many were open at most
     records      a partition of 100,000,000 records beside one of 1,000 (--records N for less)
 
 Nanoseconds of one store.append(acks=1), 100 B; beside the same in the smaller store, in turn.

@@ -2,8 +2,8 @@
 
     parked, 30 s    10,000 connections, each with a Fetch that waits 30 s: the server's share of a core, for 30 s
     parked, 500 ms  the same with what clients ask for by default: 20,000 fetches a second come and go empty
-    fan-out         one record to all of them: how long the producer's answer takes, beside when nobody waits; and how
-                    long it takes until the last one has it
+    fan-out         one record to all of them: how long the answer to the producer takes, beside when none waits, and
+                    how long it takes until the last one has it
 
 The consumers are bare sockets in a process of their own, whose CPU is not counted. They wait for one partition.
 """
@@ -55,7 +55,7 @@ def answer_times(raw: kafka.Raw, topic: str, count: int, pause: float) -> Iterat
 
 
 def fan_out(server: kafka.Server, count: int, pause: float) -> tuple[float, float, float]:
-    """Medians: µs of an answer while nobody waits, while all do; ms until the last one has the record."""
+    """Medians: µs of an answer while no client waits, while all do; ms until the last one has the record."""
     with kafka.Raw(server.address) as raw:
         topic = server.topic()
         alone = [took for _, took in answer_times(raw, topic, 2 * RECORDS, pause)]

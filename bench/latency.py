@@ -5,7 +5,13 @@ is when the record is in its hands. p50 of each round, in microseconds: from bef
 in Python.
 
     spinning   the reader asks again and again, with no time limit to wait; so does LMDB's
-    blocking   the reader sleeps in poll(); beside it a bare futex: two C processes, a store, a wake, and nothing else
+    blocking   the reader sleeps in poll(); beside it a bare futex: two C processes, a store, a wake, and nothing else;
+               and a pipe: two Python processes, os.write and a sleeping os.read
+
+Where the two processes of a blocking pair run decides as much as what they run: on one core a wake-up is a switch from
+one process to the other; on two, an interrupt, which takes several times as long on a virtual machine. Left alone, the
+scheduler mostly has a pair of small C programs on one core, and a pair of Python programs now here, now there. So all
+pairs are bound to the same cores: the writer to one and the reader to another ("blocking"), or both to one.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import os
 import struct
 import subprocess
 import time
+from typing import TypeAlias
 
 import _harness as harness
 import _peers as peers
@@ -24,6 +31,7 @@ from _processes import together
 INTERVAL = 0.0005
 STAMP = struct.Struct("<q")
 END = -1
+Cpus: TypeAlias = tuple[int | None, int | None]
 
 
 def stamps(start, count: int, append) -> None:
@@ -50,26 +58,48 @@ def ages(start, poll) -> list[float]:
             found.append((now - stamp) / 1000)
 
 
+# ---- where they run
+
+
+def stay_on(cpu: int | None) -> None:
+    """Bind this process to a core; None: leave that to the scheduler."""
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})
+
+
+def placements() -> dict[str, Cpus]:
+    """The cores of writer and reader, by what that is called in a question."""
+    cpus = sorted(os.sched_getaffinity(0))
+    two = {"blocking": (cpus[0], cpus[-1])} if len(cpus) > 1 else {}
+    return {**two, "blocking, on one core": (cpus[-1], cpus[-1])}
+
+
 # ---- Klamm
 
 
-def klamm_writer(start, path: str, count: int) -> None:
+def klamm_writer(start, path: str, count: int, cpu: int | None) -> None:
+    stay_on(cpu)
     with klamm.open(path) as store:
         store.append("bench", STAMP.pack(time.perf_counter_ns()), acks=1)
         stamps(start, count, lambda value: store.append("bench", value, acks=1))
 
 
-def klamm_reader(start, path: str, timeout: float) -> list[float]:
+def klamm_reader(start, path: str, timeout: float, cpu: int | None) -> list[float]:
+    stay_on(cpu)
     with klamm.open(path) as store, store.consumer("bench", start="earliest", form="values") as consumer:
         poll = consumer.poll
         return ages(start, lambda: poll(500, timeout=timeout))
 
 
-def klamm_round(count: int, timeout: float) -> list[float]:
+def klamm_round(count: int, timeout: float, cpus: Cpus = (None, None)) -> list[float]:
     with harness.folder() as path:
         with klamm.open(path + "/store") as store:
             store.topics.create("bench", partitions=1)
-        jobs = [(klamm_reader, (path + "/store", timeout)), (klamm_writer, (path + "/store", count))]
+        writer_cpu, reader_cpu = cpus
+        jobs = [
+            (klamm_reader, (path + "/store", timeout, reader_cpu)),
+            (klamm_writer, (path + "/store", count, writer_cpu)),
+        ]
         return together(jobs)[0][1:]
 
 
@@ -138,7 +168,7 @@ def json_round(count: int) -> list[float]:
         return together([(json_reader, (path + "/log",)), (json_writer, (path + "/log", count))])[0]
 
 
-# ---- a bare futex
+# ---- a bare futex, and a pipe
 
 
 def compile_futex(path: str) -> str:
@@ -147,9 +177,30 @@ def compile_futex(path: str) -> str:
     return path + "/futex"
 
 
-def futex_round(program: str, count: int) -> list[float]:
-    run = subprocess.run([program, str(count), str(int(INTERVAL * 1e6))], capture_output=True, text=True, check=True)
+def futex_round(program: str, count: int, cpus: Cpus) -> list[float]:
+    command = [program, str(count), str(int(INTERVAL * 1e6)), *map(str, cpus)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
     return [int(line) / 1000 for line in run.stdout.split()]
+
+
+def pipe_writer(start, path: str, count: int, cpu: int | None) -> None:
+    stay_on(cpu)
+    fd = os.open(path, os.O_WRONLY)
+    stamps(start, count, lambda value: os.write(fd, value))
+
+
+def pipe_reader(start, path: str, cpu: int | None) -> list[float]:
+    stay_on(cpu)
+    fd = os.open(path, os.O_RDONLY)
+    return ages(start, lambda: [os.read(fd, STAMP.size)])
+
+
+def pipe_round(count: int, cpus: Cpus) -> list[float]:
+    with harness.folder() as path:
+        os.mkfifo(path + "/pipe")
+        writer_cpu, reader_cpu = cpus
+        jobs = [(pipe_reader, (path + "/pipe", reader_cpu)), (pipe_writer, (path + "/pipe", count, writer_cpu))]
+        return together(jobs)[0]
 
 
 def main() -> None:
@@ -157,18 +208,17 @@ def main() -> None:
     count = 50 if options.quick else options.count
     with harness.folder() as tools:
         program = compile_futex(tools)
-        found = harness.interleave(
-            {
-                "spin": lambda: klamm_round(count, 0),
-                "lmdb": lambda: lmdb_round(count, False),
-                "block": lambda: klamm_round(count, 1),
-                "futex": lambda: futex_round(program, count),
-                "lmdb, writemap": lambda: lmdb_round(count, True),
-                "json": lambda: json_round(count),
-            },
-            options.rounds,
-            warm=False,
-        )
+        sides = {
+            "spin": lambda: klamm_round(count, 0),
+            "lmdb": lambda: lmdb_round(count, False),
+            "lmdb, writemap": lambda: lmdb_round(count, True),
+            "json": lambda: json_round(count),
+        }
+        for how, cpus in placements().items():
+            sides[how] = lambda cpus=cpus: klamm_round(count, 1, cpus)
+            sides[how + ", futex"] = lambda cpus=cpus: futex_round(program, count, cpus)
+            sides[how + ", pipe"] = lambda cpus=cpus: pipe_round(count, cpus)
+        found = harness.interleave(sides, options.rounds, warm=False)
     p50 = {side: [harness.percentile(each, 50) for each in runs] for side, runs in found.items()}
     p99 = {
         side: harness.digits(harness.median([harness.percentile(each, 99) for each in runs]))
@@ -184,7 +234,9 @@ def main() -> None:
     answer("spinning", "spin", lmdb, "lmdb", harness.at_most(1))
     answer("spinning", "spin", lmdb + ", writemap", "lmdb, writemap", None)
     answer("spinning", "spin", "JSON lines, reader spinning", "json", None)
-    answer("blocking", "block", "a bare futex, in C", "futex", harness.at_most(3))
+    for how in placements():
+        answer(how, how, "a bare futex, in C", how + ", futex", harness.at_most(3))
+        answer(how, how, "a pipe, in Python", how + ", pipe", None)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 One process, eight, and 64, each with a partition of its own, commit one offset after the other for some seconds. Beside
 them, the same number of processes write the same row into a plain SQLite database (WAL, synchronous=NORMAL, a busy
-time-out of 30 s): SQLite's own locks are polled with growing sleeps, and whoever sleeps longest waits longest.
+time-out of 30 s): SQLite's own locks are polled with growing sleeps, and the process that sleeps longest waits longest.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def main() -> None:
                 sample = run(name, work)
                 if number >= 0:
                     found[name].append(sample)
-    spark.compare("topic to Parquet by date", found["archive"], spark.peer(), found["kafka"], harness.at_least(1.5))
+    spark.compare("topic to Parquet by date", found["archive"], spark.peer(), found["kafka"], harness.at_least(2))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main() -> None:
                 side()
         found = harness.interleave(sides, 1 if quick else options.rounds, warm=False)
     for acks in ("all", "1"):
-        want = harness.at_least(1) if acks == "all" else None
+        want = harness.at_least(1.5) if acks == "all" else None
         spark.compare(f"Spark batch write, acks={acks}", found[acks], spark.peer(), found["kafka"], want)
     spark.compare("Spark batch write, acks=all", found["all"], "nothing written", found["nothing"])
 

@@ -37,7 +37,7 @@ import _kafka as kafka
 from klamm.batch import Builder, walk
 from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import PRODUCE
-from tests.kafka.asking import fetch
+from tests.kafka.requests import fetch
 
 SIZE = 100
 PIECE = 1000  # records

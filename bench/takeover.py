@@ -1,7 +1,7 @@
 """How long after a group's member was killed does its successor process the first record?
 
 Two members share two partitions, both of which get a record every few milliseconds. One is killed (SIGKILL); the figure
-is the time until the other hands out a record of the dead one's partition. Nobody tells it: it finds the lock free.
+is the time until the other hands out a record of the dead one's partition. It is not notified: it finds the lock free.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def takeover() -> float:
                     victim = 0
                     killed_at = time.monotonic()
                     os.kill(members[victim][0].pid or 0, signal.SIGKILL)
-            raise RuntimeError("nobody took over within a minute")
+            raise RuntimeError("no member took over within a minute")
         finally:
             for process, _ in members:
                 process.kill()

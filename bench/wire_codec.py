@@ -19,9 +19,9 @@ from kio.serial import entity_reader, entity_writer
 
 import _harness as harness
 from klamm.kafka.wire import Message
+from klamm.kafka.wire.decoder import make_decoder
+from klamm.kafka.wire.encoder import make_encoder
 from klamm.kafka.wire.messages import APIS, FETCH, METADATA, PRODUCE
-from klamm.kafka.wire.reading import make_decoder
-from klamm.kafka.wire.writing import make_encoder
 
 BATCH = bytes(16 * 1024)
 TOPIC_ID = bytes(range(16))

@@ -1,4 +1,4 @@
-"""A compacted topic as a view of the latest values: sensors report, and whoever looks sees the last report of each.
+"""A compacted topic as a view of the latest values: sensors report, and a reader sees the last report of each.
 
     python examples/latest_value.py events/
 

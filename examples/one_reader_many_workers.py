@@ -2,7 +2,7 @@
 
     python examples/one_reader_many_workers.py events/
 
-Handlers that fail are tried again; what fails for good goes to payments.dlq, with the reason, and holds nobody up.
+Handlers that fail are tried again; what fails for good goes to payments.dlq, with the reason, and delays no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(path: str) -> None:
     def pay(record: klamm.Record) -> None:
         threads.add(threading.get_ident())
         if record.value == 13:
-            raise ValueError("nobody pays 13")
+            raise ValueError("13 cannot be paid")
         seen[record.key].append(record.value)
 
     with klamm.open(path) as store:

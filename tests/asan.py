@@ -24,14 +24,16 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
+SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))  # asked for here: threads that ask first at once may get None
 SOURCE = ROOT / "src" / "klamm"
-MODULES = ("klamm.batch._kernel", "klamm.disk._os", "klamm.log._head")
+MODULES = ("klamm.batch._kernel", "klamm.disk._os", "klamm.kafka._produce", "klamm.log._head")
 FLAGS = ["-O0", "-g0", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-unused-function", "-fPIC", "-shared"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 # Reads of Arrow buffers need not be aligned: the CPUs we build for do not mind, and slices of tables are not. The other
 # look at every pointer of what Cython generates and take a third of the compile time; what they find, AddressSanitizer
 # reports when it is read or written.
 SANITIZERS.append("-fno-sanitize=alignment,null,object-size,pointer-overflow")
+SANITIZERS += ["--param", "asan-instrumentation-with-call-threshold=0"]  # calls compile sooner than inline checks
 PLACE = "KLAMM_ASAN"
 """In the environment: the folder with the modules."""
 
@@ -93,7 +95,7 @@ def _code(name: str, sources: list[Path], place: Path) -> Path:
 
 
 def file_of(place: Path, name: str) -> Path:
-    return place / (name + sysconfig.get_config_var("EXT_SUFFIX"))
+    return place / (name + SUFFIX)
 
 
 def run(arguments: list[str], examples: int = 100) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ On Windows, tests are skipped that ask for what Python (below) or Klamm (windows
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -52,6 +53,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for start, why in windows.SKIPPED.items():
             if item.nodeid.startswith(f"tests/{start}"):
                 item.add_marker(pytest.mark.skip(reason=f"Windows: {why}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have no garbage looked for while tests are collected, nor later among what is there by then.
+
+    That are hundreds of thousands of modules, functions and tests, which stay to the end.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # the interpreter's last collection is to find everything, else libraries report leaks
 
 
 def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:

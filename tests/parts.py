@@ -5,7 +5,7 @@
 
 A process for each part: librdkafka and the JVM leave threads and descriptors behind, and above the 1,024th descriptor
 select() fails for every user of it. One part more at a time than there are cores, since most tests wait: for a disk, a
-timeout, a process that was killed.
+timeout, a process that was killed; and two more while cores are idle nevertheless.
 
 A failure is printed when it happens, a part when it ends, and a line of progress at least every half minute. A part in
 which nothing happens for SILENCE_S is killed and counts as failed. Ctrl-C ends all parts.
@@ -35,6 +35,9 @@ ROOT = HERE.parent
 CACHE = ROOT / ".pytest_cache"
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
 AT_ONCE = max(3, (os.cpu_count() or 0) + 1)  # one more than cores: most tests wait, too
+IDLE_MORE = 2  # parts that may run beyond that, started one by one while cores are idle
+IDLE_S, IDLE_SHARE = 5.0, 0.15  # a further part starts after so long without a start in which that much CPU was idle
+STAT = Path("/proc/stat")
 PROGRESS_S = 30.0
 SLOW_S, SLOWEST = 5.0, 10  # when a part ends, so many of its tests are listed that took longer than that
 SILENCE_S = 400.0  # longer than a test may take (pyproject.toml: timeout)
@@ -55,25 +58,30 @@ class Part:
 
 
 # Tests of tests/crash that cut, kill at a step or damage, and look at what is left: as good in memory, where a sync
-# costs nothing. The page cache survives a kill whatever lies below it, and a power cut is simulated.
+# costs nothing. The page cache survives a kill whatever lies below it, and a power cut is simulated. Those that fork
+# for each step come first: a process that has grown by then takes longer to fork.
 _LEFTOVERS = (
-    *("damage", "killed_compaction", "killed_transaction", "killed_writer", "missing_files"),
-    *("on_disk", "power_cut", "serve_power_cut", "transaction_power_cut"),
+    *("killed_writer", "killed_compaction", "killed_transaction", "on_disk", "serve_power_cut"),
+    *("transaction_power_cut", "power_cut", "missing_files", "damage"),
 )
 
-# The longest first. Tests that import pandas, pyarrow and polars are apart from those that fork: the larger a process,
-# the longer each fork of it takes.
+# The longest first, and short ones at the end, so that no core waits for the last part. Tests that import pandas,
+# pyarrow and polars are apart from those that fork: the larger a process, the longer each fork of it takes.
 PARTS = (
     Part("pipelines", ("spark/pipelines",), quick=False),
-    Part("crash", ("crash",), quick=False, disk=True),
     Part("leftovers", tuple(f"crash/test_{name}.py" for name in _LEFTOVERS), quick=False),
-    Part("spark", ("spark",), quick=False),
+    Part("crash", ("crash",), quick=False, disk=True),
     Part("interop", ("interop",), quick=False),
     Part("others"),
-    Part("log", ("disk", "log", "store")),
-    Part("kafka", ("kafka", "batch", "arrow")),
-    Part("client", ("client", "aio")),
+    Part("client", ("client",)),
+    Part("spark", ("spark",), quick=False),
     Part("cli", ("cli",)),
+    Part("console", ("console", "browser")),
+    Part("kafka", ("kafka",)),
+    Part("store", ("store",)),
+    Part("log", ("disk", "log")),
+    Part("aio", ("aio",)),
+    Part("batch", ("batch", "arrow")),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")
 
@@ -245,16 +253,47 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+class Idle:
+    """How busy the machine has been since the last start of a part. Where that is not known (STAT), it is busy."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._begin = time.monotonic()
+        self._before = self._ticks()
+
+    @staticmethod
+    def _ticks() -> tuple[int, int]:
+        """Return how long all cores have been idle, and altogether."""
+        try:
+            with STAT.open() as file:
+                ticks = list(map(int, file.readline().split()[1:9]))  # the rest is part of these
+        except OSError:
+            return 0, 0
+        return ticks[3] + ticks[4], sum(ticks)  # idle, and idle while a disk is busy
+
+    def is_long(self) -> bool:
+        """Return whether cores were idle for the last IDLE_S, and begin the next ones."""
+        if time.monotonic() - self._begin < IDLE_S:
+            return False
+        idle, total = (now - before for now, before in zip(self._ticks(), self._before, strict=True))
+        self.begin()
+        return idle > IDLE_SHARE * total
+
+
 def run_parts(parts: Sequence[Part], arguments: list[str]) -> list[Run]:
     """Run the parts, and return how each went."""
     waiting, running, done = list(parts), list[Run](), list[Run]()
     temporary = Temporary()
     said = time.monotonic()
+    idle = Idle()
     try:
         while waiting or running:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and (len(running) < AT_ONCE or (len(running) < AT_ONCE + IDLE_MORE and idle.is_long())):
                 part = waiting.pop(0)
                 running.append(Run(part, [*folders_of(part), *arguments], temporary))
+                idle.begin()
             time.sleep(0.1)
             for run in running:
                 for failure in run.look():

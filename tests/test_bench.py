@@ -33,7 +33,7 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
 @pytest.mark.parametrize(
     "script",
     [
-        *("import_time", "single_append", "table", "contention", "blocks_ahead", "cli"),
+        *("import_time", "single_append", "table", "contention", "blocks_ahead", "fetch_cut", "cli"),
         *("kafka_acks_all", "kafka_new_topic"),
         pytest.param("lock_word", marks=pytest.mark.soak),  # compiles an older commit first
     ],
@@ -48,6 +48,7 @@ def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> 
     "script",
     [
         *("kafka_throughput", "kafka_rdkafka", "kafka_java", "kafka_latency", "kafka_start", "kafka_parked"),
+        "kafka_idle_fetch",
         "kafka_transactions",
     ],
 )
@@ -67,7 +68,11 @@ def test_each_answer_beside_redis_and_nats_is_one(tmp_path: Path) -> None:
 @pytest.mark.soak  # each starts two JVMs
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "script", ["spark_trigger", "spark_read", "spark_sink", "spark_scan", "spark_archive", "spark_life"]
+    "script",
+    [
+        *("spark_trigger", "spark_read", "spark_sink", "spark_scan", "spark_archive", "spark_life"),
+        *("spark_start", "spark_state", "spark_realtime"),
+    ],
 )
 def test_each_answer_of_spark_is_one(script: str, tmp_path: Path) -> None:
     need_kafka()

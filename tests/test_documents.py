@@ -53,6 +53,10 @@ ELSEWHERE = {
         "tests/spark/pipelines/test_quality.py::test_the_example_of_the_guide_works"
     ),
     ("docs/guide/pipeline-streams.md", "py", ""): _STREAMS,
+    ("docs/guide/pipelines.md", "sh", "klamm pipeline"): (
+        "tests/cli/test_pipeline.py::test_a_small_topic_needs_no_spark_and_the_pipeline_is_managed"
+    ),
+    ("docs/guide/securing.md", "sh", ""): "tests/cli/test_user.py::test_the_page_on_security_works_as_it_is",
     ("docs/guide/spark-exactly-once.md", "py", ""): _EXACTLY_ONCE,
     ("docs/guide/spark.md", "python", ""): _SPARK,
     ("docs/guide/workers-and-dead-letters.md", "sh", "klamm work"): (
@@ -77,7 +81,10 @@ NOT_RUN = {
     ("README.md", "sh", "echo hello | kcat"): f"{_PORT}; docs/start.md has the same with a test",
     ("README.md", "sh", "export KLAMM_STORE"): "docs/guide/command-line.md has the same commands with a test",
     ("README.md", "sh", "python3 -m venv"): _INSTALLS,
+    ("CONTRIBUTING.md", "sh", "git clone"): "clones and installs",
     ("docs/guide/command-line.md", "bash", "klamm pipeline"): "each starts a JVM: tests/cli/test_pipeline.py has them",
+    ("docs/guide/console.md", "console", "$ klamm console"): f"{_PORT}: tests/console/test_server.py",
+    ("docs/guide/console.md", "sh", "klamm console events/ --host"): f"{_PORT}: tests/console/test_security.py",
     ("docs/guide/declarative-pipelines.md", "sh", "pip install"): _INSTALLS,
     ("docs/guide/life.md", "sh", "pip install"): _INSTALLS,
     ("docs/guide/serving.md", "sh", "klamm serve events/ --kafka 9092"): _PORT,
@@ -85,9 +92,15 @@ NOT_RUN = {
     ("docs/guide/serving.md", "sh", "klamm serve events/ --host 0.0.0.0"): f"{_PORT}: tests/cli/test_serve.py",
     ("docs/guide/serving.md", "sh", "klamm serve events/ --config"): f"{_PORT}: tests/cli/test_serve.py",
     ("docs/guide/serving.md", "sh", "podman build"): "there is no podman here",
+    (
+        "docs/guide/spark-avro-protobuf.md",
+        "py",
+        "orders = klamm.spark.read",
+    ): "tests/spark/test_value_decoder.py has a registry",
     ("docs/guide/spark-on-a-cluster.md", "py", "spark = klamm.spark.session("): _A_CLUSTER,
     ("docs/guide/spark-on-a-cluster.md", "sh", "klamm serve"): _A_CLUSTER,
     ("docs/guide/spark.md", "py", 'spark = klamm.spark.session("events/", master='): _ANOTHER_JVM,
+    ("docs/guide/spark.md", "py", 'spark = klamm.spark.session("events/", spark_klamm_classArchive'): _ANOTHER_JVM,
     ("docs/guide/spark.md", "py", "spark = klamm.spark.session(kafka=True)"): _CONNECTOR,
     ("docs/guide/spark.md", "sh", "pip install"): _INSTALLS,
     ("docs/guide/spark.md", "sh", "klamm serve"): _CONNECTOR,
@@ -253,3 +266,10 @@ def test_every_document_can_be_reached_from_the_readme() -> None:
         named = (path.parent / target for target in re.findall(r"\]\(([^)#\s:]+\.md)(?:#[^)]*)?\)", path.read_text()))
         left += {each.resolve() for each in named if each.exists()} - found - set(left)
     assert sorted(str(path.relative_to(ROOT)) for path in set(DOCS.rglob("*.md")) - found) == []
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    page = (DOCS / "internals" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|pxi|h))`", page))
+    assert len(named) > 30
+    assert sorted(name for name in named if not (ROOT / "src" / "klamm" / name).is_file()) == []

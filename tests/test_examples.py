@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import klamm
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+SHOWS = {"live.py", "tour.py"}  # `make run` and `make tour`: they need no directory
 PUBLIC = {"klamm", "klamm.aio", "klamm.spark", "klamm.spark.pipelines", "klamm.testing"}
 
 
@@ -33,7 +38,7 @@ def test_an_example_imports_only_what_is_public(path: Path) -> None:
         assert {name for name in modules if name.startswith("klamm")} <= PUBLIC
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "tour.py"))
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in SHOWS))
 def test_without_a_directory_an_example_says_how_it_is_called(name: str) -> None:
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1 and f"python examples/{name} events/" in done.stderr
@@ -59,7 +64,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 def test_workers_keep_the_order_of_a_key(tmp_path: Path) -> None:
     paid, letters = run("one_reader_many_workers.py", tmp_path)
     assert paid.startswith("980 paid by") and paid.endswith("in order within each account: True")
-    assert letters == "20 dead letters: ValueError: nobody pays 13"
+    assert letters == "20 dead letters: ValueError: 13 cannot be paid"
 
 
 def test_totals_are_right_though_a_process_is_killed(tmp_path: Path) -> None:
@@ -83,8 +88,50 @@ def test_three_services_read_the_same(tmp_path: Path) -> None:
     assert said[-3:] == ["billing is 0 behind", "shipping is 0 behind", "statistics is 0 behind"]
 
 
+def test_make_run_without_a_terminal_shows_itself_and_ends(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "live.py", tmp_path / "events"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The console     http://127.0.0.1:" in done.stdout and "Kafka clients   127.0.0.1:" in done.stdout
+    assert f"/ shows 'Overview · {tmp_path / 'events'} · Klamm'" in done.stdout
+    with klamm.open(tmp_path / "events", create=False) as store:
+        assert store["orders"].info().count > 0 and {"billing", "mails", "shipping"} <= set(store.groups)
+        assert [lock for lock in store.who() if lock.pid != os.getpid()] == []
+
+
+def test_make_run_in_a_terminal_ends_with_ctrl_c(tmp_path: Path) -> None:
+    master, terminal = os.openpty()
+    live = subprocess.Popen(
+        [sys.executable, EXAMPLES / "live.py", tmp_path / "events"],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert live.stdout is not None
+        lines = list(iter(live.stdout.readline, "  Ctrl-C ends it.\n"))
+        assert any("The console" in line for line in lines), lines
+        live.send_signal(signal.SIGINT)
+        out, err = live.communicate(timeout=60)
+        assert (live.returncode, err) == (0, "") and "orders; ended in" in out
+        with klamm.open(tmp_path / "events", create=False) as store:
+            assert [lock for lock in store.who() if lock.pid != os.getpid()] == []
+    finally:
+        if live.poll() is None:
+            live.terminate()
+            live.communicate()
+        os.close(master)
+        os.close(terminal)
+
+
 def test_every_example_is_run_here_or_by_make_run() -> None:
     told = Path(__file__).read_text()
     assert [
-        each.name for each in EXAMPLES.glob("*.py") if each.name != "tour.py" and f'"{each.name}"' not in told
+        each.name for each in EXAMPLES.glob("*.py") if each.name not in SHOWS and f'"{each.name}"' not in told
     ] == []

@@ -214,7 +214,9 @@ def test_settings_are_a_mapping_or_keywords(store: klamm.Store) -> None:
     with pytest.raises(klamm.InvalidSetting, match=r"retention\.m:") as caught:
         store.topics.create("b", retention_m=5)
     assert "retention.ms" in str(caught.value.hint) and "b" not in store
+    version = store._acquired().heads.catalog_version
     assert store.alter(lineage_retention_ms=1000)["lineage.retention.ms"] == "1000"
+    assert store._acquired().heads.catalog_version != version, "other processes are told"
 
 
 def test_create_returns_a_handle_and_leaves_a_topic_that_is_there(store: klamm.Store) -> None:

@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 # .py files (pyproject.toml); native modules it cannot see.
 ROOMS = [
     ["cli"],
-    ["kafka", "spark"],
+    ["console", "kafka", "spark"],
     ["aio", "testing"],
     ["api"],
     ["arrow", "client"],
@@ -56,7 +56,9 @@ HEAVY = [
     "pyarrow",
     "pyspark",
     "rocksdict",
+    "starlette",
     "typer",
+    "uvicorn",
     "asyncio",
     "multiprocessing",
     "klamm.kafka",
@@ -143,8 +145,10 @@ def test_a_native_module_is_built_again_when_any_of_its_sources_changes() -> Non
         while new:
             text = "\n".join(path.read_text() for path in new)
             names = re.findall(r'^\s*(?:include|#include|cdef extern from) "(\S+)"', text, re.MULTILINE)
+            declared = re.findall(r"^from (klamm\.\S+) cimport", text, re.MULTILINE)
             used |= new
             new = {folder / name for folder in folders for name in names if (folder / name).is_file()} - used
+            new |= {ROOT / "src" / f"{name.replace('.', '/')}.pxd" for name in declared} - used
         assert {str(path.relative_to(ROOT)) for path in used - {main}} == set(module["depends"]), module["name"]
 
 
@@ -295,9 +299,89 @@ def test_no_source_file_holds_a_second_noun() -> None:
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 600} == {}
 
 
-def test_modules_that_programs_meet_are_named_by_nouns() -> None:
-    nouns = {"encoding"}
-    packages = ("aio", "api", "arrow", "cli", "client")
-    modules = [path for name in packages for path in (ROOT / "src" / "klamm" / name).rglob("*.py")]
-    assert len(modules) > 80
-    assert [str(path) for path in modules if path.stem.endswith("ing") and path.stem not in nouns] == []
+# Words: docs/internals/README.md has the glossary
+
+BANNED_NAMES = {
+    "bell thread",
+    "desk",
+    "dirt",
+    "honoured",
+    "hush",
+    "maintenance thread",
+    "lane",
+    "parking",
+    "road",
+    "seat",
+    "record filter",
+    "tenure",
+}
+BANNED_PROSE = re.compile(
+    r"\b(whoever|somebody|nobody|anew)\b|(?<!there )\bis no\b(?! (?:longer|more|limit)\b)", re.IGNORECASE
+)
+NOUNS = {"encoding", "staging", "testing"}  # that end in -ing all the same
+
+
+def sources() -> list[Path]:
+    return [path for path in SOURCE.rglob("*") if path.suffix in {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".h"}]
+
+
+def test_modules_are_named_by_nouns() -> None:
+    modules = [path for path in sources() if path.suffix in {".py", ".pyx"}]
+    assert len(modules) > 200
+    named = [path for path in modules if path.stem.endswith("ing") and path.stem not in NOUNS]
+    assert [str(path) for path in named] == []
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_identifier_is_a_private_metaphor(path: Path) -> None:
+    code = re.sub(r'"""(?:.|\n)*?"""|#.*|//.*|/\*(?:.|\n)*?\*/|"[^"\n]*"', "", path.read_text())
+    parts = {
+        part.lower().removesuffix("s")
+        for name in set(re.findall(r"[A-Za-z_]\w*", code))
+        for part in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)
+    }
+    assert sorted(parts & BANNED_NAMES) == []
+
+
+def test_prose_names_its_actors() -> None:
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    texts = [path for path in [*sources(), *pages] if path.name != "mutants.md"]  # that quotes names of mutants
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in texts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if BANNED_PROSE.search(line)
+    ]
+    assert found == []
+
+
+def _texts(node: ast.expr) -> list[str]:
+    """Return the ends of the texts that an argument may be."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.JoinedStr(values=[*_, last]):
+            return _texts(last)
+        case ast.IfExp(body=body, orelse=orelse):
+            return [*_texts(body), *_texts(orelse)]
+    return []
+
+
+def test_no_error_is_a_question() -> None:
+    asked = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in klamm.errors.__all__:
+                arguments = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "hint")]
+                texts = [text for argument in arguments for text in _texts(argument)]
+                asked += [f"{path.name}:{node.lineno}: {text}" for text in texts if text.rstrip().endswith("?")]
+    assert asked == []
+
+
+def test_labels_of_promises_are_unique() -> None:
+    labels: dict[str, list[str]] = {}
+    for path in sources():
+        for label in re.findall(r"^ ?\*? {2,}([A-Z]{1,4}\d+[a-z]?)  \S", path.read_text(), re.MULTILINE):
+            labels.setdefault(label, []).append(path.name)
+    assert len(labels) > 150
+    assert {label: names for label, names in labels.items() if len(names) > 1} == {}

@@ -28,6 +28,7 @@ def lose_patience():
 
 threading.Thread(target=lose_patience, daemon=True).start()
 parts.PROGRESS_S, parts.MEMORY = 0.2, pathlib.Path("/nowhere")
+PREPARE
 mine = [parts.Part(name, (f"{folder}/{name}",)) for name in names.split(",")]
 sys.exit(parts.interruptible(lambda: parts.main(arguments, mine)))
 """
@@ -36,13 +37,13 @@ sys.exit(parts.interruptible(lambda: parts.main(arguments, mine)))
 class Started:
     """parts.py with parts of a test's own: a file of tests for each name."""
 
-    def __init__(self, directory: Path, arguments: tuple[str, ...], **files: str) -> None:
+    def __init__(self, directory: Path, arguments: tuple[str, ...], prepare: str, **files: str) -> None:
         self._directory = directory
         for name, text in files.items():
             (directory / name).mkdir()
             (directory / name / f"test_{name}.py").write_text(textwrap.dedent(text))
         self._output = directory / "output"
-        command = [sys.executable, "-c", RUN, str(directory), ",".join(files), *arguments]
+        command = [sys.executable, "-c", RUN.replace("PREPARE", prepare), str(directory), ",".join(files), *arguments]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=parts.ROOT, stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(directory)}
@@ -66,8 +67,9 @@ class Started:
 
 
 @contextmanager
-def started(directory: Path, *arguments: str, **files: str) -> Iterator[Started]:
-    run = Started(directory, arguments, **files)
+def started(directory: Path, *arguments: str, prepare: str = "", **files: str) -> Iterator[Started]:
+    """`prepare` is run before the parts."""
+    run = Started(directory, arguments, prepare, **files)
     try:
         yield run
     finally:
@@ -129,6 +131,65 @@ def test_ctrl_c_ends_all_parts(tmp_path: Path, number: int) -> None:
         assert "test: interrupted" in run.ends(parts.INTERRUPTED)
     for file in tmp_path.glob("*/*.pid"):
         assert not Path("/proc", file.read_text()).exists()
+
+
+def meets(other: str) -> str:
+    """A test that ends when the other part has begun."""
+    return f"""
+import pathlib, time
+def test_meets():
+    folder = pathlib.Path(__file__).parents[1]
+    (folder / "begun" / pathlib.Path(__file__).stem).touch()
+    while not (folder / "begun" / "test_{other}").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_more_parts_run_at_once_only_while_cores_are_idle(tmp_path: Path, is_idle: bool) -> None:
+    (tmp_path / "begun").mkdir()
+    limits = "AT_ONCE, parts.IDLE_MORE, parts.IDLE_S, parts.IDLE_SHARE = 1, 1, 0.1"
+    limits = f"parts.{limits}, {-1.0 if is_idle else 1.0}"  # shares that every machine reaches, or none
+    with started(tmp_path, prepare=limits, one=meets("two"), two=meets("one")) as run:
+        if not is_idle:
+            run.shows("s in test_one.py::test_meets; later: two")
+            assert not (tmp_path / "begun" / "test_two").exists()
+            (tmp_path / "begun" / "test_two").touch()
+        assert run.ends(0).count("1 passed") == 2
+
+
+def test_how_idle_cores_were_is_read_since_the_last_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(parts, "IDLE_S", 0.0)
+    ticks = {
+        "user": 50,
+        "nice": 0,
+        "system": 50,
+        "idle": 0,
+        "iowait": 0,
+        "irq": 0,
+        "softirq": 0,
+        "steal": 0,
+        "guest": 7,
+    }
+
+    def tick(**more: int) -> None:
+        for name, count in more.items():
+            ticks[name] += count
+        parts.STAT.write_text(f"cpu  {' '.join(map(str, ticks.values()))}\ncpu0 1 2 3\n")
+
+    tick()
+    idle = parts.Idle()
+    tick(user=70, idle=20, iowait=10)
+    assert idle.is_long()
+    tick(user=70, system=20, idle=10)
+    assert not idle.is_long(), "what was idle before counts no more"
+    tick(idle=100)
+    monkeypatch.setattr(parts, "IDLE_S", 3600.0)
+    assert not idle.is_long(), "too soon"
+    parts.STAT.unlink()
+    monkeypatch.setattr(parts, "IDLE_S", 0.0)
+    assert not parts.Idle().is_long()
 
 
 def test_with_a_name_or_a_path_there_is_one_pytest(tmp_path: Path) -> None:

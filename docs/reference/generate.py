@@ -15,7 +15,7 @@ import typer.main
 from klamm.cli.main import COMMANDS, app
 from klamm.kafka.apis import TABLE
 from klamm.kafka.collector import MAX_OFFSETS, MAX_PARTITIONS, METRICS
-from klamm.kafka.config_entries import TOPIC_FACTS
+from klamm.kafka.config_entries import FIXED_TOPIC_CONFIGS
 from klamm.kafka.settings import SERVER_SETTINGS
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ def apis() -> str:
 
 def facts() -> str:
     rows = ["| setting | value | meaning in Kafka, and here |", "|---|---|---|"]
-    for row in TOPIC_FACTS.values():
+    for row in FIXED_TOPIC_CONFIGS.values():
         rows.append(f"| `{row.name}` | {f'`{row.value}`' if row.value else '(empty)'} | {_cell(row.doc)} |")
     return "\n".join(rows)
 

@@ -39,7 +39,7 @@ def png(pixels: np.ndarray, palette: list[tuple[int, int, int]]) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A picture of the world as it is.")
     parser.add_argument("path", help="the store's directory")
-    parser.add_argument("picture", help="a PNG, made anew")
+    parser.add_argument("picture", help="a PNG to write")
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--topic", default=world.TOPIC)
     options = parser.parse_args()

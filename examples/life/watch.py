@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any
 
 import world
 
@@ -54,20 +56,38 @@ def region(
         is_changed(key, what)
     changed = True
     with store.consumer(topic, form="tuples", start={0: here[0].offset}, wait=wait) as consumer:
-        while True:
-            batch = consumer.poll(10_000, timeout=0 if changed else None)
-            if changed and not batch:  # everything is read, and a generation becomes visible as a whole
-                yield latest, living
-                changed = False
-            elif not batch and wait is not None:
-                return
-            for key, value in batch:
-                generation, what = value.split()
-                if int(generation) > latest:
+        for events in _blocks(consumer, wait):
+            for generation, key, what in events:
+                if generation > latest:
                     if changed:
                         yield latest, living
-                    latest, changed = int(generation), False
+                    latest, changed = generation, False
                 changed |= is_changed(key, what)
+            if not events and changed:
+                yield latest, living
+                changed = False
+
+
+def _blocks(consumer: Any, wait: float | None) -> Iterator[list[tuple[int, bytes, bytes]]]:
+    """Blocks, each in the order of its generations, as (generation, cell, what); [] when everything visible is read."""
+    block: list[tuple[int, bytes, bytes]] = []
+    is_idle = False
+    while True:
+        batch = consumer.poll(10_000, timeout=None if is_idle else 0)
+        for key, value in batch:
+            number, what = value.split()
+            if block and world.block(int(number)) != world.block(block[0][0]):
+                yield sorted(block, key=itemgetter(0))
+                block = []
+            block.append((int(number), key, what))
+        if not batch:  # and a block becomes visible as a whole
+            if is_idle and wait is not None:
+                return
+            if block:
+                yield sorted(block, key=itemgetter(0))
+                block = []
+            yield []
+        is_idle = not batch
 
 
 def main() -> None:

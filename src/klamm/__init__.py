@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from klamm.client.work.run_options import ErrorTypes
     from klamm.kafka.background import server
     from klamm.store.backup import Copied
-    from klamm.store.examine import Breach, Report
+    from klamm.store.check_partition import Breach, Report
 
 __all__ = [
     "Aborted",
@@ -240,15 +240,15 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-# Imported when somebody wants them, so that `import klamm` is quick for everybody else.
+# Imported on first use, so that `import klamm` stays quick.
 _LATER = {
     "Attempt": "klamm.client.work.outcomes",
-    "Breach": "klamm.store.examine",
+    "Breach": "klamm.store.check_partition",
     "Copied": "klamm.store.backup",
     "DeadLetter": "klamm.client.work.dead_letters",
     "ErrorTypes": "klamm.client.work.run_options",
     "Origin": "klamm.client.work.dead_letters",
-    "Report": "klamm.store.examine",
+    "Report": "klamm.store.check_partition",
     "Scan": "klamm.arrow.scan",
     "Output": "klamm.client.pipe.output",
     "Pipe": "klamm.client.pipe.pipe",

@@ -1,5 +1,25 @@
-"""`python -m klamm` is `klamm`."""
+"""`klamm` and `python -m klamm`: the command line, if what it needs is installed."""
 
-from klamm.cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+
+from klamm.cli.codes import MISUSED
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. Without the extra `cli`, print the line that installs it and exit with 2."""
+    try:
+        from klamm.cli.main import main as run
+    except ModuleNotFoundError as error:
+        if error.name != "typer":  # which brings rich
+            raise
+        print(f"klamm: {error.name} is not installed (pip install 'klamm[cli]')", file=sys.stderr)  # noqa: T201
+        sys.exit(MISUSED)
+    run()
+
+
+if __name__ == "__main__":
+    main()

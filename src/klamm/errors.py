@@ -31,7 +31,7 @@
     │   └── CommitGap            a batch that does not begin where the last one ended
     ├── TransactionError
     │   ├── Fenced               a newer producer has taken over this producer id
-    │   ├── Aborted              it took too long, or somebody ended it
+    │   ├── Aborted              it took too long, or another process ended it
     │   └── OnceMismatch         a number of a writer is committed already, with another meaning
     │       └── BatchConflict    the same, of a batch of Spark
     └── Forked                   a producer or consumer from before a fork, used in the child
@@ -40,6 +40,8 @@ Wrong Python types are a TypeError, as everywhere.
 """
 
 from __future__ import annotations
+
+import re
 
 __all__ = [
     "Aborted",
@@ -80,6 +82,18 @@ __all__ = [
 ]
 
 
+HELD = "/proc/self/fd/"
+held: dict[str, str] = {}
+"""Directories that are reached by a descriptor (disk/roots.py), and the paths that users know them by."""
+
+
+def readable(text: str) -> str:
+    """Return a message or a path with the directories in it called as users know them."""
+    if HELD not in text:
+        return text
+    return re.sub(rf"{HELD}\d+", lambda name: held.get(name[0], name[0]), text)
+
+
 class KlammError(Exception):
     """What happened, and in `hint` what to do now.
 
@@ -88,9 +102,10 @@ class KlammError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
+        message = readable(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint if hint is None else readable(hint)
         self.code = code
 
     def __str__(self) -> str:
@@ -114,7 +129,7 @@ class NewerFormat(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Somebody else holds the store in a way that excludes us."""
+    """Another process or machine holds a conflicting lock on the store."""
 
 
 class ReadOnly(StoreError):
@@ -198,7 +213,7 @@ class CorruptBatch(LogError):
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.path = path
+        self.path = path if path is None else readable(path)
         self.position = position
         self.next_offset = next_offset
 
@@ -299,7 +314,7 @@ class Fenced(TransactionError):
 
 
 class Aborted(TransactionError):
-    """The transaction was ended by somebody else: it took longer than its time-out. Nothing of it will be read."""
+    """Another process ended the transaction: it took longer than its timeout. Nothing of it will be read."""
 
 
 class OnceMismatch(TransactionError):

@@ -48,7 +48,7 @@ _PARTS = {"partitions", "settings", "records"}
 def advance(store: Store[Any, Any], **by: float) -> datetime:
     """Set the store's clock ahead, by so much as `timedelta` has it: `advance(store, days=8)`. What it shows then.
 
-    Everybody who has the store open sees it, until the machine is started again: retention, compaction and time-outs go
+    Everybody who has the store open sees it, until the machine is started again: retention, compaction and timeouts go
     by it, and records that are given no time bear it. What is due by then is done when this returns, as by
     `store.maintain()`. Waits of consumers and producers are as long as ever.
     """
@@ -58,7 +58,7 @@ def advance(store: Store[Any, Any], **by: float) -> datetime:
     if store.read_only:
         raise ReadOnly(f"{store.path}: is open for reading only, and its clock is in its files")
     core = store._acquired()
-    with core.catalog.database.gate():
+    with core.catalog.database.db_lock():
         core.heads.advance(milliseconds)
     core.heads.ring_all()
     store.maintain()
@@ -112,11 +112,11 @@ def seed(store: Store[Any, Any], path: str | Path, *, topic: str | None = None) 
     return {name: len(each.records) for name, each in found.items()}
 
 
-def _check(told: _Topic, there: TopicInfo | None, where: str) -> None:
+def _check(given: _Topic, there: TopicInfo | None, where: str) -> None:
     """What the topic would not take is told before anything is done."""
-    settings = Settings.of(told.settings if there is None else there.settings, where=where)
-    count = told.count if there is None else len(there.partitions)
-    for number, record in enumerate(told.records):
+    settings = Settings.of(given.settings if there is None else there.settings, where=where)
+    count = given.count if there is None else len(there.partitions)
+    for number, record in enumerate(given.records):
         if record.partition is not None and not 0 <= record.partition < count:
             raise InvalidRecord(f"{where}: record {number}: there is no partition {record.partition}; it has {count}")
         if record.key is None and "compact" in settings.cleanup_policy:
@@ -134,7 +134,7 @@ def _read(path: Path, topic: str | None) -> dict[str, _Topic]:
         if topic is not None:
             raise InvalidSetting(f"{path}: names its topics itself", hint="topic= is for JSON lines")
         return dict(_of_yaml(text, path))
-    raise InvalidSetting(f"{path}: is it YAML or JSON lines?", hint=f"want {', '.join((*_YAML, *_LINES))}")
+    raise InvalidSetting(f"{path}: neither YAML nor JSON lines", hint=f"expected {', '.join((*_YAML, *_LINES))}")
 
 
 def _of_lines(text: str, path: Path, topic: str | None) -> dict[str, _Topic]:
@@ -158,24 +158,24 @@ def _of_yaml(text: str, path: Path) -> Iterator[tuple[str, _Topic]]:
     except yaml.YAMLError as error:
         raise InvalidRecord(f"{path}: is not YAML: {error}") from None
     if not isinstance(topics, Mapping):
-        raise InvalidRecord(f"{path}: has no topics", hint="want their names at the top, and records below")
-    for name, told in topics.items():
+        raise InvalidRecord(f"{path}: has no topics", hint="expected their names at the top, and records below")
+    for name, given in topics.items():
         where = f"{path}: {name}"
-        if not isinstance(told, Mapping):
-            told = {"records": told}
-        if unknown := told.keys() - _PARTS:
+        if not isinstance(given, Mapping):
+            given = {"records": given}
+        if unknown := given.keys() - _PARTS:
             raise InvalidRecord(
                 f"{where}: {min(unknown, key=str)!r} is nothing that a topic has",
-                hint=f"want {', '.join(sorted(_PARTS))}",
+                hint=f"expected {', '.join(sorted(_PARTS))}",
             )
-        records, settings = told.get("records") or [], told.get("settings") or {}
+        records, settings = given.get("records") or [], given.get("settings") or {}
         if not isinstance(records, list) or not isinstance(settings, Mapping):
-            raise InvalidRecord(f"{where}: want a list of records, and a mapping of settings")
+            raise InvalidRecord(f"{where}: expected a list of records, and a mapping of settings")
         made = [_record(each, f"{where}: record {number}") for number, each in enumerate(records)]
-        yield str(name), _Topic(told.get("partitions"), settings, made)
+        yield str(name), _Topic(given.get("partitions"), settings, made)
 
 
-def _record(told: Any, where: str) -> PlainRecord:
-    if isinstance(told, Mapping):
-        return from_plain(told, where)
-    return PlainRecord(None, bytes_of(told, where), [])
+def _record(given: Any, where: str) -> PlainRecord:
+    if isinstance(given, Mapping):
+        return from_plain(given, where)
+    return PlainRecord(None, bytes_of(given, where), [])

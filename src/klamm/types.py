@@ -157,9 +157,9 @@ class TopicInfo:
         return sum(partition.size for partition in self.partitions)
 
     def _repr_html_(self) -> str:
-        said = "".join(f", {name}={value}" for name, value in self.settings.items())
+        shown = "".join(f", {name}={value}" for name, value in self.settings.items())
         rows = [(each.number, each.start, each.end, each.size) for each in self.partitions]
-        return html_table(f"topic {self.name}{said}", ("partition", "start", "end", "bytes"), rows)
+        return html_table(f"topic {self.name}{shown}", ("partition", "start", "end", "bytes"), rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ __all__ = ["KlammServer", "klamm_server", "klamm_server_session", "klamm_store"]
 class KlammServer:
     """A server and its store. As a str, it is the address."""
 
-    def __init__(self, address: str, store: Store, settle: Callable[[], None]) -> None:
+    def __init__(self, address: str, store: Store, run_due_work: Callable[[], None]) -> None:
         self.address = address
         """Where clients dial: "127.0.0.1:40123"."""
         self.store = store
         """The same files, without the network: what `klamm.open` gives."""
-        self._settle = settle
+        self._run_due_work = run_due_work
 
     @property
     def bootstrap_servers(self) -> str:
@@ -58,13 +58,13 @@ class KlammServer:
     def advance(self, **by: float) -> datetime:
         """Set the clock of store and server ahead, as in `advance(days=8)`: see klamm.testing.advance.
 
-        The server has done what is due when this returns. To it, nobody was heard of meanwhile: members of groups whose
-        session was shorter are out, and join again by themselves.
+        The server has done what is due when this returns. It heard of no client in that time: members of groups whose
+        session was shorter are removed, and rejoin by themselves.
         """
         from klamm import testing
 
         shown = testing.advance(self.store, **by)
-        self._settle()
+        self._run_due_work()
         return shown
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def _serving(path: Path, settings: dict[str, Any]) -> Iterator[KlammServer]:
     with klamm.open(path) as store:
         server = klamm.server(store, **settings)
         with server as address:
-            yield KlammServer(address, store, server.settle)
+            yield KlammServer(address, store, server.run_due_work)
 
 
 def _seed(request: pytest.FixtureRequest, store: Store) -> None:

@@ -96,7 +96,7 @@ def test_a_log_with_gaps_is_a_log(store: klamm.Store, tmp_path: Path) -> None:
         placer.skip_to(7)
         placer.take(rows(*offsets))
         placer.skip_to(4000 + FAR)
-        assert log.housekeeping.delete_before(7) == 7
+        assert log.cleanup.delete_before(7) == 7
         log.sync(4000 + FAR)
     store.append("t", b"goes on", key=b"k")
     want = wanted(*offsets)
@@ -119,7 +119,7 @@ def test_a_batch_goes_to_its_own_offset_or_nowhere(store: klamm.Store) -> None:
         placer = RestoreWriter(log)
         placer.take(rows(0, 1, 2))
         store.append("t", b"somebody else's")
-        with pytest.raises(LogError, match="t/0: goes on at offset 1: somebody else has appended"):
+        with pytest.raises(LogError, match="t/0: goes on at offset 1: another process has appended"):
             placer.give()
         assert log.ends().end == 1
         with pytest.raises(RecordTooLarge, match=r"t/0: a record of .* max\.message\.bytes"):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from klamm.batch import Builder
+
+EXAMPLES = int(os.environ.get("KLAMM_EXAMPLES", "100"))
+SOME = settings(max_examples=min(EXAMPLES, 100))
+"""For tests whose examples take long: fewer where they take even longer, never more."""
 
 Record = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
 

@@ -120,7 +120,7 @@ def test_verify_says_which_batch_has_the_wrong_crc_and_what_it_is() -> None:
     second = bytearray(batch_of([(None, b"b", (), 1)], base_offset=1))
     want = int.from_bytes(second[17:21], "big")
     second[-2] ^= 1
-    with pytest.raises(CorruptBatch, match=f"byte {len(first)}: CRC is {crc32c(second[21:]):08x}, want {want:08x}"):
+    with pytest.raises(CorruptBatch, match=f"byte {len(first)}: CRC is {crc32c(second[21:]):08x}, expected {want:08x}"):
         verify(first + second, 0, True)
 
 

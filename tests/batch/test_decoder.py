@@ -16,7 +16,7 @@ from klamm.batch import BAD_RAISE, BAD_RAW, BAD_SKIP, RECORDS, TUPLES, VALUES, D
 from klamm.errors import CorruptBatch
 from klamm.types import Batch, Position, TopicPartition
 from tests.batch import strategies
-from tests.batch.strategies import batch_of, codecs, log_of, record_lists
+from tests.batch.strategies import SOME, batch_of, codecs, log_of, record_lists
 
 NAME = TopicPartition("orders", 3)
 NOTHING = Records(NAME, Position(0), Position(0))
@@ -52,6 +52,7 @@ def with_bad_end(batch: bytes) -> bytes:
 runs = st.lists(st.tuples(record_lists, codecs), min_size=1, max_size=4)
 
 
+@SOME
 @given(runs, st.integers(1, 12), st.integers(0, 50), st.sampled_from([RECORDS, TUPLES, VALUES]))
 def test_taking_some_at_a_time_gives_what_decoding_all_gives(
     given_: list[tuple[list[strategies.Record], int]], most: int, start: int, form: int

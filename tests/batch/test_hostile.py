@@ -7,7 +7,6 @@ reach the code behind these checks. Whatever happens must be a result or Corrupt
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -24,8 +23,9 @@ from klamm.batch import (
     Columns,
     Decoder,
     KeyMap,
+    RecordFilter,
     Records,
-    Sieve,
+    RecordScan,
     crc32c,
     decode,
     parse,
@@ -33,13 +33,14 @@ from klamm.batch import (
     verify,
     walk,
 )
+from klamm.batch import codecs as batch_codecs
 from klamm.batch.codecs import compress
 from klamm.batch.header import DELETE_HORIZON
-from klamm.errors import CorruptBatch
+from klamm.errors import CorruptBatch, RecordTooLarge
 from klamm.types import Position, TopicPartition
-from tests.batch.strategies import Record, batch_of, codecs, record_lists
+from tests.batch.strategies import EXAMPLES, SOME, Record, batch_of, codecs, record_lists
 
-MANY = settings(max_examples=int(os.environ.get("KLAMM_EXAMPLES", "100")))
+MANY = settings(max_examples=EXAMPLES)
 
 # Bytes that mean something where a varint is read: -1, large and largest numbers, too long, endless.
 NASTY = [
@@ -145,8 +146,8 @@ def sifted(data: Any) -> list[Any]:
     """What compaction leaves of it, read back."""
     keys = KeyMap(1, bytes(16))
     upto = keys.add(data)
-    sieve = Sieve(keys, upto=upto, now_ms=HORIZON - 1, horizon_ms=HORIZON)
-    left = sieve.sift(data)
+    record_filter = RecordFilter(keys, upto=upto, now_ms=HORIZON - 1, horizon_ms=HORIZON)
+    left = record_filter.filter(data)
     kept = decode(data if left is None else left, form=RECORDS)
     if left is not None:
         walk(left)
@@ -177,6 +178,17 @@ def taken(data: Any, most: int) -> list[Any]:
     return found
 
 
+def scanned(data: Any, piece: int) -> Any:
+    """What a RecordScan makes of it, so many bytes at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_codecs, "_PIECE", piece)
+        try:
+            scan = RecordScan(data, 0, 1 << 40)
+        except RecordTooLarge as error:
+            return error
+        return scan.result, scan.outside, scan.unkeyed
+
+
 def read_in_every_way(given_: bytes) -> Any:
     """All readers give the same records, or CorruptBatch."""
     # A bytes object ends with a zero of its own; here nothing lies behind the last byte, so that a look at it is seen.
@@ -190,6 +202,8 @@ def read_in_every_way(given_: bytes) -> Any:
     rows = outcome(lambda: rows_of(data))
     kept = outcome(lambda: sifted(data))
     outcome(lambda: scan_records(data))
+    for piece in (1, 5, 1 << 18):  # what a server has decompressed of a batch at a time
+        outcome(partial(scanned, data, piece))
     for most in (1, 3):
         assert outcome(partial(taken, data, most)) == records
     if records is CorruptBatch:
@@ -238,6 +252,7 @@ def test_random_bytes_are_refused_in_every_way_of_reading(noise: bytes) -> None:
     read_in_every_way(made_right(bytes(61), noise))
 
 
+@SOME
 @given(record_lists, codecs)
 def test_every_cut_of_a_batch_is_damage_to_its_readers(records: list[Record], codec: int) -> None:
     batch = batch_of(records, codec)

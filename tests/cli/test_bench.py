@@ -74,9 +74,9 @@ def test_a_store_that_is_served_is_used_by_commands_at_the_same_time(cli: Cli, h
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["--acks", "0"], 2, "want all or 1"),
+        (["--acks", "0"], 2, "expected all or 1"),
         (["--producers", "0", "--consumers", "0"], 2, "nothing to do"),
-        (["--producers", "0"], 2, "nobody sends"),
+        (["--producers", "0"], 2, "there are no producers"),
         (["--compression", "rar"], 2, "rar"),
         (["http://localhost"], 2, "is neither a directory nor kafka://host:port"),
         (["--topic", "nothing"], 1, "nothing"),

@@ -43,7 +43,7 @@ def test_the_first_steps_work_one_after_the_other_on_one_directory(tmp_path: Pat
     if shutil.which("kcat") is None:
         pytest.skip("there is no kcat on this machine: see `make tools`")
     install, commands, serve, client = blocks("start.md", "sh")
-    assert "pip install ." in install and serve == "klamm serve events --kafka 9092\n"
+    assert "pip install '.[cli]'" in install and serve == "klamm serve events --kafka 9092\n"
     subprocess.run([sys.executable, "-c", blocks("start.md", "python")[0]], cwd=tmp_path, check=True, timeout=PATIENCE)
     told = pasted(commands, tmp_path)
     assert '"offsets": 1003' in told and '"key": "bob", "value": "/checkout"' in told

@@ -120,7 +120,7 @@ def test_a_stopped_process_does_not_hold_it_up(home: Path, tmp_path: Path) -> No
             transaction.send("orders", b"x")
             core = store._acquired()
             assert core.lock is not None
-            with core.catalog.database.gate(), core.lock.hold(OPENING):
+            with core.catalog.database.db_lock(), core.lock.hold(OPENING):
                 ready.up()
                 os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -26,7 +26,11 @@ NOUNS = {
     "group": ["list", "show", "reset", "delete", "export", "import"],
     "tx": ["list", "abort"],
     "dlq": ["list", "redrive", "purge"],
-    "pipeline": ["archive", "restore", "compact", "aggregate", "join", "deduplicate", "quality"],
+    "user": ["add", "list", "passwd", "remove"],
+    "pipeline": [
+        *("archive", "restore", "compact", "aggregate", "join", "deduplicate", "quality"),
+        *("list", "show", "reset", "retire"),
+    ],
 }
 
 
@@ -42,6 +46,13 @@ def test_help_says_of_a_command_what_the_command_says_of_itself() -> None:
     root: Any = typer.main.get_command(app)
     for name, (_, what) in COMMANDS.items():
         assert root.get_command(None, name).help.startswith(what), name
+
+
+def test_without_the_extra_the_command_names_the_line_that_installs_it() -> None:
+    code = "import sys; sys.modules['typer'] = None; from klamm.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code, "topic", "list"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "klamm: typer is not installed (pip install 'klamm[cli]')\n"
 
 
 def test_the_version_is_that_of_the_package(cli: Cli) -> None:
@@ -62,7 +73,7 @@ def test_without_a_command_help_goes_to_stderr_and_it_was_a_wrong_call(cli: Cli)
         (["tial", "orders"], "did you mean 'tail'"),
         (["tail"], "tail: missing argument 'TOPIC…'"),
         (["tail", "orders", "--frm", "1"], "--from"),
-        (["tail", "orders", "-n", "few"], "'few' is no whole number"),
+        (["tail", "orders", "-n", "few"], "'few' is not a whole number"),
         (["tail", "orders", "-n", "-1"], "-1 is not in the range"),
         (["topic", "lst"], "did you mean 'list'"),
     ],

@@ -28,7 +28,38 @@ def test_what_is_not_there_is_told_at_once(cli: Cli, home: Path, command: str) -
 def test_a_setting_of_sparks_is_one(cli: Cli, home: Path) -> None:
     with klamm.open(home) as store:
         store.topics.create("orders")
-    assert "--conf x=1: does not fit" in cli("pipeline", "quality", "orders", "--conf", "x=1", code=2).err
+    assert "--conf x=1: invalid" in cli("pipeline", "quality", "orders", "--conf", "x=1", code=2).err
+
+
+def test_a_small_topic_needs_no_spark_and_the_pipeline_is_managed(cli: Cli, home: Path) -> None:
+    pytest.importorskip("duckdb")
+    folder = home.parent / "out"
+    with klamm.open(home) as store:
+        store.topics.create("orders", 2)
+        store.append_many("orders", [(b"%d" % n, b'{"n":%d}' % n) for n in range(100)])
+    said = cli("pipeline", "archive", "orders", folder)
+    assert "without Spark: " in said.err and "not more than 64 MiB" in said.err
+    assert (said.rows[0]["rows_written"], said.rows[0]["engine"]) == (100, "local")
+    found = cli("pipeline", "quality", "orders", "--engine", "local").rows[0]
+    assert (found["records"], found["engine"]) == (100, "local")
+    for options, text in (
+        (["--engine", "none"], "expected auto, spark or local"),
+        (["--engine", "local", "--master", "local"], "--master: needs Spark"),
+    ):
+        assert text in cli("pipeline", "quality", "orders", *options, code=2).err
+    (row,) = cli("pipeline", "list").rows
+    assert (row["name"], row["state"], row["lag"], row["batches"]) == ("archive-orders", "idle", 0, 1)
+    shown = cli("pipeline", "show", "archive-orders").rows[0]
+    assert shown["error"] is None and len(shown["partitions"]) == 2 and shown["directory"] == str(folder)
+    assert cli("pipeline", "reset", "archive-orders", "--dry-run").rows[0]["done"] is False
+    asked = cli("pipeline", "reset", "archive-orders", code=2).err
+    assert "would be removed, for good" in asked and "nothing was done (say --yes" in asked
+    assert cli("pipeline", "list").rows[0]["batches"] == 1
+    assert cli("pipeline", "reset", "archive-orders", "--yes").rows[0]["done"] is True
+    assert not list(folder.glob("date=*")) and cli("pipeline", "list").rows[0]["lag"] == 100
+    assert cli("pipeline", "retire", "archive-orders", "--yes").rows[0]["done"] is True
+    assert cli("pipeline", "list").rows == []
+    assert "has no pipeline 'archive-orders'" in cli("pipeline", "show", "archive-orders", code=2).err
 
 
 @pytest.mark.jvm
@@ -46,6 +77,8 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
         tmp_path / "out",
         "--store",
         tmp_path / "events",
+        "--engine",
+        "spark",
     ]
     with forks() as variables:
         environment = {**os.environ, **ENVIRONMENT, **variables}

@@ -88,8 +88,8 @@ def test_a_key_is_for_lines_of_json_without_one_and_a_partition_for_all(
     ("line", "complaint"),
     [
         (b"{", "line 2: is not JSON"),
-        (b"[1]", "line 2: is no record"),
-        (b'{"key": "k"}', 'want {"key": "k", "value": "v"}'),
+        (b"[1]", "line 2: not a record"),
+        (b'{"key": "k"}', 'expected {"key": "k", "value": "v"}'),
         (b'{"value": "v", "vlaue": 1}', "'vlaue' is nothing that a record has"),
         (b'{"value": "v", "timestamp": "now"}', "timestamp is 'now'"),
         (b'{"value": "v", "partition": true}', "partition is True"),
@@ -143,8 +143,8 @@ def test_create_makes_store_and_topic_and_nothing_for_a_wrong_name(cli: Cli, hom
         (["-K", ""], "--separator: is empty"),
         (["--json", "-K", ":"], "exclude each other"),
         (["-k", "k", "-K", ":"], "each say what is the key"),
-        (["v", "--acks", "2"], "want all or 1"),
-        (["v", "-H", "=x"], "want --header name=value"),
+        (["v", "--acks", "2"], "expected all or 1"),
+        (["v", "-H", "=x"], "expected --header name=value"),
     ],
 )
 def test_what_contradicts_itself_is_refused(

@@ -250,10 +250,10 @@ def test_filters_by_key_value_header_and_json(cli: Cli, store: klamm.Store) -> N
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--where", "user.id = 1"], "want '$.user.id = 42'"),
-        (["--where", "$..x = 1"], "is no path into JSON"),
-        (["--grep", "("], "is no regular expression"),
-        (["-H", "source"], "want --header name=value"),
+        (["--where", "user.id = 1"], "expected '$.user.id = 42'"),
+        (["--where", "$..x = 1"], "is not a path into JSON"),
+        (["--grep", "("], "not a regular expression"),
+        (["-H", "source"], "expected --header name=value"),
         (["-o", "%q"], "format: %q means nothing (there are %t"),
         (["-o", "a\\"], "means nothing"),
         (["-o", "100%"], "means nothing"),

@@ -240,7 +240,7 @@ def test_whatever_may_take_long_has_a_bar(
         jobs.run(lambda record: 1 // 0, workers=1, retries=0, on_error="dead-letter")
     Path("in.jsonl").write_text('{"key": "k", "value": "v"}\n' * 2000)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("in.jsonl").read_bytes())))
-    monkeypatch.setattr(output, "_PATIENCE_S", 0)
+    monkeypatch.setattr(output, "_TIMEOUT_S", 0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", err := _Screen())
     assert run(command) == 0
@@ -248,7 +248,7 @@ def test_whatever_may_take_long_has_a_bar(
 
 
 def test_no_bar_where_nobody_looks(home: Path, store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PATIENCE_S", 0)
+    monkeypatch.setattr(output, "_TIMEOUT_S", 0)
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
         assert run(["check"]) == 0
@@ -256,11 +256,11 @@ def test_no_bar_where_nobody_looks(home: Path, store: klamm.Store, monkeypatch: 
 
 
 def test_a_bar_gives_way_to_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PATIENCE_S", 0)
+    monkeypatch.setattr(output, "_TIMEOUT_S", 0)
     monkeypatch.setattr(sys, "stdout", _Screen())
     monkeypatch.setattr(sys, "stderr", err := _Screen())
-    with output.progress("printing", printing=True) as tick:
-        tick(1, 2)
+    with output.progress("printing", printing=True) as on_progress:
+        on_progress(1, 2)
     assert err.getvalue() == ""
 
 

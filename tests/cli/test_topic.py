@@ -23,7 +23,7 @@ def test_create_makes_the_store_too(cli: Cli, home: Path) -> None:
 
 def test_what_cannot_be_made_leaves_no_store_behind(cli: Cli, home: Path) -> None:
     assert "cannot be in the name of a topic" in cli("topic", "create", "a/b", code=1).err
-    assert "want name=value" in cli("topic", "create", "t", "retention.ms", code=2).err
+    assert "expected name=value" in cli("topic", "create", "t", "retention.ms", code=2).err
     assert "retention.ms" in cli("topic", "create", "t", "retention.mss=1", code=2).err
     assert "retention.ms" in cli("topic", "create", "t", "retention.ms=soon", code=2).err
     assert "--partitions" in cli("topic", "create", "t", "--partitions", 0, code=2).err
@@ -93,7 +93,7 @@ def test_set_changes_settings_and_partitions(cli: Cli, store: klamm.Store) -> No
     store.topics.create("orders", 1, {"retention.ms": 5})
     (row,) = cli("topic", "set", "orders", "cleanup.policy=compact", "--reset", "retention.ms", "--partitions", 4).rows
     assert row["settings"] == {"cleanup.policy": "compact"} and row["partitions"] == 4
-    assert "nothing to set (want name=value" in cli("topic", "set", "orders", code=2).err
+    assert "nothing to set (expected name=value" in cli("topic", "set", "orders", code=2).err
     assert "partitions" in cli("topic", "set", "orders", "--partitions", 2, code=2).err
     assert "did you mean 'retention.ms'?" in cli("topic", "set", "orders", "retention.m=1", code=2).err
     assert store.topics.describe("orders").settings == {"cleanup.policy": "compact"}

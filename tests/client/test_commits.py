@@ -139,11 +139,11 @@ def test_async_commits_keep_their_order_and_close_waits_for_them(orders: klamm.S
 
 def test_an_async_commit_that_fails_tells_its_future(orders: klamm.Store) -> None:
     with orders.consumer("orders", group="g") as consumer:
-        told = threading.Event()
+        message = threading.Event()
         future = consumer.commit_async({("orders", 0): 0})  # nothing is owned before the first poll
-        future.add_done_callback(lambda _: told.set())
+        future.add_done_callback(lambda _: message.set())
         assert isinstance(future.exception(30), klamm.NotOwner)
-        assert told.wait(30)
+        assert message.wait(30)
 
 
 # At least once, at most once
@@ -301,17 +301,17 @@ def test_offsets_go_with_their_topic(orders: klamm.Store) -> None:
 
 
 def commit_in_transaction(store: klamm.Store, consumer: klamm.Consumer, batches: Iterable[klamm.Batch]) -> None:
-    claim = session_of(consumer).commits.claim()
+    pending_commit = session_of(consumer).commits.pending_commit()
     for batch in batches:
-        claim.add(batch)
+        pending_commit.add(batch)
     database = store._acquired().catalog.database
-    with claim.member.mutex, database.gate(), database.transaction() as execute:
-        claim.refuse_others()
-        put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
-    claim.done()
+    with pending_commit.member.mutex, database.db_lock(), database.transaction() as execute:
+        pending_commit.refuse_others()
+        put_offsets(execute, pending_commit.member.group_number, pending_commit.rows(), expect=pending_commit.expect())
+    pending_commit.done()
 
 
-def test_a_claim_takes_batches_in_order_and_nothing_twice(orders: klamm.Store) -> None:
+def test_a_pending_commit_takes_batches_in_order_and_nothing_twice(orders: klamm.Store) -> None:
     fill(orders, 20)
     with orders.consumer("orders", group="g") as consumer:
         first, second, third = (consumer.poll(5) for _ in range(3))
@@ -327,12 +327,12 @@ def test_a_claim_takes_batches_in_order_and_nothing_twice(orders: klamm.Store) -
         assert consumer.poll(5).begin == 15
 
 
-def test_a_claim_fails_if_somebody_else_has_moved_the_group(orders: klamm.Store) -> None:
+def test_a_pending_commit_fails_if_somebody_else_has_moved_the_group(orders: klamm.Store) -> None:
     fill(orders, 20)
     with orders.consumer("orders", group="g") as consumer:
         batch = consumer.poll(5)
         core = orders._acquired()
-        row = session_of(consumer).commits.claim()
+        row = session_of(consumer).commits.pending_commit()
         row.add(batch)
         core.groups.commit(row.member.group_number, [row.rows()[0]._replace(offset=2)])
         with pytest.raises(klamm.CommitGap):
@@ -358,7 +358,7 @@ def test_rewinding_hands_out_again_what_was_not_committed(orders: klamm.Store) -
         assert sum(1 for _ in consumer) == 0
 
 
-def test_after_a_seek_a_claim_begins_where_the_consumer_was_put(orders: klamm.Store) -> None:
+def test_after_a_seek_a_pending_commit_begins_where_the_consumer_was_put(orders: klamm.Store) -> None:
     fill(orders, 20)
     with orders.consumer("orders", group="g") as consumer:
         consumer.poll(5)
@@ -378,7 +378,7 @@ class Kept:
         self.entries: list[tuple[str, int, int, int, int]] = []
 
     def load(self, partitions: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], klamm.Position]:
-        return {place: self.positions[place] for place in partitions if place in self.positions}
+        return {tp: self.positions[tp] for tp in partitions if tp in self.positions}
 
     def commit(self, entries: Sequence[tuple[str, int, int, int, int]]) -> None:
         for topic, number, begin, end, epoch in entries:
@@ -437,10 +437,10 @@ def test_what_the_watchdog_gives_up_while_it_is_taken_is_not_read_from_the_start
             commits = session_of(second).commits
             load = commits.load
 
-            def late(places: Any) -> Any:
+            def late(tps: Any) -> Any:
                 until(lambda: not session_of(second).member.owned(), "the watchdog gives up")  # type: ignore[union-attr]
                 commits.load = load  # type: ignore[method-assign]
-                return load(places)
+                return load(tps)
 
             commits.load = late  # type: ignore[method-assign]
             batch = second.poll(timeout=10)

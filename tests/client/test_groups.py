@@ -273,30 +273,30 @@ def test_a_store_opened_for_reading_only_has_no_members(users: klamm.Store, path
 
 def test_callbacks_tell_before_a_partition_goes_and_after_it_came(users: klamm.Store) -> None:
     spread(users, 70)
-    told: list[tuple[str, Places]] = []
+    message: list[tuple[str, Places]] = []
     first: klamm.Consumer
 
     def revoked(places: Places) -> None:
-        told.append(("revoked", places))
+        message.append(("revoked", places))
         assert set(places) <= set(first.assignment())
         first.commit(dict.fromkeys(places, 1))
 
     first = users.consumer(
-        "users", group="g", on_assigned=lambda places: told.append(("assigned", places)), on_revoked=revoked
+        "users", group="g", on_assigned=lambda places: message.append(("assigned", places)), on_revoked=revoked
     )
     turn([first])
-    assert told == [("assigned", [("users", number) for number in range(7)])]
+    assert message == [("assigned", [("users", number) for number in range(7)])]
     second = users.consumer("users", group="g")
     shared([first, second], 7)
-    ((what, gone),) = told[1:]
+    ((what, gone),) = message[1:]
     assert what == "revoked" and gone == second.assignment()
     assert all(second.committed(*place) == klamm.Committed(1) for place in gone)
     second.close()
     shared([first], 7)
-    assert told[2] == ("assigned", gone)
+    assert message[2] == ("assigned", gone)
     first.close()
-    assert told[3] == ("revoked", [("users", number) for number in range(7)])
-    assert len(told) == 4
+    assert message[3] == ("revoked", [("users", number) for number in range(7)])
+    assert len(message) == 4
 
 
 def test_an_error_in_a_callback_is_raised_and_the_partitions_go_all_the_same(users: klamm.Store) -> None:

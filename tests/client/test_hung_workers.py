@@ -120,7 +120,7 @@ def test_a_rebalance_waits_for_a_hung_handler_no_longer_than_grace(orders: klamm
 
 def test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_lost(orders: klamm.Store) -> None:
     two_partitions(orders)
-    told: list[tuple[str, Any]] = []
+    message: list[tuple[str, Any]] = []
 
     class SlowRunner:
         """Takes so long to finish that the watchdog gives everything up."""
@@ -136,8 +136,8 @@ def test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_l
         group="g",
         wait=0,
         max_poll_interval_ms=300,
-        on_revoked=lambda places: told.append(("revoked", places)),
-        on_lost=lambda places: told.append(("lost", places)),
+        on_revoked=lambda places: message.append(("revoked", places)),
+        on_lost=lambda places: message.append(("lost", places)),
     ) as first:
         first.poll()
         assert len(first.assignment()) == 2
@@ -149,7 +149,7 @@ def test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_l
             first.poll()
             first.poll()
         session.sharing.runner = None
-        while_run = told.copy()
+        while_run = message.copy()
     assert while_run == [("lost", [("orders", 0), ("orders", 1)])]
 
 

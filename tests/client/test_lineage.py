@@ -105,8 +105,8 @@ def test_another_process_sees_the_setting_and_the_rows(store: klamm.Store, path:
 
 @pytest.mark.parametrize("bumps", [False, True], ids=["older", "kip-890"])
 def test_transactions_of_clients_of_the_server_are_told_apart(store: klamm.Store, bumps: bool) -> None:
-    with serving(store) as desk:
-        client = Client(store, desk, bumps=bumps)
+    with serving(store) as coordinator:
+        client = Client(store, coordinator, bumps=bumps)
         assert client.init() is ErrorCode.NONE
         for offset in (2, 5):
             assert client.send(1, value=b"%d" % offset) is ErrorCode.NONE
@@ -149,7 +149,7 @@ def test_a_deleted_topic_has_no_name_any_more(store: klamm.Store) -> None:
 def test_a_damaged_row_is_an_error(store: klamm.Store) -> None:
     move(store, 2, 0)
     database = store._acquired().catalog.database
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute("UPDATE lineage SET epoch = 77")
     with pytest.raises(NotAStore, match="lineage"):
         store.lineage(records(store)[0])

@@ -43,7 +43,9 @@ GROUP, TOPIC = "billing", "orders"
 
 @dataclass(eq=False)
 class ModelMember:
-    seat: int | None  # the lowest that was free; None: its watchdog gave everything up, and it does not know yet
+    member_index: (
+        int | None
+    )  # the lowest that was free; None: its watchdog gave everything up, and it does not know yet
     thread: ThreadPoolExecutor | None  # it is used by a thread of its own; None: by that of the test
     owned: set[int] = field(default_factory=set)
     positions: dict[int, int] = field(default_factory=dict)
@@ -102,7 +104,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: len(self.members) < 4)
     @rule(threaded=st.booleans())
     def join(self, threaded: bool) -> None:
-        member = ModelMember(self.free_seat(), ThreadPoolExecutor(1) if threaded else None)
+        member = ModelMember(self.free_index(), ThreadPoolExecutor(1) if threaded else None)
 
         def assigned(places: list[tuple[str, int]]) -> None:
             for _, number in places:
@@ -123,20 +125,20 @@ class Groups(RuleBasedStateMachine):
         )
         self.members.append(member)
 
-    def free_seat(self) -> int:
-        taken = {member.seat for member in self.members}
+    def free_index(self) -> int:
+        taken = {member.member_index for member in self.members}
         return next(n for n in range(len(taken) + 1) if n not in taken)
 
-    @precondition(lambda self: any(member.seat is not None for member in self.members))
+    @precondition(lambda self: any(member.member_index is not None for member in self.members))
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         """It did not poll for too long."""
-        member = data.draw(st.sampled_from([each for each in self.members if each.seat is not None]))
+        member = data.draw(st.sampled_from([each for each in self.members if each.member_index is not None]))
         membership = session_of(member.real).member
         assert membership is not None
         membership._polled = float("-inf")
         membership._give_up()
-        member.seat = None
+        member.member_index = None
         for number in list(member.owned):
             member.give_back(number)
             member.lost.add(number)
@@ -161,8 +163,8 @@ class Groups(RuleBasedStateMachine):
         self.poll_now(data.draw(st.sampled_from(self.members)), count)
 
     def poll_now(self, member: ModelMember, count: int) -> None:
-        if member.seat is None:
-            member.seat = self.free_seat()
+        if member.member_index is None:
+            member.member_index = self.free_index()
         batch = member.do(lambda: member.real.poll(max_records=count, timeout=0))
         assert not member.lost
         if not batch:
@@ -268,7 +270,7 @@ class Groups(RuleBasedStateMachine):
     @rule(to=st.sampled_from(["earliest", "latest"]))
     def reset(self, to: str) -> None:
         plan = self.store.groups.plan_reset(GROUP, TOPIC, to=to)
-        if any(member.seat is not None for member in self.members):
+        if any(member.member_index is not None for member in self.members):
             with pytest.raises(klamm.GroupBusy):
                 self.store.groups.apply(plan)
             return
@@ -277,14 +279,14 @@ class Groups(RuleBasedStateMachine):
 
     @precondition(lambda self: self.members)
     @rule()
-    def settle(self) -> None:
+    def complete(self) -> None:
         """When everybody has polled a few times, everybody has a fair share, and together they have everything."""
         for _ in range(len(self.members) + 2):
             for member in self.members:
                 self.poll_now(member, 1)
         share, more = divmod(len(self.logs), len(self.members))
-        by_seat = sorted(self.members, key=lambda member: member.seat or 0)
-        assert [len(member.owned) for member in by_seat] == [share + (n < more) for n in range(len(by_seat))]
+        by_index = sorted(self.members, key=lambda member: member.member_index or 0)
+        assert [len(member.owned) for member in by_index] == [share + (n < more) for n in range(len(by_index))]
         assert sorted(number for member in self.members for number in member.owned) == list(range(len(self.logs)))
 
     @invariant()
@@ -412,7 +414,7 @@ class Transactions(RuleBasedStateMachine):
     @precondition(lambda self: any(each.began for each in self.open_ones()))
     @rule(data=st.data())
     def somebody_aborts(self, data: st.DataObject) -> None:
-        """As a time-out does, or a person."""
+        """As a timeout does, or a person."""
         one = data.draw(st.sampled_from([each for each in self.open_ones() if each.began]))
         info = self.info_of(one)
         assert info.state == "ongoing"
@@ -428,7 +430,7 @@ class Transactions(RuleBasedStateMachine):
         value = self.value()
         real.send("orders", value, partition=partition)
         self.logs[partition].append((value, one))
-        until(lambda: self.age_of(one) > 1, "the time-out has passed")
+        until(lambda: self.age_of(one) > 1, "the timeout has passed")
         self.stores[1 - which].maintain()
         one.ended_by = (klamm.Aborted, klamm.Fenced)
         self.end(one, "aborted")

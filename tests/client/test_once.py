@@ -226,7 +226,7 @@ def test_a_row_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
     database = store._acquired().catalog.database
     monkeypatch.setattr(once, "KEPT", 3)
     now_ms = 10**12
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         for n in range(6):
             number = once.Once(f"query {n}", "topic orders", 7)
             once.write(execute, number, now_ms=now_ms - once.SILENT_MS - 1000 + n)
@@ -238,7 +238,7 @@ def test_a_row_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
 def test_a_damaged_row_is_an_error(store: klamm.Store) -> None:
     load(store, 1, b"a")
     database = store._acquired().catalog.database
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute("UPDATE once SET number = 0")
     with pytest.raises(NotAStore, match="damaged"):
         load(store, 1, b"a")

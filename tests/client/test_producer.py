@@ -78,7 +78,7 @@ def test_a_lone_record_is_delivered_after_linger_ms(orders: klamm.Store) -> None
             began = time.monotonic()
             producer.send("orders", b"x").result(WAIT)
             assert time.monotonic() - began >= 0.02
-            until(lambda: not producer._lanes, "the producer's thread finds nothing to do")
+            until(lambda: not producer._accumulators, "the producer's thread finds nothing to do")
 
 
 def test_linger_0_appends_each_record_at_once(orders: klamm.Store) -> None:

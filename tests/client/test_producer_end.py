@@ -26,17 +26,17 @@ WAIT = 30  # seconds that nothing here takes
 
 
 def test_callbacks_are_called_once_and_may_send_more(orders: klamm.Store) -> None:
-    told: list[int | None] = []
+    message: list[int | None] = []
 
     def note(delivery: klamm.Delivery) -> None:
-        told.append(delivery.offset)
-        if len(told) < 50:
+        message.append(delivery.offset)
+        if len(message) < 50:
             producer.send("orders", b"x").add_done_callback(note)
 
     with orders.producer(acks=1, linger_ms=1) as producer:
         producer.send("orders", b"x").add_done_callback(note)
-        until(lambda: len(told) >= 50, "fifty callbacks")
-    assert told == list(range(50))
+        until(lambda: len(message) >= 50, "fifty callbacks")
+    assert message == list(range(50))
 
 
 def test_each_callback_of_a_batch_is_called_whatever_another_raises(orders: klamm.Store) -> None:
@@ -66,20 +66,20 @@ def test_an_interrupt_in_a_callback_is_raised_and_every_batch_is_answered(store:
 @pytest.mark.parametrize("acks", [1, "all"])
 @pytest.mark.parametrize("way", ["flush", "close", "store.close"])
 def test_what_waits_for_deliveries_is_refused_in_a_callback(orders: klamm.Store, acks: Any, way: str) -> None:
-    told: list[str] = []
+    message: list[str] = []
 
     def wait(_: klamm.Delivery) -> None:
         try:
             {"flush": producer.flush, "close": producer.close, "store.close": orders.close}[way]()
         except klamm.StoreError as error:
-            told.append(str(error))
+            message.append(str(error))
 
     with orders.producer(acks=acks, linger_ms=1) as producer:
         delivery = producer.send("orders", b"x")
         delivery.add_done_callback(wait)
         assert delivery.result(WAIT) == 0
-        until(lambda: told, "the callback is called")
-        assert told[0].startswith(f"{way}() in a callback of a delivery would wait for itself")
+        until(lambda: message, "the callback is called")
+        assert message[0].startswith(f"{way}() in a callback of a delivery would wait for itself")
         assert producer.send("orders", b"y").result(WAIT) == 1
         producer.flush(WAIT)
 

@@ -54,16 +54,16 @@ class Attack:
         self.committed: set[tuple[Place, int]] = set()
         for topic in TOPICS:
             self.store.topics.create(topic, PARTITIONS, settings={"segment.bytes": 1 << 14})
+        self.ends = dict.fromkeys([(topic, number) for topic in TOPICS for number in range(PARTITIONS)], 0)
 
     def append(self) -> None:
         """Append records that say where they are."""
-        ends = dict.fromkeys([(topic, number) for topic in TOPICS for number in range(PARTITIONS)], 0)
         while not self.over.is_set():
-            for (topic, number), end in ends.items():
+            for (topic, number), end in self.ends.items():
                 if end < END:
                     values = [f"{topic}/{number}/{n}".encode() for n in range(end, end + 200)]
                     self.store.append_many(topic, values, partition=number, acks=1)
-                    ends[topic, number] = end + 200
+                    self.ends[topic, number] = end + 200
             time.sleep(0.001)
 
     def hold_files(self, directory: Path) -> None:
@@ -179,7 +179,8 @@ class Life:
     def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"wait": 0.02, "max_bytes": 1 << 13}
         if self.group:
-            options |= {"group": self.group, "on_assigned": self.assigned}
+            # It has to wait for the others, who are slow to notice: they read as fast as they can.
+            options |= {"group": self.group, "on_assigned": self.assigned, "wait": 0.5}
         return options
 
     def make(self, store: klamm.Store) -> klamm.Consumer:
@@ -209,6 +210,9 @@ class Life:
         self.next[place] = record.offset + 1
 
     def disturb(self, consumer: klamm.Consumer, dice: random.Random) -> None:
+        deadline_s = time.monotonic() + dice.choice([0, 0.5])
+        while not self.next and time.monotonic() < deadline_s:  # no partition is assigned: little can be disturbed
+            time.sleep(0.001)
         for _ in range(dice.randint(1, 8)):
             time.sleep(dice.random() * 0.005)
             with suppress(klamm.GroupError, klamm.StoreError, klamm.UnknownTopic):  # no group, closed, not assigned
@@ -218,7 +222,7 @@ class Life:
         place = dice.choice(consumer.assignment() or [None])
         match dice.choice(["commit", "commit_async", "seek", "pause", "resume", "positions", "stop", "close"]):
             case "seek" if place is not None:
-                target = dice.randint(0, 200)
+                target = dice.randint(0, min(200, self.attack.ends[place]))
                 self.attack.targets[place].add(target)
                 self.sought[place][target] += 1
                 consumer.seek(*place, target)

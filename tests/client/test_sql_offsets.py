@@ -527,7 +527,7 @@ def test_a_table_is_a_plain_name(table: str) -> None:
 
 def test_only_connections_of_the_two_drivers_are_taken() -> None:
     for stranger in [object(), sqlite3, None, threading.Lock()]:
-        with pytest.raises(TypeError, match="want a connection of sqlite3, or of psycopg"):
+        with pytest.raises(TypeError, match="expected a connection of sqlite3, or of psycopg"):
             SqlOffsets(stranger, "billing")
 
 

@@ -17,18 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import klamm
-from klamm.client.table import materialised, rocks
-from klamm.client.table.rocks import Rocks
+from klamm.client.table import materialised, rocksdb
+from klamm.client.table.rocksdb import RocksTable
 from klamm.client.table.table import Table
 from klamm.client.table.table_updater import PartitionProgress, TableUpdater
-from klamm.log import cleaned
+from klamm.log import cleaner_checkpoint
 from tests.client.conftest import directory_of, put
 from tests.procs import PATIENCE, until
 
 
 def read_by(table: Table) -> int:
     """How many records this process has read to bring the table up to date."""
-    return table._shared.applying.count
+    return table._shared.updater.count
 
 
 # As a mapping
@@ -152,8 +152,8 @@ def test_threads_that_wait_for_another_wait_while_it_gets_further(
     table = store.table("users", wait=0.5)
     apply = TableUpdater.apply
 
-    def slow(self: TableUpdater, place: PartitionProgress, rocks: Rocks) -> None:
-        apply(self, place, rocks)
+    def slow(self: TableUpdater, place: PartitionProgress, rocksdb: RocksTable) -> None:
+        apply(self, place, rocksdb)
         time.sleep(0.05)
 
     monkeypatch.setattr(TableUpdater, "apply", slow)
@@ -291,10 +291,10 @@ def test_what_the_log_lost_in_a_power_cut_is_not_in_the_table(
             cut.append("users", b"%d" % n, key=b"d", acks=1)
         with cut.table("users") as users:
             assert dict(users) == {b"a": b"1", b"b": b"1", b"d": b"4"}
-        assert "made anew" in caplog.text
+        assert "rebuilding the table" in caplog.text
         with cut.table("users") as users:
             assert dict(users) == {b"a": b"1", b"b": b"1", b"d": b"4"} and read_by(users) == 0
-            assert len(rocks.generations(str(directory_of(cut)))) == 1  # the lost one was removed
+            assert len(rocksdb.generations(str(directory_of(cut)))) == 1  # the lost one was removed
 
 
 def test_a_table_that_has_nothing_of_what_was_lost_is_kept(store: klamm.Store, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_records_that_went_before_they_were_seen_make_the_table_anew(store: klam
 
 
 @pytest.mark.parametrize("kind", ["CURRENT", "MANIFEST", "everything"])
-def test_a_damaged_table_is_made_anew(store: klamm.Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_table_is_rebuilt(store: klamm.Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     store.topics.create("users")
     put(store, {b"%d" % n: b"v" for n in range(100)})
     with store.table("users") as users:
@@ -336,7 +336,7 @@ def test_a_damaged_table_is_made_anew(store: klamm.Store, kind: str, caplog: pyt
             file.write_bytes(b"\0" * 50)
     with store.table("users") as users:
         assert len(users) == 100 and read_by(users) == 100
-    assert "made anew" in caplog.text
+    assert "rebuilding the table" in caplog.text
 
 
 def test_a_removed_table_is_made_anew(store: klamm.Store) -> None:
@@ -357,7 +357,7 @@ def test_a_compacted_topics_table_that_stood_still_for_too_long_is_made_anew(sto
     put(store, {b"a": None, b"b": b"1"})
     store["users"].compact(force=True)  # the tombstone's time begins; it is over when both clocks have passed it
     core = store._acquired()
-    horizon_ms = cleaned.load(core.topic("users").partition(0).directory).last_horizon
+    horizon_ms = cleaner_checkpoint.load(core.topic("users").partition(0).directory).last_horizon
     until(lambda: core.heads.expiry_ms() >= horizon_ms, "the tombstone's time is over")
     store["users"].compact(force=True)
     with store.consumer("users", wait=0) as consumer:
@@ -436,10 +436,10 @@ def test_a_read_only_store_makes_a_table_of_its_own(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_a_table_that_could_not_be_written_heals(store: klamm.Store, users: Table) -> None:
+def test_a_table_that_could_not_be_written_recovers(store: klamm.Store, users: Table) -> None:
     put(store, {b"a": b"1"})
     assert users[b"a"] == b"1"
-    users._shared._rocks.failed = True  # the disk was full
+    users._shared._db.failed = True  # the disk was full
     put(store, {b"b": b"1"})
     assert dict(users) == {b"a": b"1", b"b": b"1"}
     assert read_by(users) == 2

@@ -68,8 +68,8 @@ def test_a_process_that_does_not_close_its_tables_ends_as_usual(filled: Path, ho
 
 def test_a_process_that_ends_by_an_error_shows_only_that(filled: Path) -> None:
     shutil.rmtree(filled / "tables", ignore_errors=True)
-    status, told = end_of("table = opened()\nraise ValueError('mine')", filled)
-    assert status == 1 and told.count("Traceback") == 1 and told.endswith("ValueError: mine\n")
+    status, message = end_of("table = opened()\nraise ValueError('mine')", filled)
+    assert status == 1 and message.count("Traceback") == 1 and message.endswith("ValueError: mine\n")
 
 
 def test_the_end_does_not_wait_for_ever_for_a_thread_that_holds_the_table(filled: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_killed_maintainer_is_replaced_and_nothing_is_lost(path: Path) -> None
             until(lambda: survivor("table.maintains"), "the survivor takes over")  # noqa: B023  # called at once
             assert dict(survivor("list(table.items())")) == model
             processes = [survivor, start(path, "users")]
-        applied = processes[1]("(len(table), table._shared.applying.count)")
+        applied = processes[1]("(len(table), table._shared.updater.count)")
         assert applied == (len(model), 0)
 
 

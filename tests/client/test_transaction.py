@@ -238,7 +238,7 @@ def test_an_older_one_that_was_idle_is_fenced_when_it_goes_on(store: klamm.Store
     assert values_in(store) == [b"1"]
 
 
-def test_an_older_one_that_only_moves_offsets_is_fenced_too(store: klamm.Store, path: Path) -> None:
+def test_an_older_producer_that_only_commits_offsets_is_fenced(store: klamm.Store, path: Path) -> None:
     store.append("orders", b"1")
     with klamm.open(path) as newer, store.consumer("orders", group="g", wait=0) as orders:
         tx = orders.transaction("billing")
@@ -436,18 +436,18 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_transaction(store: k
     tx.send("orders", b"1")
 
     def child() -> list[str]:
-        told = []
+        message = []
         for act in (lambda: tx.send("orders", b"2"), tx.commit, tx.abort, lambda: tx.__exit__(None, None, None)):
             try:
                 act()
-                told.append("nothing")
+                message.append("nothing")
             except Forked:
-                told.append("Forked")
+                message.append("Forked")
         tx.__exit__(KeyError, KeyError(), None)
         with store.transaction() as mine:
             mine.send("orders", b"child")
         store.close()
-        return told
+        return message
 
     with children() as start:
         assert start(child).answer() == ["Forked"] * 4

@@ -210,15 +210,15 @@ def test_a_topic_that_comes_to_match_a_pattern_is_read_and_one_that_goes_is_not(
         assert consumer.assignment() == [("orders-fr", 0)]
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_named_topic_that_is_deleted_is_unknown_to_its_consumer(orders: klamm.Store, anew: bool) -> None:
+@pytest.mark.parametrize("recreated", [False, True])
+def test_a_named_topic_that_is_deleted_is_unknown_to_its_consumer(orders: klamm.Store, recreated: bool) -> None:
     fill(orders, 5)
     with orders.consumer("orders") as consumer:
         assert len(consumer.poll()) == 5
         with reading(consumer.poll) as outcome:
             in_wait(consumer)
             orders.topics.delete("orders")
-            if anew:
+            if recreated:
                 orders.topics.create("orders")
         assert isinstance(outcome["error"], klamm.UnknownTopic)
         with pytest.raises(klamm.UnknownTopic):

@@ -10,6 +10,7 @@ import signal
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from tests.procs import children, how_ended
 
 Case = TypeVar("Case")
 WORKERS = 2
-LIMIT_S = 20
+LIMIT_S = 60  # of a case that takes milliseconds: a machine may stall for long
 
 
 def seed_of(name: str = "KLAMM_SEED") -> int:
@@ -47,15 +48,23 @@ def memory_directory(fallback: Path) -> Iterator[Path]:
 
 
 def run_cases(cases: Sequence[Case], run: Callable[[Case, int], None], *, limit_s: int = LIMIT_S) -> None:
-    """run(case, worker) for each, in children. A case fails by an exception, by a signal, or by taking too long."""
+    """run(case, worker) for each, in children. A case fails by an exception, by a signal, or by taking too long.
+
+    After an exception the others are run, too; a signal ends those of its child.
+    """
     board = mmap.mmap(-1, 8 * WORKERS)  # which case each child is at
 
     def work(worker: int) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has its own
+        wrong = []
         for number in range(worker, len(cases), WORKERS):
             struct.pack_into("q", board, 8 * worker, number)
             signal.alarm(limit_s)
-            run(cases[number], worker)
+            try:
+                run(cases[number], worker)
+            except Exception:
+                wrong.append(f"{cases[number]}\n{traceback.format_exc()}")
+        assert not wrong, "\n".join(wrong)
 
     failed = []
     with children() as start:
@@ -63,6 +72,7 @@ def run_cases(cases: Sequence[Case], run: Callable[[Case, int], None], *, limit_
             if status := child.ended(limit_s * (len(cases) + 1)):
                 case = cases[struct.unpack_from("q", board, 8 * worker)[0]]
                 hangs = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-                failed.append(f"{case} {'hangs' if hangs else f'ends by {how_ended(status)}'}\n{child.error}")
+                which = f"{case} hangs\n" if hangs else f"{case} ends by {how_ended(status)}\n"
+                failed.append(f"{which if os.WIFSIGNALED(status) else ''}{child.error}")
     if failed:
         pytest.fail("\n".join(failed))

@@ -57,7 +57,7 @@ READERS = ("wire_reader", "dirty_wire_reader", "final")
 PRODUCERS = ("wire_plain", "wire_idempotent")
 MEMBERS = ("wire_worker", "wire_transformer", "hasty")
 TRANSACTIONAL = ("wire_transactional", "wire_transformer")
-CLIENTS = ("wire_reader", "dirty_wire_reader", *PRODUCERS, *MEMBERS, "wire_transactional", "careless")
+CLIENTS = ("wire_reader", "dirty_wire_reader", "session_reader", *PRODUCERS, *MEMBERS, "wire_transactional", "careless")
 
 STATE = (
     "produce",
@@ -75,7 +75,6 @@ BUSY = ("COORDINATOR_NOT_AVAILABLE", "CONCURRENT_TRANSACTIONS")  # a transaction
 
 RULES = [
     # ---- a server that is away
-    Rule(CLIENTS, ("list_topics",), "", (*AWAY, *LATE), Action.AGAIN, "the server is away"),
     Rule((*READERS, *MEMBERS), ("poll",), "", AWAY, Action.GO_ON, "told as news; librdkafka connects again by itself"),
     Rule(
         ("wire_plain",),

@@ -56,7 +56,7 @@ def prepare(path: str) -> None:
         for topic in TOPICS:
             store.topics.create(topic, 2, SMALL)
         store.topics.create("failing", 1, SMALL)
-        for topic in APPENDED:  # no segment of these gets full: the janitor syncs those, sooner or later
+        for topic in APPENDED:  # no segment of these gets full: the maintenance thread syncs those, sooner or later
             store.topics.create(topic, 2)
         for topic in ("dead", "planned", "restored"):
             store.topics.create(topic, 1)
@@ -271,8 +271,8 @@ _BATCH = spark_batches.BatchId("query 1", "topic published", 0, "offsets a")
 
 def _publish(store: klamm.Store) -> None:
     """Do what a task of a write does, and the driver with what the task has staged."""
-    from klamm.spark.publishing import publish
-    from klamm.spark.staging import Staged, StagedTopic, StagingFile
+    from klamm.spark.publisher import publish
+    from klamm.spark.staged_batches import Staged, StagedTopic, StagingFile
 
     directory = staging.prepare(store.path, store.store_id)
     file = StagingFile(f"{directory}/0")
@@ -292,7 +292,7 @@ def _is_published(store: klamm.Store, _: Any) -> None:
 def _plan(store: klamm.Store) -> int:
     """Return the offset up to which Spark was told to read: Spark keeps it, and without a leader epoch."""
     from klamm.spark.options import ReadOptions
-    from klamm.spark.planning import Planner
+    from klamm.spark.planner import Planner
 
     store.append_many("planned", VALUES, acks=1)
     planner = Planner(ReadOptions.parse({"path": store.path, "subscribe": "planned"}, streaming=False))
@@ -309,7 +309,7 @@ def _restore(store: klamm.Store) -> None:
     """Do what a task of `restore` does with the rows of an archive."""
     import pyarrow as pa
 
-    from klamm.spark.pipelines.restoring import _place
+    from klamm.spark.pipelines.restore_pipeline import _restore_partition
 
     rows = pa.record_batch(
         {
@@ -322,20 +322,21 @@ def _restore(store: klamm.Store) -> None:
         }
     )
     topic = store.topics.describe("restored")
-    (told,) = _place(store.path, store.store_id, "restored", topic.id, (10,), iter([rows]))
+    (told,) = _restore_partition(store.path, store.store_id, "restored", topic.id, (10,), iter([rows]))
     assert told.to_pydict() == {"partition": [0], "seen": [len(VALUES)], "appended": [len(VALUES)]}
 
 
 def _claim(store: klamm.Store) -> None:
-    from klamm.spark.pipelines.claim import Claim
+    from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
-    Claim.take(f"{store.path}/../new/folder", {"pipeline": "archive"}, {"option": 1})
+    PipelineDirectory.take(f"{store.path}/../new/folder", {"pipeline": "archive"}, {"option": 1})
 
 
 def _is_claimed(store: klamm.Store, _: Any) -> None:
-    from klamm.spark.pipelines.claim import Claim
+    from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
-    assert Claim.read(f"{store.path}/../new/folder") == {"identity": {"pipeline": "archive"}, "options": {"option": 1}}
+    claimed = {"identity": {"pipeline": "archive"}, "options": {"option": 1}, "resetting": False, "retired": False}
+    assert PipelineDirectory.read(f"{store.path}/../new/folder") == claimed
 
 
 CALLS = {
@@ -383,12 +384,16 @@ def run_backup(root: str) -> None:
 
 
 def run_aborts(root: str) -> None:
-    """Abort transactions, and leave recovery points."""
+    """Abort transactions, each in a segment of its own that was synced before, and leave recovery points.
+
+    Without a recovery point the whole log is read; with one, newer .aborted files have to have their names.
+    """
     store = klamm.open(f"{root}/store")
-    store.topics.create("orders")
+    store.topics.create("orders", 1, {"segment.bytes": 4000})
     without_maintenance(store._acquired())
     note(ready=True)
     for number in range(2):
+        store.append("orders", b"kept", key=bytes(4000))  # it fills a segment
         store.append("orders", b"kept")
         with suppress(KeyError), store.transaction("mover", batch_bytes=200) as tx:
             for _ in range(20):
@@ -486,10 +491,10 @@ FOLDERS: tuple[dict[str, str], ...] = (  # what it holds after each change
 def run_journal(root: str) -> None:
     """Do what `archive` does in each micro-batch. Spark syncs nothing: neither its checkpoint nor the staged files."""
     from klamm.spark.checkpoint import sync_plan
-    from klamm.spark.pipelines.claim import Claim
     from klamm.spark.pipelines.journal import Journal
+    from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
-    claim = Claim.take(f"{root}/folder", {"pipeline": "archive"}, {})
+    claim = PipelineDirectory.take(f"{root}/folder", {"pipeline": "archive"}, {})
     journal = Journal(claim)
     for batch, (folders, removes) in enumerate(CHANGES):
         os.makedirs(f"{claim.checkpoint}/offsets", exist_ok=True)
@@ -526,9 +531,9 @@ def run_micro_batches(root: str) -> None:
     import pyarrow as pa
     from pyspark.sql.types import BinaryType, StructField, StructType
 
+    from klamm.spark.internals import MicroBatch
     from klamm.spark.sink import StreamWriter, _Stager
     from klamm.spark.staged_files import StagedName
-    from klamm.spark.staging import MicroBatch
 
     checkpoint = f"{root}/queries/checkpoint"
     os.makedirs(f"{checkpoint}/offsets")

@@ -2,6 +2,8 @@
  *
  *   POWERCUT_ROOT     the directory, as realpath gives it
  *   POWERCUT_TRACE    the file that gets the records, one after the other (the format is told in powercut.py)
+ *   POWERCUT_ALL      if set, the processes that it starts are recorded, too, into the same file: a lock on it makes
+ *                     them take turns, and a file is known by its path, since another process may have made it
  *
  * Calls are made one at a time, and recorded in the order in which they took effect. Stores into mapped files pass us by;
  * so whenever a call is recorded, files named `heads` and `producers` are compared with what they were before, and
@@ -20,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -33,7 +36,8 @@ typedef struct { uint8_t kind, unused[3]; uint32_t first, second, data; uint64_t
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
 static size_t root_length;
-static int trace = -1;
+static int trace = -1, all;
+static char trace_path[PATH_MAX];
 static dev_t device;
 static uint64_t inodes[MAX_INODES];     /* of files and directories below the root; 0: a free place */
 static int inode_count;
@@ -72,9 +76,18 @@ static void learn(uint64_t inode) {
 static void forget(uint64_t inode) {
     for (int i = 0; i < inode_count; i++) if (inodes[i] == inode) inodes[i] = inodes[--inode_count];
 }
+static int is_below(int fd) {
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n <= 0) return 0;
+    path[n] = 0;
+    return strncmp(path, root, root_length) == 0 && (path[root_length] == '/' || !path[root_length]);
+}
 static uint64_t ours(int fd) {
     struct stat status;
-    return fstat(fd, &status) == 0 && status.st_dev == device && known(status.st_ino) ? status.st_ino : 0;
+    if (fstat(fd, &status) || status.st_dev != device) return 0;
+    return (all ? is_below(fd) : known(status.st_ino)) ? status.st_ino : 0;
 }
 static int visit(const char *path, const struct stat *status, int type, struct FTW *unused) {
     (void)path, (void)type, (void)unused;
@@ -84,7 +97,9 @@ static int visit(const char *path, const struct stat *status, int type, struct F
 
 /* The path below the root, or NULL. */
 static const char *below(int at, const char *path, char *room) {
+    int held, length = 0;
     if (trace < 0 || !path) return NULL;
+    if (sscanf(path, "/proc/self/fd/%d/%n", &held, &length) == 1 && length) at = held, path += length;
     if (path[0] == '/') snprintf(room, PATH_MAX, "%s", path);
     else {
         char link[64], base[PATH_MAX];
@@ -127,8 +142,22 @@ static void look_at_mapped(void) {
     }
 }
 
-static void begin(void) { pthread_mutex_lock(&mutex); if (trace >= 0) look_at_mapped(); }
-static void end(void) { int kept = errno; pthread_mutex_unlock(&mutex); errno = kept; }
+static void take_turn(int operation) {
+    while (all && trace >= 0 && flock(trace, operation)) if (errno != EINTR) die("cannot lock the trace");
+}
+static void begin(void) { pthread_mutex_lock(&mutex); take_turn(LOCK_EX); if (trace >= 0) look_at_mapped(); }
+static void end(void) { int kept = errno; take_turn(LOCK_UN); pthread_mutex_unlock(&mutex); errno = kept; }
+
+static void open_trace(void) {
+    trace = syscall(SYS_openat, AT_FDCWD, trace_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (trace < 0) die("cannot open POWERCUT_TRACE");
+}
+static void before_fork(void) { pthread_mutex_lock(&mutex); }
+static void after_fork(void) { pthread_mutex_unlock(&mutex); }
+static void in_child(void) {    /* a lock of its own */
+    pthread_mutex_init(&mutex, NULL);
+    if (trace >= 0 && all) { syscall(SYS_close, trace); open_trace(); }
+}
 
 __attribute__((constructor)) static void start(void) {
     const char *directory = getenv("POWERCUT_ROOT"), *path = getenv("POWERCUT_TRACE");
@@ -138,9 +167,11 @@ __attribute__((constructor)) static void start(void) {
     if (stat(root, &status)) die("there is no POWERCUT_ROOT");
     device = status.st_dev;
     nftw(root, visit, 16, FTW_PHYS);
-    trace = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (trace < 0) die("cannot open POWERCUT_TRACE");
-    unsetenv("LD_PRELOAD");     /* not for the children */
+    all = getenv("POWERCUT_ALL") != NULL;
+    snprintf(trace_path, sizeof trace_path, "%s", path);
+    open_trace();
+    if (all) pthread_atfork(before_fork, after_fork, in_child);
+    else unsetenv("LD_PRELOAD");     /* not for the children */
 }
 
 /* The test's own remark on what has happened so far. */

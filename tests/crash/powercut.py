@@ -57,14 +57,16 @@ def shim() -> Path:
     return compiled(Path(__file__).with_name("powercut.c"))
 
 
+def recorded(root: Path, trace: Path, *, with_children: bool = False) -> dict[str, str]:
+    """Return the variables of a process whose changes below `root` are recorded, or its children's as well."""
+    everything = {"POWERCUT_ALL": "1"} if with_children else {}
+    return {"LD_PRELOAD": str(shim()), "POWERCUT_ROOT": str(root.resolve()), "POWERCUT_TRACE": str(trace), **everything}
+
+
 def record(root: Path, trace: Path, script: Path, *arguments: str) -> list[Step]:
     """What a Python script does to the files below `root`."""
-    environment = os.environ | {
-        "LD_PRELOAD": str(shim()),
-        "POWERCUT_ROOT": str(root.resolve()),
-        "POWERCUT_TRACE": str(trace),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent.parent), *sys.path]),
-    }
+    environment = os.environ | recorded(root, trace)
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent.parent), *sys.path])
     done = subprocess.run(
         [sys.executable, "-W", "error", script, *arguments], env=environment, timeout=60, capture_output=True, text=True
     )
@@ -97,17 +99,23 @@ def moments(steps: list[Step]) -> Iterator[int]:
 
 
 def distinct(steps: list[Step], moments: Sequence[int], luck: float | None) -> set[int]:
-    """Return those of the moments, in order, at which a cut may leave what it did not leave at the one before.
+    """Return those of the moments, in order, at which a cut may leave what it may not leave at another.
 
     If nothing survives that was not synced (luck 0), that takes a sync, or a note: more is promised then. If everything
-    survives (luck 1), it takes anything but a sync.
+    survives (luck 1), it takes anything but a sync. If anything may survive (None), it takes a change that is the last
+    one before a sync or a note: until then each change only adds to what may be left, since it may be lost, too, and a
+    sync by itself only takes away from that.
     """
+    moments = list(dict.fromkeys(moments))
+    between = [{step.kind for step in steps[before:after]} for before, after in pairwise([0, *moments])]
+    if luck is None:
+        after = [*between[1:], {"S"}]
+        chosen = zip(moments, between, after, strict=True)
+        return {moment for moment, led, then in chosen if not led <= {"S"} and not then.isdisjoint("SN")}
     if luck not in (0, 1):
         return set(moments)
     changing = "SN" if luck == 0 else "CMURWTHN"
-    later = {
-        moment for before, moment in pairwise(moments) if any(each.kind in changing for each in steps[before:moment])
-    }
+    later = {moment for moment, led in zip(moments[1:], between[1:], strict=True) if not led.isdisjoint(changing)}
     return {*moments[:1], *later}
 
 

@@ -29,12 +29,17 @@ Luck = Sequence[float | None]
 class Recording:
     """One run of a script, and the disk as it was before. What was there before the run counts as synced."""
 
-    def __init__(self, root: Path, script: Path, *arguments: str) -> None:
+    def __init__(self, root: Path, script: Path | Callable[[Path], None], *arguments: str) -> None:
+        """Run `script`, or call it with the file that it is to record into (powercut.recorded)."""
         root.mkdir(exist_ok=True)
         self.root = root
         self._disk = Disk.of(root)
         self._trace = root.with_name(f"{root.name}.trace")
-        self.steps = powercut.record(root, self._trace, script, str(root), *arguments)
+        if isinstance(script, Path):
+            self.steps = powercut.record(root, self._trace, script, str(root), *arguments)
+        else:
+            script(self._trace)
+            self.steps = powercut.load(self._trace)
         self.moments = list(powercut.moments(self.steps))
 
     def after(self, **note: object) -> int:

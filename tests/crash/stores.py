@@ -29,8 +29,8 @@ def open_on_another_boot(path: Path | str, **options: Any) -> str:
 
 def without_maintenance(core: directory.Core) -> None:
     """Let no thread of this process look after the store: steps that a test counts are those of the test."""
-    core._janitor = DaemonThread(lambda: None, "none")  # whoever has one starts no other
-    core._janitor.join()
+    core._maintenance_thread = DaemonThread(lambda: None, "none")  # whoever has one starts no other
+    core._maintenance_thread.join()
 
 
 __all__ = ["open_on_another_boot", "values", "without_maintenance"]

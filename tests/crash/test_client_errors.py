@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 import klamm
 from klamm.kafka.wire.messages import JOIN_GROUP, PRODUCE
 from klamm.store.groups import OffsetRow
-from tests.crash import jepsen_workload, run_roles, wire_life, wire_workload
+from tests.crash import jepsen_workload, run_roles, session_reader, wire_life, wire_workload
 from tests.crash.client_errors import RULES, TABLE, Action, Unexpected, keys, rule_for
 from tests.crash.history import Event, History, read
 from tests.crash.jepsen_workload import IN
@@ -38,7 +38,8 @@ def test_each_case_has_one_rule() -> None:
 def test_rules_are_of_roles_and_errors_that_exist() -> None:
     for rule in RULES:
         for role in set(rule.roles) - ELSEWHERE:
-            assert any(hasattr(module, role) for module in (wire_workload, jepsen_workload, run_roles)), role
+            modules = (wire_workload, jepsen_workload, run_roles, session_reader)
+            assert any(hasattr(module, role) for module in modules), role
         for error in rule.errors:
             known = (
                 getattr(klamm, error.removeprefix("klamm."), None) if "." in error else getattr(KafkaError, error, None)
@@ -177,7 +178,7 @@ def test_a_producer_whose_sequence_numbers_may_be_given_out_again_is_renewed(ser
             until(lambda: end_of(server) == 3, "the server has appended it")
             proxy.cut(refuse=True)
             (tmp_path / SERVER_LIVES).write_text("2")
-            heal.start()
+            rewrite_unsynced.start()
             raise MustAbort
 
         def let_it_back() -> None:
@@ -185,10 +186,10 @@ def test_a_producer_whose_sequence_numbers_may_be_given_out_again_is_renewed(ser
             proxy.muted.clear()
             proxy.refuses = False
 
-        heal = threading.Thread(target=let_it_back)
+        rewrite_unsynced = threading.Thread(target=let_it_back)
         assert run_all(transactions, "first", lambda: transactions.produce(IN, b"first", 0)) is True
         assert run_all(transactions, "second", fill) is False
-        heal.join()
+        rewrite_unsynced.join()
         assert run_all(transactions, "third", lambda: transactions.produce(IN, b"third", 0)) is True
     assert values(server) == ["first", "third"]
 

@@ -123,7 +123,7 @@ def live(path: Path, told: Callable[..., None]) -> None:
         log = log_of(store, "orders/0")
         log.append(sealed(["produced"], epoch=0, sequence=0))
         log.checkpoint()
-        log.housekeeping.delete_before(3)
+        log.cleanup.delete_before(3)
         store.topics.delete("more")
         told("gone", "more")
 

@@ -232,10 +232,10 @@ def test_readers_do_not_notice_that_a_log_is_healed(scratch: Path) -> None:
     log.log.set_flags(head.SYNC_FAILED)
     found: list[object] = []
 
-    def heal() -> None:
+    def rewrite_unsynced() -> None:
         mine = rig.child().partition(1, sizes)
         _os.trap(1, kinds=_os.WRITE | _os.TRUNCATE | _os.SYNC | _os.RENAME, signal=signal.SIGSTOP, repeat=True)
-        mine.heal()
+        mine.rewrite_unsynced()
 
     def read() -> None:
         try:
@@ -245,7 +245,7 @@ def test_readers_do_not_notice_that_a_log_is_healed(scratch: Path) -> None:
 
     readers = []
     with children() as start:
-        healer = start(heal)
+        healer = start(rewrite_unsynced)
         while healer.stopped():
             readers.append(threading.Thread(target=read))
             readers[-1].start()
@@ -280,7 +280,7 @@ def test_whichever_sync_fails_it_is_told_and_healed(scratch: Path, how_long: str
             log.append(sealed(["produced"], epoch=0, sequence=0))
             values.append("produced")
             log.checkpoint()
-            log.housekeeping.delete_before(4)
+            log.cleanup.delete_before(4)
         except KlammError:
             told += 1
         finally:

@@ -60,15 +60,15 @@ def a_partition_is_taken_without_its_byte() -> None:
 @shows("lost progress", "unprocessed")
 def a_member_commits_what_it_has_lost() -> None:
     Member.owns = lambda self, topic, partition: True  # type: ignore[method-assign]
-    Member.topic_id = lambda self, topic, partition: self._topics[topic][0]  # type: ignore[method-assign]
+    Member.topic_id = lambda self, name: self._topics[name[0]][0]  # type: ignore[method-assign]
 
 
 @shows("lost progress")
 def progress_is_not_read_when_a_partition_is_taken() -> None:
     load = Commits.load
 
-    def forget(self: Commits, places: Iterable[TopicPartition]) -> dict[TopicPartition, klamm.Position]:
-        load(self, places)
+    def forget(self: Commits, tps: Iterable[TopicPartition]) -> dict[TopicPartition, klamm.Position]:
+        load(self, tps)
         return {}
 
     Commits.load = forget  # type: ignore[method-assign]

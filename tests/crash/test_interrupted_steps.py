@@ -86,10 +86,8 @@ ACTIONS = {
     "append of a producer": Action(lambda partition: fill(partition, 1), append_of_producer, appends=1),
     "sync": Action(lambda partition: fill(partition, 10), lambda mine: mine.sync(10)),
     "checkpoint": Action(lambda partition: fill(partition, 6), lambda mine: mine.checkpoint()),
-    "cleaning": Action(
-        lambda partition: fill(partition, 12), lambda mine: mine.housekeeping.delete_before(7), deletes=7
-    ),
-    "rewrite": Action(fill_and_fail, lambda mine: mine.heal()),
+    "cleaning": Action(lambda partition: fill(partition, 12), lambda mine: mine.cleanup.delete_before(7), deletes=7),
+    "rewrite": Action(fill_and_fail, lambda mine: mine.rewrite_unsynced()),
 }
 
 

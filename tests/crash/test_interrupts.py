@@ -146,7 +146,9 @@ def held_bytes(path: str) -> list[tuple[int, int]]:
     """
     presence = [(IN_LOCK, 1)]
     held = [each for each in _held(f"{path}/lock", 0) if each not in presence]
-    return held + _held(f"{path}/members", locks.group_region(0)) + head.Heads(f"{path}/heads", writable=False).owners()
+    return (
+        held + _held(f"{path}/members", locks.group_lock_base(0)) + head.Heads(f"{path}/heads", writable=False).owners()
+    )
 
 
 def _held(path: str, first: int) -> list[tuple[int, int]]:

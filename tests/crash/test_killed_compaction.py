@@ -13,7 +13,7 @@ import pytest
 import klamm
 from klamm.batch import decode
 from klamm.disk import _os
-from klamm.log import cleaned, head
+from klamm.log import cleaner_checkpoint, head
 from klamm.log.partition import Partition
 from klamm.log.reader import Reader
 from tests.crash.cases import memory_directory, seed_of
@@ -42,8 +42,8 @@ def fill(heads: head.Heads, partition: Partition) -> list[Sent]:
     sent = put(partition, (b"a", b"1"), (b"deleted", b"1"), (b"b", b"1"))
     roll(partition)
     sent += append(partition, [(b"a", b"2"), (b"deleted", None), (b"unique", b"1", [("h", b"1")], 77)], codec=4)
-    partition.housekeeping.compact(force=True)  # the tombstone has its horizon now, and may go with the next one
-    until(lambda: heads.clock_ms() > cleaned.load(partition.directory).last_horizon, "the horizon")
+    partition.cleanup.compact(force=True)  # the tombstone has its horizon now, and may go with the next one
+    until(lambda: heads.clock_ms() > cleaner_checkpoint.load(partition.directory).last_horizon, "the horizon")
     sent += put(partition, (b"only", b"1"))
     roll(partition)
     partition.append(in_transaction(3, 0, [(b"a", b"aborted")]))
@@ -83,7 +83,7 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_finishes
 
         def compact(slot: int = slot, step: int = step) -> None:
             mine = log(rig.child(), slot)
-            killed_at(step, lambda: mine.housekeeping.compact(force=True))()
+            killed_at(step, lambda: mine.cleanup.compact(force=True))()
 
         alive = not dies(compact)
         for reader, before in zip(readers, begun, strict=True):
@@ -99,9 +99,9 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_finishes
         holds(again, sent)
         assert not list(Path(again.directory).glob("*.cleaned"))
         move_clock(rig, 1000)
-        again.housekeeping.compact(force=True)
+        again.cleanup.compact(force=True)
         move_clock(rig, 1000)
-        again.housekeeping.compact(force=True)
+        again.cleanup.compact(force=True)
         assert seen(again) == wanted(sent)
         indexes_are_true(again)
         assert again.ends().stable == again.ends().end
@@ -129,7 +129,7 @@ def test_two_compactions_killed_one_after_the_other_bring_nothing_back(rig: Rig)
 
             def compact(step: int, slot: int = slot) -> None:
                 mine = log(rig.child(), slot)
-                killed_at(step, lambda: mine.housekeeping.compact(force=True))()
+                killed_at(step, lambda: mine.cleanup.compact(force=True))()
 
             deaths += dies(lambda compact=compact, first=first: compact(first))  # type: ignore[misc]
             holds(partition, sent)
@@ -148,13 +148,13 @@ def test_an_error_at_any_step_is_raised_or_harmless(rig: Rig) -> None:
         sent = fill(rig.heads, partition)
         _os.trap(step, error=5)
         try:
-            partition.housekeeping.compact(force=True)
+            partition.cleanup.compact(force=True)
         except klamm.KlammError:
             raised += 1
         finally:
             _os.trap(0)
         holds(partition, sent)
-        partition.housekeeping.compact(force=True)
+        partition.cleanup.compact(force=True)
         holds(partition, sent)
     assert raised > 20
 

@@ -183,7 +183,7 @@ def test_a_cleaner_killed_at_any_step_leaves_a_log_without_holes(rig: Rig) -> No
     for partition, alive in victims(
         rig,
         lambda partition: fill(partition, 12),
-        lambda mine, slot: partial(mine.partition(slot).housekeeping.delete_before, 7),
+        lambda mine, slot: partial(mine.partition(slot).cleanup.delete_before, 7),
         steps=10,
     ):
         start = partition.ends().start
@@ -195,7 +195,7 @@ def test_a_cleaner_killed_at_any_step_leaves_a_log_without_holes(rig: Rig) -> No
         start = other.ends().start
         assert start in (0, 7)
         assert read_all(other, start) == numbers(12)[start:]
-        other.housekeeping.delete_before(7)
+        other.cleanup.delete_before(7)
         assert other.segments()[0] == 4
 
 
@@ -206,7 +206,7 @@ def test_a_healer_killed_at_any_step_leaves_the_flag_or_a_healed_log(rig: Rig) -
         partition.append(batch(0, 8))
         partition.log.set_flags(head.SYNC_FAILED)
 
-    for partition, _ in victims(rig, prepare, lambda mine, slot: mine.partition(slot).heal, steps=5):
+    for partition, _ in victims(rig, prepare, lambda mine, slot: mine.partition(slot).rewrite_unsynced, steps=5):
         assert partition.log.flushed_offset == 9 or partition.log.flags & head.SYNC_FAILED
         assert read_all(again(rig, partition)) == numbers(9), "readers do not need a writer to go on"
         partition.append(batch(0, 9))

@@ -335,9 +335,9 @@ def test_life_numbers_begin_again_after_the_last_and_skip_those_in_use(rig: Rig,
 
 def test_no_life_begins_in_a_mapping_that_cannot_be_written(rig: Rig) -> None:
     path = f"{rig.path}/heads"
-    for options in ({"writable": False}, {"writable": False, "private": True}, {"private": True}):
+    for writable, private in ((False, False), (False, True), (True, True)):
         with pytest.raises(ValueError, match="not mapped for writing"):
-            head.Life(head.Heads(path, **options), LockFile(path))
+            head.Life(head.Heads(path, writable=writable, private=private), LockFile(path))
     other = head.Heads(path, writable=False)
     with pytest.raises(ValueError, match="another mapping"):
         head.Log(other, SLOT, rig.path, None, 1, life=rig.life)

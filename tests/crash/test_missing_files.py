@@ -291,14 +291,14 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 def singles(stages: Stages) -> list[Case]:
     files = files_of(stages.final)
-    boots = ("same", "other", "running", "beside")
-    cases = [Case((file,), "removed", boot) for file in files for boot in boots]
+    boot_count = ("same", "other", "running", "beside")
+    cases = [Case((file,), "removed", boot) for file in files for boot in boot_count]
     changed = [
         file
         for file in files
         if (stages.older / file).exists() and (stages.older / file).read_bytes() != (stages.final / file).read_bytes()
     ]
-    cases += [Case((file,), how, boot) for file in changed for how in ("older", "replaced") for boot in boots]
+    cases += [Case((file,), how, boot) for file in changed for how in ("older", "replaced") for boot in boot_count]
     return [case for case in cases if case not in IMPOSSIBLE]
 
 
@@ -325,6 +325,35 @@ def test_a_repaired_log_that_was_compacted_keeps_its_gaps(stages: Stages, scratc
         ],
         lambda case, worker: check(case, stages, scratch / str(worker)),
     )
+
+
+def test_what_was_aborted_stays_so_without_the_files_that_tell(stages: Stages, scratch: Path) -> None:
+    written = sorted(file for file in files_of(stages.final) if "/written-" in file)
+    (recovery,) = (file for file in written if file.endswith("/recovery"))
+    gone = [file for file in written if file.endswith(".aborted")]
+    assert len(gone) > 2
+    run_cases(
+        [Case((file, recovery), "removed", boot) for file in gone for boot in ("same", "other", "running", "beside")],
+        lambda case, worker: check(case, stages, scratch / str(worker)),
+    )
+    case = Case((*gone, recovery), "removed", "other")
+    path = copy_of(stages, scratch / "read-only", case.boot)
+    strike(case, stages, path)
+    with klamm.open(path, read_only=True) as store:
+        compare(truth_of(store), stages.truth, "read-only")
+
+
+def test_a_log_without_segment_and_recovery_point_goes_on_where_its_head_says(stages: Stages, scratch: Path) -> None:
+    late = {file.rpartition("/")[2]: file for file in files_of(stages.final) if "/late-" in file}
+    gone = (late["00000000000000000000.log"], late["recovery"])
+    for boot in ("same", "other"):
+        case = Case(gone, "removed", boot)
+        check(case, stages, scratch / "checked")
+        path = copy_of(stages, scratch / boot, boot)
+        strike(case, stages, path)
+        klamm.check(path, repair=True)
+        with klamm.open(path) as store:
+            assert store.append("late", b"newer") == 1, boot
 
 
 @pytest.mark.soak

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from klamm.store import once
 from tests.crash import on_disk
 from tests.crash.cases import memory_directory, seed_of
@@ -97,7 +97,7 @@ def test_a_power_cut_at_any_step_of_a_repair_takes_nothing_that_was_good(root: P
 
     seed = seed_of()
     recording.cut(check, seed=seed, lucks=[0, None, None], moments=[end])
-    assert recording.cut(check, seed=seed, lucks=[0, LAST, None], moments=recording.moments) > 100
+    assert recording.cut(check, seed=seed, lucks=[0, LAST, None, None]) > 100
 
 
 # ---- pipelines
@@ -110,9 +110,9 @@ def test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_
         asked = sum("committing" in note for note in notes)
         done = sum("returned" in note for note in notes)
         folder = cut / "folder"
-        if not notes and Claim.read(str(folder)) is None:
+        if not notes and PipelineDirectory.read(str(folder)) is None:
             return
-        claim = Claim(str(folder), {})
+        claim = PipelineDirectory(str(folder), {})
         journal = Journal(claim)
         journal.recover()
         state = journal.state
@@ -123,7 +123,7 @@ def test_a_power_cut_at_any_step_leaves_a_folder_of_a_pipeline_as_it_was_before_
         for batch in range(state.sequence):
             assert Path(f"{claim.checkpoint}/offsets/{batch}").read_text() == "the plan"
 
-    assert recording.cut(check, seed=seed_of(), lucks=[0, 1, LAST, None]) > 100
+    assert recording.cut(check, seed=seed_of(), lucks=[0, 1, LAST, None, None]) > 100
 
 
 # ---- recovery points
@@ -137,12 +137,12 @@ def test_what_was_aborted_stays_so_though_the_power_is_cut_while_a_recovery_poin
         if notes:
             with klamm.open(cut / "store", create=False) as store:
                 found = on_disk.values(store, "orders")
-                assert done <= len(found) <= done + 1
+                assert 2 * done <= len(found) <= 2 * done + 2
                 assert set(found) <= {b"kept"}
 
     begin = recording.after(ready=True)
     moments = [moment for moment in recording.moments if moment >= begin]
-    assert recording.cut(check, seed=seed_of(), lucks=[LAST, None], moments=moments) > 50
+    assert recording.cut(check, seed=seed_of(), lucks=[LAST, None, None], moments=moments) > 50
 
 
 # ---- Spark's sink

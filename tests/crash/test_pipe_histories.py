@@ -116,7 +116,7 @@ class PipeNemesis(Nemesis):
 def test_pipes_that_are_killed_and_ended_at_any_moment_have_their_effect_once(tmp_path: Path) -> None:
     with memory_directory(tmp_path) as memory:
         nemesis = PipeNemesis(tmp_path, memory / "store", seed_of(), least_kills=10)
-        assert judged(nemesis, 6) == []
+        assert judged(nemesis, 3) == []
         print(nemesis.kills, "kills")
 
 

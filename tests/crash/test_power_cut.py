@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.log import cleaning, head, segment
+from klamm.log import head, retention, segment
 from klamm.store import directory
 from tests.crash import oracle, powercut
 from tests.crash.cases import memory_directory, run_cases, seed_of
@@ -122,9 +122,9 @@ def live_and_die(scratch: Path, seed: int, lives: list[Luck]) -> int:
 
 
 def test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one(scratch: Path) -> None:
-    cuts = live_and_die(scratch, seed_of(), [[0, 1, None], [0, None], [None]])
+    cuts = live_and_die(scratch, seed_of(), [[0, 1, None, None], [0, None, None], [None, None]])
     print(cuts, "cuts")
-    assert cuts > 1500
+    assert cuts > 1000
 
 
 def test_a_log_that_was_never_synced_and_lost_its_first_segment_has_no_hole_but_is_empty(scratch: Path) -> None:
@@ -150,11 +150,11 @@ def test_a_log_whose_every_record_was_deleted_goes_on_at_its_next_offset(scratch
     for number in range(3):
         log.append(sealed([f"{number}"]))
     log.checkpoint()
-    assert log.housekeeping.delete_before(3) == 3
+    assert log.cleanup.delete_before(3) == 3
     log.log.lock()
     log.log.roll()
     log.log.unlock()
-    assert cleaning.remove_unreachable(log.log) == [0]
+    assert retention.remove_unreachable(log.log) == [0]
     for base in log.segments():  # the empty one, whose name nobody has synced
         os.unlink(segment.path_of(log.directory, base))
     rig.heads.mark_all(head.NEEDS_RECOVERY)

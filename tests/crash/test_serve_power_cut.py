@@ -22,10 +22,10 @@ from klamm.batch import RECORDS, Record, decode
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.recording import Luck, Notes, Recording
 from tests.crash.rounds import SOAK_SECONDS
-from tests.crash.serve_workload import GROUP, LOGS, MOVER, TOPICS
+from tests.crash.serve_workload import GROUP, LOGS, MOVER, TOPICS, codec_of
 from tests.crash.workload import log_of
-from tests.kafka.asking import sealed
 from tests.kafka.producing import Client, serving
+from tests.kafka.requests import sealed
 from tests.store.open_transactions import seen
 
 WORKLOAD = Path(__file__).with_name("serve_workload.py")
@@ -120,6 +120,7 @@ def _check_log(store: klamm.Store, name: str, sent: list[Sent]) -> None:
             times = [record.timestamp for record in records[last.base :]]
             again = sealed(
                 [(None, value.encode(), None, times[n]) for n, value in enumerate(last.values)],
+                codec=codec_of(last.client),
                 producer_id=producer,
                 producer_epoch=last.epoch,
                 base_sequence=last.sequence,

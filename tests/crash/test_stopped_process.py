@@ -347,11 +347,11 @@ def stop_in_append(path: str) -> None:
 
 
 def stop_in_commit(path: str) -> None:
-    with klamm.open(path) as store, store._acquired().catalog.database.gate():
+    with klamm.open(path) as store, store._acquired().catalog.database.db_lock():
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stop_in_cleaning(path: str) -> None:
+def stop_in_retention(path: str) -> None:
     with klamm.open(path) as store:
         core = store._acquired()
         slot = core.topic("orders").partition(0).slot
@@ -394,7 +394,7 @@ CASES: dict[str, tuple[Callable[[str], None], Callable[[klamm.Store], object], s
     "appending, and a sync": (stop_in_append, lambda store: store.append("orders", b"x"), "append lock", "append"),
     "committing": (stop_in_commit, lambda store: store.topics.create("more"), "write lock of klamm.db", "klamm.db"),
     "committing offsets": (stop_in_commit, reset, "write lock of klamm.db", "klamm.db"),
-    "cleaning": (stop_in_cleaning, lambda store: store["orders"].delete_records({0: 1}), "clean lock", "clean"),
+    "cleaning": (stop_in_retention, lambda store: store["orders"].delete_records({0: 1}), "clean lock", "clean"),
     "opening": (stop_in_open, lambda store: open_again(store.path), "lock for opening the store", "opening"),
 }
 

@@ -16,6 +16,7 @@ import pytest
 
 from klamm.kafka.apis import fetch
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.fetch_sessions import FetchSession
 from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.transaction_coordinator import Identified, TransactionCoordinator
 from klamm.store.wire_groups import WireGroups
@@ -76,17 +77,31 @@ def whoever_was_a_member_may_commit() -> None:
 def everybody_reads_what_is_open() -> None:
     begin = fetch._Fetching.__init__
 
-    def begin_dirty(self: Any, *given: Any) -> None:
-        begin(self, *given)
+    def begin_dirty(self: Any, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
         self.committed = False
 
-    fetch._Fetching.__init__ = begin_dirty  # type: ignore[assignment, method-assign]
+    fetch._Fetching.__init__ = begin_dirty  # type: ignore[method-assign]
 
 
 @shows("not once", "lost progress", "disordered")
 def nobody_waits_for_offsets_that_a_transaction_may_move() -> None:
-    TransactionCoordinator.has_pending = lambda self, *given: False  # type: ignore[method-assign]
-    TransactionCoordinator.pending_offsets = lambda self, group: set()  # type: ignore[method-assign]
+    TransactionCoordinator.pending_offsets = lambda self, groups: set()  # type: ignore[method-assign]
+
+
+@shows("missed", "skipped", "lost")
+def a_fetch_session_goes_on_one_too_far() -> None:
+    """Now and then. Clients without a session have none of it: their requests are full."""
+    update = FetchSession.update
+
+    def too_far(self: Any, topics: Any, isolation_level: int) -> None:
+        update(self, topics, isolation_level)
+        if self.id and DICE.random() < 0.1:
+            for wanted in self.pending:
+                if wanted.partition is not None and wanted.offset < wanted.partition.ends().end - 1:
+                    wanted.offset += 1
+
+    FetchSession.update = too_far  # type: ignore[method-assign]
 
 
 @pytest.mark.soak

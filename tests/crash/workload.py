@@ -193,10 +193,10 @@ class Life:
         ends = self.log(name).ends()
         offset = self.dice.randint(ends.start, ends.end)
         note(deleting=name, offset=offset)
-        note(start=name, offset=self.log(name).housekeeping.delete_before(offset))
+        note(start=name, offset=self.log(name).cleanup.delete_before(offset))
 
     def expire(self) -> None:
-        self.log("events/0").housekeeping.expire()
+        self.log("events/0").cleanup.expire()
         note(start="events/0", offset=self.log("events/0").ends().start)
 
 

@@ -32,9 +32,9 @@ def _no_trap() -> Iterator[None]:
 @pytest.fixture
 def no_nap() -> Iterator[None]:
     """Let nobody wake but by the bell: who misses it sleeps for longer than a test waits."""
-    _head.set_nap(1000 * LONG)
+    _head.set_poll_interval(1000 * LONG)
     yield
-    _head.set_nap()
+    _head.set_poll_interval()
 
 
 @pytest.fixture

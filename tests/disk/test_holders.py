@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from klamm.disk import _os, holders
-from klamm.disk.locks import GATE, GATE_QUEUE, LockFile
+from klamm.disk.locks import DB_LOCK, DB_LOCK_QUEUE, LockFile
 from klamm.errors import StoreBusy
 from klamm.log.head import Heads
-from tests.procs import Child, Flag, children, until
+from tests.procs import PATIENCE, Child, Flag, children, until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc"),
@@ -201,12 +202,12 @@ def test_a_process_in_the_queue_sleeps_until_it_is_woken(path: str, heads: Heads
         return lock
 
     def hold() -> None:
-        with locked().hold(GATE):
+        with locked().hold(DB_LOCK):
             held.up()
             signal.pause()
 
     def wait() -> None:
-        with locked().hold(GATE, queue=GATE_QUEUE):
+        with locked().hold(DB_LOCK, queue=DB_LOCK_QUEUE):
             pass
 
     def slept(child: Child) -> int:
@@ -221,7 +222,7 @@ def test_a_process_in_the_queue_sleeps_until_it_is_woken(path: str, heads: Heads
             lambda: [
                 each.process.pid
                 for each in holders.held_ranges(path)
-                if each.start == GATE_QUEUE and not each.is_shared
+                if each.start == DB_LOCK_QUEUE and not each.is_shared
             ],
             "one of them is the first",
         )
@@ -235,3 +236,119 @@ def test_a_process_in_the_queue_sleeps_until_it_is_woken(path: str, heads: Heads
         holder.kill()
         for child in waiting:
             child.answer()
+
+
+def test_the_first_in_the_queue_is_woken_when_the_holder_has_had_its_row_and_not_before(
+    path: str, heads: Heads, tmp_path: Path
+) -> None:
+    """Before, each hand-over would cost a switch between processes; later, the lock would be free and nobody has it."""
+    row = 128
+    waits = Flag(tmp_path / "waits")
+    taken = tmp_path / "taken"
+
+    def locked() -> LockFile:
+        lock = LockFile(path)
+        lock.record_in(heads)
+        return lock
+
+    def hold() -> None:
+        lock = locked()
+        for number in range(1, row + 1):
+            with lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE):
+                taken.write_text(str(number))
+                waits.wait()
+        signal.pause()
+
+    def wait() -> int:
+        _os.set_first_interval(3600 * 10**9)  # the wake-up alone
+        with locked().hold(DB_LOCK, queue=DB_LOCK_QUEUE, timeout_ms=-1):
+            return int(taken.read_text())
+
+    def sleeps(child: Child) -> bool:
+        with open(tmp_path / "heads", "rb") as file:
+            is_waiting = os.pread(file.fileno(), 4, 704 + 12) != bytes(4)  # KlammLockNote.waiting of byte 0
+        return is_waiting and Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+    with children() as start:
+        start(hold)
+        until(taken.exists, "the byte is held")
+        first = start(wait)
+        until(lambda: sleeps(first), "the other process sleeps")
+        waits.up()
+        assert first.answer() == row
+
+
+@pytest.mark.parametrize("has_notes", [True, False])
+def test_a_process_that_is_stopped_in_the_queue_delays_others_for_a_moment_only(
+    path: str, heads: Heads, has_notes: bool
+) -> None:
+    """It is the first of those that wait for a lock that is free: the others take that, also when their row is over."""
+    row = 128
+
+    def locked() -> LockFile:
+        lock = LockFile(path, timeout_ms=5000)
+        if has_notes:
+            lock.record_in(heads)
+        return lock
+
+    def wait() -> None:
+        with locked().hold(DB_LOCK, queue=DB_LOCK_QUEUE, timeout_ms=-1):
+            pass
+
+    def take_often() -> None:
+        lock = locked()
+        for _ in range(2 * row):
+            with lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE):
+                pass
+
+    lock = locked()
+    with children() as start:
+        with lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE):
+            first = start(wait)
+            until(lambda: lock.held(DB_LOCK_QUEUE), "it waits in the queue")
+            first.signal(signal.SIGSTOP)
+            assert first.stopped()
+        start(take_often).answer()
+        assert lock.held(DB_LOCK_QUEUE)
+        first.go_on()
+        first.answer()
+
+
+def test_a_lock_that_was_released_is_not_said_to_be_held_by_a_thread_of_this_process(path: str, heads: Heads) -> None:
+    lock = LockFile(path)
+    lock.record_in(heads)
+    with lock.hold(6):
+        pass
+    assert str(lock.busy(6, None, 30_000)).partition("held by ")[2].startswith("no process just now; waited 30 s")
+
+
+def test_the_error_says_what_the_thread_that_holds_a_lock_does(path: str, heads: Heads) -> None:
+    lock = LockFile(path, timeout_ms=30)
+    lock.record_in(heads)
+    holds, may_end = threading.Event(), threading.Event()
+
+    def write_for_long() -> None:
+        with lock.hold(6):
+            holds.set()
+            may_end.wait()
+
+    holder = threading.Thread(target=write_for_long, name="a-writer")
+    holder.start()
+    try:
+        assert holds.wait(PATIENCE)
+        does = r"held by thread a-writer of this process \(.*test_holders\.py:\d+ in write_for_long"
+        with pytest.raises(StoreBusy, match=does):
+            lock.hold(6).__enter__()
+    finally:
+        may_end.set()
+        holder.join()
+    with lock.hold(6):
+        pass
+
+
+def test_a_forked_child_has_another_identity_and_the_same_namespace() -> None:
+    pid, namespace = _os.identity()
+    assert pid == os.getpid()
+    with children() as start:
+        child = start(_os.identity)
+        assert child.answer() == (child.pid, namespace)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from klamm.disk import _os
-from klamm.disk.locks import GATE, GATE_QUEUE, MAX_PLACES, OWNED, LockFile, group_region
+from klamm.disk.locks import DB_LOCK, DB_LOCK_QUEUE, MAX_MEMBER_INDEX, OWNED, LockFile, group_lock_base
 from klamm.errors import StoreBusy
 from tests.procs import Flag, asleep, children, until
 
@@ -283,18 +283,18 @@ def test_a_child_forked_while_another_thread_holds_a_byte_can_open_the_file_and_
 
 def test_held_knows_our_bytes_and_those_of_others(tmp_path: Path) -> None:
     ours, theirs = LockFile(str(tmp_path / "members")), LockFile(str(tmp_path / "members"))
-    region = group_region(3)
-    assert ours.held(region, MAX_PLACES) == []
+    region = group_lock_base(3)
+    assert ours.held(region, MAX_MEMBER_INDEX) == []
     for byte in (0, 1, 5, 900_000):
         assert ours.try_hold(region + byte)
-    for byte in (2, 7, 8, 9, MAX_PLACES + 3):
+    for byte in (2, 7, 8, 9, MAX_MEMBER_INDEX + 3):
         assert theirs.try_hold(region + byte)
     wanted = [(region, 3), (region + 5, 1), (region + 7, 3), (region + 900_000, 1)]
-    assert ours.held(region, MAX_PLACES) == theirs.held(region, MAX_PLACES) == wanted
+    assert ours.held(region, MAX_MEMBER_INDEX) == theirs.held(region, MAX_MEMBER_INDEX) == wanted
     assert ours.held(region + 8) == [(region + 8, 1)] and ours.held(region + 3) == []
     assert ours.held(region + 8, 100) == [(region + 8, 2)]
     theirs.close()
-    assert ours.held(region, MAX_PLACES) == [(region, 2), (region + 5, 1), (region + 900_000, 1)]
+    assert ours.held(region, MAX_MEMBER_INDEX) == [(region, 2), (region + 5, 1), (region + 900_000, 1)]
 
 
 def test_two_holders_in_one_process_exclude_each_other(tmp_path: Path) -> None:
@@ -325,9 +325,11 @@ def test_a_forked_child_frees_nothing_of_its_parents(tmp_path: Path) -> None:
 
 def test_regions_do_not_overlap() -> None:
     for number in (0, 1, 1000):
-        assert group_region(number) > 1 << 32
-        assert MAX_PLACES <= OWNED and group_region(number) + OWNED + MAX_PLACES < group_region(number + 1)
-    assert group_region((1 << 22) - 2) + (1 << 40) <= 1 << 62
+        assert group_lock_base(number) > 1 << 32
+        assert MAX_MEMBER_INDEX <= OWNED and group_lock_base(number) + OWNED + MAX_MEMBER_INDEX < group_lock_base(
+            number + 1
+        )
+    assert group_lock_base((1 << 22) - 2) + (1 << 40) <= 1 << 62
 
 
 def test_with_a_queue_everybody_gets_his_turn_and_nobody_is_in_there_with_another(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def test_with_a_queue_everybody_gets_his_turn_and_nobody_is_in_there_with_anothe
     def count_up() -> int:
         lock = LockFile(str(tmp_path / "lock"))
         for _ in range(200):
-            with lock.hold(GATE, queue=GATE_QUEUE):
+            with lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE):
                 counter.write_text(str(int(counter.read_text()) + 1))
         return 200
 
@@ -350,16 +352,16 @@ def test_the_first_in_a_queue_may_be_killed(tmp_path: Path) -> None:
     lock = LockFile(str(tmp_path / "lock"))
 
     def wait() -> None:
-        with LockFile(str(tmp_path / "lock")).hold(GATE, queue=GATE_QUEUE):
+        with LockFile(str(tmp_path / "lock")).hold(DB_LOCK, queue=DB_LOCK_QUEUE):
             pass
 
     with children() as start:
-        with lock.hold(GATE, queue=GATE_QUEUE):
+        with lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE):
             first = start(wait)
-            until(lambda: lock.held(GATE_QUEUE), "somebody waits in the queue")
+            until(lambda: lock.held(DB_LOCK_QUEUE), "somebody waits in the queue")
             second = start(wait)
             first.kill()
-            until(lambda: lock.held(GATE_QUEUE), "the next one is first")
+            until(lambda: lock.held(DB_LOCK_QUEUE), "the next one is first")
             assert second.running
         second.answer()
     lock.close()

@@ -68,8 +68,13 @@ BITS = "what a batch must not say is refused as such, whoever sends it"
 UNKNOWN = "Kafka answers that it does not know what went wrong"
 NOTHING = _fetched(_records(1, 0, [], []))
 
+_NO_SESSION = {"error_code": "FETCH_SESSION_ID_NOT_FOUND", "session_id": 0}
+
 ON_PURPOSE: dict[str, dict[str, Pinned]] = {
-    "nobody_need_say_who_he_is": {"a mechanism": Pinned("there is no SASL here, and none is offered", "closed")},
+    "fetch_sessions_on_two_connections": {
+        "on another connection": Pinned("a session belongs to its connection, and ends with it", _NO_SESSION),
+        "the first of both": Pinned("a connection has one session: the second takes its place", _NO_SESSION),
+    },
     "strangers_are_refused": {"commit: no group": Pinned(NAMELESS, _committed("INVALID_GROUP_ID"))},
     "commits_without_members": {
         "negative": Pinned(

@@ -45,7 +45,7 @@ def shared(members: list[Member], count: int) -> bool:
     return fair and sorted(part for parts in held for part in parts) == list(range(count))
 
 
-def settle(members: list[Member], count: int, what: str, *, leaving: Member | None = None) -> None:
+def run_due_work(members: list[Member], count: int, what: str, *, leaving: Member | None = None) -> None:
     """Poll until `members` share the partitions. One that leaves is polled, too: so it gives them back."""
     polled = members if leaving is None else [*members, leaving]
     drive([member.consumer for member in polled], lambda: shared(members, count), what)
@@ -61,11 +61,11 @@ def test_members_share_the_partitions_while_they_come_and_go(broker: Broker, str
 
     with contextlib.ExitStack() as stack:
         members = [member()]
-        settle(members, 6, "one has all")
+        run_due_work(members, 6, "one has all")
         members += [member()]
-        settle(members, 6, "two share")
+        run_due_work(members, 6, "two share")
         members += [member()]
-        settle(members, 6, "three share")
+        run_due_work(members, 6, "three share")
         made = producer(broker.address)
         for partition in range(6):
             produce(made, topic, plain(5), partition)
@@ -75,7 +75,7 @@ def test_members_share_the_partitions_while_they_come_and_go(broker: Broker, str
         assert sorted(found) == [(partition, offset) for partition in range(6) for offset in range(5)]
         first = members.pop(0)
         first.consumer.unsubscribe()  # leaves the group; the others go on
-        settle(members, 6, "the two that are left share", leaving=first)
+        run_due_work(members, 6, "the two that are left share", leaving=first)
 
 
 def test_a_cooperative_member_keeps_what_it_need_not_give_away(broker: Broker) -> None:
@@ -87,9 +87,9 @@ def test_a_cooperative_member_keeps_what_it_need_not_give_away(broker: Broker) -
             return Member(stack.enter_context(opened), [topic])
 
         first = member()
-        settle([first], 4, "one has all")
+        run_due_work([first], 4, "one has all")
         second = member()
-        settle([first, second], 4, "two share")
+        run_due_work([first, second], 4, "two share")
         assert first.given[0] == [0, 1, 2, 3] and not any(first.given[1:])
         assert first.taken == [second.parts], "only what the other has now was taken"
         assert not first.lost and not second.lost
@@ -106,14 +106,14 @@ def test_a_member_that_is_killed_is_replaced_after_its_session(broker: Broker) -
     )
     with group_consumer(broker.address, group, session_timeout_ms=5000) as consumer:
         member = Member(consumer, [topic])
-        settle([member], 4, "one has all")
+        run_due_work([member], 4, "one has all")
         arguments = [sys.executable, "-c", program, broker.address, group, topic]
         with subprocess.Popen(arguments, env={**os.environ}) as other:
             try:
                 drive([consumer], lambda: len(member.parts) == 2, "the other has half")
             finally:
                 other.send_signal(signal.SIGKILL)
-        settle([member], 4, "one has all again")
+        run_due_work([member], 4, "one has all again")
 
 
 def test_a_static_member_that_comes_back_gets_what_it_had_without_a_rebalance(broker: Broker) -> None:
@@ -126,7 +126,7 @@ def test_a_static_member_that_comes_back_gets_what_it_had_without_a_rebalance(br
         stays = Member(consumer, [topic])
         with opened("restarts") as other:
             restarts = Member(other, [topic])
-            settle([stays, restarts], 4, "two share")
+            run_due_work([stays, restarts], 4, "two share")
             had = restarts.parts
         before = len(stays.given)
         with opened("restarts") as other:
@@ -142,7 +142,7 @@ def test_of_two_static_members_with_one_name_the_older_is_fenced(broker: Broker)
         group_consumer(broker.address, group, group_instance_id="same") as second,
     ):
         one = Member(first, [topic])
-        settle([one], 2, "the first has all")
+        run_due_work([one], 2, "the first has all")
         two = Member(second, [topic])
         drive([second], lambda: two.parts == [0, 1], "the second has all")
         with pytest.raises(KafkaException) as failed:
@@ -173,9 +173,9 @@ def test_a_commit_of_a_member_that_is_no_longer_one_fails(broker: Broker) -> Non
         group_consumer(broker.address, group) as second,
     ):
         one, two = Member(first, [topic]), Member(second, [topic])
-        settle([one, two], 2, "two share")
+        run_due_work([one, two], 2, "two share")
         first.unsubscribe()
-        settle([two], 2, "the second has all", leaving=one)
+        run_due_work([two], 2, "the second has all", leaving=one)
         with pytest.raises(KafkaException) as failed:
             first.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
         assert failed.value.args[0].code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION)

@@ -14,28 +14,41 @@ import pytest
 
 from tests.interop.brokers import Broker
 from tests.interop.on_purpose import ON_PURPOSE
-from tests.interop.scripts import SCRIPTS, Desk, clients, cluster, groups, records, topics, transactions
+from tests.interop.scripts import (
+    SCRIPTS,
+    ScriptContext,
+    clients,
+    cluster,
+    groups,
+    records,
+    sessions,
+    topics,
+    transactions,
+)
 
-assert all((clients, cluster, groups, records, topics, transactions))  # each adds its scripts when it is imported
+# Each adds its scripts when it is imported.
+assert all((clients, cluster, groups, records, sessions, topics, transactions))
 
 # kafka-python's tasks may end with an error that nobody asks for, when its objects are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def noted(script: Callable[[Desk], None], broker: Broker) -> dict[str, Any]:
-    desk = Desk(broker.address)
+def noted(script: Callable[[ScriptContext], None], broker: Broker) -> dict[str, Any]:
+    context = ScriptContext(broker.address)
     try:
-        script(desk)
+        script(context)
     except Exception as error:
-        error.add_note(f"{script.__name__} with {broker.kind}, after {list(desk.notes)[-3:]}")
+        error.add_note(f"{script.__name__} with {broker.kind}, after {list(context.notes)[-3:]}")
         raise
     finally:
-        desk.close()
-    return desk.notes
+        context.close()
+    return context.notes
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-def test_both_answer_the_same(script: Callable[[Desk], None], apache_broker: Broker, klamm_broker: Broker) -> None:
+def test_both_answer_the_same(
+    script: Callable[[ScriptContext], None], apache_broker: Broker, klamm_broker: Broker
+) -> None:
     with ThreadPoolExecutor(1) as beside:
         theirs = beside.submit(noted, script, apache_broker)
         ours = noted(script, klamm_broker)

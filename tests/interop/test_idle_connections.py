@@ -13,7 +13,7 @@ from klamm.kafka.wire.messages import API_VERSIONS, FETCH
 from tests.interop.java_tools import need_kafka
 from tests.interop.kafka_broker import KafkaBroker
 from tests.interop.raw import Raw
-from tests.kafka.asking import fetching
+from tests.kafka.requests import fetching
 from tests.procs import PATIENCE, until
 from tests.serving import serving
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 from tests.kafka.member import Client
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +37,11 @@ def server(store: klamm.Store) -> Iterator[Served]:
 
 @pytest.fixture
 def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as dialled:
-        yield dialled
+    with server.dial() as local_address:
+        yield local_address
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[Client]:
-    with Client(server.address) as dialled:
-        yield dialled
+    with Client(server.address) as local_address:
+        yield local_address

@@ -14,9 +14,9 @@ from typing import Any
 
 import klamm
 from klamm.kafka.wire.messages import LEAVE_GROUP, METADATA
-from tests.kafka.asking import fetch, produce, sealed, values
-from tests.kafka.dial import Raw
+from tests.kafka.connect import Raw
 from tests.kafka.member import Client
+from tests.kafka.requests import fetch, produce, sealed, values
 from tests.procs import PATIENCE
 
 __all__ = ["CLIENTS", "TOPIC", "Seen", "lost_records"]

@@ -22,7 +22,7 @@ from pathlib import Path
 import klamm
 from tests.kafka import attacks
 from tests.kafka.attacks import ATTACKS, Attack, Sizes
-from tests.kafka.dial import ConnectionEnded
+from tests.kafka.connect import ConnectionEnded
 from tests.kafka.honest import CLIENTS, TOPIC, Seen
 from tests.procs import PATIENCE, children
 from tests.serving import Serving, serving
@@ -56,6 +56,9 @@ class Outcome:
     peak_bytes: int
     """Memory of the server: before, and the most it ever had."""
     cpu_s: float
+    loop_waited_s: float
+    """How long the loop of the server was ready to run and did not, for another thread or process had its core: much
+    more than the CPU of the server means that others used the machine, and that the times say little."""
 
     def p99_s(self, client: str) -> float:
         latencies = sorted(self.seen[client].latencies_s)
@@ -68,7 +71,8 @@ class Outcome:
             p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
             times.append(f"{name} {len(ordered)} requests, p50 {p50} ms, p99 {p99} ms, max {ordered[-1]} ms")
         memory = f"memory {self.base_bytes / MIB:.0f} MiB, at most {self.peak_bytes / MIB:.0f} MiB"
-        return f"{', '.join(times)}; {memory}; {self.cpu_s:.1f} s CPU of the server; rounds {self.rounds}"
+        cpu = f"{self.cpu_s:.1f} s CPU of the server, whose loop waited {self.loop_waited_s:.1f} s for its core"
+        return f"{', '.join(times)}; {memory}; {cpu}; rounds {self.rounds}"
 
 
 def prepared_store(path: Path, sizes: Sizes) -> Path:
@@ -181,6 +185,11 @@ def _cpu_s(pid: int) -> float:
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _loop_waited_s(pid: int) -> float:
+    """The loop runs in the main thread."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 @contextmanager
 def limited_server(store: Path) -> Iterator[Serving]:
     options = [word for name, value in LIMITS.items() for word in ("--set", f"{name}={value}")]
@@ -191,7 +200,7 @@ def limited_server(store: Path) -> Iterator[Serving]:
 
 def run(server: Serving, sizes: Sizes, *, seconds: float, seed: int, target: str | None = None) -> Outcome:
     """Let honest clients use the server for so long, beside attacks on `target`, which is the server by default."""
-    base_bytes, cpu_s = _memory(server.pid, "VmRSS"), _cpu_s(server.pid)
+    base_bytes, cpu_s, waited_s = _memory(server.pid, "VmRSS"), _cpu_s(server.pid), _loop_waited_s(server.pid)
     with _on(cores()[1]), children() as start:
         end = time.monotonic() + seconds
         honest = {client.__name__: start(partial(client, server.address, end)) for client in CLIENTS}
@@ -200,4 +209,11 @@ def run(server: Serving, sizes: Sizes, *, seconds: float, seed: int, target: str
         seen = {name: child.answer(wait_s) for name, child in honest.items()}
         rounds = hostile.answer(wait_s)
     assert server.process.poll() is None, server.stderr[-8000:]
-    return Outcome(seen, rounds, base_bytes, _memory(server.pid, "VmHWM"), _cpu_s(server.pid) - cpu_s)
+    return Outcome(
+        seen,
+        rounds,
+        base_bytes,
+        _memory(server.pid, "VmHWM"),
+        _cpu_s(server.pid) - cpu_s,
+        _loop_waited_s(server.pid) - waited_s,
+    )

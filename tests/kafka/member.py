@@ -17,7 +17,7 @@ from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import HEARTBEAT, JOIN_GROUP, OFFSET_COMMIT, OFFSET_FETCH, SYNC_GROUP
 from klamm.kafka.wire.structs import Struct
-from tests.kafka.dial import Raw, Served
+from tests.kafka.connect import Raw, Served
 from tests.procs import PATIENCE, until
 
 __all__ = ["GROUP", "Client", "Joined", "address_in", "every", "hold_writes", "serve_for_ever"]

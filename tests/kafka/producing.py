@@ -1,4 +1,4 @@
-"""A store with a desk for transactional producers, and clients of both kinds, without sockets."""
+"""A store with a transaction coordinator for transactional producers, and clients of both kinds, without sockets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION, Identified, 
 from klamm.store import transaction_table
 from klamm.store.directory import Core
 from klamm.store.groups import OffsetRow
+from klamm.store.transaction_state import Add, End
 from klamm.types import PartitionKey
 from tests.store.open_transactions import core_of, log_of
 
@@ -51,9 +52,12 @@ def serving(store: klamm.Store, settings: Settings | None = None) -> Iterator[Tr
     core = core_of(store)
     assert hold_server(core)
     try:
-        desk = TransactionCoordinator(core, settings or Settings())
-        desk.load()
-        yield desk
+        coordinator = TransactionCoordinator(core, settings or Settings())
+        try:
+            coordinator.load()
+            yield coordinator
+        finally:
+            coordinator.close()
     finally:
         if core.members is not None:
             core.members.release(SERVER)
@@ -62,15 +66,17 @@ def serving(store: klamm.Store, settings: Settings | None = None) -> Iterator[Tr
 class Client:
     """One producer of a transactional id. `bumps`: it knows KIP-890."""
 
-    def __init__(self, store: klamm.Store, desk: TransactionCoordinator, name: str = "billing", *, bumps: bool) -> None:
-        self.store, self.desk, self.name, self.bumps = store, desk, name, bumps
+    def __init__(
+        self, store: klamm.Store, coordinator: TransactionCoordinator, name: str = "billing", *, bumps: bool
+    ) -> None:
+        self.store, self.coordinator, self.name, self.bumps = store, coordinator, name, bumps
         self.producer_id = self.epoch = -1
         self.sequences: dict[PartitionKey, int] = {}
 
     def init(self, timeout_ms: int = 60_000, *, again: bool = False) -> ErrorCode:
         """`again`: it says who it was."""
         before = (self.producer_id, self.epoch) if again else (-1, -1)
-        found = self.desk.init_producer_id(self.name, timeout_ms, *before)
+        found = self.coordinator.init_producer_id(self.name, timeout_ms, *before)
         if not found.error:
             self._become(found)
         return found.error
@@ -82,7 +88,12 @@ class Client:
 
     def add(self, *numbers: int) -> ErrorCode:
         places = [place_of(self.store, number) for number in numbers]
-        return self.desk.add_partitions(self.name, self.producer_id, self.epoch, places)
+        return self._apply(Add((self.producer_id, self.epoch), frozenset(places))).error
+
+    def _apply(self, event: Add | End) -> Identified:
+        """As the queue of a server does."""
+        (found,) = self.coordinator.apply_together([(self.name, event)])
+        return self.coordinator.apply(self.name, event) if found is None else found
 
     def send(self, *numbers: int, value: bytes = b"x") -> ErrorCode:
         """A record to each; the older kind adds the partitions first, the other lets the batch do it."""
@@ -90,7 +101,7 @@ class Client:
             return error
         for number in numbers:
             place = place_of(self.store, number)
-            code = self.desk.check_produce(self.producer_id, self.epoch, place)
+            code = self.coordinator.check_produce(self.producer_id, self.epoch, place)
             if code is NEEDS_REGISTRATION:
                 assert self.bumps
                 code = self.add(number)
@@ -111,9 +122,10 @@ class Client:
         return offset
 
     def commit_offsets(self, group: str, offset: int, number: int = 0) -> ErrorCode:
-        if not self.bumps and (error := self.desk.add_group(self.name, self.producer_id, self.epoch, group)):
+        adding = Add((self.producer_id, self.epoch), frozenset(), frozenset({group}))
+        if not self.bumps and (error := self._apply(adding).error):
             return error
-        return self.desk.commit_offsets(
+        return self.coordinator.commit_offsets(
             self.name,
             self.producer_id,
             self.epoch,
@@ -129,7 +141,7 @@ class Client:
         return found.error
 
     def ask_end(self, *, commit: bool) -> Identified:
-        return self.desk.end(self.name, self.producer_id, self.epoch, commit=commit, bump=self.bumps)
+        return self._apply(End((self.producer_id, self.epoch), commit, self.bumps))
 
 
 def offset_row(store: klamm.Store, offset: int, number: int = 0) -> OffsetRow:
@@ -144,23 +156,23 @@ def offset_of(store: klamm.Store, group: str, number: int = 0) -> int | None:
     return None if row is None else row.offset
 
 
-def hasten(store: klamm.Store, desk: TransactionCoordinator, name: str = "billing") -> None:
+def hasten(store: klamm.Store, coordinator: TransactionCoordinator, name: str = "billing") -> None:
     """Let its time be over."""
     database = core_of(store).catalog.database
-    row = desk.row(name)
+    row = coordinator.row(name)
     assert row is not None
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         transaction_table.put(execute, row._replace(started_boot_ms=row.started_boot_ms - row.timeout_ms - 1))
-    desk._reload()
+    coordinator._reload()
 
 
 def set_epoch(store: klamm.Store, client: Client, epoch: int) -> None:
     """Let many transactions have been."""
     database = core_of(store).catalog.database
-    row = client.desk.row(client.name)
+    row = client.coordinator.row(client.name)
     assert row is not None
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         transaction_table.forget(execute, [row.key])
         transaction_table.put(execute, row._replace(epoch=epoch, next_epoch=epoch))
-    client.desk._reload()
+    client.coordinator._reload()
     client.epoch = epoch

@@ -22,7 +22,7 @@ from klamm.kafka.wire.messages import (
 )
 from klamm.kafka.wire.structs import Struct
 from klamm.log import head
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 
 NOBODY_ASKED = -(2**31)
 NO_ID = bytes(16)
@@ -202,7 +202,7 @@ def test_a_recovery_starts_an_epoch_and_until_then_it_is_unknown(store: klamm.St
     store.append("orders", b"1", partition=1)
     assert epochs(raw) == [0, 0, 0]
     opened = server.broker.core.topic("orders")
-    opened.partition(1)._boots = 0  # epochs are counted from 1 then, and not by the clock
+    opened.partition(1)._boot_count = 0  # epochs are counted from 1 then, and not by the clock
     opened.partition(1).log.set_flags(head.NEEDS_RECOVERY)
     assert epochs(raw) == [0, -1, 0]
     store.append("orders", b"2", partition=1)

@@ -12,6 +12,8 @@ import pytest
 from aiokafka.protocol.produce import ProduceRequest_v0, ProduceResponse_v0, ProduceResponse_v1, ProduceResponse_v2
 
 from klamm.kafka.wire import MalformedMessage, Message, UnsupportedVersion
+from klamm.kafka.wire.decoder import MAX_ELEMENTS, varint
+from klamm.kafka.wire.encoder import varint_bytes
 from klamm.kafka.wire.messages import (
     API_VERSIONS,
     APIS,
@@ -22,8 +24,6 @@ from klamm.kafka.wire.messages import (
     OFFSET_FETCH,
     PRODUCE,
 )
-from klamm.kafka.wire.reading import MAX_ELEMENTS, varint
-from klamm.kafka.wire.writing import varint_bytes
 from tests.kafka import oracle
 
 INSTANCES = 8

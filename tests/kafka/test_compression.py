@@ -13,8 +13,8 @@ import klamm
 from klamm.batch import CODECS, codecs, parse, recompress
 from klamm.kafka.apis import produce as produce_api
 from klamm.kafka.error_codes import ErrorCode
-from tests.kafka.asking import batches_of, fetch, produce, sealed, values
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
+from tests.kafka.requests import batches_of, fetch, produce, sealed, values
 
 MIB = 1024 * 1024
 VALUE = b"." * 5000
@@ -28,8 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def raw(server: Served) -> Iterator[Raw]:
-    with server.dial() as dialled:
-        yield dialled
+    with server.dial() as local_address:
+        yield local_address
 
 
 def codecs_in(raw: Raw, topic: str) -> list[int]:

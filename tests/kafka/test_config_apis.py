@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.kafka.config_entries import TOPIC_FACTS
+from klamm.kafka.config_entries import FIXED_TOPIC_CONFIGS
 from klamm.kafka.error_codes import ErrorCode as E
 from klamm.kafka.settings import SERVER_SETTINGS
 from klamm.kafka.wire.messages import ALTER_CONFIGS, CREATE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from klamm.kafka.wire.structs import Struct
 from klamm.store.settings import SETTINGS
 from klamm.store.store_settings import STORE_SETTINGS
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -75,13 +75,13 @@ def change(
 @pytest.mark.parametrize("version", range(1, 5))
 def test_every_setting_of_a_topic_is_shown_with_where_it_comes_from(raw: Raw, version: int) -> None:
     found = by_name(describe(raw, TOPIC, "orders", version=version))
-    assert list(found) == sorted([*SETTINGS, *TOPIC_FACTS])
+    assert list(found) == sorted([*SETTINGS, *FIXED_TOPIC_CONFIGS])
     assert (found["retention.ms"].value, found["retention.ms"].config_source) == ("1000", DYNAMIC_TOPIC)
     # What was set is set, though it was set to the default.
     assert (found["segment.ms"].value, found["segment.ms"].config_source) == ("604800000", DYNAMIC_TOPIC)
     assert (found["segment.bytes"].value, found["segment.bytes"].config_source) == ("1073741824", DEFAULT)
     assert (found["min.insync.replicas"].value, found["min.insync.replicas"].config_source) == ("1", DEFAULT)
-    assert {name for name, each in found.items() if each.read_only} == set(TOPIC_FACTS)
+    assert {name for name, each in found.items() if each.read_only} == set(FIXED_TOPIC_CONFIGS)
     assert not any(each.is_sensitive for each in found.values())
     assert all(each.synonyms == [] and not each.documentation for each in found.values())
     kinds = {
@@ -107,7 +107,7 @@ def test_synonyms_and_documentation_are_told_when_asked_for(raw: Raw, version: i
     assert synonyms["cleanup.policy"] == [("cleanup.policy", "delete", DEFAULT)]
     assert synonyms["preallocate"] == [("preallocate", "false", DEFAULT)]
     for name, each in found.items():
-        row = SETTINGS.get(name) or TOPIC_FACTS[name]
+        row = SETTINGS.get(name) or FIXED_TOPIC_CONFIGS[name]
         assert each.documentation == (row.doc if version >= 3 else "")
 
 
@@ -140,10 +140,10 @@ def test_what_has_no_settings_is_told(raw: Raw, kind: int, name: str, code: int)
 
 def test_facts_are_in_the_reference(store: klamm.Store) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "reference" / "settings.md").read_text()
-    for fact in TOPIC_FACTS.values():
-        value = f"`{fact.value}`" if fact.value else "(empty)"
-        assert f"| `{fact.name}` | {value} | {fact.doc} |\n" in page
-    assert not TOPIC_FACTS.keys() & SETTINGS.keys()
+    for fixed_config in FIXED_TOPIC_CONFIGS.values():
+        value = f"`{fixed_config.value}`" if fixed_config.value else "(empty)"
+        assert f"| `{fixed_config.name}` | {value} | {fixed_config.doc} |\n" in page
+    assert not FIXED_TOPIC_CONFIGS.keys() & SETTINGS.keys()
 
 
 # ---- DescribeConfigs: brokers
@@ -307,16 +307,20 @@ def test_one_bad_resource_does_not_stop_the_others(store: klamm.Store, raw: Raw)
     assert store.topics.describe("other").settings == {"segment.ms": "5"}
 
 
-@pytest.mark.parametrize("name", TOPIC_FACTS)
+@pytest.mark.parametrize("name", FIXED_TOPIC_CONFIGS)
 def test_each_fact_is_taken_with_its_value_and_with_others_only_if_they_change_nothing(
     store: klamm.Store, raw: Raw, name: str
 ) -> None:
-    fact = TOPIC_FACTS[name]
-    other = {"boolean": "true", "int": "7", "long": "7"}.get(fact.type, "gzip")
-    is_strict = fact.least is None and not fact.is_free
-    right = [fact.value] if is_strict else [fact.value, other]
+    fixed_config = FIXED_TOPIC_CONFIGS[name]
+    other = {"boolean": "true", "int": "7", "long": "7"}.get(fixed_config.type, "gzip")
+    is_strict = fixed_config.least is None and not fixed_config.is_free
+    right = [fixed_config.value] if is_strict else [fixed_config.value, other]
     wrong = (
-        [other] if is_strict else [] if fact.type == "list" else ["maybe" if fact.is_free else f"{fact.least}x", "-1"]
+        [other]
+        if is_strict
+        else []
+        if fixed_config.type == "list"
+        else ["maybe" if fixed_config.is_free else f"{fixed_config.least}x", "-1"]
     )
     for value, code in [*((each, E.NONE) for each in right), *((each, E.INVALID_CONFIG) for each in wrong)]:
         topic = CREATE_TOPICS.request.Topic(

@@ -26,8 +26,8 @@ from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from klamm.kafka.wire.structs import Struct
 from tests.crash.cases import seed_of
-from tests.kafka.asking import Place, batches_of, fetch, fetching, produce, producing, sealed, values
-from tests.kafka.dial import ConnectionEnded, Raw, Served, served
+from tests.kafka.connect import ConnectionEnded, Raw, Served, served
+from tests.kafka.requests import ExecutionContext, batches_of, fetch, fetching, produce, producing, sealed, values
 from tests.procs import PATIENCE, until
 from tests.serving import serving
 
@@ -117,7 +117,7 @@ def test_random_requests_in_random_pieces(raw: Raw) -> None:
             size = chance.choice([0, 100, 10_000, 300_000])
             data += frame(PRODUCE, 9, number, **producing({("orders", 1): sealed(1, padding=size)}))
         elif kind == 1:
-            data += frame(FETCH, 12, number, **fetching({("orders", 1): Place(0, 50_000)}, wait_ms=5))
+            data += frame(FETCH, 12, number, **fetching({("orders", 1): ExecutionContext(0, 50_000)}, wait_ms=5))
         elif kind == 2:
             data += frame(METADATA, 12, number, topics=None)
         else:
@@ -206,7 +206,7 @@ def test_large_answers_that_are_read_late(server: Served, raw: Raw) -> None:
     topic = raw.create("late")
     for _ in range(12):
         assert produce(raw, topic, sealed(1, padding=900_000)).error_code == 0
-    fetched = frame(FETCH, 12, 1, **fetching({(topic, 0): Place(0, 1 << 30)}))
+    fetched = frame(FETCH, 12, 1, **fetching({(topic, 0): ExecutionContext(0, 1 << 30)}))
     with server.dial() as late:
         late.send_bytes(fetched * 6 + versions(2))
         chance = random.Random(3)
@@ -232,7 +232,7 @@ def test_clients_that_leave_at_any_moment(server: Served, raw: Raw) -> None:
         "half a request": versions(1)[:-3],
         "half a large one": large[:1_500_000],
         "one that waits": frame(FETCH, 12, 1, **fetching({("orders", 0): end_of(raw)}, wait_ms=2**31 - 1)),
-        "a large answer": frame(FETCH, 12, 1, **fetching({("large", 0): Place(0, 1 << 30)})) * 3,
+        "a large answer": frame(FETCH, 12, 1, **fetching({("large", 0): ExecutionContext(0, 1 << 30)})) * 3,
         "some and a half": versions(1) * 20 + versions(1)[:9],
     }
     for data in sent.values():
@@ -279,7 +279,7 @@ def test_clients_that_never_read_cost_little(tmp_path: Path) -> None:
             produce(raw, topic, sealed(1, padding=800_000))
         for number in range(1, 100):
             produce(raw, topic, sealed(1, padding=30_000), number)
-        large = frame(FETCH, 12, 1, **fetching({(topic, 0): Place(0, 1 << 30)}))
+        large = frame(FETCH, 12, 1, **fetching({(topic, 0): ExecutionContext(0, 1 << 30)}))
         wide = frame(FETCH, 12, 1, **fetching({(topic, number): 0 for number in range(1, 100)}))
         small = frame(METADATA, 12, 1, topics=None)
         warm = [Raw(process.address) for _ in range(10)]
@@ -408,7 +408,7 @@ def test_a_request_of_many_elements_is_decoded_by_a_thread(
         topics = [FETCH.request.Topic(topic="orders", partitions=[one] * count)]
         response = raw.ask(FETCH, 12, **{**fetching({}), "topics": topics})
         assert values(response.responses[0].partitions[0]) == [b"one"]
-        assert [name.partition("_")[0] for name in threads] == (["server"] if is_quick else ["klamm-codec"])
+        assert [name.partition("_")[0] for name in threads] == (["server"] if is_quick else ["klamm-decode"])
     whole = b"".join(request_frame(FETCH, 12, 1, "x", FETCH.request(**{**fetching({}), "topics": topics})))
     before = server.call(lambda: server.server.listener.metrics.malformed)
     raw.send_bytes((len(whole) - 5).to_bytes(4, "big") + whole[4:-1])

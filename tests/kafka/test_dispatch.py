@@ -15,16 +15,31 @@ from collections.abc import Iterator
 import pytest
 
 from klamm.kafka.apis import TABLE
-from klamm.kafka.call import ADMIN, CATALOG, CODEC, DISK, LARGE, LOOP, TRANSACT, WRITE, Place, SupportedApi
+from klamm.kafka.call import (
+    ADMIN,
+    AUTHENTICATE,
+    CATALOG,
+    CODEC,
+    DISK,
+    LARGE,
+    LOOP,
+    TRANSACT,
+    WRITE,
+    ExecutionContext,
+    SupportedApi,
+)
 
 # What a handler can call to have something done elsewhere, and where that is.
-REACHES: dict[str, tuple[Place, ...]] = {
+REACHES: dict[str, tuple[ExecutionContext, ...]] = {
     "broker.catalog": (CATALOG,),
     "broker.disk": (DISK,),
     "broker.codec": (CODEC,),
     "broker.write": (WRITE,),
     "broker.transact": (TRANSACT,),
+    "broker.apply": (TRANSACT,),
     "broker.administer": (ADMIN,),
+    "broker.authenticate": (AUTHENTICATE,),
+    "login.step": (AUTHENTICATE,),
     "broker.delete": (DISK,),
     "broker.opened": (DISK,),
     "broker.flush_soon": (DISK,),
@@ -54,6 +69,7 @@ MAY_BLOCK = {
     ),
     *("delete_topic", "claim_door", "reserve_generations", "init_producer_id", "add_group", "end", "commit_offsets"),
 }
+OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate"}
 OF = {"broker", "core", "catalog", "partition", "lookup", "segment", "shutil"}
 
 
@@ -123,6 +139,18 @@ def test_nothing_that_may_block_is_called_on_the_loop(row: SupportedApi) -> None
         assert not blocks, f"{function}: {chain(call.func)} on the loop"
 
 
+@pytest.mark.parametrize("row", [row for row in TABLE.values() if row.ordinary], ids=lambda row: row.api.name)
+def test_an_ordinary_request_runs_on_the_loop_and_reaches_no_thread_that_its_row_lacks(row: SupportedApi) -> None:
+    assert row.ordinary is not None
+    handlers = Handlers(row.ordinary.__module__)
+    reached = set()
+    for function, call in handlers.on_loop(row.ordinary.__name__):
+        words = chain(call.func).split(".")
+        assert not (words[0] in OF and words[-1] in MAY_BLOCK), f"{function}: {chain(call.func)} on the loop"
+        reached |= set(REACHES.get(chain(call.func), ()))
+    assert reached <= set(row.runs)
+
+
 def test_every_handler_responds_in_the_same_way() -> None:
     """It is a coroutine function, and its result is the response."""
     assert [row.api.name for row in TABLE.values() if not inspect.iscoroutinefunction(row.handler)] == []
@@ -131,7 +159,7 @@ def test_every_handler_responds_in_the_same_way() -> None:
 def test_every_row_bounds_its_response_and_names_its_rights() -> None:
     for row in TABLE.values():
         assert 0 < row.max_response_bytes <= LARGE
-        assert row.rights or row.api.name == "ApiVersions", "all others are for those who may"
+        assert row.rights or row.api.name in OPEN_TO_ALL, "all others are for those who may"
         for right in row.rights:
             operation, resource = right.split()
             assert operation in {"Read", "Write", "Create", "Delete", "Alter", "Describe", "DescribeConfigs",

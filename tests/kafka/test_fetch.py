@@ -26,9 +26,10 @@ from klamm.kafka.wire.structs import Struct
 from klamm.log import segment
 from klamm.log.partition import Partition
 from tests.arrow.test_restore_writer import rows
-from tests.kafka.asking import (
+from tests.kafka.connect import Raw, Served, served
+from tests.kafka.requests import (
     FOREVER_MS,
-    Place,
+    ExecutionContext,
     batches_of,
     fetch,
     fetch_many,
@@ -38,7 +39,6 @@ from tests.kafka.asking import (
     sealed,
     values,
 )
-from tests.kafka.dial import Raw, Served, served
 from tests.procs import Flag, children, until
 
 
@@ -78,7 +78,7 @@ def follow(raw: Raw, topic: str, offset: int = 0, number: int = 0, **options: An
 
 
 @contextmanager
-def parked(server: Served, topic: str, offset: int, number: int = 0, **options: Any) -> Iterator[Raw]:
+def delayed(server: Served, topic: str, offset: int, number: int = 0, **options: Any) -> Iterator[Raw]:
     """A connection with a fetch that waits."""
     before = server.call(lambda: len(server.broker.purgatory))
     options.setdefault("wait_ms", 20_000)
@@ -134,12 +134,8 @@ def test_a_fetch_of_an_unknown_topic_id_is_refused(raw: Raw, topic: str) -> None
     assert told.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-def test_a_fetch_session_is_neither_given_nor_known(raw: Raw, topic: str) -> None:
-    fields = fetching({(topic, 0): 0})
-    assert raw.ask(FETCH, 12, **fields, session_id=0, session_epoch=0).session_id == 0
-    assert raw.ask(FETCH, 12, **fields, session_id=7, session_epoch=1).error_code == 70
-    assert raw.ask(FETCH, 12, **fields, session_id=0, session_epoch=3).error_code == 71
-    assert raw.ask(FETCH, 12, **{**fields, "topics": [], "max_wait_ms": 20_000}).responses == []
+def test_a_fetch_of_nothing_does_not_wait(raw: Raw) -> None:
+    assert raw.ask(FETCH, 12, **fetching({}, wait_ms=FOREVER_MS)).responses == []
 
 
 def test_a_fetch_with_another_leader_epoch_is_refused_or_told_where_it_diverges(raw: Raw, topic: str) -> None:
@@ -168,7 +164,7 @@ def test_partitions_share_what_may_be_sent(raw: Raw, topic: str) -> None:
     for number in range(3):
         for _ in range(4):
             produce(raw, topic, sealed(1, padding=300), number)
-    places: dict[tuple[str, int], Place | int] = {(topic, number): 0 for number in (2, 0, 1)}
+    places: dict[tuple[str, int], ExecutionContext | int] = {(topic, number): 0 for number in (2, 0, 1)}
 
     def counts(**options: Any) -> list[int]:
         return [len(offsets(each)) for each in fetch_many(raw, places, **options).values()]
@@ -176,7 +172,7 @@ def test_partitions_share_what_may_be_sent(raw: Raw, topic: str) -> None:
     assert counts(max_bytes=1) == [1, 0, 0], "the first that has something, in the order they are asked for"
     assert counts(max_bytes=2 * size) == [2, 0, 0]
     assert counts(max_bytes=5 * size) == [4, 1, 0]
-    places = {(topic, 2): 4, (topic, 0): Place(0, 2 * size), (topic, 1): Place(0, 1)}
+    places = {(topic, 2): 4, (topic, 0): ExecutionContext(0, 2 * size), (topic, 1): ExecutionContext(0, 1)}
     assert counts(max_bytes=10 * size) == [0, 2, 0]
     assert counts() == [0, 2, 0]
 
@@ -214,7 +210,7 @@ def test_small_answers_and_those_sent_as_files(server: Served, raw: Raw) -> None
         for _ in range(4):
             produce(raw, topic, sealed(1, padding=size), number)
     for order in ([0, 1, 2, 3, 4, 5], [3, 0, 5, 1, 4, 2], [5, 3]):
-        found = fetch_many(raw, {(topic, number): Place(0, 1 << 30) for number in order})
+        found = fetch_many(raw, {(topic, number): ExecutionContext(0, 1 << 30) for number in order})
         for number in order:
             assert found[topic, number].records == log_bytes(log_of(server, topic, number))
             assert offsets(found[topic, number]) == [0, 1, 2, 3]
@@ -232,7 +228,7 @@ def test_hundreds_of_small_partitions_are_one_answer(server: Served, raw: Raw) -
 
 
 def test_a_fetch_waits_for_a_producer_on_the_wire(server: Served, raw: Raw, topic: str) -> None:
-    with parked(server, topic, 0) as waiting:
+    with delayed(server, topic, 0) as waiting:
         produce(raw, topic, sealed([b"now"]))
         assert values(answer(waiting)) == [b"now"]
 
@@ -275,7 +271,7 @@ def test_a_fetch_at_the_end_of_the_last_segment_waits_for_more(server: Served, r
         partition.log.roll()
     assert partition.segments()[-1] == partition.ends().end == 4
     for committed in (False, True):
-        with parked(server, topic, 0, min_bytes=4000, committed=committed):
+        with delayed(server, topic, 0, min_bytes=4000, committed=committed):
             assert server.call(lambda: len(server.broker.purgatory)) == 1
         until(lambda: not server.call(lambda: len(server.broker.purgatory)), "its client is gone")
 
@@ -305,7 +301,7 @@ def test_aborted_transactions_are_listed_for_the_records_that_are_sent_and_no_ot
 
 def test_a_fetch_waits_for_as_many_bytes_as_it_wants(server: Served, raw: Raw, topic: str) -> None:
     size = len(sealed([b"x"]))
-    with parked(server, topic, 0, min_bytes=3 * size) as waiting:
+    with delayed(server, topic, 0, min_bytes=3 * size) as waiting:
         for _ in range(2):
             produce(raw, topic, sealed([b"x"]))
         assert server.call(lambda: len(server.broker.purgatory)) == 1
@@ -321,7 +317,7 @@ def test_too_few_bytes_are_sent_when_time_is_over(raw: Raw, topic: str) -> None:
 def test_a_fetch_of_many_partitions_waits_for_any(server: Served, raw: Raw, topic: str) -> None:
     with server.dial() as waiting:
         for number in (2, 0, 1):
-            places: dict[tuple[str, int], Place | int] = {
+            places: dict[tuple[str, int], ExecutionContext | int] = {
                 (topic, each): log_of(server, topic, each).ends().end for each in range(3)
             }
             waiting.send(FETCH, 12, **fetching(places, wait_ms=20_000))
@@ -346,7 +342,7 @@ def test_an_append_of_another_process_wakes_a_fetch(server: Served, tmp_path: Pa
     with children() as start:
         child = start(write)
         for number, turn in enumerate(turns):
-            with parked(server, topic, number, wait_ms=FOREVER_MS) as waiting:
+            with delayed(server, topic, number, wait_ms=FOREVER_MS) as waiting:
                 turn.up()
                 assert values(answer(waiting)) == [b"%d" % number]
         child.answer()
@@ -372,7 +368,7 @@ def test_a_read_committed_fetch_ends_at_the_last_stable_offset_and_names_aborted
         assert (committed(1).error_code, committed(1).records) == (0, b"")
         assert values(fetch(raw, topic, 0)) == [b"0", b"aborted"]
         assert fetch(raw, topic, 0).aborted_transactions is None
-        with parked(server, topic, 1, committed=True) as waiting:
+        with delayed(server, topic, 1, committed=True) as waiting:
             store.append(topic, b"2", partition=0)
             with store.transaction() as second:
                 second.send(topic, b"3", partition=0)
@@ -399,7 +395,7 @@ def test_a_fetch_below_the_log_start_offset_is_out_of_range(server: Served, raw:
         produce(raw, topic, sealed(1, padding=300))
     before = follow(raw, topic)
     partition = log_of(server, topic)
-    partition.housekeeping.delete_before(20)
+    partition.cleanup.delete_before(20)
     found = fetch(raw, topic, 19)
     assert (found.error_code, found.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 20)
     assert follow(raw, topic, 20) == before[20:]
@@ -418,7 +414,7 @@ def test_compaction_while_it_is_read(server: Served, raw: Raw) -> None:
     def compact() -> None:
         while not over.is_set():
             partition.checkpoint()
-            partition.housekeeping.compact()
+            partition.cleanup.compact()
 
     def read() -> None:
         chance = random.Random(1)
@@ -451,18 +447,18 @@ def test_compaction_while_it_is_read(server: Served, raw: Raw) -> None:
             thread.join()
     assert wrong == []
     partition.checkpoint()
-    partition.housekeeping.compact()
+    partition.cleanup.compact()
     left = follow(raw, topic, partition_max_bytes=700)
     assert left == batches_of(log_bytes(partition))
     assert len(left) < 200
 
 
 def test_a_deleted_topic_answers_who_waits(server: Served, raw: Raw, topic: str) -> None:
-    with parked(server, topic, 0) as by_wire:
+    with delayed(server, topic, 0) as by_wire:
         raw.ask(DELETE_TOPICS, 5, topic_names=[topic], timeout_ms=10_000)
         assert answer(by_wire).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     again = raw.create(f"{topic}again")
-    with parked(server, again, 0) as by_another, children() as start:
+    with delayed(server, again, 0) as by_another, children() as start:
 
         def delete() -> None:
             with klamm.open(server.broker.core.path) as store:
@@ -488,7 +484,7 @@ def test_records_that_are_not_in_memory_are_fetched_as_they_are_on_disk(tmp_path
                 os.fsync(fd)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(fd)
-            found = fetch_many(raw, {(topic, number): Place(0, max_bytes) for number in range(2)})
+            found = fetch_many(raw, {(topic, number): ExecutionContext(0, max_bytes) for number in range(2)})
             for number, data in enumerate(expected):
                 records = found[topic, number].records
                 assert data.startswith(records)

@@ -25,7 +25,7 @@ from klamm.kafka.wire.messages import (
     SYNC_GROUP,
 )
 from klamm.store import wire_groups
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 from tests.kafka.member import GROUP, Client, Joined, address_in, every, hold_writes, serve_for_ever
 from tests.procs import children, until
 
@@ -213,7 +213,7 @@ def test_a_group_with_embedded_members_is_not_joined_over_the_wire_until_they_ha
     with caplog.at_level(logging.WARNING), store.consumer("orders", group=GROUP):
         for version in (0, 3, 5, 9):
             assert client.join(version=version).error_code == E.INCONSISTENT_GROUP_PROTOCOL
-    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "rejected" in record.getMessage()]
     assert len(lines) == 1 and GROUP in lines[0] and "have the store open" in lines[0]
     assert client.become_member().generation > 0
     with pytest.raises(klamm.GroupBusy, match="Kafka server"):
@@ -312,9 +312,9 @@ def test_groups_without_members_and_offsets_are_forgotten(server: Served, store:
     with store.consumer("orders", group="embedded"):
         assert states(client)["passing"] == "Empty"
         until(lambda: server.call(lambda: "passing" not in server.broker.group_store._here), "its door is left")
-        server.run(server.broker.group_store.forget_blank())
-        kept = {"coming", "embedded", "reading", "staying"}
-        assert set(states(client)) == set(store.groups) == kept
+        server.run(server.broker.group_store.forget_empty())
+        persisted = {"coming", "embedded", "reading", "staying"}
+        assert set(states(client)) == set(store.groups) == persisted
         assert not server.call(lambda: server.broker.group_coordinator.knows("passing"))
     again = client.become_member("passing")
     assert again.generation > first.generation

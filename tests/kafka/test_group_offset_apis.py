@@ -10,7 +10,7 @@ import klamm
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH, SYNC_GROUP
 from klamm.kafka.wire.structs import Struct
-from tests.kafka.dial import Served, served
+from tests.kafka.connect import Served, served
 from tests.kafka.member import GROUP, Client, Joined, address_in, every, hold_writes, serve_for_ever
 from tests.procs import children, until
 
@@ -276,7 +276,7 @@ def test_an_offset_that_a_transaction_is_about_to_move_is_not_told_to_who_wants_
 ) -> None:
     client.commit({FIRST: 5, SECOND: 6})
     moving = (GROUP, store.topics.describe("orders").id, 1)
-    monkeypatch.setattr(server.broker.transaction_coordinator, "has_pending", lambda *asked: asked == moving)
+    monkeypatch.setattr(server.broker.transaction_coordinator, "pending_offsets", lambda groups: {moving})
     make = OFFSET_FETCH.request
     topics = None if everything else [make.GroupTopic(name="orders", partition_indexes=[0, 1])]
     for stable in (False, True):

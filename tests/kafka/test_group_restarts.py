@@ -19,7 +19,7 @@ from klamm.kafka.group_store import GroupStore
 from klamm.kafka.wire.messages import DELETE_GROUPS, DESCRIBE_GROUPS, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
 from klamm.kafka.wire.structs import Struct
 from klamm.store.wire_groups import WireGroups
-from tests.kafka.dial import Served, served
+from tests.kafka.connect import Served, served
 from tests.kafka.member import GROUP, Client, Joined, address_in, hold_writes, serve_for_ever
 from tests.procs import PATIENCE, Child, Flag, children, until
 
@@ -175,11 +175,11 @@ def test_killed_between_taking_the_assignment_and_storing_it_clients_rejoin(path
     stuck = Flag(path.parent / "stuck")
 
     def never_keep() -> None:
-        def keep(self: GroupStore, image: object) -> None:
+        def persist(self: GroupStore, image: object) -> None:
             stuck.up()
             time.sleep(PATIENCE)
 
-        GroupStore._keep = keep  # type: ignore[method-assign]
+        GroupStore._persist = persist  # type: ignore[method-assign]
 
     with life(path, "kill") as server:
         with Client(server.begin(never_keep)) as client:
@@ -206,7 +206,7 @@ def test_nobody_hears_of_a_generation_that_waits_to_be_written(path: Path) -> No
         client.begin(SYNC_GROUP, 4, group_id=GROUP, generation_id=member.generation, member_id=member.member_id)
         group = running.broker.group_coordinator._groups.get(GROUP)
         assert group is not None
-        until(lambda: group.keeping, "the generation waits")
+        until(lambda: group.persisting, "the generation waits")
         assert second.heartbeat(member) == E.NONE
         assert described(second).group_state == "CompletingRebalance"
         go_on.set()
@@ -220,7 +220,7 @@ def test_a_full_disk_makes_the_group_rebalance(path: Path, monkeypatch: pytest.M
 
     with served(path) as running, Client(running.address) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(WireGroups, "keep", full)
+            patched.setattr(WireGroups, "persist", full)
             joined = client.join()
             member = Joined(joined.member_id, joined.generation_id)
             assert sync(client, member).error_code == E.COORDINATOR_NOT_AVAILABLE
@@ -272,7 +272,7 @@ def test_a_group_that_is_too_large_lives_in_memory_only(
             member = Joined(member.member_id, client.join(member.member_id, protocols=large).generation_id)
             assert sync(client, member).error_code == 0
         assert client.heartbeat(member) == E.NONE
-    assert len([each for each in caplog.records if "too many" in each.message]) == 1
+    assert len([each for each in caplog.records if "too large to persist" in each.message]) == 1
     assert rows(path) == 0
     with served(path) as running, Client(running.address) as client:
         assert client.heartbeat(member) == E.UNKNOWN_MEMBER_ID
@@ -288,7 +288,7 @@ def test_a_row_that_is_damaged_is_dropped_and_clients_join_anew(path: Path, dama
     with klamm.open(path) as store:
         database = store._acquired().catalog.database
         number = store._acquired().groups.get(GROUP).number
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             setting = damage.format(crc=crc(number, b"{}"))
             execute(f"UPDATE wire_groups SET {setting} WHERE group_number = ?", (number,))
         breaches = [each.message for each in store.check().breaches]

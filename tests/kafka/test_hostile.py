@@ -17,8 +17,8 @@ from klamm.kafka.call import SupportedApi
 from klamm.kafka.wire import messages
 from klamm.kafka.wire.frames import read_response, request_frame
 from tests.crash.cases import seed_of
-from tests.kafka.asking import fetch, fetching, produce, producing, sealed, values
-from tests.kafka.dial import ConnectionEnded, Raw, Served, served
+from tests.kafka.connect import ConnectionEnded, Raw, Served, served
+from tests.kafka.requests import fetch, fetching, produce, producing, sealed, values
 from tests.procs import until
 
 FRAMES = 200
@@ -110,15 +110,15 @@ def test_a_mutated_frame_is_answered_or_ends_its_connection_and_nothing_else(
     failed = server.server.metrics.failed
     with caplog.at_level(logging.INFO):
         for start in range(0, FRAMES, AT_ONCE):
-            dialled = []
+            local_address = []
             for _ in range(start, start + AT_ONCE):
                 version = chance.randrange(row.min_version, row.max_version + 1)
                 whole = b"".join(request_frame(row.api, version, 7, "x", row.api.request(**fields_of(row.api))))
                 raw = Raw(server.address, patience=10)
                 raw.send_bytes(mutated(chance, whole))
                 raw._socket.shutdown(socket.SHUT_WR)
-                dialled.append(raw)
-            for raw in dialled:
+                local_address.append(raw)
+            for raw in local_address:
                 assert until_over(raw) <= 2
                 raw.close()
     assert server.server.metrics.failed == failed, [record.getMessage() for record in caplog.records]

@@ -19,8 +19,8 @@ from klamm.disk import _os
 from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH, PRODUCE
 from klamm.store.directory import acquire
-from tests.kafka.asking import fetching, produce, produce_many, producing, sealed
-from tests.kafka.dial import ConnectionEnded, Raw, Served, served
+from tests.kafka.connect import ConnectionEnded, Raw, Served, served
+from tests.kafka.requests import fetching, produce, produce_many, producing, sealed
 from tests.procs import children, readable, until
 from tests.serving import serving
 
@@ -37,7 +37,7 @@ def is_closed(raw: Raw) -> bool:
 
 
 @contextmanager
-def dialled(server: Served, count: int) -> Iterator[list[Raw]]:
+def local_address(server: Served, count: int) -> Iterator[list[Raw]]:
     with ExitStack() as stack:
         yield [stack.enter_context(server.dial()) for _ in range(count)]
 
@@ -76,13 +76,18 @@ def test_a_promise_costs_nothing(tmp_path: Path) -> None:
             each.send_bytes((100 * MIB).to_bytes(4, "big") + b"\0")
         raw.ask(API_VERSIONS, 0)
         assert rss(process.pid) - before < 400 * 64 * 1024
-        for size in (100_000, 3 * MIB):
+        begun = [Raw(process.address) for _ in range(4)]
+        for each in begun:
+            each.send_bytes((100 * MIB).to_bytes(4, "big") + bytes(2 * MIB))
+        raw.ask(API_VERSIONS, 0)
+        assert rss(process.pid) - before < 400 * 64 * 1024 + len(begun) * 16 * MIB, "memory for what has arrived"
+        for size in (100_000, 3 * MIB, 9 * MIB):
             whole = request_of(size)
             raw.send_bytes(whole[:10])
             raw.send_bytes(whole[10:])
             told = read_response(PRODUCE, 9, raw.receive())[1]
             assert told.responses[0].partition_responses[0].error_code == 0
-        for each in promising:
+        for each in promising + begun:
             each.close()
 
 
@@ -102,7 +107,7 @@ def test_many_half_sent_requests_stay_within_the_budget_and_all_are_answered(tmp
             raw.create("orders", 1, max_message_bytes="10000000")
             produce(raw, "orders", sealed(1))
             whole = request_of(size)
-            with dialled(server, count) as clients:
+            with local_address(server, count) as clients:
                 rest = []
                 for client in clients:
                     client._socket.setblocking(False)
@@ -151,7 +156,7 @@ def test_clients_that_leave_while_they_wait_for_the_budget(tmp_path: Path) -> No
         with server.dial() as raw:
             raw.create("orders", 1, max_message_bytes="10000000")
             whole = request_of(4 * MIB)
-            with dialled(server, 20) as clients:
+            with local_address(server, 20) as clients:
                 for client in clients:
                     client._socket.setblocking(False)
                     client._socket.send(whole[: MIB // 2])
@@ -171,14 +176,14 @@ def test_what_is_sent_behind_a_request_that_waits_counts(tmp_path: Path) -> None
         more = API_VERSIONS.request()
         asked += [b"".join(request_frame(API_VERSIONS, 0, n, "x" * 500, more)) for n in range(1, behind)]
         listener = server.server.listener
-        with dialled(server, count) as clients:
+        with local_address(server, count) as clients:
             for client in clients:
                 client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MIB)
                 client.send_bytes(b"".join(asked))
             until(lambda: server.call(lambda: len(server.broker.purgatory)) == count, "all wait")
-            kept = server.call(lambda: sum(each.reader.behind_bytes for each in listener.connections))
-            assert kept == server.call(lambda: listener.budget.ahead)
-            assert limit <= kept <= limit + len(listener.buffer) + count * 1024
+            persisted = server.call(lambda: sum(each.reader.behind_bytes for each in listener.connections))
+            assert persisted == server.call(lambda: listener.budget.ahead)
+            assert limit <= persisted <= limit + len(listener.buffer) + count * 1024
             assert produce(raw, "large", sealed(1, padding=3 * MIB)).error_code == 0, "nobody waits for them"
             assert produce(raw, "orders", sealed(1)).error_code == 0
             for client in clients:
@@ -199,7 +204,7 @@ def test_requests_that_are_stuck_count(tmp_path: Path) -> None:
             assert holder.stopped()
             whole = request_of(size)
             budget = server.server.listener.budget
-            with dialled(server, 20) as clients:
+            with local_address(server, 20) as clients:
                 for client in clients:
                     client._socket.setblocking(False)
                     client._socket.send(whole)
@@ -223,7 +228,7 @@ def stop_in_append(path: str, topic: str = "orders", number: int = 0) -> None:
 
 
 def test_a_connection_too_many_is_closed_at_once(tmp_path: Path) -> None:
-    with served(tmp_path / "events", max_connections=5) as server, dialled(server, 5) as clients:
+    with served(tmp_path / "events", max_connections=5) as server, local_address(server, 5) as clients:
         for client in clients:
             assert client.ask(API_VERSIONS, 0).error_code == 0
         for _ in range(3):
@@ -287,7 +292,7 @@ def test_the_idle_are_closed_and_nobody_else(tmp_path: Path) -> None:
     with served(tmp_path / "events") as server, server.dial() as active:
         active.create("orders")
         listener = server.server.listener
-        with dialled(server, 6) as (idle, half, waiting, two_bytes, asked, trickling):
+        with local_address(server, 6) as (idle, half, waiting, two_bytes, asked, trickling):
             half.send_bytes(request_of(100)[:50])
             trickling.send_bytes(request_of(100)[:50])
             two_bytes.send_bytes(b"\0\0")

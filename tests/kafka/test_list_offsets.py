@@ -13,7 +13,7 @@ from klamm.kafka.error_codes import ErrorCode as E
 from klamm.kafka.wire.messages import LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
 from klamm.kafka.wire.structs import Struct
 from klamm.log import head
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 
 LATEST, EARLIEST, YOUNGEST, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 UNCOMMITTED, COMMITTED = 0, 1
@@ -54,7 +54,7 @@ def at(raw: Raw, timestamp: int, *, version: int = 11, isolation: int = UNCOMMIT
 def restart(server: Served, number: int = 0) -> None:
     """As if the machine had gone down: the next one who uses the partition recovers it."""
     partition = server.broker.core.topic("orders").partition(number)
-    partition._boots = 0  # epochs are counted from 1 then, and not by the clock
+    partition._boot_count = 0  # epochs are counted from 1 then, and not by the clock
     partition.log.set_flags(head.NEEDS_RECOVERY)
 
 

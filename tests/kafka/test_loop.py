@@ -22,6 +22,7 @@ from klamm.batch import codecs, walk
 from klamm.batch.header import CONTROL, Header
 from klamm.disk import _os
 from klamm.disk.page_cache import is_cached
+from klamm.kafka import response_writer
 from klamm.kafka.apis import produce as produce_api
 from klamm.kafka.apis.produce import Checked, Rules
 from klamm.kafka.error_codes import ErrorCode
@@ -44,8 +45,8 @@ from klamm.log import head
 from klamm.store.directory import Core, acquire, release
 from tests.crash.cases import seed_of
 from tests.kafka import waits
-from tests.kafka.asking import FOREVER_MS, altered, fetch, fetching, offsets, produce, producing, sealed, values
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
+from tests.kafka.requests import FOREVER_MS, altered, fetch, fetching, offsets, produce, producing, sealed, values
 from tests.log.compacted import in_transaction
 from tests.procs import PATIENCE, Child, Flag, children, until
 from tests.serving import serving
@@ -78,8 +79,8 @@ def stop_in_append(path: str, number: int = 0) -> None:
         partition.append(sealed([b"stopped"]))
 
 
-def stop_in_gate(path: str) -> None:
-    with opened(path) as core, core._gate():
+def stop_in_db_lock(path: str) -> None:
+    with opened(path) as core, core._db_lock():
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -136,7 +137,7 @@ def test_a_writer_stopped_in_its_append_keeps_only_that_partition_waiting(server
     assert found[0] == b"first"
     assert (b"stopped" in found) == (how == "continued")
     assert {b"mixed", *(b"blocked %d" % n for n in range(5))} <= set(found)
-    until(lambda: len(server.broker.partition_executors) == 0, "the lane is closed")
+    until(lambda: len(server.broker.partition_executors) == 0, "the executor is closed")
 
 
 def test_a_client_that_leaves_while_its_batch_waits(server: Served, raw: Raw) -> None:
@@ -226,10 +227,10 @@ def test_those_who_wait_for_a_stopped_process_take_no_thread_from_the_others(
     server: Served, raw: Raw, what: str
 ) -> None:
     stop, api, version, fields = STUCK[what]
-    with children() as start, ExitStack() as dialled:
+    with children() as start, ExitStack() as local_address:
         child = start(lambda: stop(server.broker.core.path))
         assert child.stopped()
-        blocked = [dialled.enter_context(server.dial()) for _ in range(8)]
+        blocked = [local_address.enter_context(server.dial()) for _ in range(8)]
         for each in blocked:
             each.send(api, version, **fields)
         try:
@@ -239,7 +240,9 @@ def test_those_who_wait_for_a_stopped_process_take_no_thread_from_the_others(
             (found,) = raw.ask(LIST_OFFSETS, 7, **listing("orders", 0)).topics
             assert (found.partitions[0].error_code, found.partitions[0].offset) == (0, 0)
             assert produce(raw, "new", sealed(1), acks=-1).error_code == 0
-            assert all(is_unanswered(each) for each in blocked)
+            # A topic is deleted before its heads are marked: the first waits there, and others find no such topic.
+            is_enough = any if api is DELETE_TOPICS else all
+            assert is_enough(is_unanswered(each) for each in blocked)
         finally:
             child.go_on()
         for each in blocked:
@@ -249,11 +252,11 @@ def test_those_who_wait_for_a_stopped_process_take_no_thread_from_the_others(
 # ---- SQLite
 
 
-def test_with_the_gate_held_records_go_on_and_what_needs_it_waits(server: Served, raw: Raw) -> None:
+def test_while_the_klamm_db_lock_is_held_records_go_on_and_requests_that_need_it_wait(server: Served, raw: Raw) -> None:
     fields = committing()
     with children() as start, server.dial() as commits, server.dial() as creates:
         assert commits.ask(OFFSET_COMMIT, 7, **fields).topics[0].partitions[0].error_code == 0
-        child = start(lambda: stop_in_gate(server.broker.core.path))
+        child = start(lambda: stop_in_db_lock(server.broker.core.path))
         assert child.stopped()
         commits.send(OFFSET_COMMIT, 7, **fields)
         new = CREATE_TOPICS.request.Topic(name="new", num_partitions=1, replication_factor=1)
@@ -303,6 +306,30 @@ def drop_from_memory(path: Path) -> bool:
         return not is_cached(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
+
+
+def test_a_thread_reads_what_the_kernel_does_not_have_before_it_is_sent(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    load = response_writer._load
+
+    def held(*given: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        load(*given)
+
+    batch = bytes(sealed(1, padding=300_000))
+    with server.dial() as raw, server.dial() as reader:
+        raw.create("large")
+        produce(raw, "large", batch)
+        monkeypatch.setattr(response_writer, "is_cached", lambda *range_of_a_file: False)
+        monkeypatch.setattr(response_writer, "_load", held)
+        reader.send(FETCH, 12, **fetching({("large", 0): 0}))
+        assert begun.wait(PATIENCE)
+        assert raw.ask(API_VERSIONS, 0).error_code == 0
+        go_on.set()
+        assert batch[61:] in reader.receive()
 
 
 @pytest.mark.soak  # the kernel does not always forget a file when it is asked to

@@ -26,8 +26,8 @@ from klamm.kafka.service import Service
 from klamm.kafka.settings import ServerSettings
 from klamm.kafka.wire.messages import CREATE_TOPICS, METADATA, OFFSET_COMMIT
 from klamm.log import head
-from tests.kafka.asking import fetch, produce
-from tests.kafka.dial import Raw, Served
+from tests.kafka.connect import Raw, Served
+from tests.kafka.requests import fetch, produce
 from tests.procs import until
 from tests.serving import Serving, serving
 
@@ -159,7 +159,7 @@ def test_what_clients_do_is_in_the_metrics(path: Path) -> None:
         until(lambda: value(scrape(metrics), "klamm_connections") == 0, "the clients are gone")
 
 
-def test_a_fetch_that_waits_is_counted_and_parked(path: Path) -> None:
+def test_a_fetch_that_waits_is_counted_as_delayed(path: Path) -> None:
     with measured(path) as (server, metrics):
         send(server.address, [b"a"])
         consumer = Consumer({"bootstrap.servers": server.address, "group.id": "g", "fetch.wait.max.ms": 5000})
@@ -273,7 +273,7 @@ def test_a_scrape_recovers_nothing(path: Path) -> None:
 def test_a_loop_that_does_not_answer_costs_its_part_of_the_scrape_only(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "_LOOP_PATIENCE_S", 0.05)
+    monkeypatch.setattr(collector, "_LOOP_TIMEOUT_S", 0.05)
 
     async def act(service: Service) -> None:
         given = ServerCollector(service.server.broker, service.address).collect()

@@ -16,8 +16,8 @@ from klamm.kafka.wire.messages import API_VERSIONS, FETCH
 from tests.interop import confluents
 from tests.interop.records import NOW, Written
 from tests.kafka import waits
-from tests.kafka.asking import fetch, fetching, produce, sealed
-from tests.kafka.dial import Raw
+from tests.kafka.connect import Raw
+from tests.kafka.requests import fetch, fetching, produce, sealed
 from tests.procs import Flag, until
 from tests.serving import Serving, serving
 

@@ -1,4 +1,4 @@
-"""Threads of a server: lanes keep order and keep out of each other's way; syncs of a partition are shared."""
+"""Threads of a server: executors keep order and keep out of each other's way; syncs of a partition are shared."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, PATIENCE))
 
 
-def test_a_lane_does_one_thing_after_the_other() -> None:
+def test_a_executor_does_one_thing_after_the_other() -> None:
     async def main() -> None:
-        lanes = PartitionExecutors(asyncio.get_running_loop())
+        executors = PartitionExecutors(asyncio.get_running_loop())
         order: list[int] = []
         running = [0]
 
@@ -33,41 +33,41 @@ def test_a_lane_does_one_thing_after_the_other() -> None:
             return number
 
         gate = threading.Event()
-        first = lanes.run("a", gate.wait)
-        given = [lanes.run("a", lambda n=n: job(n)) for n in range(500)]  # type: ignore[misc]
-        assert lanes.is_busy("a")
+        first = executors.run("a", gate.wait)
+        given = [executors.run("a", lambda n=n: job(n)) for n in range(500)]  # type: ignore[misc]
+        assert executors.is_busy("a")
         gate.set()
         assert await first
         assert await asyncio.gather(*given) == list(range(500))
         assert order == list(range(500))
-        assert not lanes.is_busy("a")
-        assert len(lanes) == 0
+        assert not executors.is_busy("a")
+        assert len(executors) == 0
 
     run(main())
 
 
-def test_a_lane_that_is_stuck_keeps_no_other_waiting() -> None:
+def test_a_executor_that_is_stuck_keeps_no_other_waiting() -> None:
     async def main() -> None:
-        lanes = PartitionExecutors(asyncio.get_running_loop())
+        executors = PartitionExecutors(asyncio.get_running_loop())
         gate = threading.Event()
-        stuck = [lanes.run("stuck", gate.wait) for _ in range(3)]
-        assert await asyncio.gather(*(lanes.run(n, lambda n=n: n) for n in range(100))) == list(range(100))  # type: ignore[misc]
+        stuck = [executors.run("stuck", gate.wait) for _ in range(3)]
+        assert await asyncio.gather(*(executors.run(n, lambda n=n: n) for n in range(100))) == list(range(100))  # type: ignore[misc]
         assert not any(each.done() for each in stuck)
-        assert len(lanes) == 1
+        assert len(executors) == 1
         gate.set()
         assert await asyncio.gather(*stuck) == [True, True, True]
 
     run(main())
 
 
-def test_an_error_is_told_and_the_lane_goes_on() -> None:
+def test_an_error_is_told_and_the_executor_goes_on() -> None:
     async def main() -> None:
-        lanes = PartitionExecutors(asyncio.get_running_loop())
+        executors = PartitionExecutors(asyncio.get_running_loop())
 
         def fails() -> None:
             raise KlammError("no")
 
-        first, second = lanes.run("a", fails), lanes.run("a", lambda: 2)
+        first, second = executors.run("a", fails), executors.run("a", lambda: 2)
         with pytest.raises(KlammError):
             await first
         assert await second == 2
@@ -77,9 +77,9 @@ def test_an_error_is_told_and_the_lane_goes_on() -> None:
 
 def test_who_does_not_wait_any_more_disturbs_nobody() -> None:
     async def main() -> None:
-        lanes = PartitionExecutors(asyncio.get_running_loop())
+        executors = PartitionExecutors(asyncio.get_running_loop())
         gate = threading.Event()
-        first, second, third = (lanes.run("a", job) for job in (gate.wait, gate.wait, lambda: 3))
+        first, second, third = (executors.run("a", job) for job in (gate.wait, gate.wait, lambda: 3))
         second.cancel()
         gate.set()
         assert (await first, await third) == (True, 3)
@@ -87,30 +87,30 @@ def test_who_does_not_wait_any_more_disturbs_nobody() -> None:
     run(main())
 
 
-def test_there_are_only_so_many_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_executors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "MAX_PARTITION_EXECUTORS", 4)
 
     async def main() -> None:
-        lanes = PartitionExecutors(asyncio.get_running_loop())
+        executors = PartitionExecutors(asyncio.get_running_loop())
         gate = threading.Event()
-        stuck = [lanes.run(n, gate.wait) for n in range(4)]
+        stuck = [executors.run(n, gate.wait) for n in range(4)]
         with pytest.raises(StoreBusy):
-            await lanes.run(4, gate.wait)
-        behind = lanes.run(0, lambda: "behind")
+            await executors.run(4, gate.wait)
+        behind = executors.run(0, lambda: "behind")
         gate.set()
         await asyncio.gather(*stuck)
         assert await behind == "behind"
-        assert await lanes.run(4, lambda: 4) == 4
+        assert await executors.run(4, lambda: 4) == 4
 
     run(main())
 
 
-def test_lanes_from_many_rounds_are_none_when_all_is_done() -> None:
+def test_executor_from_many_rounds_are_none_when_all_is_done() -> None:
     async def main() -> None:
-        lanes = PartitionExecutors(asyncio.get_running_loop())
+        executors = PartitionExecutors(asyncio.get_running_loop())
         for turn in range(200):
-            given = [lanes.run(key, lambda k=key: k) for key in (turn % 3, turn % 5, 7)]  # type: ignore[misc]
+            given = [executors.run(key, lambda k=key: k) for key in (turn % 3, turn % 5, 7)]  # type: ignore[misc]
             assert await asyncio.gather(*given) == [turn % 3, turn % 5, 7]
-        assert len(lanes) == 0
+        assert len(executors) == 0
 
     run(main())

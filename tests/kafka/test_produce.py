@@ -15,11 +15,26 @@ import klamm
 from klamm.batch import codecs, crc32c, decode, parse
 from klamm.batch.header import CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, TRANSACTIONAL
 from klamm.disk import _os
+from klamm.kafka.broker import Broker
+from klamm.kafka.call import Call
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.wire.messages import API_VERSIONS, INIT_PRODUCER_ID, PRODUCE
+from klamm.kafka.wire.frames import read_response
+from klamm.kafka.wire.messages import API_VERSIONS, FETCH, INIT_PRODUCER_ID, PRODUCE
+from klamm.kafka.wire.structs import Struct
 from tests.crash.cases import seed_of
-from tests.kafka.asking import altered, batches_of, fetch, produce, produce_many, producing, sealed, values
-from tests.kafka.dial import ConnectionEnded, Raw, Served, served
+from tests.kafka.connect import ConnectionEnded, Raw, Served, served
+from tests.kafka.requests import (
+    FOREVER_MS,
+    altered,
+    batches_of,
+    fetch,
+    fetching,
+    produce,
+    produce_many,
+    producing,
+    sealed,
+    values,
+)
 from tests.procs import until
 
 LENGTH, EPOCH, CRC, ATTRIBUTES, LAST_DELTA, PRODUCER, SEQUENCE, COUNT = 8, 12, 17, 21, 23, 43, 53, 57
@@ -261,33 +276,39 @@ def test_create_time_is_not_told(raw: Raw) -> None:
 # ---- acks
 
 
+BOTH = pytest.mark.parametrize("batch", [GOOD, sealed(3, codec=1)], ids=["ordinary", "compressed"])
+
+
+@BOTH
 @pytest.mark.parametrize("acks", [1, -1])
-def test_acks_all_is_answered_when_the_batch_is_on_disk(server: Served, raw: Raw, acks: int) -> None:
-    base = produce(raw, "orders", GOOD, 3, acks=acks).base_offset
+def test_acks_all_is_answered_when_the_batch_is_on_disk(server: Served, raw: Raw, acks: int, batch: bytes) -> None:
+    base = produce(raw, "orders", batch, 3, acks=acks).base_offset
     found = server.broker.core.topic("orders").partition(3).ends()
     assert found.end == base + 3
     if acks == -1:
         assert found.flushed == found.end
 
 
-def test_acks_all_syncs_every_partition_of_a_request(server: Served, raw: Raw) -> None:
-    responses = produce_many(raw, {("orders", number): GOOD for number in range(4)}, acks=-1)
+@BOTH
+def test_acks_all_syncs_every_partition_of_a_request(server: Served, raw: Raw, batch: bytes) -> None:
+    responses = produce_many(raw, {("orders", number): batch for number in range(4)}, acks=-1)
     assert {response.error_code for response in responses.values()} == {0}
     for (topic, number), response in responses.items():
         ends = server.broker.core.topic(topic).partition(number).ends()
         assert ends.flushed == ends.end == response.base_offset + 3
 
 
-def test_acks_all_is_refused_when_the_sync_fails_and_accepted_when_the_disk_works_again(raw: Raw) -> None:
-    base = produce(raw, "orders", GOOD, acks=-1).base_offset
+@BOTH
+def test_acks_all_is_refused_when_the_sync_fails_and_accepted_when_the_disk_works_again(raw: Raw, batch: bytes) -> None:
+    base = produce(raw, "orders", batch, acks=-1).base_offset
     _os.trap(1, kinds=_os.SYNC, error=errno.EIO, repeat=True)
     try:
-        response = produce(raw, "orders", GOOD, acks=-1)
+        response = produce(raw, "orders", batch, acks=-1)
     finally:
         _os.trap(0)
     assert (response.error_code, response.base_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     assert "sync" in response.error_message
-    again = produce(raw, "orders", GOOD, acks=-1)
+    again = produce(raw, "orders", batch, acks=-1)
     assert again.error_code == 0
     assert again.base_offset > base
 
@@ -314,6 +335,114 @@ def test_what_is_refused_without_acks_closes_the_connection(server: Served, plac
         raw.send(PRODUCE, 9, **producing({place: batch}, acks=0))
         with pytest.raises(ConnectionEnded):
             raw.receive()
+
+
+# ---- ordinary requests: see _produce.pyx
+
+
+def test_a_request_of_a_client_that_has_not_all_rights_is_handled_by_its_row(server: Served) -> None:
+    """Ordinary requests look up no rights. The response is the same."""
+    listener = server.server.listener
+    table = listener.admission.table
+    row = table[PRODUCE.key]
+    handled: list[str] = []
+
+    async def handler(broker: Broker, call: Call) -> Struct | None:
+        handled.append(str(call))
+        return await row.handler(broker, call)
+
+    def restrict(*, all_rights: bool) -> None:
+        for connection in listener.connections:
+            connection.session.has_all_rights = all_rights
+        table[PRODUCE.key] = row if all_rights else row._replace(handler=handler)
+
+    with server.dial() as raw:
+        end = produce(raw, "orders", GOOD).base_offset + 3
+        server.call(lambda: restrict(all_rights=False))
+        try:
+            for acks in (1, -1):
+                assert produce(raw, "orders", GOOD, acks=acks).base_offset == end
+                end += 3
+        finally:
+            server.call(lambda: restrict(all_rights=True))
+        assert produce(raw, "orders", GOOD).base_offset == end
+    assert handled == ["Produce v12"] * 2
+
+
+def test_what_is_appended_before_another_partition_has_to_wait_is_appended_once(server: Served, raw: Raw) -> None:
+    produce_many(raw, {("orders", number): GOOD for number in range(4)})
+    before = {number: end_of(raw, "orders", number) for number in range(4)}
+    waits = server.broker.core.topic("orders").partition(2)
+    executors = server.broker.partition_executors
+    with waits.log.append_lock():
+        number = raw.send(PRODUCE, 9, **producing({("orders", number): GOOD for number in range(4)}, acks=-1))
+        until(lambda: server.call(lambda: executors.is_busy(waits)), "it waits for the lock")
+    answered, response = read_response(PRODUCE, 9, raw.receive())
+    assert answered == number
+    (topic,) = response.responses
+    assert {each.index: (each.error_code, each.base_offset) for each in topic.partition_responses} == {
+        number: (0, end) for number, end in before.items()
+    }
+    assert {number: end_of(raw, "orders", number) for number in range(4)} == {n: end + 3 for n, end in before.items()}
+    ends = [server.broker.core.topic("orders").partition(number).ends() for number in range(4)]
+    assert all(each.flushed == each.end for each in ends)
+
+
+def test_a_batch_that_the_disk_does_not_take_is_refused_with_the_error_of_the_disk(server: Served) -> None:
+    """It had its offset by then: it is not taken for one that a client should not have sent."""
+    with server.dial() as raw:
+        end = produce(raw, "orders", GOOD).base_offset + 3
+        _os.trap(1, kinds=_os.WRITE, error=errno.ENOSPC, repeat=True)
+        try:
+            response = produce(raw, "orders", GOOD)
+        finally:
+            _os.trap(0)
+        assert response.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert produce(raw, "orders", GOOD).base_offset == end
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+@pytest.mark.parametrize("at_once", [1, 2, 50])
+def test_requests_are_answered_in_order_however_many_are_sent_at_once(raw: Raw, acks: int, at_once: int) -> None:
+    end = produce(raw, "orders", GOOD).base_offset + 3
+    for _ in range(100 // at_once):
+        sent = [raw.send(PRODUCE, 9, **producing({("orders", 0): GOOD}, acks=acks)) for _ in range(at_once)]
+        for number in sent:
+            answered, response = read_response(PRODUCE, 9, raw.receive())
+            assert answered == number
+            assert response.responses[0].partition_responses[0].base_offset == end
+            end += 3
+
+
+def test_clients_that_leave_before_their_response_disturb_nobody(server: Served, raw: Raw) -> None:
+    for _ in range(100):
+        with server.dial() as leaves:
+            leaves.send(PRODUCE, 9, **producing({("orders", 0): GOOD}, acks=-1))
+        with server.dial() as comes:
+            assert comes.ask(API_VERSIONS, 0).error_code == 0
+    assert produce(raw, "orders", GOOD, acks=-1).error_code == 0
+
+
+def test_a_response_that_a_thread_has_sent_is_counted_though_the_client_sends_no_more(server: Served) -> None:
+    def count() -> int:
+        return server.call(lambda: server.server.metrics.requests["Produce"].count)
+
+    with server.dial() as raw:
+        produce(raw, "orders", GOOD)
+        before = count()
+        produce(raw, "orders", GOOD, acks=-1)
+        until(lambda: count() == before + 1, "it is counted")
+        assert server.call(lambda: server.server.listener.is_quiet)
+
+
+def test_who_waits_for_records_gets_those_of_a_client_that_sends_no_more(server: Served, raw: Raw) -> None:
+    end = produce(raw, "orders", GOOD).base_offset + 3
+    with server.dial() as reads:
+        reads.send(FETCH, 12, **fetching({("orders", 0): end}, wait_ms=FOREVER_MS))
+        until(lambda: server.call(lambda: len(server.broker.purgatory)) == 1, "it waits")
+        produce(raw, "orders", GOOD, acks=-1)
+        _, response = read_response(FETCH, 12, reads.receive())
+        assert len(response.responses[0].partitions[0].records)
 
 
 # ---- idempotent producers

@@ -19,8 +19,8 @@ from klamm.kafka.apis import fetch as fetch_api
 from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH
 from klamm.kafka.wire.structs import Struct
-from tests.kafka.asking import FOREVER_MS, fetch, fetching, offsets, produce, sealed, values
-from tests.kafka.dial import ConnectionEnded, Raw, Served, served
+from tests.kafka.connect import ConnectionEnded, Raw, Served, served
+from tests.kafka.requests import FOREVER_MS, fetch, fetching, offsets, produce, sealed, values
 from tests.procs import PATIENCE, children, until
 
 
@@ -37,7 +37,7 @@ def waiting(server: Served) -> int:
 
 
 @contextmanager
-def parked(
+def delayed(
     server: Served, count: int, *, number: int = 0, wait_ms: int = 20_000, offset: int = 0
 ) -> Iterator[list[Raw]]:
     """Each has waited when the block begins; those who were to wait for long still do."""
@@ -59,7 +59,7 @@ def read(client: Raw) -> list[bytes | None]:
 def test_a_producer_does_not_wait_for_five_hundred_that_are_woken(server: Served, raw: Raw) -> None:
     """Its answer is sent before any of theirs is."""
     produce(raw, "orders", sealed(1), 1)
-    with parked(server, 500) as clients:
+    with delayed(server, 500) as clients:
         started = time.monotonic()
         assert produce(raw, "orders", sealed([b"x"])).error_code == 0
         answered = time.monotonic()
@@ -73,7 +73,7 @@ def test_a_producer_does_not_wait_for_five_hundred_that_are_woken(server: Served
 def test_others_are_answered_while_many_are_woken(server: Served, raw: Raw) -> None:
     """The loop sees to other things between two slices."""
     turns: list[int] = []
-    with parked(server, 300) as clients:
+    with delayed(server, 300) as clients:
 
         def woken() -> None:
             """In the loop, which so sees the append when all are to be woken, and not before."""
@@ -97,7 +97,7 @@ def test_others_are_answered_while_many_are_woken(server: Served, raw: Raw) -> N
 
 
 def test_an_append_elsewhere_wakes_nobody_for_good(server: Served, raw: Raw) -> None:
-    with parked(server, 20) as clients:
+    with delayed(server, 20) as clients:
         produce(raw, "orders", sealed([b"other"]), 1)
         assert waiting(server) == 20
         produce(raw, "orders", sealed([b"x"]))
@@ -105,7 +105,7 @@ def test_an_append_elsewhere_wakes_nobody_for_good(server: Served, raw: Raw) -> 
 
 
 def test_many_whose_time_is_over_at_once(server: Served, raw: Raw) -> None:
-    with parked(server, 200, wait_ms=1500) as clients:
+    with delayed(server, 200, wait_ms=1500) as clients:
         assert [read(client) for client in clients] == [[]] * 200
     assert waiting(server) == 0
     assert server.call(lambda: len(server.broker.purgatory._ticks)) == 0
@@ -113,10 +113,10 @@ def test_many_whose_time_is_over_at_once(server: Served, raw: Raw) -> None:
 
 def test_nothing_is_kept_of_those_who_were_answered_or_left(server: Served, raw: Raw) -> None:
     """However long they were willing to wait."""
-    with parked(server, 10, wait_ms=2**31 - 1) as clients:
+    with delayed(server, 10, wait_ms=2**31 - 1) as clients:
         produce(raw, "orders", sealed([b"x"]))
         assert [read(client) for client in clients] == [[b"x"]] * 10
-    with parked(server, 10, wait_ms=2**31 - 1, offset=1):
+    with delayed(server, 10, wait_ms=2**31 - 1, offset=1):
         pass
     until(lambda: waiting(server) == 0, "they are gone")
     assert server.call(lambda: (len(server.broker.purgatory._ticks), len(server.broker.purgatory._ready))) == (0, 0)
@@ -138,14 +138,14 @@ def test_who_is_gone_before_it_can_wait_is_not_kept(server: Served) -> None:
 
 
 def test_partitions_nobody_waits_for_are_not_watched_any_more(server: Served, raw: Raw) -> None:
-    with parked(server, 3, number=0), parked(server, 3, number=1):
-        assert server.call(lambda: len(server.broker.purgatory._chime)) == 2
+    with delayed(server, 3, number=0), delayed(server, 3, number=1):
+        assert server.call(lambda: len(server.broker.purgatory._bell_thread)) == 2
         server.call(server.broker.purgatory._sweep)
-        assert server.call(lambda: len(server.broker.purgatory._chime)) == 2
+        assert server.call(lambda: len(server.broker.purgatory._bell_thread)) == 2
     until(lambda: waiting(server) == 0, "they are gone")
     server.call(server.broker.purgatory._sweep)
-    assert server.call(lambda: len(server.broker.purgatory._chime)) == 0
-    with parked(server, 3, number=1) as clients:
+    assert server.call(lambda: len(server.broker.purgatory._bell_thread)) == 0
+    with delayed(server, 3, number=1) as clients:
         produce(raw, "orders", sealed([b"again"]), 1)
         assert [read(client) for client in clients] == [[b"again"]] * 3
 
@@ -153,7 +153,7 @@ def test_partitions_nobody_waits_for_are_not_watched_any_more(server: Served, ra
 def test_one_that_cannot_be_tried_takes_nobody_with_it(
     server: Served, raw: Raw, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with parked(server, 1) as (bad,), parked(server, 5) as clients:
+    with delayed(server, 1) as (bad,), delayed(server, 5) as clients:
 
         def spoil() -> None:
             first = next(iter(server.broker.purgatory._by_session.values()))
@@ -171,7 +171,7 @@ def test_one_that_cannot_be_tried_takes_nobody_with_it(
             assert [read(client) for client in clients] == [[b"x"]] * 5
     assert len(caplog.records) == 1
     assert waiting(server) == 0
-    with parked(server, 2, offset=1, wait_ms=300) as later:
+    with delayed(server, 2, offset=1, wait_ms=300) as later:
         assert [read(client) for client in later] == [[], []], "time goes on, too"
 
 
@@ -204,9 +204,9 @@ def test_what_comes_just_before_it_is_watched_is_not_missed(server: Served, monk
     """The fetch has looked, somebody appends, and only then the fetch begins to wait."""
     place, park = server.broker.core.topic("orders").partition(0), server.broker.purgatory.delay
 
-    def late(*given: Any) -> Any:
+    def late(*given: Any, **named: Any) -> Any:
         place.append(sealed([b"just before"]))
-        return park(*given)
+        return park(*given, **named)
 
     monkeypatch.setattr(server.broker.purgatory, "delay", late)
     with server.dial() as client:

@@ -4,7 +4,7 @@
     copied store                 here
     seeks                        test_loop.py: test_seeks_and_clients_that_catch_up_read_no_file_on_the_loop
     responses of gigabytes       here (groups); test_bounds.py: test_configs_are_described_once_however_often_…
-    large members                test_bounds.py: test_joins_of_50_megabytes_are_not_retained,
+    large members                test_bounds.py: test_joins_of_megabytes_are_not_retained,
                                  test_what_all_groups_hold_is_bounded
     long requests                test_bounds.py: test_a_fetch_that_names_one_partition_100_000_times_…;
                                  test_connection.py: test_one_who_sends_thousands_…; here (batches)
@@ -48,10 +48,10 @@ from klamm.kafka.wire.messages import (
     SYNC_GROUP,
 )
 from tests.kafka import waits
-from tests.kafka.asking import Place, fetch, fetching, offsets, produce, producing, sealed
 from tests.kafka.attacks import Sizes, connected, transactions
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 from tests.kafka.member import Client
+from tests.kafka.requests import ExecutionContext, fetch, fetching, offsets, produce, producing, sealed
 from tests.procs import Flag, until
 from tests.serving import serving
 
@@ -120,7 +120,9 @@ def test_clients_that_do_not_read_leave_descriptors_to_the_others(tmp_path: Path
         store.topics.create("wide", count)
         for number in range(count):
             store.append("wide", bytes(40_000), partition=number, acks=1)
-    places: dict[tuple[str, int], Place | int] = {("wide", number): Place(0, MIB) for number in range(count)}
+    places: dict[tuple[str, int], ExecutionContext | int] = {
+        ("wide", number): ExecutionContext(0, MIB) for number in range(count)
+    }
     with serving(tmp_path / "events", open_files=600) as process, Raw(process.address) as raw, ExitStack() as stack:
         raw.create("orders", 4)
         for _ in range(4):
@@ -162,7 +164,7 @@ def test_topics_that_come_and_go_use_nothing_up(tmp_path: Path) -> None:
             assert made.error_code == E.NONE
             (gone,) = raw.ask(DELETE_TOPICS, 3, topic_names=["t"], timeout_ms=30_000).responses
             assert gone.error_code == E.NONE
-            server.run(server.server.settle())
+            server.run(server.server.run_due_work())
             sizes.append((tmp_path / "events" / "heads").stat().st_size)
         assert sizes[-1] <= 3 * sizes[0], sizes
 
@@ -188,5 +190,5 @@ def test_transactions_of_many_clients_and_commits_beside_them_all_end(store: kla
     for thread in threads:
         thread.join()
     assert errors == []
-    server.run(server.server.settle())
+    server.run(server.server.run_due_work())
     assert store.check().breaches == []

@@ -10,8 +10,8 @@ import pytest
 from klamm.batch import CODECS
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import INIT_PRODUCER_ID
-from tests.kafka.asking import altered, fetch, produce, sealed, values
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
+from tests.kafka.requests import altered, fetch, produce, sealed, values
 from tests.kafka.test_transaction_apis import Producer
 
 E = ErrorCode

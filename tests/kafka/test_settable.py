@@ -17,8 +17,8 @@ from klamm.kafka.wire.messages import (
     INIT_PRODUCER_ID,
     LIST_TRANSACTIONS,
 )
-from tests.kafka.asking import produce, sealed
-from tests.kafka.dial import Raw, served
+from tests.kafka.connect import Raw, served
+from tests.kafka.requests import produce, sealed
 from tests.procs import until
 
 E = ErrorCode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +17,7 @@ from klamm.disk import _os
 from klamm.errors import Closed, SyncFailed, UnknownTopic
 from klamm.kafka.pools import Pools
 from klamm.kafka.sync_queue import SyncQueue
+from klamm.log.head import Reply
 from klamm.log.partition import Partition
 from tests.crash.cases import memory_directory
 from tests.procs import PATIENCE
@@ -257,3 +259,53 @@ def test_who_still_waits_when_it_is_closed_is_told_so(rig: Rig) -> None:
             assert len(told.errors) == 3
 
     run(main())
+
+
+def test_a_reply_is_sent_without_the_loop_and_who_waits_is_told_with_the_next_look(rig: Rig) -> None:
+    partition = rig.partition(1)
+    server, client = socket.socketpair()
+    client.settimeout(PATIENCE)
+
+    async def main() -> None:
+        async with queue() as syncs:
+            told: list[tuple[BaseException | None, int]] = []
+            for number in range(10):
+                partition.append(batch(0, number))
+                reply = Reply(server.fileno(), b"done")
+                syncs.wait(partition, number + 1, lambda error, reply=reply: told.append((error, reply.sent)), reply)  # type: ignore[misc]
+                assert client.recv(100) == b"done"  # the loop does nothing meanwhile
+                assert partition.log.flushed_offset == number + 1
+                assert len(told) == number
+                while len(told) == number:
+                    syncs.look()
+            assert told == [(None, 4)] * 10
+            assert len(syncs) == 0
+
+    with server, client:
+        run(main())
+
+
+def test_a_sync_whose_reply_was_sent_keeps_nobody_waiting(rig: Rig) -> None:
+    partition = rig.partition(1)
+    server, client = socket.socketpair()
+    client.settimeout(PATIENCE)
+
+    async def main() -> None:
+        async with queue() as syncs:
+            told = Told(syncs)
+            for number in range(0, 20, 2):
+                partition.append(batch(0, number))
+                reply = Reply(server.fileno(), b"done")
+                syncs.wait(partition, number + 1, lambda error, n=number: told._tell(f"{n}", error), reply)  # type: ignore[misc]
+                is_over = number % 4 > 0
+                if is_over:
+                    assert client.recv(4) == b"done"
+                partition.append(batch(0, number + 1))
+                told.wait(partition, number + 2, f"{number + 1}")
+                await told.all(number + 2)
+                assert is_over or client.recv(4) == b"done"
+            assert told.order == [f"{number}" for number in range(20)]
+            assert set(told.errors.values()) == {None}
+
+    with server, client:
+        run(main())

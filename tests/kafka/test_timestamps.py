@@ -12,8 +12,8 @@ import klamm
 from klamm.batch import crc32c, parse
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import DESCRIBE_CONFIGS, LIST_OFFSETS
-from tests.kafka.asking import NOW, altered, batches_of, fetch, produce, sealed
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
+from tests.kafka.requests import NOW, altered, batches_of, fetch, produce, sealed
 
 HOUR = 3600 * 1000
 MAX_TIMESTAMP = 35
@@ -62,7 +62,7 @@ def test_a_false_max_timestamp_neither_deletes_acknowledged_records_nor_hides_th
     for claimed in (5, (1 << 63) - 1):
         batch = altered(sealed([(None, b"v", None, NOW)]), MAX_TIMESTAMP, ">q", claimed)
         assert produce(raw, "hour", batch, acks=-1).error_code == 0
-    assert partition.housekeeping.expire() == []
+    assert partition.cleanup.expire() == []
     assert partition.ends()[:2] == (0, 2), "no acknowledged record is gone"
     assert offset_at(raw, "hour", NOW - 1000) == 0
     assert partition.snapshot().max_timestamp == NOW, "and none keeps its segment forever"

@@ -20,7 +20,7 @@ from klamm.kafka.wire.messages import (
     METADATA,
 )
 from klamm.kafka.wire.structs import Struct
-from tests.kafka.dial import Raw, Served, served
+from tests.kafka.connect import Raw, Served, served
 
 NO_ID = bytes(16)
 

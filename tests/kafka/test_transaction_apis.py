@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 
 import klamm
 from klamm.batch.header import TRANSACTIONAL
+from klamm.kafka.apis.produce import _Producing
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.transaction_coordinator import Identified
 from klamm.kafka.wire.codec import Api
+from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
@@ -25,12 +29,14 @@ from klamm.kafka.wire.messages import (
     PRODUCE,
     TXN_OFFSET_COMMIT,
 )
+from klamm.kafka.wire.structs import Struct
+from klamm.store.transaction_state import Add
 from tests.interop.raw import Raw
-from tests.kafka.asking import produce, producing, sealed
-from tests.kafka.dial import served
-from tests.kafka.member import address_in, serve_for_ever
+from tests.kafka.connect import served
+from tests.kafka.member import address_in, hold_writes, serve_for_ever
 from tests.kafka.producing import offset_of
-from tests.procs import children
+from tests.kafka.requests import produce, producing, sealed
+from tests.procs import PATIENCE, children, until
 from tests.store.open_transactions import seen
 
 E = ErrorCode
@@ -107,13 +113,21 @@ class Producer:
         return error
 
     def commit_offset(self, offset: int, group: str = "g", version: int | None = None, **more: Any) -> int:
-        version = (5 if self.bumps else 4) if version is None else version
+        self.begin_commit_offset(offset, group, version, **more)
+        version = self._offset_version(version)
+        return int(read_response(TXN_OFFSET_COMMIT, version, self.raw.receive())[1].topics[0].partitions[0].error_code)
+
+    def _offset_version(self, version: int | None) -> int:
+        return (5 if self.bumps else 4) if version is None else version
+
+    def begin_commit_offset(self, offset: int, group: str = "g", version: int | None = None, **more: Any) -> None:
+        """Send it, and do not wait."""
         partition = TXN_OFFSET_COMMIT.request.Partition(
             partition_index=more.pop("number", 0), committed_offset=offset, committed_metadata=more.pop("text", "")
         )
         topics = [TXN_OFFSET_COMMIT.request.Topic(name=more.pop("topic", "t"), partitions=[partition])]
-        answer = self.raw.ask(TXN_OFFSET_COMMIT, version, **self.me, group_id=group, topics=topics, **more)
-        return int(answer.topics[0].partitions[0].error_code)
+        version = self._offset_version(version)
+        self.raw.send(TXN_OFFSET_COMMIT, version, **self.me, group_id=group, topics=topics, **more)
 
     def add_group(self, group: str = "g", version: int = 4) -> int:
         return int(self.raw.ask(ADD_OFFSETS_TO_TXN, version, **self.me, group_id=group).error_code)
@@ -229,12 +243,59 @@ def test_a_transaction_commits_offsets_of_known_partitions_only(store: klamm.Sto
     assert fetched(raw) == (0, 3)
 
 
+STABLE = {
+    "group_id": "g",
+    "topics": [OFFSET_FETCH.request.Topic(name="t", partition_indexes=[0])],
+    "require_stable": True,
+}
+
+
 def fetched(raw: Raw) -> tuple[int, int]:
     """Where the group stands, for who wants to know for certain."""
-    topics = [OFFSET_FETCH.request.Topic(name="t", partition_indexes=[0])]
-    answer = raw.ask(OFFSET_FETCH, 7, group_id="g", topics=topics, require_stable=True)
+    return standing(raw.ask(OFFSET_FETCH, 7, **STABLE))
+
+
+def standing(answer: Struct) -> tuple[int, int]:
     found = answer.topics[0].partitions[0]
     return int(found.error_code), int(found.committed_offset)
+
+
+def test_offsets_that_a_checked_commit_is_about_to_make_pending_are_not_stable(store: klamm.Store) -> None:
+    """The new owner of a partition asks while the TxnOffsetCommit of the old one, let through, waits to be written."""
+    with served(Path(store.path)) as server, server.dial() as raw, server.dial() as other:
+        producer = Producer(raw, bumps=True)
+        assert producer.init() == 0 and producer.commit_offset(3) == 0 and producer.end() == 0
+        waiting = server.broker.pools._write._work_queue.qsize
+        go_on = hold_writes(server)
+        producer.begin_commit_offset(4)
+        until(lambda: waiting() == 1, "the commit waits")
+        number = other.send(OFFSET_FETCH, 7, **STABLE)
+        until(lambda: waiting() == 2, "the question waits behind it")
+        go_on.set()
+        answered, answer = read_response(OFFSET_FETCH, 7, other.receive())
+        assert answered == number and standing(answer) == (E.UNSTABLE_OFFSET_COMMIT, -1)
+        raw.receive()
+        assert producer.end() == 0 and fetched(raw) == (0, 4)
+
+
+def test_a_transaction_that_ends_while_offsets_are_read_does_not_hide(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(Path(store.path)) as server, server.dial() as raw, server.dial() as other:
+        producer = Producer(raw, bumps=True)
+        assert producer.init() == 0 and producer.commit_offset(3) == 0
+        groups = server.broker.group_store.groups
+        read = groups.offsets
+
+        def end_then(*wanted: Any) -> Any:
+            found = read(*wanted)
+            assert producer.end() == 0
+            return found
+
+        monkeypatch.setattr(groups, "offsets", end_then)
+        assert fetched(other) == (E.UNSTABLE_OFFSET_COMMIT, -1)
+        monkeypatch.undo()
+        assert fetched(other) == (0, 3)
 
 
 @every(END_TXN)
@@ -347,21 +408,37 @@ def test_a_client_goes_on_though_the_server_is_killed_after_every_call(tmp_path:
         assert list(opened.transactions) == [] and opened.check().breaches == []
 
 
-def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_in_one_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("are_open", [True, False])
+def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_open: bool
 ) -> None:
+    """Those that are open in one write; those that have to be opened first, while the first of them is added, in the
+    next.
+    """
+    with klamm.open(tmp_path / "events") as store:
+        store.topics.create("many", partitions=32)
     with served(tmp_path / "events") as server, server.dial() as raw:
-        raw.create("many", 32)
-        for number in range(32):
+        for number in range(32 if are_open else 0):
             assert produce(raw, "many", sealed(1), number).error_code == 0  # open from now on
         coordinator, added = server.broker.transaction_coordinator, list[int]()
-        add_partitions = coordinator.add_partitions
+        apply, register = coordinator.apply_together, _Producing._register
+        wanted, all_wanted = list[Any](), threading.Event()
 
-        def counted(name: str, producer_id: int, epoch: int, keys: list[Any]) -> E:
-            added.append(len(keys))
-            return add_partitions(name, producer_id, epoch, keys)
+        def noted(self: Any, header: Any, place: Any) -> Any:
+            wanted.append(place)
+            if len(wanted) == 32:
+                server.loop.call_soon(all_wanted.set)  # when this one waits, too
+            return register(self, header, place)
 
-        monkeypatch.setattr(coordinator, "add_partitions", counted)
+        def counted(asked: list[tuple[str, Add]]) -> list[Identified | None]:
+            ((_, event),) = asked
+            added.append(len(event.partitions))
+            assert all_wanted.wait(PATIENCE)
+            return apply(asked)
+
+        monkeypatch.setattr(_Producing, "_register", noted)
+
+        monkeypatch.setattr(coordinator, "apply_together", counted)
         producer = Producer(raw, bumps=True)
         assert producer.init() == 0
         identity = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch, "base_sequence": 0}
@@ -369,4 +446,4 @@ def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_in_o
         fields = {**producing(batches), "transactional_id": NAME}
         (told,) = raw.ask(PRODUCE, 12, **fields).responses
         assert {each.error_code for each in told.partition_responses} == {0}
-        assert added == [32]
+        assert sum(added) == 32 and len(added) <= (1 if are_open else 2)

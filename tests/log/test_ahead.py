@@ -16,8 +16,8 @@ import pytest
 from klamm.batch import walk
 from klamm.disk import _os
 from klamm.errors import KlammError
-from klamm.log import cleaned, head, recovery, segment
-from klamm.log.cleaned import Cleaned
+from klamm.log import cleaner_checkpoint, head, recovery, segment
+from klamm.log.cleaner_checkpoint import CleanerCheckpoint
 from klamm.log.partition import Partition
 from tests.crash.cases import memory_directory
 from tests.crash.lock_words import BOUND_S
@@ -239,7 +239,7 @@ def test_zeros_in_a_compacted_log_are_no_gap_of_compaction(rig: Rig) -> None:
     partition = rig.partition(slot, SIZES)
     fill(partition, 250, sync=False)
     first, second, third = segment.bases(partition.directory)
-    cleaned.store(partition.directory, Cleaned(0, third))
+    cleaner_checkpoint.store(partition.directory, CleanerCheckpoint(0, third))
     path = segment.path_of(partition.directory, first)
     size = os.path.getsize(path)
     with open(path, "r+b") as file:
@@ -290,3 +290,17 @@ def test_a_full_disk_refuses_no_batch_that_still_fits(rig: Rig) -> None:
         _os.trap(0)
     assert ahead_of(partition) == 0
     assert numbers(partition) == list(range(22))
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_the_first_producer_of_a_log_with_blocks_ahead_is_remembered(rig: Rig, has_snapshot: bool) -> None:
+    """The table of producers is made of the log, up to its commit."""
+    partition = rig.partition(rig.fresh_slot(), SIZES)
+    fill(partition, 40)
+    if has_snapshot:
+        partition.checkpoint()
+        fill(partition, 1, start=40)
+    assert ahead_of(partition) > 0
+    count = partition.snapshot().next_offset
+    assert partition.append(batch(1, count, producer=7, sequence=0)) == count
+    assert [producer for producer, *_ in partition.producers()] == [7]

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from klamm.log import cleaned
+from klamm.log import cleaner_checkpoint
 from klamm.log.partition import Partition
 from tests.crash.cases import memory_directory
 from tests.log.compacted import Sent, append, in_transaction, indexes_are_true, roll, seen
@@ -91,7 +91,7 @@ class Compacting(RuleBasedStateMachine):
 
     @rule(force=st.booleans(), memory_bytes=st.sampled_from([1, 1 << 20]))
     def compact(self, force: bool, memory_bytes: int) -> None:
-        self.log.housekeeping.compact(force=force, memory_bytes=memory_bytes)
+        self.log.cleanup.compact(force=force, memory_bytes=memory_bytes)
 
     @rule(ms=st.sampled_from([10, RETENTION_MS + 1]))
     def pass_time(self, ms: int) -> None:
@@ -100,7 +100,7 @@ class Compacting(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1))
     def delete_before(self, part: float) -> None:
         ends = self.log.ends()
-        self.log.housekeeping.delete_before(ends.start + int(part * (ends.stable - ends.start)))
+        self.log.cleanup.delete_before(ends.start + int(part * (ends.stable - ends.start)))
 
     @rule()
     def reopen(self) -> None:
@@ -133,14 +133,14 @@ class Compacting(RuleBasedStateMachine):
             mine = [record.offset for record in found if record.key == key]
             if committed[offset].value is not None or mine:
                 assert mine[-1:] == [offset], f"the latest of {key!r} is at {offset}, found {mine}"
-        untouched = cleaned.load(self.log.directory).gaps_below
+        untouched = cleaner_checkpoint.load(self.log.directory).gaps_below
         assert [o for o in offsets if o >= untouched] == sorted(o for o in committed if o >= untouched)
         if not self.open_ones:
             assert ends.stable == ends.end
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
-            self.log.housekeeping.compact(force=True)
+            self.log.cleanup.compact(force=True)
             self.it_is_what_it_should_be()
             indexes_are_true(self.log)
             keys = [record.key for record in seen(self.log)]

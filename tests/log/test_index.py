@@ -109,7 +109,7 @@ def test_a_missing_foreign_or_broken_index_changes_no_result(shared: Rig, log: L
                 path.write_bytes(data.draw(st.binary(max_size=200)))
     check_all(partition, log)
     start = data.draw(st.integers(0, sum(map(len, log))))
-    partition.housekeeping.delete_before(start)
+    partition.cleanup.delete_before(start)
     check_all(partition, log, start)
     partition.append(batch_of([31]))
     check_all(partition, [*log, [31]], start)

@@ -89,7 +89,7 @@ def test_the_index_of_a_segment_before_it_was_compacted_is_not_valid_after_that(
         partition.append(batch(1, number))
     path = log_file(partition, 0, ".index")
     before, start = path.read_bytes(), log_file(partition, 0).read_bytes()[:SIZE]
-    partition.housekeeping.compact(force=True)
+    partition.cleanup.compact(force=True)
     assert log_file(partition, 0).read_bytes()[:61] == start[:61]
     assert are_valid(partition)[0]
     path.write_bytes(before)
@@ -167,9 +167,9 @@ def test_missing_indexes_are_made_again_as_they_were(rig: Rig) -> None:
     partition = filled(rig, [time % 7 for time in range(45)])
     before = [log_file(partition, base, ".index").read_bytes() for base in closed(partition)]
     remove_indexes(partition)
-    assert partition.housekeeping.rebuild_indexes() == closed(partition)
+    assert partition.cleanup.rebuild_indexes() == closed(partition)
     assert [log_file(partition, base, ".index").read_bytes() for base in closed(partition)] == before
-    assert partition.housekeeping.rebuild_indexes(is_missing=True) == []
+    assert partition.cleanup.rebuild_indexes(is_missing=True) == []
 
 
 def test_a_reader_that_misses_an_index_says_so_and_one_that_does_not_is_silent(rig: Rig) -> None:
@@ -203,7 +203,7 @@ def test_a_writer_killed_at_any_step_of_a_roll_leaves_indexes_that_are_valid_or_
             partition.append(batch_of([time]))
         index_is_true(partition)
         check_all(partition, [[time] for time in range(25)])
-        partition.housekeeping.rebuild_indexes()
+        partition.cleanup.rebuild_indexes()
         assert are_valid(partition) == [True] * len(closed(partition)), step
         assert index_is_true(partition) > 8
     assert step > 40
@@ -221,11 +221,11 @@ def test_a_segment_that_is_compacted_while_its_index_is_made_again_keeps_the_new
     def scan_and_compact(*arguments: object, **options: object) -> recovery.Scanned:
         monkeypatch.setattr(recovery, "scan_segment", scan)
         found = scan(*arguments, **options)  # type: ignore[arg-type]
-        partition.housekeeping.compact(force=True)
+        partition.cleanup.compact(force=True)
         return found
 
     monkeypatch.setattr(recovery, "scan_segment", scan_and_compact)
-    partition.housekeeping.rebuild_indexes()
+    partition.cleanup.rebuild_indexes()
     assert all(are_valid(partition))
     assert compacted.indexes_are_true(partition) > 0
 
@@ -242,8 +242,8 @@ def test_a_damaged_segment_is_read_once_for_its_index_and_not_again(rig: Rig, mo
         return scan(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recovery, "scan_segment", watch)
-    assert partition.housekeeping.rebuild_indexes(is_missing=True) == [10]
-    assert partition.housekeeping.rebuild_indexes(is_missing=True) == []
+    assert partition.cleanup.rebuild_indexes(is_missing=True) == [10]
+    assert partition.cleanup.rebuild_indexes(is_missing=True) == []
     assert scanned == [0, 10]
     assert are_valid(partition) == [False, True]
 
@@ -252,8 +252,8 @@ def test_a_rebuild_ends_when_its_store_is_closed_and_waits_for_no_cleaner(rig: R
     partition = filled(rig, list(range(25)))
     remove_indexes(partition)
     with pytest.raises(index_rebuild.Stopped):
-        partition.housekeeping.rebuild_indexes(lambda: True)
+        partition.cleanup.rebuild_indexes(lambda: True)
     other = rig.child().partition(partition.slot, **CHANGES)
-    with partition.housekeeping.clean_lock():
-        assert other.housekeeping.rebuild_indexes() == []
-    assert other.housekeeping.rebuild_indexes() == [0, 10], "it is not forgotten"
+    with partition.cleanup.clean_lock():
+        assert other.cleanup.rebuild_indexes() == []
+    assert other.cleanup.rebuild_indexes() == [0, 10], "it is not forgotten"

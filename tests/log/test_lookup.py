@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.log import head, lookup
-from klamm.log.lookup import Found
+from klamm.log.lookup import TimestampLookup
 from tests.log.logs import batch_of, flip, power_cut
 from tests.log.test_transactions import plain, transactional
 from tests.rig import Rig
@@ -28,14 +28,14 @@ def test_the_first_since_a_time_and_the_youngest_are_what_looking_at_every_recor
     for timestamps in log:
         partition.append(batch_of(timestamps))
     flat = list(enumerate(stamp for timestamps in log for stamp in timestamps))
-    partition.housekeeping.delete_before(start % (len(flat) + 1))
+    partition.cleanup.delete_before(start % (len(flat) + 1))
     left = flat[start % (len(flat) + 1) :]
     for time in range(32):
-        want = next((Found(offset, stamp, 0) for offset, stamp in left if stamp >= time), None)
+        want = next((TimestampLookup(offset, stamp, 0) for offset, stamp in left if stamp >= time), None)
         assert lookup.first_since(partition, time) == want
     largest = max((stamp for _, stamp in left), default=-1)
-    want = next((Found(offset, stamp, 0) for offset, stamp in left if stamp == largest), None)
-    assert lookup.youngest(partition) == want
+    want = next((TimestampLookup(offset, stamp, 0) for offset, stamp in left if stamp == largest), None)
+    assert lookup.find_max_timestamp(partition) == want
 
 
 def test_open_and_aborted_records_and_markers_are_found_in_the_log_as_it_lies(rig: Rig) -> None:
@@ -44,20 +44,20 @@ def test_open_and_aborted_records_and_markers_are_found_in_the_log_as_it_lies(ri
     partition.append(transactional("b", 7))
     assert partition.append_marker(7, 1, commit=False) == 2
     partition.append(transactional("c", 8))
-    assert lookup.first_since(partition, 0) == Found(0, 0, 0)
+    assert lookup.first_since(partition, 0) == TimestampLookup(0, 0, 0)
     marker = lookup.first_since(partition, 1)
     assert marker is not None and marker.offset == 2 and marker.timestamp > 1_000_000
-    assert lookup.youngest(partition) == marker
+    assert lookup.find_max_timestamp(partition) == marker
     assert lookup.first_since(partition, marker.timestamp + 1) is None
     assert partition.offset_at(0) == 0 and partition.offset_at(1) is None
-    partition.housekeeping.delete_before(3)
-    assert lookup.first_since(partition, 0) == lookup.youngest(partition) == Found(3, 0, 0)
+    partition.cleanup.delete_before(3)
+    assert lookup.first_since(partition, 0) == lookup.find_max_timestamp(partition) == TimestampLookup(3, 0, 0)
     assert partition.offset_at(0) is None  # it is open
 
 
 def test_an_empty_log_has_no_youngest_record(rig: Rig) -> None:
     partition = rig.partition(1)
-    assert lookup.youngest(partition) is None and lookup.first_since(partition, 0) is None
+    assert lookup.find_max_timestamp(partition) is None and lookup.first_since(partition, 0) is None
 
 
 def test_each_offset_belongs_to_the_epoch_it_was_appended_in(rig: Rig) -> None:
@@ -73,8 +73,8 @@ def test_each_offset_belongs_to_the_epoch_it_was_appended_in(rig: Rig) -> None:
     assert not knows_epochs()
     assert [partition.epoch_at(offset) for offset in range(4)] == [0, 0, 1, 1]
     assert knows_epochs()
-    assert lookup.first_since(partition, 2) == Found(1, 2, 0)
-    assert lookup.first_since(partition, 3) == Found(2, 3, 1)
+    assert lookup.first_since(partition, 2) == TimestampLookup(1, 2, 0)
+    assert lookup.first_since(partition, 3) == TimestampLookup(2, 3, 1)
 
 
 def test_heads_tell_leader_epochs_of_logs_that_nobody_has_opened(rig: Rig) -> None:

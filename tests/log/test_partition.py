@@ -310,8 +310,8 @@ def test_an_empty_partition_has_no_files_and_can_be_read_synced_and_closed(rig: 
     assert partition.offset_at(0) is None
     partition.sync(0)
     partition.checkpoint()
-    assert partition.housekeeping.expire() == []
-    assert partition.housekeeping.delete_before(0) == 0
+    assert partition.cleanup.expire() == []
+    assert partition.cleanup.delete_before(0) == 0
     partition.close()
     assert not os.path.exists(partition.directory)
 
@@ -325,10 +325,10 @@ def test_without_a_lock_file_a_partition_can_only_be_read(rig: Rig) -> None:
     assert names(partition.reader(0).read()) == [(0, 0)]
     assert partition.ends() == (0, 1, 1, 0, 0)
     assert partition.offset_at(0) == 0
-    assert partition.housekeeping.expire() == []
+    assert partition.cleanup.expire() == []
     for use in (
         lambda: partition.append(batch(0, 1)),
-        lambda: partition.housekeeping.delete_before(1),
+        lambda: partition.cleanup.delete_before(1),
         lambda: partition.sync(1),
     ):
         with pytest.raises(ReadOnly):
@@ -344,7 +344,7 @@ def test_an_offset_beyond_the_end_or_before_the_start_is_an_error_that_tells_the
     partition = rig.partition(1)
     for number in range(10):
         partition.append(batch(0, number))
-    partition.housekeeping.delete_before(4)
+    partition.cleanup.delete_before(4)
     for offset in (-1, 0, 3, 11, 1 << 62):
         with pytest.raises(OffsetOutOfRange) as caught:
             partition.reader(offset).read()

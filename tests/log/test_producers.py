@@ -286,7 +286,7 @@ def test_producers_are_known_although_the_log_before_their_last_batches_was_dele
     partition.checkpoint()  # a snapshot that will be older than the first segment
     for sequence in range(20):
         send(partition, 7, sequence)
-    partition.housekeeping.delete_before(12)
+    partition.cleanup.delete_before(12)
     assert partition.segments()[0] > 1
     again = reopened(rig, partition)
     assert send(again, 7, 19) == 20
@@ -360,7 +360,7 @@ class Model:
 
     def __init__(self) -> None:
         self.end = 0
-        self.batches: dict[int, list[tuple[int, int, int, int]]] = {}  # epoch, first, last, offset; the youngest last
+        self.batches: dict[int, list[tuple[int, int, int, int]]] = {}  # epoch, first, last, offset; the latest last
 
     def send(self, producer: int, epoch: int, first: int, count: int) -> int | type[KlammError]:
         last = (first + count - 1) % (LAST + 1)
@@ -423,7 +423,7 @@ def test_any_history_of_sends_is_answered_as_the_model_answers(
             case "other", _:
                 partition = shared.child().partition(slot, **changes)
             case "delete", _:
-                partition.housekeeping.delete_before(model.end // 2)
+                partition.cleanup.delete_before(model.end // 2)
     assert partition.ends().end == model.end
     assert partition.log.flags & head.NEEDS_RECOVERY == 0
 
@@ -441,11 +441,11 @@ def check(partition: Partition, model: Model, producer: int, epoch: int, first: 
 
 
 def roll(partition: Partition) -> None:
-    partition.housekeeping._close_if(lambda _: True)
+    partition.cleanup._close_if(lambda _: True)
 
 
 def move_start(partition: Partition) -> None:
-    partition.housekeeping.delete_before(1)
+    partition.cleanup.delete_before(1)
 
 
 @pytest.mark.parametrize("step", range(1, 30))

@@ -15,6 +15,7 @@ from klamm.batch import parse, walk
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, OffsetOutOfRange
 from klamm.log import aborted, segment
+from klamm.log._head import Snapshot
 from klamm.log.partition import Partition
 from klamm.log.ranges import Range, Ranges, SegmentFiles
 from tests.descriptors import descriptors, opened_since
@@ -43,7 +44,7 @@ def ranges_of(partition: Partition, most: int = 4) -> Ranges:
 
 def find(ranges: Ranges, partition: Partition, offset: int, max_bytes: int, *, first: bool = True) -> Range | None:
     now = partition.snapshot()
-    return ranges.find(offset, max_bytes, now.next_offset, now, at_least_one=first)
+    return ranges.find(offset, max_bytes, now.next_offset, at_least_one=first)
 
 
 def follow(ranges: Ranges, partition: Partition, offset: int = 0, max_bytes: int = 400) -> list[bytes]:
@@ -67,8 +68,7 @@ def follow(ranges: Ranges, partition: Partition, offset: int = 0, max_bytes: int
 def test_an_empty_log_has_no_ranges(rig: Rig) -> None:
     partition = rig.partition(1)
     partition.append(batch(0, 0))
-    now = partition.snapshot()
-    assert ranges_of(partition).find(0, 1000, 0, now, at_least_one=True) is None
+    assert ranges_of(partition).find(0, 1000, 0, at_least_one=True) is None
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1, 61, 100, 333, 1000, 1 << 20])
@@ -93,7 +93,7 @@ def test_any_offset_and_any_size(shared: Rig, data: st.DataObject) -> None:
         limit = data.draw(st.integers(offset, end))
         max_bytes, first = data.draw(st.integers(-5, 2000)), data.draw(st.booleans())
         at = next(n for n, header in enumerate(headers) if header.next_offset > offset)
-        found = ranges.find(offset, max_bytes, limit, partition.snapshot(), at_least_one=first)
+        found = ranges.find(offset, max_bytes, limit, at_least_one=first)
         base = segment.holding(partition.segments(), headers[at].base_offset)
         expected = b""
         for n in range(at, len(stored)):
@@ -147,7 +147,7 @@ def test_after_retention_has_moved_the_start(rig: Rig) -> None:
     ranges = ranges_of(partition, most=64)
     assert follow(ranges, partition) == stored
     middle = parse(stored[25]).base_offset
-    partition.housekeeping.delete_before(middle)
+    partition.cleanup.delete_before(middle)
     assert follow(ranges, partition, middle) == stored[25:]
     with pytest.raises(OffsetOutOfRange):
         find(ranges, partition, 0, 100)
@@ -166,7 +166,7 @@ def test_a_segment_that_goes_away_while_it_is_looked_for_is_out_of_range(rig: Ri
     partition.log.unlock()
     os.unlink(segment.path_of(partition.directory, 0))
     with pytest.raises(OffsetOutOfRange):
-        ranges.find(0, 100, before.next_offset, before, at_least_one=True)
+        ranges.find(0, 100, before.next_offset, at_least_one=True)
 
 
 def test_a_segment_that_is_gone_for_no_reason_is_damage(rig: Rig) -> None:
@@ -199,7 +199,7 @@ def compacted(rig: Rig) -> Partition:
 def test_in_a_compacted_log_every_offset_gives_what_follows_it(rig: Rig) -> None:
     partition = compacted(rig)
     partition.checkpoint()
-    done = partition.housekeeping.compact()
+    done = partition.cleanup.compact()
     assert done is not None
     assert done.records_removed > 100
     stored = [each for base in partition.segments() for each in _batches(partition, base)]
@@ -228,11 +228,38 @@ def test_a_range_from_before_a_compaction_is_still_what_it_was(rig: Rig) -> None
     assert found is not None
     before = found.read()
     partition.checkpoint()
-    partition.housekeeping.compact()
+    partition.cleanup.compact()
     assert found.read() == before
     again = find(ranges, partition, 0, 300)
     assert again is not None
     assert parse(again.read()).base_offset > 60
+
+
+def test_a_segment_compacted_after_the_commit_was_read_is_not_cut_at_that_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is a position in the old file. In the new one, it lies within a batch."""
+    partition = rig.partition(1, cleanup_policy="compact", segment_bytes=1000)
+    for number in range(6):
+        put(partition, (b"rare %d" % number if number % 2 else b"again", b"x" * number))
+    ranges = ranges_of(partition)
+    read_commit = partition.snapshot
+
+    def read_commit_and_compact() -> Snapshot:
+        commit = read_commit()
+        monkeypatch.setattr(partition, "snapshot", read_commit)
+        for number in range(6, 30):
+            put(partition, (b"rare %d" % number if number < 9 else b"again", b"x" * number))
+        partition.checkpoint()
+        done = partition.cleanup.compact()
+        assert done is not None and done.records_removed and commit.active_base == 0 < partition.segments()[1]
+        return commit
+
+    monkeypatch.setattr(partition, "snapshot", read_commit_and_compact)
+    found = ranges.find(0, 1 << 20, 6, at_least_one=True)
+    assert found is not None
+    data = found.read()
+    assert sum(header.size for header in walk(data)) == len(data), "it ends within a batch"
 
 
 def test_while_a_compaction_stands_still_at_any_step(rig: Rig) -> None:
@@ -245,7 +272,7 @@ def test_while_a_compaction_stands_still_at_any_step(rig: Rig) -> None:
     def compact() -> None:
         mine = rig.child().partition(1, cleanup_policy="compact", segment_bytes=400, index_interval_bytes=100)
         _os.trap(1, kinds=_os.RENAME | _os.SYNC, signal=signal.SIGSTOP, repeat=True)
-        mine.housekeeping.compact()
+        mine.cleanup.compact()
 
     stops = 0
     with children() as start:
@@ -294,7 +321,7 @@ def test_what_was_aborted_is_told_for_the_records_in_question(rig: Rig) -> None:
             found = find(ranges, partition, offset, max_bytes)
             assert found is not None
             *_, last_batch = walk(found.read())
-            told = ranges.aborted_in(offset, found, partition.snapshot())
+            told = ranges.aborted_in(offset, found)
             assert told == [(p, first) for p, first, last in spans if first < last_batch.next_offset and last >= offset]
 
 
@@ -323,7 +350,7 @@ def test_what_was_aborted_is_told_once_though_its_marker_was_begun_twice(rig: Ri
         ranges = ranges_of(partition)
         found = find(ranges, partition, 0, 1 << 20)
         assert found is not None
-        assert ranges.aborted_in(0, found, partition.snapshot()) == [(5, first)]
+        assert ranges.aborted_in(0, found) == [(5, first)]
     assert step > 3 and repeated
 
 
@@ -342,6 +369,6 @@ def test_few_files_stay_open_and_none_that_is_gone(rig: Rig) -> None:
     assert len(files) == 3
     assert len(opened_since(before)) <= 6, "each with its index"
     assert held.read().startswith(stored[0])
-    partition.housekeeping.delete_before(partition.ends().end)
+    partition.cleanup.delete_before(partition.ends().end)
     files.forget_unlinked()
     assert len(files) <= 1

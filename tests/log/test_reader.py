@@ -155,7 +155,7 @@ def test_a_reader_whose_records_were_deleted_is_told_the_range(rig: Rig) -> None
     opened, fresh = partition.reader(0), partition.reader(0)
     opened.read(1)
     bases = partition.segments()
-    partition.housekeeping.delete_before(bases[2] + 1)
+    partition.cleanup.delete_before(bases[2] + 1)
     assert partition.segments()[0] == bases[2]
     for reader in (opened, fresh):
         with pytest.raises(OffsetOutOfRange) as caught:
@@ -171,7 +171,7 @@ def test_a_reader_within_a_removed_segment_reads_on_as_long_as_its_offset_is_in_
     reader = partition.reader(0)
     while reader.offset < bases[1]:
         reader.read(1)
-    partition.housekeeping.delete_before(bases[1])  # the segment it has open is gone, its offset is not
+    partition.cleanup.delete_before(bases[1])  # the segment it has open is gone, its offset is not
     assert not log_file(partition, 0).exists()
     seen = []
     while data := reader.read(1):
@@ -284,7 +284,7 @@ def test_a_closed_segment_that_was_cut_below_the_log_start_is_an_error_and_no_en
     partition = filled(rig, segment_bytes=400)
     path = log_file(partition, 0)
     found = walk(path.read_bytes())
-    partition.housekeeping.delete_before(found[-1].base_offset)
+    partition.cleanup.delete_before(found[-1].base_offset)
     os.truncate(path, found[0].size)
     with pytest.raises(CorruptBatch):
         partition.reader(found[-1].base_offset).read()

@@ -233,7 +233,7 @@ def test_epochs_are_known_to_whoever_opens_later_and_survive_checkpoints_and_del
     partition = reopened(rig, partition)
     fill(partition, 6, 6)
     partition.checkpoint()
-    partition.housekeeping.delete_before(9)
+    partition.cleanup.delete_before(9)
     partition.close()
     other = rig.child().partition(1)
     assert other.epochs() == ((0, 0), (1, 6))
@@ -280,7 +280,7 @@ def test_the_index_is_made_to_agree(rig: Rig) -> None:
 def test_the_log_start_comes_back(rig: Rig) -> None:
     partition = rig.partition(1)
     want = fill(partition, 12)
-    partition.housekeeping.delete_before(7)
+    partition.cleanup.delete_before(7)
     again = reopened(rig, partition)
     assert again.ends()[:2] == (7, 12)
     assert read_all(again, 7) == want[7:]
@@ -293,7 +293,7 @@ def test_an_empty_segment_that_was_rolled_to_comes_back_by_its_offset(rig: Rig) 
     partition.log.lock()
     partition.log.roll()
     partition.log.unlock()
-    partition.housekeeping.delete_before(6)
+    partition.cleanup.delete_before(6)
     partition.checkpoint()
     again = reopened(rig, partition)
     assert again.ends()[:2] == (6, 6)
@@ -407,9 +407,9 @@ def test_a_dry_recovery_sees_the_same_and_touches_nothing(rig: Rig) -> None:
     heads = Path(rig.path, "heads").read_bytes()
     mine.heads = head.Heads(f"{rig.path}/heads", writable=False, private=True)
     mine.lock = mine.life = None  # type: ignore[assignment]
-    dry = mine.partition(1)
-    assert read_all(dry) == want
-    assert dry.ends()[:2] == (0, 9)
+    dry_run = mine.partition(1)
+    assert read_all(dry_run) == want
+    assert dry_run.ends()[:2] == (0, 9)
     assert {path.name: path.read_bytes() for path in Path(partition.directory).iterdir()} == before
     assert Path(rig.path, "heads").read_bytes() == heads
     assert read_all(rig.child().partition(1)) == want

@@ -121,7 +121,7 @@ def test_a_batch_that_is_not_in_the_log_any_more_is_taken_for_the_same(rig: Rig)
     partition = rig.partition(1, **LARGE)
     partition.append(batch(b"paid"))
     partition.append(batch(b"sent", sequence=1))
-    partition.housekeeping.delete_before(1)
+    partition.cleanup.delete_before(1)
     assert partition.append(batch(b"whatever")) == 0
     with pytest.raises(OutOfOrderSequence):
         partition.append(batch(b"whatever", sequence=1))
@@ -132,7 +132,7 @@ def test_a_batch_that_compaction_took_records_out_of_is_taken_for_the_same(rig: 
     partition.append(batch(b"old", b"new"))
     with partition.log.append_lock():
         partition.log.roll()
-    partition.housekeeping.compact(force=True)
+    partition.cleanup.compact(force=True)
     assert values(partition) == [b"new"]
     assert partition.append(batch(b"old", b"new")) == 0
 

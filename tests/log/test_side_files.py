@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from klamm.batch import crc32c
 from klamm.errors import NewerFormat
-from klamm.log import aborted, cleaned, point, producers, sealed
+from klamm.log import aborted, cleaner_checkpoint, point, producers, sealed
 from klamm.log.sealed import Lack
 
 KINDS: dict[bytes, tuple[int, Callable[[bytes], object], type]] = {
     b"KLAMMREC": (2, point.parse, point.Point),
-    b"KLAMMCLN": (1, cleaned.parse, cleaned.Cleaned),
+    b"KLAMMCLN": (1, cleaner_checkpoint.parse, cleaner_checkpoint.CleanerCheckpoint),
     b"KLAMMPSN": (1, producers.parse, list),
 }
 
@@ -58,4 +58,4 @@ def test_any_bytes_are_entries_of_aborts_or_none(data: bytes) -> None:
 def test_a_checksum_that_does_not_fit_is_damage(wrong: bytes) -> None:
     data = sealed.seal(b"KLAMMCLN", 1, bytes(28))
     if wrong != struct.pack("<I", crc32c(data[:-4])):
-        assert cleaned.parse(data[:-4] + wrong) is Lack.DAMAGED
+        assert cleaner_checkpoint.parse(data[:-4] + wrong) is Lack.DAMAGED

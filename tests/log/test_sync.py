@@ -190,14 +190,14 @@ def test_a_sync_that_fails_once_is_made_good_by_writing_the_bytes_again(
     failing(partition, repeat=False)
     partition.sync(4)
     _os.trap(0)
-    assert "wrote all that was not synced again" in caplog.text
+    assert "recovered from a failed sync" in caplog.text
     assert partition.ends().flushed == 4
     assert partition.log.flags == 0
     assert read_all(partition) == scan_files(partition) == [(0, number) for number in range(4)]
 
     partition.append(batch(0, 4))
     partition.log.set_flags(head.SYNC_FAILED)
-    written = counted(_os.WRITE, lambda: recovery.heal(partition.log))
+    written = counted(_os.WRITE, lambda: recovery.rewrite_unsynced(partition.log))
     assert written >= 2, "it only synced again"
     assert log_file(partition, 0).stat().st_size == size + 2 * len(batch(0, 3))
 
@@ -221,10 +221,10 @@ def test_a_disk_that_keeps_failing_refuses_syncs_and_appends_until_it_works_agai
     assert read_all(partition) == [(0, 0), (0, 1)], "readers go on"
     lost = "a sync failed, or its process died or was stopped: offsets 1 to 1 are not known to be on disk"
     assert caplog.text.count(lost) == 1, "the failure is logged once, however often it is met"
-    assert "wrote all that was not synced again" not in caplog.text
+    assert "recovered from a failed sync" not in caplog.text
     _os.trap(0)
     assert other.append(batch(0, 2)) == 2
-    assert caplog.text.count("wrote all that was not synced again") == 1
+    assert caplog.text.count("recovered from a failed sync") == 1
     assert partition.log.flags == 0
     assert partition.ends().flushed == 2, "healed up to what was committed then"
     partition.sync(3)

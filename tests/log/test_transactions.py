@@ -130,7 +130,7 @@ def test_expired_segments_take_their_aborted_transactions_with_them(rig: Rig) ->
         partition.append_marker(7, epoch + 1, commit=False)
     assert len(segment.bases(partition.directory, aborted.SUFFIX)) > 1
     move_clock(rig, 10_000)
-    partition.housekeeping.expire()
+    partition.cleanup.expire()
     assert segment.bases(partition.directory, aborted.SUFFIX) == []
     assert read(partition, partition.ends().start) == []
 

@@ -9,7 +9,7 @@ APPENDS = "src/klamm/aio/appends.py"
 THREAD_TESTS = "tests/aio/test_aio_threads.py"
 CANCEL_TESTS = "tests/aio/test_aio_cancel.py"
 HUNG_TESTS = "tests/client/test_hung_workers.py"
-OWNS = "            places = [place for place in places if self.member is not None and self.member.owns(*place)]\n"
+OWNS = "            tps = [tp for tp in tps if self.member is not None and self.member.owns(*tp)]\n"
 SENDS_ALL_THE_SAME = """\
         if producer._is_full:
             return await self._threads.finish(producer.send, topic, value)

@@ -6,16 +6,40 @@ from tests.mutants.mutant import Mutant
 
 STORE = "src/klamm/api/store.py"
 TOPIC = "src/klamm/api/topic.py"
+HEAD = "src/klamm/log/_head.pyx"
 READS = "src/klamm/api/reads.py"
 OPTIONS = "tests/test_options.py"
 TESTS = "tests/test_handles.py"
+CHANGES_TESTS = "tests/store/test_topic_changes.py"
+TOLD = f"{CHANGES_TESTS}::test_the_catalog_itself_tells_other_processes_of_a_change_that_they_read"
 
 MUTANTS = [
     Mutant(
         "the fast path of a handle ignores that the catalog has changed",
         "api/topic.py: every call finds the topic as it is then",
-        ((TOPIC, "target is not None and target.heads.catalog_version == target.version", "target is not None"),),
+        ((HEAD, "        if load64(&self.w.store.catalog_version) != version:\n", "        if False:\n"),),
         (f"{TESTS}::test_the_fast_path_of_a_handle_is_left_when_something_is_in_the_way",),
+    ),
+    Mutant(
+        "other processes are not told of a change of the catalog",
+        "reference/api.md: store.alter",
+        (("src/klamm/store/directory.py", "        if is_read:\n            self.changed()", "        pass"),),
+        (
+            f"{TESTS}::test_settings_are_a_mapping_or_keywords",
+            f"{TOLD}[alter]",
+        ),
+    ),
+    Mutant(
+        "each producer id that is given out makes all processes read the catalog again",
+        "store/catalog.py: other processes read what was changed, not numbers",
+        (
+            (
+                "src/klamm/store/directory.py",
+                "        if is_read:\n            self.changed()",
+                "        self.changed()",
+            ),
+        ),
+        (f"{TOLD}[allocate_producer_id]",),
     ),
     Mutant(
         "a handle appends by calling its store",

@@ -37,22 +37,22 @@ FLUSH = "sys.stdout.buffer.flush()"
 MUTANTS = [
     Mutant(
         "a batch that an interrupt came after is appended again",
-        "client/produce/sender.py P2",
+        "client/produce/sender.py SND2",
         ((SENDER, "if batch is not None and patch.leader_epoch_of(batch) >= 0:", "if False:"),),
         (AT_ANY_POINT,),
     ),
     Mutant(
         "a batch that was noted is taken again after an interrupt",
-        "client/produce/sender.py P2",
+        "client/produce/sender.py SND2",
         (
-            (SENDER, "            or delivery in self._settled\n", ""),
+            (SENDER, "            or delivery in self._completed\n", ""),
             (SENDER, "            delivery.done\n            or ", "            "),
         ),
         (AT_ANY_POINT,),
     ),
     Mutant(
         "a batch leaves the producer before it is appended",
-        "client/produce/sender.py P2",
+        "client/produce/sender.py SND2",
         (
             (
                 PRODUCER,
@@ -239,8 +239,8 @@ MUTANTS = [
         (
             (
                 COMMITS,
-                " for place, entry in entries.items() if member.owns(*place)}",
-                " for place, entry in entries.items()}",
+                " for tp, entry in entries.items() if member.owns(*tp)}",
+                " for tp, entry in entries.items()}",
             ),
         ),
         ("tests/client/test_commits.py::test_auto_commit_leaves_out_partitions_that_were_lost",),
@@ -259,7 +259,7 @@ MUTANTS = [
     ),
     Mutant(
         "the partitions of a named member that is gone are shared out at once",
-        "client/groups/membership.py M3",
+        "client/groups/membership.py MEM3",
         (
             (
                 "src/klamm/client/groups/membership.py",
@@ -271,23 +271,23 @@ MUTANTS = [
     ),
     Mutant(
         "workers commit past a record that is not done",
-        "client/work/workers.py W1",
+        "client/work/workers.py WRK1",
         ((WORKERS, "        while tasks and tasks[0].done:\n", "        while tasks:\n"),),
         (f"{WORKER_TESTS}::test_an_error_that_stops_leaves_committed_what_is_done_before_it",),
     ),
     Mutant(
         "workers give a partition away without committing what is done of it",
-        "client/work/workers.py W2",
-        ((WORKERS, "        self._commit(places)\n        self.lost(places)\n", "        self.lost(places)\n"),),
+        "client/work/workers.py WRK2",
+        ((WORKERS, "        self._commit(tps)\n        self.lost(tps)\n", "        self.lost(tps)\n"),),
         (f"{WORKER_TESTS}::test_a_partition_goes_to_another_member_when_what_runs_of_it_is_done",),
     ),
     Mutant(
         "workers give a partition away while a handler works on it",
-        "client/work/workers.py W2",
+        "client/work/workers.py WRK2",
         (
             (
                 WORKERS,
-                "            while not tasks.wait(lambda: not tasks.running(places), self._look_s()):\n",
+                "            while not tasks.wait(lambda: not tasks.running(tps), self._look_s()):\n",
                 "            while False:\n",
             ),
         ),
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "a rebalance waits for a hung handler",
-        "client/work/workers.py W6",
+        "client/work/workers.py WRK6",
         (
             (
                 WORKERS,
@@ -307,19 +307,19 @@ MUTANTS = [
     ),
     Mutant(
         "a member with a hung handler stays in its group",
-        "client/work/workers.py W6",
+        "client/work/workers.py WRK6",
         ((WORKERS, "        if self._sharing is None or not hung:\n", "        if True:\n"),),
         (f"{HUNG_TESTS}::test_a_hung_handler_gives_its_partitions_to_the_others_of_its_group",),
     ),
     Mutant(
         "a record that fails after its partition was lost is still the loser's",
-        "client/work/workers.py W2",
-        ((OUTCOMES, "        if task.is_forgotten or not self._owns(task.place):\n", "        if False:\n"),),
+        "client/work/workers.py WRK2",
+        ((OUTCOMES, "        if task.is_forgotten or not self._owns(task.tp):\n", "        if False:\n"),),
         (f"{HUNG_TESTS}::test_a_record_that_fails_after_its_partition_was_lost_is_not_the_losers",),
     ),
     Mutant(
         "a handler that ends after its run makes a dead letter",
-        "client/work/workers.py W2",
+        "client/work/workers.py WRK2",
         ((WORKERS, "(None)\n        self._tasks.close()\n", "(None)\n"),),
         (f"{HUNG_TESTS}::test_a_handler_that_ends_after_the_run_counts_for_nothing",),
     ),
@@ -392,7 +392,7 @@ MUTANTS = [
     Mutant(
         "a follower of a table does not catch up with its maintainer",
         "guide/tables.md: a read sees what was committed before it",
-        (("src/klamm/client/table/materialised.py", "            rocks.catch_up()\n", "            pass\n"),),
+        (("src/klamm/client/table/materialised.py", "            db.catch_up()\n", "            pass\n"),),
         ("tests/client/test_table_processes.py::test_followers_see_what_was_committed_before_they_read",),
     ),
     Mutant(
@@ -401,8 +401,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/client/table/materialised.py",
-                "            if self.applying.places[each.place].position.offset < each.end:\n",
-                "            if self.maintains and self.applying.places[each.place].position.offset < each.end:\n",
+                "            if self.updater.partitions[each.log_index].position.offset < each.end:\n",
+                "            if self.maintains and self.updater.partitions[each.log_index].position.offset < each.end:\n",  # noqa: E501
             ),
         ),
         ("tests/client/test_table_processes.py::test_a_stopped_maintainer_makes_followers_wait_and_say_so",),
@@ -420,15 +420,19 @@ MUTANTS = [
         ("tests/client/test_producer.py::test_a_batch_that_fails_is_told_by_flush_close_and_exit",),
     ),
     Mutant(
-        "close does not close the lanes",
-        "client/produce/producer.py P7",
+        "close does not close the accumulators",
+        "client/produce/producer.py SND7",
         (
             (
                 PRODUCER,
-                "                    road.lane.close()\n                self._mutex.notify_all()\n",
+                "                    producer_topic.accumulator.close()\n                self._mutex.notify_all()\n",
                 "                    pass\n                self._mutex.notify_all()\n",
             ),
-            (PRODUCER, "            road.lane.close()\n        return not", "            pass\n        return not"),
+            (
+                PRODUCER,
+                "            producer_topic.accumulator.close()\n        return not",
+                "            pass\n        return not",
+            ),
         ),
         (f"{END_TESTS}::test_a_send_that_comes_too_late_raises_and_is_not_lost_silently",),
     ),
@@ -450,13 +454,13 @@ MUTANTS = [
     ),
     Mutant(
         "a producer's thread that sleeps is not told of the next record before it is sent",
-        "client/produce/producer.py: a lane takes records only while the thread is awake",
-        ((PRODUCER, "            self._wake()\n            lane.open()\n", "            lane.open()\n"),),
+        "client/produce/producer.py: an accumulator takes records only while the thread is awake",
+        ((PRODUCER, "            self._wake()\n            accumulator.open()\n", "            accumulator.open()\n"),),
         ("tests/client/test_producer.py::test_a_lone_record_is_delivered_after_linger_ms",),
     ),
     Mutant(
         "the send that fills the buffer leaves open batches open",
-        "client/produce/producer.py P6",
+        "client/produce/producer.py SND6",
         (
             (
                 PRODUCER,
@@ -472,7 +476,7 @@ MUTANTS = [
         (
             (
                 SENDER,
-                "        return self._answering.is_mine\n",
+                "        return self._in_callback.is_mine\n",
                 "        return False\n",
             ),
         ),

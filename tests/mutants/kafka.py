@@ -7,17 +7,66 @@ from tests.mutants.mutant import Mutant
 COORDINATOR = "src/klamm/kafka/group_coordinator.py"
 GROUP_STATE = "src/klamm/kafka/group_state.py"
 FETCH = "src/klamm/kafka/apis/fetch.py"
+GROUP_STORE = "src/klamm/kafka/group_store.py"
 GROUP_OFFSETS = "src/klamm/kafka/apis/group_offsets.py"
-COORDINATOR_TESTS = "tests/kafka/test_coordinator.py"
+COORDINATOR_TESTS = "tests/kafka/test_group_coordinator.py"
 OFFSET_TESTS = "tests/kafka/test_group_offset_apis.py"
+TRANSACTION_TESTS = "tests/kafka/test_transaction_apis.py"
 FETCH_TESTS = "tests/kafka/test_fetch.py"
 BOUNDS_TESTS = "tests/kafka/test_bounds.py"
 ADMISSION = "src/klamm/kafka/admission.py"
+SESSION = "src/klamm/kafka/session.py"
+LARGE = "src/klamm/kafka/large_requests.py"
+LARGE_TESTS = "tests/kafka/test_large_requests.py"
 CONNECTION_TESTS = "tests/kafka/test_connection.py"
 LOOP_TESTS = "tests/kafka/test_loop.py"
 ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
+PENDING = "        pending = self._broker.transaction_coordinator.pending_offsets({name for name, _ in wanted})\n"
+
 MUTANTS = [
+    Mutant(
+        "requests that name hundreds of things are handled at once",
+        "kafka/large_requests.py LRQ1",
+        ((SESSION, "if len(frame) > LARGE_FRAME and", "if False and"),),
+        (f"{LARGE_TESTS}::test_requests_that_name_or_list_many_partitions_take_turns",),
+    ),
+    Mutant(
+        "requests whose responses list hundreds of partitions are handled at once",
+        "kafka/large_requests.py LRQ1",
+        ((SESSION, "return row.cost is not None and", "return False and row.cost is not None and"),),
+        (f"{LARGE_TESTS}::test_requests_that_name_or_list_many_partitions_take_turns",),
+    ),
+    Mutant(
+        "all requests that take long are handled in one round of the loop",
+        "kafka/large_requests.py LRQ1",
+        ((LARGE, "                self._loop.call_soon(self._run_next)\n", "                self._run_next()\n"),),
+        (f"{LARGE_TESTS}::test_in_a_round_of_the_loop_one_is_handled_and_others_go_first",),
+    ),
+    Mutant(
+        "a request that fails ends the queue of those that take long",
+        "kafka/large_requests.py LRQ2",
+        (
+            (
+                LARGE,
+                "        try:\n            self._waiting[0]()\n        finally:\n",
+                "        if self._waiting[0]() is None:\n",
+            ),
+        ),
+        (f"{LARGE_TESTS}::test_one_that_fails_is_followed_by_the_next",),
+    ),
+    Mutant(
+        "a request that brings no records is as large as it likes",
+        "guide/serving.md: control.request.max.bytes",
+        (("src/klamm/kafka/frame_reader.py", "if size > listener.max_control_request:", "if False:"),),
+        (f"{LARGE_TESTS}::test_a_request_without_records_is_read_up_to_its_limit",),
+    ),
+    Mutant(
+        "a client that has not all rights takes the way of ordinary requests",
+        "internals/server.md: ordinary requests look up no rights",
+        ((ADMISSION, "if not session.has_all_rights or len(frame) < 2", "if len(frame) < 2"),),
+        ("tests/kafka/test_produce.py::test_a_request_of_a_client_that_has_not_all_rights_is_handled_by_its_row",),
+    ),
     Mutant(
         "the door of a group that nobody has joined stays held",
         "kafka/group_store.py: groups without members here may have members at the other door",
@@ -62,12 +111,12 @@ MUTANTS = [
     Mutant(
         "a fetch waits at the end of a segment",
         "as in Kafka, a fetch does not wait while the next segment has more",
-        ((FETCH, " or self.has_more else None", " else None"),),
+        ((FETCH, ">= self.min_bytes or self.has_more\n", ">= self.min_bytes\n"),),
         (f"{FETCH_TESTS}::test_a_fetch_does_not_wait_at_the_end_of_a_segment_when_the_next_one_has_more",),
     ),
     Mutant(
         "a heartbeat of any generation is taken",
-        "kafka/group_coordinator.py C4",
+        "kafka/group_coordinator.py GCO4",
         (
             (
                 COORDINATOR,
@@ -79,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         "offsets are committed in any generation",
-        "kafka/group_coordinator.py C4",
+        "kafka/group_coordinator.py GCO4",
         (
             (
                 COORDINATOR,
@@ -91,13 +140,13 @@ MUTANTS = [
     ),
     Mutant(
         "a SyncGroup of any generation is taken",
-        "kafka/group_coordinator.py C4",
+        "kafka/group_coordinator.py GCO4",
         ((GROUP_STATE, "        if request.generation != self.generation:\n", "        if False:\n"),),
         (f"{COORDINATOR_TESTS}::test_a_sync_that_does_not_fit_is_refused",),
     ),
     Mutant(
         "a member that is not heard of stays",
-        "kafka/group_coordinator.py C5",
+        "kafka/group_coordinator.py GCO5",
         (
             (
                 COORDINATOR,
@@ -121,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "a group takes more members than group.max.size",
-        "kafka/group_coordinator.py C6",
+        "kafka/group_coordinator.py GCO6",
         (
             (
                 GROUP_STATE,
@@ -137,7 +186,7 @@ MUTANTS = [
         (
             (
                 FETCH,
-                "if wanted.last_epoch >= 0 and partition.end_of_epoch(wanted.last_epoch) < wanted.offset:",
+                "if requested.last_epoch >= 0 and partition.end_of_epoch(requested.last_epoch) < requested.offset:",
                 "if False:",
             ),
         ),
@@ -146,13 +195,13 @@ MUTANTS = [
     Mutant(
         "partitions of a fetch do not share its max_bytes",
         "kafka/apis/fetch.py: max_bytes of a request",
-        ((FETCH, "                left -= found\n", ""),),
+        ((FETCH, "                left -= size\n", ""),),
         (f"{FETCH_TESTS}::test_partitions_share_what_may_be_sent",),
     ),
     Mutant(
         "a fetch ignores max_bytes of a partition",
         "kafka/apis/fetch.py: max_bytes of a partition",
-        ((FETCH, "partition.snapshot(), min(left, wanted.max_bytes)", "partition.snapshot(), left"),),
+        ((FETCH, "size = min(left, requested.max_bytes)", "size = left"),),
         (f"{FETCH_TESTS}::test_the_first_batch_however_large_and_then_no_more_than_asked_for",),
     ),
     Mutant(
@@ -161,17 +210,59 @@ MUTANTS = [
         (
             (
                 GROUP_OFFSETS,
-                "await _unstable(broker, wanted) if request.require_stable else [_NOTHING] * len(wanted)",
-                "[_NOTHING] * len(wanted)",
+                "unstable = pending if request.require_stable else _NOTHING",
+                "unstable = _NOTHING",
             ),
         ),
         (f"{OFFSET_TESTS}::test_an_offset_that_a_transaction_is_about_to_move_is_not_told_to_who_wants_it_stable",),
     ),
     Mutant(
+        "offsets that wait for a transaction are looked for before their commit is written",
+        "kafka/group_store.py GST2",
+        (
+            (
+                GROUP_STORE,
+                "        return await run(self._offsets, list(wanted))\n",
+                "        wanted = list(wanted)\n"
+                + PENDING
+                + "        return (await run(self._offsets, wanted))._replace(pending=pending)\n",
+            ),
+        ),
+        (f"{TRANSACTION_TESTS}::test_offsets_that_a_checked_commit_is_about_to_make_pending_are_not_stable",),
+    ),
+    Mutant(
+        "offsets that wait for a transaction are looked for after the store is read",
+        "kafka/group_store.py GST2",
+        (
+            (
+                GROUP_STORE,
+                PENDING + "        return GroupOffsets(self.groups.offsets(wanted), pending)\n",
+                "        found = self.groups.offsets(wanted)\n"
+                + PENDING
+                + "        return GroupOffsets(found, pending)\n",
+            ),
+        ),
+        (f"{TRANSACTION_TESTS}::test_a_transaction_that_ends_while_offsets_are_read_does_not_hide",),
+    ),
+    Mutant(
+        "partitions that have to be opened first are added to their transaction one by one",
+        "kafka/apis/produce.py: one such write at a time",
+        (
+            (
+                "src/klamm/kafka/apis/produce.py",
+                "        return await asyncio.shield(self.registrations[identity])\n",
+                """        broker, name = self.broker, self.call.request.transactional_id
+        return await broker.transaction_coordinator.register_produce(broker, *identity, name, [place])
+""",
+            ),
+        ),
+        (f"{TRANSACTION_TESTS}::test_the_partitions_of_a_produce_request_are_added_to_their_transaction_together",),
+    ),
+    Mutant(
         "a request may name a thing as often as it likes",
         "guide/serving.md: what a request names several times it gets once",
         (("src/klamm/kafka/admission.py", "        if row.merge is not None:\n", "        if False:\n"),),
-        (f"{BOUNDS_TESTS}::test_a_partition_is_fetched_once_however_often_it_is_named",),
+        (f"{BOUNDS_TESTS}::test_groups_and_producers_are_described_once",),
     ),
     Mutant(
         "a second batch for a partition is appended, too",
@@ -187,7 +278,7 @@ MUTANTS = [
     ),
     Mutant(
         "members of a group may say as much as they like",
-        "kafka/group_coordinator.py C6",
+        "kafka/group_coordinator.py GCO6",
         ((GROUP_STATE, " + request.size > config.max_bytes:\n", " + request.size < 0:\n"),),
         (f"{BOUNDS_TESTS}::test_what_the_members_of_a_group_say_is_bounded",),
     ),
@@ -235,7 +326,7 @@ MUTANTS = [
     ),
     Mutant(
         "a delayed fetch forgets what came while a thread looked",
-        "kafka/purgatory.py P1",
+        "kafka/purgatory.py PUR1",
         (("src/klamm/kafka/purgatory.py", "            elif again:\n", "            elif False:\n"),),
         ("tests/kafka/test_purgatory.py::test_what_comes_while_a_thread_looks_is_not_missed",),
     ),
@@ -249,7 +340,7 @@ MUTANTS = [
                 "        if True:\n",
             ),
         ),
-        (f"{LOOP_TESTS}::test_a_thread_reads_what_is_not_in_memory_before_it_is_sent",),
+        (f"{LOOP_TESTS}::test_a_thread_reads_what_the_kernel_does_not_have_before_it_is_sent",),
     ),
     Mutant(
         "a batch is decompressed as a whole",
@@ -265,7 +356,7 @@ MUTANTS = [
     ),
     Mutant(
         "a block of snappy is decompressed however large it is",
-        "batch/codecs.py C2",
+        "batch/codecs.py CDC2",
         (("src/klamm/batch/codecs.py", "(size := _snappy_size(block)) > max_held:", "(size := 0) > max_held:"),),
         (
             f"{BOUNDS_TESTS}::test_a_batch_of_which_too_much_is_needed_at_a_time_is_refused",
@@ -274,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         "a window of zstd is filled however large it is",
-        "batch/codecs.py C2",
+        "batch/codecs.py CDC2",
         (("src/klamm/batch/codecs.py", "if size > max_held < frame.window_size:", "if False:"),),
         ("tests/batch/test_scan.py",),
     ),
@@ -304,25 +395,25 @@ MUTANTS = [
     ),
     Mutant(
         "all groups together may hold as much as they like",
-        "kafka/group_coordinator.py C6: groups.max.bytes",
+        "kafka/group_coordinator.py GCO6: groups.max.bytes",
         (("src/klamm/kafka/group_memory.py", "self.used + size <= limit", "True"),),
         (f"{BOUNDS_TESTS}::test_what_all_groups_hold_is_bounded",),
     ),
     Mutant(
         "what a member was assigned counts on when it has left",
-        "kafka/group_coordinator.py C6: groups.max.bytes",
+        "kafka/group_coordinator.py GCO6: groups.max.bytes",
         (
             (
                 GROUP_STATE,
-                "        self._memory.used -= len(member.assignment)\n        self.owing",
-                "        self.owing",
+                "        self._memory.used -= len(member.assignment)\n        self.awaiting_sync",
+                "        self.awaiting_sync",
             ),
         ),
-        (f"{BOUNDS_TESTS}::test_what_all_groups_hold_is_bounded", "tests/kafka/test_coordinator_model.py"),
+        (f"{BOUNDS_TESTS}::test_what_all_groups_hold_is_bounded", "tests/kafka/test_group_coordinator_model.py"),
     ),
     Mutant(
         "ids that were given out do not count",
-        "kafka/group_coordinator.py C6: groups.max.bytes",
+        "kafka/group_coordinator.py GCO6: groups.max.bytes",
         ((GROUP_STATE, "        self._memory.used += _pending_bytes(member_id)\n", ""),),
         (f"{BOUNDS_TESTS}::test_ids_of_members_that_never_join_count_too",),
     ),

@@ -14,9 +14,9 @@ RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
 SPANS = "src/klamm/log/aborted_spans.py"
 PARTITION = "src/klamm/log/partition.py"
-CLEANING = "src/klamm/log/cleaning.py"
-CLEANING_TESTS = "tests/log/test_cleaning.py"
-HOUSEKEEPING = "src/klamm/log/housekeeping.py"
+RETENTION = "src/klamm/log/retention.py"
+RETENTION_TESTS = "tests/log/test_retention.py"
+CLEANUP = "src/klamm/log/cleanup.py"
 DIRECTORY = "src/klamm/store/directory.py"
 TRANSACTIONS_TESTS = "tests/log/test_transactions.py"
 SYNC_TESTS = "tests/log/test_sync.py"
@@ -32,6 +32,7 @@ FAILED_SYNC_TESTS = "tests/crash/test_failed_sync.py"
 REPEATED = "src/klamm/log/repeated.py"
 REPEATED_TESTS = "tests/log/test_repeated.py"
 
+APPEND = "src/klamm/log/_append.pxi"
 MUTANTS = [
     Mutant(
         "a batch under used sequences is taken for a retry, unread",
@@ -144,7 +145,7 @@ MUTANTS = [
         (
             (
                 RECOVERY,
-                "epoch = max(boots, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)",
+                "epoch = max(boot_count, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)",
                 "epoch = epochs[-1][0] if epochs else 0",
             ),
         ),
@@ -159,7 +160,7 @@ MUTANTS = [
     Mutant(
         "a log that was lost altogether starts again in its old epoch",
         "internals/recovery.md: epochs",
-        ((RECOVERY, "    epoch = boots\n", "    epoch = 0\n"),),
+        ((RECOVERY, "    epoch = boot_count\n", "    epoch = 0\n"),),
         (f"{POWER_CUT_TESTS}::test_a_log_that_lost_all_its_files_starts_in_an_epoch_that_it_never_had",),
     ),
     Mutant(
@@ -191,6 +192,18 @@ MUTANTS = [
         "log/aborted.py A1",
         ((PRODUCER_RECOVERY, "    if lost is None:\n        return\n", "    return\n"),),
         (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+    ),
+    Mutant(
+        "without the recovery point that lists them, all .aborted files are taken to be there",
+        "log/aborted.py A1",
+        ((RECOVERY, "known, whole=not is_listed)\n            oldest", "known)\n            oldest"),),
+        (f"{MISSING_TESTS}::test_what_was_aborted_stays_so_without_the_files_that_tell",),
+    ),
+    Mutant(
+        "the same, of a store that is opened for reading only",
+        "log/aborted.py A1",
+        ((RECOVERY, "known, whole=not is_listed)\n    if not dry_run", "known)\n    if not dry_run"),),
+        (f"{MISSING_TESTS}::test_what_was_aborted_stays_so_without_the_files_that_tell",),
     ),
     Mutant(
         "a table of producers made again knows what a dead writer had not committed",
@@ -249,7 +262,7 @@ MUTANTS = [
     Mutant(
         "files go before the new start of the log is on disk",
         "promise 8",
-        ((CLEANING, "        point.store(directory, known._replace(log_start=offset))\n", ""),),
+        ((RETENTION, "        point.store(directory, known._replace(log_start=offset))\n", ""),),
         (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
     ),
     Mutant(
@@ -333,7 +346,7 @@ MUTANTS = [
     Mutant(
         "retention takes damaged segments away",
         "promise 7",
-        ((CLEANING, "_DAMAGED = (1 << 63) - 1", "_DAMAGED = 0"),),
+        ((RETENTION, "_DAMAGED = (1 << 63) - 1", "_DAMAGED = 0"),),
         (f"{DAMAGE_TESTS}::test_damage_to_a_log_or_its_index_is_an_error_or_harmless",),
     ),
     Mutant(
@@ -341,18 +354,18 @@ MUTANTS = [
         "neither a wrong clock nor a timestamp deletes a young record",
         (
             (
-                HOUSEKEEPING,
+                CLEANUP,
                 "        clock_ms = self._heads.expiry_ms()\n        try:",
                 "        clock_ms = self._heads.clock_ms()\n        try:",
             ),
         ),
-        (f"{CLEANING_TESTS}::test_a_clock_that_was_ahead_at_boot_expires_nothing_young_and_blocks_nothing",),
+        (f"{RETENTION_TESTS}::test_a_clock_that_was_ahead_at_boot_expires_nothing_young_and_blocks_nothing",),
     ),
     Mutant(
         "a timestamp in the future keeps a segment",
         "neither a wrong clock nor a timestamp keeps old records forever",
-        ((CLEANING, "    if 0 <= youngest <= clock_ms + _SLACK_MS or", "    if 0 <= youngest or"),),
-        (f"{CLEANING_TESTS}::test_a_record_from_the_future_does_not_switch_retention_off",),
+        ((RETENTION, "    if 0 <= max_timestamp <= clock_ms + _SLACK_MS or", "    if 0 <= max_timestamp or"),),
+        (f"{RETENTION_TESTS}::test_a_record_from_the_future_does_not_switch_retention_off",),
     ),
     Mutant(
         "records that were not synced are lost in silence",
@@ -391,7 +404,7 @@ MUTANTS = [
             (
                 READER,
                 "        if self.partition.log.flags & SYNC_FAILED and",
-                "        if self._patience:\n            return False\n        if",
+                "        if self._tries_left:\n            return False\n        if",
             ),
         ),
         (f"{FAILED_SYNC_TESTS}::test_readers_do_not_notice_that_a_log_is_healed",),
@@ -457,5 +470,35 @@ MUTANTS = [
         "log/_ahead.pxi AHD3",
         ((RECOVERY, "0 if good.is_zero_ended else gaps_below", "gaps_below"),),
         (f"{AHEAD_TESTS}::test_zeros_in_a_compacted_log_are_no_gap_of_compaction",),
+    ),
+    Mutant(
+        "a roll leaves blocks that were allocated ahead in the closed segment",
+        "log/_ahead.pxi AHD2",
+        ((APPEND, "    cdef int error = give_back(w, now)\n", "    cdef int error = 0\n"),),
+        (f"{AHEAD_TESTS}::test_a_closed_segment_ends_with_its_last_batch",),
+    ),
+    Mutant(
+        "blocks ahead are taken for a head that is older than its log",
+        "log/_ahead.pxi AHD1",
+        ((APPEND, "            if written:\n", "            written = 1\n            if written:\n"),),
+        (f"{AHEAD_TESTS}::test_a_process_that_opens_a_log_with_blocks_ahead_goes_on_in_it",),
+    ),
+    Mutant(
+        "what lies behind the commit is taken for blocks ahead, unseen",
+        "log/_ahead.pxi AHD1",
+        ((APPEND, "            if written:\n", "            if False:\n"),),
+        (f"{AHEAD_TESTS}::test_a_head_that_is_older_than_the_log_is_told_from_blocks_ahead",),
+    ),
+    Mutant(
+        "blocks ahead are given back though another process appends",
+        "log/owner.h LCK1",
+        (
+            (
+                "src/klamm/log/_ahead.pxi",
+                "    if owner_take(&w.slot.owner, &w.life, OWNER_TRY):\n        return\n",
+                "    w.slot.owner = w.life.number\n",
+            ),
+        ),
+        (f"{AHEAD_TESTS}::test_what_is_not_used_is_given_back_when_files_are_closed",),
     ),
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LANE = "src/klamm/batch/_lane.pxi"
+ACCUMULATOR = "src/klamm/batch/_accumulator.pxi"
 HEAD = "src/klamm/log/_head.pyx"
 APPEND = "src/klamm/log/_append.pxi"
 REUSE = "src/klamm/log/_reuse.pxi"
 TAIL = "src/klamm/log/_tail.pxi"
 DECODER = "src/klamm/batch/_decoder.pxi"
 OWNER = "src/klamm/log/owner.h"
+HOLD = "src/klamm/disk/_hold.pxi"
 LIFE = "src/klamm/log/_life.pxi"
 PRODUCERS = "src/klamm/log/_producers.pxi"
 PRODUCER_FILE = "src/klamm/log/_producer_file.pxi"
@@ -22,7 +23,7 @@ HEAD_TESTS = "tests/log/test_head.py"
 KILLS = "tests/crash/test_killed_writer.py"
 RANDOM_KILLS = "tests/crash/test_random_kills.py"
 LOCK_WORD = "tests/crash/test_lock_word.py"
-AHEAD = "tests/log/test_ahead.py"
+HOLDERS = "tests/disk/test_holders.py"
 WRITING = (KILLS, RANDOM_KILLS, "tests/log")
 
 MUTANTS = [
@@ -154,6 +155,24 @@ MUTANTS = [
         "promise 2",
         ((APPEND, "        error = owner_take(&w.slot.owner, &w.life, wait)", "        error = 0"),),
         (f"{RANDOM_KILLS}::test_hundreds_of_killed_writers_never_disturb_a_reader",),
+    ),
+    Mutant(
+        "the first in the queue for klamm.db is not woken when the holder has had its row",
+        "internals/commit.md: waiting",
+        (
+            (
+                HOLD,
+                "        return self.unlock(self.byte, self.mutex.note)\n",
+                "        return self.unlock(self.byte, NULL)\n",
+            ),
+        ),
+        (f"{HOLDERS}::test_the_first_in_the_queue_is_woken_when_the_holder_has_had_its_row_and_not_before",),
+    ),
+    Mutant(
+        "the first in the queue for klamm.db is woken by every unlock",
+        "internals/commit.md: waiting",
+        ((HOLD, "and self.mutex.in_a_row < IN_A_ROW:\n            return os_", "and False:\n            return os_"),),
+        (f"{HOLDERS}::test_the_first_in_the_queue_is_woken_when_the_holder_has_had_its_row_and_not_before",),
     ),
     Mutant(
         "an append lock is stolen without proof that its owner died",
@@ -390,28 +409,30 @@ MUTANTS = [
         ("tests/disk/test_bell.py",),
     ),
     Mutant(
-        "a chime that was armed with nothing to watch sleeps on when a head is watched",
+        "a bell thread that was armed with nothing to watch sleeps on when a head is watched",
         "internals/README.md: one thread sleeps on the bell for all clients",
         (
             (
-                "src/klamm/log/_chime.pxi",
+                "src/klamm/log/_bell_thread.pxi",
                 "            self.wake()             # it may sleep because nothing was watched\n",
                 "",
             ),
         ),
-        ("tests/log/test_chime.py::test_a_head_that_is_watched_by_a_chime_that_was_armed_with_nothing_to_watch",),
+        (
+            "tests/log/test_bell_thread.py::test_a_head_that_is_watched_by_a_bell_thread_that_was_armed_with_nothing_to_watch",
+        ),
     ),
     Mutant(
-        "a head that is watched by an armed chime is not listened to",
+        "a head that is watched by an armed bell thread is not listened to",
         "internals/README.md: one thread sleeps on the bell for all clients",
         (
             (
-                "src/klamm/log/_chime.pxi",
+                "src/klamm/log/_bell_thread.pxi",
                 "            self.heads.ring_all()   # it listens to too little\n",
                 "            pass\n",
             ),
         ),
-        ("tests/log/test_chime.py::test_a_head_that_is_watched_while_it_is_armed_already",),
+        ("tests/log/test_bell_thread.py::test_a_head_that_is_watched_while_it_is_armed_already",),
     ),
     Mutant(
         "a sync does not reach the disk",
@@ -519,41 +540,11 @@ MUTANTS = [
         ("tests/client/test_waiting.py::test_a_consumer_of_a_read_only_store_ends_while_another_process_waits",),
     ),
     Mutant(
-        "a roll leaves blocks that were allocated ahead in the closed segment",
-        "log/_ahead.pxi AHD2",
-        ((APPEND, "    cdef int error = give_back(w, now)\n", "    cdef int error = 0\n"),),
-        (f"{AHEAD}::test_a_closed_segment_ends_with_its_last_batch",),
-    ),
-    Mutant(
-        "blocks ahead are taken for a head that is older than its log",
-        "log/_ahead.pxi AHD1",
-        ((APPEND, "            if written:\n", "            written = 1\n            if written:\n"),),
-        (f"{AHEAD}::test_a_process_that_opens_a_log_with_blocks_ahead_goes_on_in_it",),
-    ),
-    Mutant(
-        "what lies behind the commit is taken for blocks ahead, unseen",
-        "log/_ahead.pxi AHD1",
-        ((APPEND, "            if written:\n", "            if False:\n"),),
-        (f"{AHEAD}::test_a_head_that_is_older_than_the_log_is_told_from_blocks_ahead",),
-    ),
-    Mutant(
-        "blocks ahead are given back though another process appends",
-        "log/owner.h LCK1",
+        "an accumulator that was closed while the serializers ran takes the record",
+        "client/produce/producer.py SND7",
         (
             (
-                "src/klamm/log/_ahead.pxi",
-                "    if owner_take(&w.slot.owner, &w.life, OWNER_TRY):\n        return\n",
-                "    w.slot.owner = w.life.number\n",
-            ),
-        ),
-        (f"{AHEAD}::test_what_is_not_used_is_given_back_when_files_are_closed",),
-    ),
-    Mutant(
-        "a lane that was closed while the serializers ran takes the record",
-        "client/produce/producer.py P7",
-        (
-            (
-                LANE,
+                ACCUMULATOR,
                 "            if self.closed:  # after everything that may run another thread\n",
                 "            if False:\n",
             ),
@@ -562,22 +553,22 @@ MUTANTS = [
     ),
     Mutant(
         "a callback that raises ends the callbacks of its batch",
-        "batch/_lane.pxi: each callback is called",
+        "batch/_accumulator.pxi: each callback is called",
         (
             (
-                LANE,
+                ACCUMULATOR,
                 "    except BaseException as interrupt:\n        return interrupt\n",
                 "    except ZeroDivisionError:\n        pass\n",
             ),
         ),
-        ("tests/batch/test_lane.py::test_every_callback_is_called_whatever_another_raises",),
+        ("tests/batch/test_accumulator.py::test_every_callback_is_called_whatever_another_raises",),
     ),
     Mutant(
         "a full buffer is noticed only after the record was taken",
-        "client/produce/producer.py P6",
+        "client/produce/producer.py SND6",
         (
             (
-                LANE,
+                ACCUMULATOR,
                 "type(topic) is str and (self._memory is None or self._memory.used <= self._memory.limit)",
                 "type(topic) is str",
             ),

@@ -15,7 +15,7 @@ LETTERS_SENT = (
     "tests/spark/test_checkpoints.py::"
     "test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_and_loses_none"
 )
-ARCHIVING = "src/klamm/spark/pipelines/archiving.py"
+ARCHIVE_PIPELINE = "src/klamm/spark/pipelines/archive_pipeline.py"
 PRODUCE = "tests/kafka/test_produce.py"
 SERVE = "tests/crash/test_serve_power_cut.py::test_no_power_cut_of_a_server_loses_what_it_acknowledged"
 NOT_DURABLE = "database.transaction(durable=False) as execute:"
@@ -31,9 +31,9 @@ MUTANTS = [
         "a Produce request whose sync failed is answered as if it were on disk",
         "promises 4, 6",
         "kafka/apis/produce.py",
-        "    def _synced(self, answered: Any, error: BaseException | None) -> None:\n",
+        "    def _synced(self, partition_response: Any, error: BaseException | None) -> None:\n",
         PRODUCE,
-        instead="    def _synced(self, answered: Any, error: BaseException | None) -> None:\n        error = None\n",
+        instead="    def _synced(self, partition_response: Any, error: BaseException | None) -> None:\n        error = None\n",  # noqa: E501
     ),
     _without(
         "acks=all waits for the first partition of a request only",
@@ -44,8 +44,24 @@ MUTANTS = [
         instead="            if partition.log.flushed_offset < end and self.left == 1:\n",
     ),
     _without(
+        "an ordinary Produce request whose sync failed is answered as if it were on disk",
+        "promises 4, 6",
+        "kafka/apis/ordinary_produce.py",
+        "            self._failed[number] = error\n",
+        PRODUCE,
+        instead="            pass\n",
+    ),
+    _without(
+        "acks=all waits for the first partition of an ordinary request only",
+        "promise 4",
+        "kafka/apis/ordinary_produce.py",
+        "        if is_all and log.flushed_offset < offset + record_count:\n",
+        PRODUCE,
+        instead="        if is_all and not unsynced and log.flushed_offset < offset + record_count:\n",
+    ),
+    _without(
         "a backup's segments are not synced",
-        "store/backup.py K2",
+        "store/backup.py BAK2",
         "store/backup.py",
         "_os.fsync(writing)\n",
         BACKUP,
@@ -53,21 +69,21 @@ MUTANTS = [
     ),
     _without(
         "a backup's names are not synced",
-        "store/backup.py K2",
+        "store/backup.py BAK2",
         "store/backup.py",
         "    files.sync_directory(destination)\n    files.sync_directory(os.path.dirname(destination))\n",
         BACKUP,
     ),
     _without(
         "new directories above a backup are not synced",
-        "store/backup.py K2",
+        "store/backup.py BAK2",
         "store/backup.py",
         "    files.sync_ancestors(os.path.dirname(destination))  # some may be new, too\n",
         BACKUP,
     ),
     _without(
         "a backup has records that the store itself may lose",
-        "store/backup.py K1",
+        "store/backup.py BAK1",
         "store/backup.py",
         "        partition.sync(now.next_offset)\n",
         BACKUP,
@@ -101,14 +117,14 @@ MUTANTS = [
         "a directory is moved into one that a power cut may take",
         "store/check.py",
         "store/check.py",
-        "                files.sync_directory(self.core.path)  # the new directory",
+        "                files.sync_directory(self.core.files)  # the new directory",
         REPAIR,
         instead="                #",
     ),
     _without(
         "a check does not notice that a log ends before its recovery point",
         "promise 7",
-        "store/examine.py",
+        "store/check_partition.py",
         "known.offset if known is not None else 0\n",
         REPAIR,
         "tests/store/test_check.py",
@@ -116,28 +132,28 @@ MUTANTS = [
     ),
     _without(
         "staged files of a pipeline are not synced",
-        "spark/pipelines/journal.py J1",
+        "spark/pipelines/journal.py JRN1",
         "spark/pipelines/journal.py",
         "                files.sync_file(path)\n",
         FOLDER,
     ),
     _without(
         "names of staged files of a pipeline are not synced",
-        "spark/pipelines/journal.py J1",
+        "spark/pipelines/journal.py JRN1",
         "spark/pipelines/journal.py",
         "                files.sync_directory(above)\n",
         FOLDER,
     ),
     _without(
         "files of a pipeline are moved into a folder that a power cut may take",
-        "spark/pipelines/journal.py J2",
+        "spark/pipelines/journal.py JRN2",
         "spark/pipelines/journal.py",
         "        files.sync_directory(self._folder)  # a new sub-folder is on disk before a file is moved into it\n",
         FOLDER,
     ),
     _without(
         "a change of a pipeline's folder is not synced before the next one",
-        "spark/pipelines/journal.py J2",
+        "spark/pipelines/journal.py JRN2",
         "spark/pipelines/journal.py",
         '            files.sync_directory(f"{self._folder}/{folder}")\n',
         FOLDER,
@@ -145,7 +161,7 @@ MUTANTS = [
     ),
     _without(
         "the plan of a micro-batch is not synced",
-        "spark/checkpoint.py K1",
+        "spark/checkpoint.py CKP1",
         "spark/checkpoint.py",
         '    files.sync_file(f"{offsets}/{number}")\n',
         FOLDER,
@@ -153,7 +169,7 @@ MUTANTS = [
     ),
     _without(
         "the directory of Spark's plans is not synced",
-        "spark/checkpoint.py K1",
+        "spark/checkpoint.py CKP1",
         "spark/checkpoint.py",
         "        files.sync_directory(checkpoint)\n",
         FOLDER,
@@ -161,25 +177,25 @@ MUTANTS = [
     ),
     _without(
         "the id of a query is not synced",
-        "spark/checkpoint.py K1",
+        "spark/checkpoint.py CKP1",
         "spark/checkpoint.py",
         "            files.sync_file(metadata)\n",
         MICRO_BATCH,
     ),
     _without(
         "a micro-batch is committed before its plan is on disk",
-        "spark/checkpoint.py K1",
+        "spark/checkpoint.py CKP1",
         "spark/checkpoint.py",
         "        sync_plan(checkpoint, number)\n",
         MICRO_BATCH,
     ),
     Mutant(
         "dead letters of an archive are sent before Spark's plan is on disk",
-        "spark/pipelines/archiving.py",
+        "spark/pipelines/archive_pipeline.py",
         (
-            (ARCHIVING, "        sync_plan(self._claim.checkpoint, number)  # before", "        # before"),
+            (ARCHIVE_PIPELINE, "        sync_plan(self._claim.checkpoint, number)  # before", "        # before"),
             (
-                ARCHIVING,
+                ARCHIVE_PIPELINE,
                 '            self._bury(f"{path}/fits=false", number)\n',
                 """            self._bury(f"{path}/fits=false", number)
             sync_plan(self._claim.checkpoint, number)
@@ -190,8 +206,8 @@ MUTANTS = [
     ),
     _without(
         "the folder of a pipeline is not synced",
-        "spark/pipelines/claim.py",
-        "spark/pipelines/claim.py",
+        "spark/pipelines/pipeline_directory.py",
+        "spark/pipelines/pipeline_directory.py",
         "    files.sync_ancestors(path)\n",
         CALL,
     ),
@@ -200,52 +216,52 @@ MUTANTS = [
         "store/wire_groups.py",
         "store/wire_groups.py",
         '        catalog, key = self._core.catalog, "next_generation"\n'
-        "        with self._database.gate(), self._database.transaction() as execute:\n",
+        "        with self._database.db_lock(), self._database.transaction() as execute:\n",
         CALL,
         instead='        catalog, key = self._core.catalog, "next_generation"\n'
-        f"        with self._database.gate(), self._{NOT_DURABLE}\n",
+        f"        with self._database.db_lock(), self._{NOT_DURABLE}\n",
     ),
     _without(
         "producer ids that were given out are given out again after a power cut",
         "store/catalog.py",
         "store/catalog.py",
-        "        with self.database.gate(), self.database.transaction() as execute:\n"
+        "        with self.database.db_lock(), self.database.transaction() as execute:\n"
         '            first = int(self.meta(execute, "next_producer_id"))\n',
         CALL,
-        instead=f"        with self.database.gate(), self.{NOT_DURABLE}\n"
+        instead=f"        with self.database.db_lock(), self.{NOT_DURABLE}\n"
         '            first = int(self.meta(execute, "next_producer_id"))\n',
     ),
     _without(
         "an imported group is not synced",
-        "store/database.py D2",
+        "store/database.py DBS2",
         "client/groups/group_admin.py",
-        "        with database.gate(), database.transaction() as execute:\n"
+        "        with database.db_lock(), database.transaction() as execute:\n"
         "            group = core.groups.claim(execute, wanted)\n",
         CALL,
-        instead=f"        with database.gate(), {NOT_DURABLE}\n"
+        instead=f"        with database.db_lock(), {NOT_DURABLE}\n"
         "            group = core.groups.claim(execute, wanted)\n",
     ),
     _without(
         "a write of Spark is decided before its records are on disk",
-        "spark/publishing.py U1",
-        "spark/publishing.py",
+        "spark/publisher.py U1",
+        "spark/publisher.py",
         "            log.sync(end)\n",
         CALL,
         instead="            pass\n",
     ),
     _without(
         "Spark is told offsets that are not on disk",
-        "spark/planning.py P1",
-        "spark/planning.py",
+        "spark/planner.py PLN1",
+        "spark/planner.py",
         "            partition.sync(upto)\n",
         CALL,
         instead="            pass\n",
     ),
     _without(
         "restored records are not synced",
-        "spark/pipelines/restoring.py",
-        "spark/pipelines/restoring.py",
-        "        opened.partition(number).sync(placer.next_offset)\n",
+        "spark/pipelines/restore_pipeline.py",
+        "spark/pipelines/restore_pipeline.py",
+        "        opened.partition(number).sync(restore_writer.next_offset)\n",
         CALL,
     ),
     _without(
@@ -276,9 +292,17 @@ MUTANTS = [
         "the server answers acks=all before the sync",
         "promises 4, 5",
         "kafka/apis/produce.py",
-        "self.broker.sync_queue.wait(partition, end, partial(self._synced, answered))",
+        "self.broker.sync_queue.wait(partition, end, partial(self._synced, partition_response))",
         SERVE,
-        instead="self._synced(answered, None)",
+        instead="self._synced(partition_response, None)",
+    ),
+    _without(
+        "the server answers an ordinary request of acks=all before the sync",
+        "promises 4, 5",
+        "kafka/apis/ordinary_produce.py",
+        "    is_all = request.acks < 0\n",
+        PRODUCE,
+        instead="    is_all = False\n",
     ),
     _without(
         "the server commits a transaction whose records are not on disk",
@@ -290,11 +314,11 @@ MUTANTS = [
     ),
     _without(
         "rows of transactions over the wire are not synced",
-        "store/transactions.py W1",
+        "store/transactions.py WTX1",
         "store/group_commit.py",
-        "            with database.gate(), database.transaction(durable=is_durable) as execute:\n",
+        "        with database.db_lock(), database.transaction(durable=is_durable) as execute:\n",
         SERVE,
-        instead=f"            with database.gate(), {NOT_DURABLE}\n",
+        instead=f"        with database.db_lock(), {NOT_DURABLE}\n",
     ),
     Mutant(
         "the name of an .aborted file may be lost when a snapshot relies on it",

@@ -1,42 +1,108 @@
-"""Mutants of the Spark sink. Their tests start no JVM."""
+"""Mutants of the Spark sink and of sessions. Their tests start no session."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
 BATCHES = "src/klamm/spark/batches.py"
-PLANNING = "src/klamm/spark/planning.py"
-STAGING = "src/klamm/spark/staging.py"
+PLANNER = "src/klamm/spark/planner.py"
+STAGED_BATCHES = "src/klamm/spark/staged_batches.py"
 OFFSETS_TESTS = "tests/spark/test_offsets.py"
 STREAM_TESTS = "tests/spark/test_stream.py"
-PUBLISHING_TESTS = "tests/spark/test_publishing.py"
-DAMAGED_TEST = f"{PUBLISHING_TESTS}::test_a_staged_file_that_is_not_what_the_task_wrote_fails_the_whole_batch"
+PUBLISHER_TESTS = "tests/spark/test_publisher.py"
+DAMAGED_TEST = f"{PUBLISHER_TESTS}::test_a_staged_file_that_is_not_what_the_task_wrote_fails_the_whole_batch"
 TWO_DRIVERS_TEST = (
-    f"{PUBLISHING_TESTS}::test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible"
+    f"{PUBLISHER_TESTS}::test_of_two_drivers_that_commit_one_batch_at_the_same_time_the_second_appends_nothing_visible"
 )
 
-OTHER_PLAN_TEST = f"{PUBLISHING_TESTS}::test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_error"
+OTHER_PLAN_TEST = f"{PUBLISHER_TESTS}::test_a_batch_that_was_planned_otherwise_under_a_number_of_the_log_is_an_error"
 SAME_PLAN_TEST = (
-    f"{PUBLISHING_TESTS}::"
+    f"{PUBLISHER_TESTS}::"
     "test_other_records_of_the_same_plan_are_the_same_batch_in_another_run_and_another_write_in_the_same_one"
 )
 
+HELD_TEST = "test_nothing_of_a_batch_is_swept_while_one_of_its_tasks_runs_though_it_has_no_row_yet"
+
+SINK = "src/klamm/spark/sink.py"
+STREAM = "src/klamm/spark/stream.py"
+CLASS_ARCHIVE = "src/klamm/spark/class_archive.py"
+CLASS_ARCHIVE_TESTS = "tests/spark/test_class_archive.py"
 MUTANTS = [
     Mutant(
+        "a run accepts a folder whose reset was killed",
+        "spark/pipelines/registry.py R1",
+        (
+            (
+                "src/klamm/spark/pipelines/pipeline_directory.py",
+                '        if known["resetting"]:\n',
+                "        if False:\n",
+            ),
+        ),
+        ("tests/spark/pipelines/test_registry.py::test_a_reset_that_was_killed_is_finished_before_the_next_run",),
+    ),
+    Mutant(
+        "a plan that a killed run has left is not the one that is archived",
+        "spark/pipelines/local_archive.py ARH1",
+        (
+            (
+                "src/klamm/spark/pipelines/local_archive.py",
+                "                end = self._planned(number)\n",
+                "                end = None\n",
+            ),
+        ),
+        ("tests/spark/pipelines/test_without_spark.py::test_a_run_without_spark_that_was_killed_does_its_plan_first",),
+    ),
+    Mutant(
+        "a class archive is used whatever its bytes are",
+        "spark/class_archive.py CDS1",
+        ((CLASS_ARCHIVE, ' and known["crc"] == _checksum(path):', ":"),),
+        (f"{CLASS_ARCHIVE_TESTS}::test_an_archive_that_is_not_the_one_that_was_published_is_not_used",),
+    ),
+    Mutant(
+        "a class archive that was changed since it was published is used",
+        "spark/class_archive.py CDS1",
+        ((CLASS_ARCHIVE, " and {name: known[name] for name in identity} == identity:", ":"),),
+        (f"{CLASS_ARCHIVE_TESTS}::test_an_archive_that_is_not_the_one_that_was_published_is_not_used",),
+    ),
+    Mutant(
+        "a class archive is published before its header is written",
+        "spark/class_archive.py CDS2",
+        ((CLASS_ARCHIVE, "        return any(file.read(_MAGIC))\n", "        return bool(file.read())\n"),),
+        (f"{CLASS_ARCHIVE_TESTS}::test_a_file_that_a_jvm_did_not_complete_is_not_published",),
+    ),
+    Mutant(
+        "a class archive from before the last boot is published",
+        "spark/class_archive.py CDS2",
+        ((CLASS_ARCHIVE, 'name.split(".")[1] != _boot() or ', ""),),
+        (f"{CLASS_ARCHIVE_TESTS}::test_a_file_that_a_jvm_did_not_complete_is_not_published",),
+    ),
+    Mutant(
+        "an INSERT of another table's rows is appended to that table's topic",
+        "spark/source.py: tables",
+        ((SINK, 'batch.column("offset").null_count < batch.num_rows', "False"),),
+        ("tests/spark/test_tables.py::test_an_insert_that_names_no_columns_is_refused",),
+    ),
+    Mutant(
+        "a micro-batch with too few offsets does not wait",
+        "spark/stream.py",
+        ((STREAM, "        return count < least and ", "        return False and "),),
+        ("tests/spark/test_stream.py::test_a_micro_batch_waits_for_enough_offsets_or_for_the_longest_delay",),
+    ),
+    Mutant(
         "a micro-batch that is in the log is appended again",
-        "spark/batches.py M1",
+        "spark/batches.py BID1",
         ((BATCHES, "    if last is None or batch.number > last.number:\n", "    if True:\n"),),
-        (f"{PUBLISHING_TESTS}::test_a_batch_that_comes_again_is_skipped_and_logged", TWO_DRIVERS_TEST),
+        (f"{PUBLISHER_TESTS}::test_a_batch_that_comes_again_is_skipped_and_logged", TWO_DRIVERS_TEST),
     ),
     Mutant(
         "two drivers append one micro-batch twice",
-        "spark/batches.py M1",
+        "spark/batches.py BID1",
         ((BATCHES, "    if _is_committed(execute, batch):\n", "    if False:\n"),),
         (TWO_DRIVERS_TEST,),
     ),
     Mutant(
         "a micro-batch is skipped by its number alone",
-        "spark/batches.py M4",
+        "spark/batches.py BID4",
         (
             (
                 BATCHES,
@@ -48,38 +114,38 @@ MUTANTS = [
     ),
     Mutant(
         "an older micro-batch is skipped",
-        "spark/batches.py M4",
+        "spark/batches.py BID4",
         ((BATCHES, "    if batch.number == last.number and _is", "    if batch.number < last.number or _is"),),
         (OTHER_PLAN_TEST,),
     ),
     Mutant(
         "two writes of a micro-batch under one name are taken for one",
-        "spark/batches.py M4",
+        "spark/batches.py BID4",
         ((BATCHES, ' and (same.get("records", True) or not same.get("run"))', ""),),
         (SAME_PLAN_TEST,),
     ),
     Mutant(
         "queries of one id skip each other's micro-batches, whatever they write to",
-        "spark/batches.py M4",
+        "spark/batches.py BID4",
         (
             (BATCHES, "once.find(execute, batch.writer, batch.target) or", "once.find(execute, batch.writer, 'x') or"),
             (BATCHES, "Once(batch.writer, batch.target, batch.number,", "Once(batch.writer, 'x', batch.number,"),
         ),
-        (f"{PUBLISHING_TESTS}::test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other",),
+        (f"{PUBLISHER_TESTS}::test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other",),
     ),
     Mutant(
         "a query does not notice that an older copy of the store was put back",
-        "spark/planning.py P5",
-        ((PLANNING, "        if end < offset:\n", "        end = offset\n        if False:\n"),),
+        "spark/planner.py PLN5",
+        ((PLANNER, "        if end < offset:\n", "        end = offset\n        if False:\n"),),
         (f"{OFFSETS_TESTS}::test_a_query_notices_that_an_older_copy_of_the_store_was_put_back",),
     ),
     Mutant(
         "a query that goes on after data loss skips what is new at the offsets that it had read",
-        "spark/planning.py P5",
+        "spark/planner.py PLN5",
         (
             (
-                PLANNING,
-                "                begin = self._resumed(place, partition, start)\n                upto",
+                PLANNER,
+                "                begin = self._resumed(tp, partition, start)\n                upto",
                 "                upto",
             ),
         ),
@@ -87,20 +153,56 @@ MUTANTS = [
     ),
     Mutant(
         "the first micro-batch, done again, begins where a new query would",
-        "spark/planning.py P3",
-        ((PLANNING, "        if end.origin is not None and start.origin is None:", "        if False:"),),
+        "spark/planner.py PLN3",
+        ((PLANNER, "        if end.origin is not None and start.origin is None:", "        if False:"),),
         (f"{STREAM_TESTS}::test_the_first_micro_batch_done_again_begins_where_it_began",),
+    ),
+    Mutant(
+        "a query goes on with a store that was moved away",
+        "spark/planner.py",
+        ((PLANNER, "        if not self.core.is_in_place():", "        if False:"),),
+        (f"{OFFSETS_TESTS}::test_a_store_that_is_replaced_under_a_running_query_is_an_error",),
+    ),
+    Mutant(
+        "on PySpark 4.1 a query that is started again begins where a new one would",
+        "spark/stream.py",
+        ((STREAM, "                if begin != self._initial:\n", "                if False:\n"),),
+        (f"{STREAM_TESTS}::test_a_spark_that_does_not_say_where_a_micro_batch_starts_reads_each_record_once",),
+    ),
+    Mutant(
+        "a task reads on in a store that was replaced",
+        "spark/range_reader.py",
+        (("src/klamm/spark/range_reader.py", " or not _kept[1].is_in_place()", ""),),
+        ("tests/spark/test_source.py::test_a_task_opens_the_store_that_has_taken_the_place_of_the_one_it_has_open",),
+    ),
+    Mutant(
+        "staged files are swept one by one",
+        "store/scratch.py SCR1",
+        (("src/klamm/store/scratch.py", "        if all(_is_older(path, now", "        if any(_is_older(path, now"),),
+        (f"{PUBLISHER_TESTS}::test_staged_files_are_swept_a_day_after_the_last_of_their_batch_was_written",),
+    ),
+    Mutant(
+        "staged files are swept under a task that has run for a day",
+        "store/scratch.py SCR1",
+        (("src/klamm/store/scratch.py", " and not any(map(_is_held, paths)):", ":"),),
+        (f"{PUBLISHER_TESTS}::{HELD_TEST}",),
+    ),
+    Mutant(
+        "the directory of a job is swept before its first task",
+        "store/scratch.py SCR2",
+        (("src/klamm/store/scratch.py", "OLD_DIRECTORY_MS = 30 * OLD_MS", "OLD_DIRECTORY_MS = 29 * OLD_MS"),),
+        (f"{PUBLISHER_TESTS}::test_the_directory_of_a_job_is_kept_for_thirty_days",),
     ),
     Mutant(
         "the CRC of a staged batch is not checked",
         "promise 7",
-        ((STAGING, " or header.crc != crc32c(memoryview(batch)[_CRC_COVERS_FROM:]):", ":"),),
+        ((STAGED_BATCHES, " or header.crc != crc32c(memoryview(batch)[_CRC_COVERS_FROM:]):", ":"),),
         (DAMAGED_TEST,),
     ),
     Mutant(
         "the CRC of a staged frame is not checked",
         "promise 7",
-        ((STAGING, " or _CRC.unpack_from(head, _FRAME.size)[0] != crc32c(head[: _FRAME.size]):", ":"),),
+        ((STAGED_BATCHES, " or _CRC.unpack_from(head, _FRAME.size)[0] != crc32c(head[: _FRAME.size]):", ":"),),
         (DAMAGED_TEST,),
     ),
 ]

@@ -11,9 +11,66 @@ SLOTS = "src/klamm/store/slots.py"
 SLOT_TESTS = "tests/store/test_slots.py"
 UPGRADE_TESTS = "tests/store/test_upgrade.py"
 SMALLER_TESTS = "tests/store/test_smaller_heads.py"
+REPLACED_TESTS = "tests/store/test_replaced_store.py"
 MISSING = "tests/crash/test_missing_files.py::test_each_file_that_is_removed_or_put_back_is_made_again_or_named"
 
+APPEND = "src/klamm/log/_append.pxi"
+
 MUTANTS = [
+    Mutant(
+        "a process appends forever to a store that is gone",
+        "docs/guide/durability.md",
+        ((APPEND, "    if is_replaced(w.place):\n        return R_REPLACED\n", ""),),
+        (f"{REPLACED_TESTS}::test_what_a_process_does_to_its_store_never_reaches_the_one_at_its_path",),
+    ),
+    Mutant(
+        "files that were put into the directory of an open store are written by its old head",
+        "docs/guide/durability.md",
+        ((APPEND, "    if look_at(w.place):\n        errno = ESTALE\n        return -1\n", ""),),
+        (f"{REPLACED_TESTS}::test_an_append_opens_no_file_that_was_put_into_its_directory",),
+    ),
+    Mutant(
+        "files of a store are reached by its path, which may be another store's",
+        "disk/roots.py",
+        (
+            (
+                "src/klamm/disk/roots.py",
+                "                    self.files = name\n",
+                "                    self.files = path\n",
+            ),
+        ),
+        (f"{REPLACED_TESTS}::test_what_a_process_does_to_its_store_never_reaches_the_one_at_its_path",),
+    ),
+    Mutant(
+        "a store that is closed leaves its directory open as long as a partition of it is referred to",
+        "disk/roots.py",
+        (
+            (
+                "src/klamm/log/partition.py",
+                "            self.directory, self._root = readable(self.directory), None\n",
+                "",
+            ),
+        ),
+        (f"{REPLACED_TESTS}::test_a_closed_store_leaves_nothing_open_and_its_partitions_name_the_path",),
+    ),
+    Mutant(
+        "a consumer waits forever for records of a store that is gone",
+        "docs/guide/durability.md",
+        (("src/klamm/client/consume/log_engine.py", "        self._core.heads.check_place()\n", ""),),
+        (f"{REPLACED_TESTS}::test_what_a_process_does_to_its_store_never_reaches_the_one_at_its_path",),
+    ),
+    Mutant(
+        "a server serves on what is not at its path any more",
+        "docs/guide/durability.md",
+        (
+            (
+                "src/klamm/kafka/server.py",
+                "            except NotAStore as error:\n                return error\n",
+                "            except NotAStore:\n                continue\n",
+            ),
+        ),
+        (f"{REPLACED_TESTS}::test_a_server_ends_when_its_store_is_replaced_and_leaves_the_other_alone",),
+    ),
     Mutant(
         "check looks at no link of the table of producers",
         "docs/internals/promises.md",
@@ -32,7 +89,7 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/directory.py",
-                '        if os.listdir(f"{self.path}/topics") and',
+                '        if os.listdir(f"{self.files}/topics") and',
                 "        if False and",
             ),
             ("src/klamm/store/directory.py", "    if not rebuild and not os.path", "    if False and not os.path"),
@@ -60,7 +117,7 @@ MUTANTS = [
     ),
     Mutant(
         "klamm.db may be older than the logs",
-        "store/catalog.py C8",
+        "store/catalog.py CAT8",
         (("src/klamm/store/found_catalog.py", "    if changes < known and", "    if False and"),),
         (MISSING,),
     ),
@@ -89,13 +146,13 @@ MUTANTS = [
         "promise 8",
         (
             (
-                "src/klamm/log/cleaning.py",
+                "src/klamm/log/retention.py",
                 "        too_much = 0 <= retention_bytes <= total - sizes[base]\n",
                 "        too_much = 0 <= retention_bytes <= total\n",
             ),
         ),
         (
-            "tests/log/test_cleaning.py::test_the_oldest_segments_go_while_the_rest_is_still_as_large_as_retention_bytes",
+            "tests/log/test_retention.py::test_the_oldest_segments_go_while_the_rest_is_still_as_large_as_retention_bytes",
         ),
     ),
     Mutant(
@@ -119,7 +176,7 @@ MUTANTS = [
     Mutant(
         "a server takes a group over from processes that are members",
         "store/groups.py G4",
-        ((GROUPS, '        if door == "kafka" and self.live_places(group.number):\n', "        if False:\n"),),
+        ((GROUPS, '        if door == "kafka" and self.live_member_indexes(group.number):\n', "        if False:\n"),),
         ("tests/store/test_groups.py::test_a_door_is_claimed_when_nobody_sits_at_the_other",),
     ),
     Mutant(
@@ -134,11 +191,25 @@ MUTANTS = [
         (
             (
                 BACKUP,
-                "    if now.active_base < cleaned.load(source).gaps_below < cleaned.EVERYWHERE:\n",
+                "    if now.active_base < cleaner_checkpoint.load(source).gaps_below < cleaner_checkpoint.EVERYWHERE:\n",  # noqa: E501
                 "    if False:\n",
             ),
         ),
         ("tests/store/test_maintenance.py::test_a_copy_that_a_compaction_overtakes_starts_over",),
+    ),
+    Mutant(
+        "repair starts a log without a segment at offset 0 again",
+        "promise 8",
+        (
+            (
+                REPAIR,
+                "last_offset, log_start = max(self.proof.next_offset, self.proof.flushed_offset), self.proof.log_start",
+                "pass",
+            ),
+        ),
+        (
+            "tests/crash/test_missing_files.py::test_a_log_without_segment_and_recovery_point_goes_on_where_its_head_says",
+        ),
     ),
     Mutant(
         "repair does not keep what it cuts out",
@@ -168,7 +239,7 @@ MUTANTS = [
         "a slot is used again while a lock of it is held",
         "internals/format.md: to use a slot again takes all four of its locks",
         (
-            (SLOTS, "any(lock.held(4 * slot + byte) for byte in (1, 2, 3))", "False"),
+            (SLOTS, "if slot >= size or slot in held:", "if slot >= size:"),
             (SLOTS, "if not log.is_locked_elsewhere:", "if True:"),
             (
                 SLOTS,
@@ -180,7 +251,7 @@ MUTANTS = [
     ),
     Mutant(
         "slots of a deleted topic are free at once",
-        "store/catalog.py C2",
+        "store/catalog.py CAT2",
         (
             (
                 "src/klamm/store/catalog.py",
@@ -238,8 +309,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/directory.py",
-                "        files.sync_directory(self.path)\n        upgrade.finish(self.heads)\n",
-                "        files.sync_directory(self.path)\n",
+                "        files.sync_directory(self.files)\n        upgrade.finish(self.heads)\n",
+                "        files.sync_directory(self.files)\n",
             ),
         ),
         (f"{UPGRADE_TESTS}::test_no_owner_of_an_older_format_is_left_with_klamm_db_or_without_it",),

@@ -21,6 +21,18 @@ GIVEN = "        for session in [each for each, claim in self._claims.items() if
 
 MUTANTS = [
     Mutant(
+        "an abort is logged under the write lock of klamm.db",
+        "internals/commit.md: waiting",
+        (
+            (
+                RESOLVER,
+                "    aborted.append(done.row)\n",
+                '    aborted.append(done.row)\n                    _log.info("Aborting")\n',
+            ),
+        ),
+        ("tests/store/test_slow_log.py::test_an_abort_is_logged_when_the_write_lock_is_released",),
+    ),
+    Mutant(
         "a consumer leaves a transaction behind that was not ended",
         "client/participants.py",
         ((PARTICIPANTS, "        if session.transaction is not None:", "        if False:"),),
@@ -82,12 +94,12 @@ MUTANTS = [
             ),
             (
                 TRANSACTION,
-                "                self._settle_claims()\n        except AlreadyCommitted",
+                "                self._complete_commits()\n        except AlreadyCommitted",
                 (
                     "                database = self._core.catalog.database\n"
-                    "                with database.gate(), database.transaction() as execute:\n"
+                    "                with database.db_lock(), database.transaction() as execute:\n"
                     "                    self._put_also(execute)\n"
-                    "                self._settle_claims()\n"
+                    "                self._complete_commits()\n"
                     "        except AlreadyCommitted"
                 ),
             ),
@@ -109,7 +121,18 @@ MUTANTS = [
     Mutant(
         "a row is complete, or gone, before its markers are on disk",
         "store/transactions.py T2",
-        ((RESOLVER, "            return sync_if_possible(self._core, *end)\n", "            return True\n"),),
+        (
+            (
+                RESOLVER,
+                "            return is_synced([end]) or sync_if_possible(self._core, *end)\n",
+                "            return True\n",
+            ),
+            (
+                RESOLVER,
+                "        if len(ends) > 1:\n            self.sync_now",
+                "        if False:\n            self.sync_now",
+            ),
+        ),
         (
             f"{TRANSACTION_POWER_CUT_TESTS}::test_after_a_power_cut_a_transaction_is_whole_or_not_there",
             "tests/kafka/transactions/test_transaction_coordinator.py::test_transactions_one_after_the_other",
@@ -118,7 +141,13 @@ MUTANTS = [
     Mutant(
         "resolvers abort what was committed",
         "store/transactions.py T1",
-        (("src/klamm/store/markers.py", "commit=row.is_committed,", "commit=False,"),),
+        (
+            (
+                "src/klamm/store/markers.py",
+                "append_marker(\n        row.producer_id, row.next_epoch, commit=row.is_committed,",
+                "append_marker(\n        row.producer_id, row.next_epoch, commit=False,",
+            ),
+        ),
         (f"{STORE_TESTS}::test_the_transaction_of_a_killed_process_is_ended_as_it_was_decided",),
     ),
     Mutant(
@@ -189,27 +218,33 @@ MUTANTS = [
     ),
     Mutant(
         "a consumer goes back only if its offsets were given",
-        "client/transaction.py X3",
-        ((TRANSACTION, "        for session in self._claims:\n            try:\n", f"{GIVEN}            try:\n"),),
+        "client/transaction.py CTX3",
+        (
+            (
+                TRANSACTION,
+                "        for session in self._pending_commits:\n            try:\n",
+                f"{GIVEN}            try:\n",
+            ),
+        ),
         (
             f"{TRANSACTION_PROGRESS_TESTS}::test_others_end_a_transaction_before_it_commits_offsets_and_no_record_is_lost",
         ),
     ),
     Mutant(
         "a consumer takes part from its commit_offsets on",
-        "client/transaction.py X3",
+        "client/transaction.py CTX3",
         (
             (
                 TRANSACTION,
-                "        claim = self._claims.get(session)\n",
-                "        claim = self._claims.setdefault(session, session.commits.claim())\n",
+                "        pending_commit = self._pending_commits.get(session)\n",
+                "        pending_commit = self._pending_commits.setdefault(session, session.commits.pending_commit())\n",  # noqa: E501
             ),
         ),
         (f"{TRANSACTION_PROGRESS_TESTS}::test_offsets_of_a_consumer_that_does_not_take_part_are_refused",),
     ),
     Mutant(
         "a consumer that could not go back reads on",
-        "client/transaction.py X3",
+        "client/transaction.py CTX3",
         (
             (
                 "src/klamm/client/consume/session.py",
@@ -251,7 +286,7 @@ MUTANTS = [
     ),
     Mutant(
         "a number is stored apart from its records",
-        "client/transaction.py X4",
+        "client/transaction.py CTX4",
         (
             (TRANSACTION, "            once.put(execute, self._once)\n", "            pass\n"),
             (
@@ -260,7 +295,7 @@ MUTANTS = [
                 (
                     "        if self._once is not None:\n"
                     "            database = self._core.catalog.database\n"
-                    "            with database.gate(), database.transaction() as execute:\n"
+                    "            with database.db_lock(), database.transaction() as execute:\n"
                     "                once.put(execute, self._once)\n"
                     "        self._mark(None, commit=True)\n"
                 ),
@@ -270,7 +305,7 @@ MUTANTS = [
     ),
     Mutant(
         "what is to be skipped is appended",
-        "client/transaction.py X4",
+        "client/transaction.py CTX4",
         (
             (
                 TRANSACTION,
@@ -292,13 +327,13 @@ MUTANTS = [
         (
             (
                 STORE_TRANSACTIONS,
-                "        with database.gate(), database.transaction() as execute:\n            if commit:\n",
+                "        with database.db_lock(), database.transaction() as execute:\n            if commit:\n",
                 (
                     "        if commit and also is not None:\n"
-                    "            with database.gate(), database.transaction() as execute:\n"
+                    "            with database.db_lock(), database.transaction() as execute:\n"
                     "                inputs = also(execute)\n"
                     "            also = None\n"
-                    "        with database.gate(), database.transaction() as execute:\n            if commit:\n"
+                    "        with database.db_lock(), database.transaction() as execute:\n            if commit:\n"
                 ),
             ),
         ),
@@ -341,7 +376,7 @@ MUTANTS = [
         (f"{LINEAGE_TESTS}::test_what_is_aborted_or_skipped_is_not_told",),
     ),
     Mutant(
-        "a copy notes the ends of logs after it has let go of the gate",
+        "a copy notes the ends of logs after it has let go of the klamm.db lock",
         "a backup is one moment of the store",
         (
             (

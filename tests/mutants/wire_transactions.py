@@ -7,21 +7,23 @@ from tests.mutants.mutant import Mutant
 STATE = "src/klamm/store/transaction_state.py"
 TABLE = "src/klamm/store/transaction_table.py"
 RESOLVER = "src/klamm/store/transaction_resolver.py"
-DESK = "src/klamm/kafka/transaction_coordinator.py"
-DESK_FAILURES_TESTS = "tests/kafka/transactions/test_transaction_coordinator_failures.py"
+COORDINATOR = "src/klamm/kafka/transaction_coordinator.py"
+COORDINATOR_FAILURES_TESTS = "tests/kafka/transactions/test_transaction_coordinator_failures.py"
 TOGETHER_TESTS = "tests/store/test_decided_together.py"
-DESK_TESTS = "tests/kafka/transactions/test_transaction_coordinator.py"
+COORDINATOR_TESTS = "tests/kafka/transactions/test_transaction_coordinator.py"
 
 MUTANTS = [
     Mutant(
         "a resolver marks what may be the next transaction of the same epoch",
         "store/transactions.py T3",
         ((RESOLVER, "            if producer_id in server_ids:\n", "            if False:\n"),),
-        (f"{DESK_FAILURES_TESTS}::test_what_came_late_is_left_to_the_server_whatever_epoch_its_client_has_by_now",),
+        (
+            f"{COORDINATOR_FAILURES_TESTS}::test_what_came_late_is_left_to_the_server_whatever_epoch_its_client_has_by_now",
+        ),
     ),
     Mutant(
         "a resolver marks though a server lives",
-        "store/transactions.py W4",
+        "store/transactions.py WTX4",
         (
             (
                 RESOLVER,
@@ -29,11 +31,11 @@ MUTANTS = [
                 "            if self._core.members is None or (held.take(locks.SERVER, locks.SERVER) and False):\n",
             ),
         ),
-        (f"{DESK_TESTS}::test_a_person_can_abort_a_clients_transaction",),
+        (f"{COORDINATOR_TESTS}::test_a_person_can_abort_a_clients_transaction",),
     ),
     Mutant(
         "an aborted transaction moves its groups",
-        "store/transactions.py W2",
+        "store/transactions.py WTX2",
         (
             (
                 TABLE,
@@ -41,25 +43,25 @@ MUTANTS = [
                 "    if True:\n        by",
             ),
         ),
-        (f"{DESK_TESTS}::test_offsets_become_the_groups_with_the_commit",),
+        (f"{COORDINATOR_TESTS}::test_offsets_become_the_groups_with_the_commit",),
     ),
     Mutant(
         "whoever is fenced keeps the epoch",
-        "kafka/transaction_coordinator.py D2",
+        "kafka/transaction_coordinator.py TCO2",
         ((STATE, "_ended(row, False, row.epoch + 1, last_epoch)", "_ended(row, False, row.epoch, last_epoch)"),),
-        (f"{DESK_TESTS}::test_what_was_left_open_is_aborted_when_its_client_comes_again",),
+        (f"{COORDINATOR_TESTS}::test_what_was_left_open_is_aborted_when_its_client_comes_again",),
     ),
     Mutant(
         "a transaction outlives the boot",
         "store/transactions.py T4",
         ((STATE, "            return self.owner != PROCESS\n", "            return False\n"),),
-        (f"{DESK_TESTS}::test_a_transaction_from_before_the_boot_is_over_when_the_server_starts",),
+        (f"{COORDINATOR_TESTS}::test_a_transaction_from_before_the_boot_is_over_when_the_server_starts",),
     ),
     Mutant(
         "a transaction is committed though its records are not on disk",
         "store/transactions.py T2",
-        ((DESK, "                if not self._transactions.sync(synced):\n", "                if False:\n"),),
-        (f"{DESK_FAILURES_TESTS}::test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again",),
+        ((COORDINATOR, "                if not self._transactions.sync(synced):\n", "                if False:\n"),),
+        (f"{COORDINATOR_FAILURES_TESTS}::test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again",),
     ),
     Mutant(
         "the next transaction begins before the last one is marked",
@@ -71,11 +73,11 @@ MUTANTS = [
                 "    if isinstance(event, Add)",
             ),
         ),
-        (f"{DESK_FAILURES_TESTS}::test_a_stopped_writer_keeps_nobody_waiting",),
+        (f"{COORDINATOR_FAILURES_TESTS}::test_a_stopped_writer_keeps_nobody_waiting",),
     ),
     Mutant(
         "a call that comes again is not known",
-        "kafka/transaction_coordinator.py D3",
+        "kafka/transaction_coordinator.py TCO3",
         (
             (
                 STATE,
@@ -83,13 +85,13 @@ MUTANTS = [
                 "    return is_rotated",
             ),
         ),
-        (f"{DESK_TESTS}::test_ending_twice_is_ending_once_in_the_newer_kind",),
+        (f"{COORDINATOR_TESTS}::test_ending_twice_is_ending_once_in_the_newer_kind",),
     ),
     Mutant(
         "the last epoch is followed by another",
         "store/transactions.py T5",
         ((STATE, "    if ended.next_epoch <= MAX_EPOCH or row.owner != SERVER:\n", "    if True:\n"),),
-        (f"{DESK_TESTS}::test_the_last_epoch_of_a_producer_id_ends_with_another",),
+        (f"{COORDINATOR_TESTS}::test_the_last_epoch_of_a_producer_id_ends_with_another",),
     ),
     Mutant(
         "what a dead coordinator has left is never aborted",
@@ -125,7 +127,7 @@ MUTANTS = [
         "a zombie of the last producer id is given the new one",
         "store/transaction_state.py TXN2",
         ((STATE, "client[0] == row.previous_id and client[1] >= MAX_EPOCH", "client[0] == row.previous_id"),),
-        (f"{DESK_TESTS}::test_after_the_last_epoch_comes_another_producer_id",),
+        (f"{COORDINATOR_TESTS}::test_after_the_last_epoch_comes_another_producer_id",),
     ),
     Mutant(
         "an upgrade takes a decided transaction for one that goes on",

@@ -23,7 +23,7 @@ _SOON = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable {_ROOM}"
 
 def _flags() -> str:
     if not ARCHIVE.exists() or " " in str(ARCHIVE):  # flags are told apart by spaces
-        return _SOON
+        return f"{_SOON} -Xshare:auto"  # and klamm.spark.session makes no archive, since options speak of one
     return f"{_SOON} -XX:SharedArchiveFile={ARCHIVE}"
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     unfinished = ARCHIVE.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     ARCHIVE.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as place, klamm.open(f"{place}/events") as store:
+    with tempfile.TemporaryDirectory() as tp, klamm.open(f"{tp}/events") as store:
         store.topics.create("from")
         store.topics.create("to")
         store.append_many("from", [(b"%d" % n, b"{}") for n in range(100)])
@@ -52,14 +52,14 @@ def main() -> None:
         options |= {"spark.sql.shuffle.partitions": "2", "spark.ui.showConsoleProgress": "false"}
         spark = klamm.spark.session(store.path, master="local[2]", **options)
         read = klamm.spark.read(spark, subscribe="from")
-        read.groupBy("partition").count().write.parquet(f"{place}/counts")
-        spark.read.parquet(f"{place}/counts").orderBy("count").collect()
+        read.groupBy("partition").count().write.parquet(f"{tp}/counts")
+        spark.read.parquet(f"{tp}/counts").orderBy("count").collect()
         rows = klamm.spark.read_stream(spark, subscribe="from", startingOffsets="earliest")
         counts = rows.withWatermark("timestamp", "1 minute").groupBy("key", "timestamp").count().selectExpr("key value")
-        query = klamm.spark.write_stream(counts, topic="to", checkpointLocation=f"{place}/checkpoint")
+        query = klamm.spark.write_stream(counts, topic="to", checkpointLocation=f"{tp}/checkpoint")
         query.outputMode("append").trigger(availableNow=True).start().awaitTermination()
-        pipelines.archive(spark, store.path, "from", f"{place}/archive", schema="n INT")
-        spark.read.parquet(f"{place}/archive").selectExpr("key", "unix_millis(timestamp)", "headers").collect()
+        pipelines.archive(spark, store.path, "from", f"{tp}/archive", schema="n INT")
+        spark.read.parquet(f"{tp}/archive").selectExpr("key", "unix_millis(timestamp)", "headers").collect()
         for name in ("spark.sql.codegen.factoryMode", "spark.sql.codegen.wholeStage"):
             spark.conf.set(name, settings.SETTINGS[name])  # most tests do without generated code
         pipelines.aggregate(spark, store.path, "from", "minutes", window="1 minute", watermark="1 minute")
@@ -70,7 +70,7 @@ def main() -> None:
         jvm = gateway.proc
         spark.stop()
         jvm.stdin.close()
-        jvm.wait(120)
+        jvm.wait(600)  # the JVM writes the archive
     unfinished.replace(ARCHIVE)
 
 

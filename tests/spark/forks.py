@@ -50,7 +50,7 @@ WORKERS = (
     "pyspark.sql.worker.write_into_data_source",
 )
 IMPORTED = (
-    *("pandas", "pyarrow.parquet", "pyspark.sql.pandas.types", "pyspark_klamm"),
+    *("pandas", "pyarrow.parquet", "pyspark.sql.pandas.types", "pyspark_klamm", "klamm.spark.source"),
     *("klamm.arrow.restore_writer", "klamm.spark.pipelines", "klamm.spark.sink", "klamm.spark.stream"),
 )
 
@@ -65,10 +65,10 @@ def forks() -> Iterator[dict[str, str]]:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="forks-") as directory:
-        place = f"{directory}/socket"
+        tp = f"{directory}/socket"
         environment = {**os.environ, **ALONE, "PYTHONHASHSEED": "0"}  # the latter as Spark has it
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.forks", place],
+            [sys.executable, "-m", "tests.spark.forks", tp],
             cwd=Path(__file__).parents[2],
             env=environment,
             stdin=subprocess.PIPE,
@@ -78,7 +78,7 @@ def forks() -> Iterator[dict[str, str]]:
         try:
             with process.stdout:
                 assert process.stdout.readline() == b"ready\n"
-            yield {NAME: place}
+            yield {NAME: tp}
         finally:
             process.stdin.close()
             process.wait(60)
@@ -182,7 +182,7 @@ class Forks:
             os._exit(code & 255)
 
 
-def main(place: str) -> None:
+def main(tp: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this closes its input
     for name in (DAEMON, *WORKERS, *IMPORTED):
         importlib.import_module(name)
@@ -190,7 +190,7 @@ def main(place: str) -> None:
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(place)
+        listening.bind(tp)
         listening.listen(100)
         os.write(1, b"ready\n")
         os.dup2(2, 1)

@@ -7,6 +7,10 @@ with Spark's defaults, compiled.
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
+
 from tests.spark.classes import QUICK
 
 SETTINGS = {
@@ -19,3 +23,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+
+HAS_READ_LIMITS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+with_limits = pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.1 does not limit micro-batches")
+"""Of a test that needs maxOffsetsPerTrigger."""

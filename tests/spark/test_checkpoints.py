@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import klamm.spark
 pytest.importorskip("pyspark")
 
 from klamm.spark import checkpoint, pipelines
-from klamm.spark.pipelines import archiving
+from klamm.spark.pipelines import archive_pipeline
 
 BATCH = 20
 MORE = 10
@@ -285,6 +286,77 @@ def test_a_checkpoint_that_lost_something_neither_loses_nor_doubles_a_record_in_
         assert case.says not in (CONFLICT, OLDER)
 
 
+# ---- every file
+
+
+def damages(path: Path, older: Path) -> dict[str, bytes | None]:
+    """Return what may be left of a file; None: nothing."""
+    data = path.read_bytes()
+    found: dict[str, bytes | None] = {
+        "gone": None,
+        "empty": b"",
+        "cut": data[: len(data) // 2],
+        "zeros": bytes(len(data)),
+    }
+    if older.exists() and older.read_bytes() != data:
+        found["older"] = older.read_bytes()
+    return {name: left for name, left in found.items() if left != data}
+
+
+def damage_file(path: Path, left: bytes | None, *, with_checksum: bool) -> None:
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(left)
+    if not with_checksum:
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_damage_to_any_file_of_a_checkpoint_loses_or_doubles_a_record_in_silence(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path, way: str
+) -> None:
+    """Where the query refuses, the checkpoint is put back as it was, and each record is there once."""
+    whole = Base(bases(way) / "base", way)
+    older = bases(way) / "older" / whole.checkpoint.relative_to(whole.path)
+    everything = list(range(2 * BATCH + MORE))
+    wrong: list[str] = []
+    ran = refused = 0
+    for path in sorted(path for path in whole.checkpoint.rglob("*") if path.is_file()):
+        name = path.relative_to(whole.checkpoint)
+        for (kind, left), with_checksum in product(damages(path, older / name).items(), (True, False)):
+            if path.name.startswith(".") and not with_checksum:
+                continue
+            ran += 1
+            base = Base(tmp_path / str(ran), way)
+            shutil.copytree(whole.path, base.path)
+            damage_file(base.checkpoint / name, left, with_checksum=with_checksum)
+            base.append(MORE)
+            what = f"{name}: {kind}, {'with' if with_checksum else 'without'} its checksum"
+            try:
+                WAYS[way].run(spark, base)
+            except Exception as error:
+                refused += 1
+                what += f": {str(error)[:300]}"
+                seen = WAYS[way].seen(base)
+                if seen not in (list(range(2 * BATCH)), everything):
+                    wrong.append(f"{what}: {seen}")
+                shutil.rmtree(base.checkpoint)
+                shutil.copytree(whole.checkpoint, base.checkpoint)
+                try:
+                    WAYS[way].run(spark, base)
+                except Exception as again:
+                    base.start_again(str(again))
+                    WAYS[way].run(spark, base)
+            if (seen := WAYS[way].seen(base)) != everything:
+                wrong.append(f"{what}: in the end {seen}")
+            shutil.rmtree(base.path)
+    print(f"{way}: {ran} damages, {refused} refused")
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.soak
 def test_the_first_micro_batch_done_again_misses_what_has_expired_since(
     spark: Any, bases: Callable[[str], Path], tmp_path: Path
@@ -385,7 +457,7 @@ def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_a
     base = Base(tmp_path / "base", "archive")
     base.append(MORE)
     synced: list[int] = []
-    bury = archiving._Work._bury
+    bury = archive_pipeline._Work._bury
 
     def sync(path: str, number: int) -> None:
         checkpoint.sync_plan(path, number)
@@ -397,8 +469,8 @@ def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_a
         raise RuntimeError("as if the driver were killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(archiving, "sync_plan", sync)
-        patch.setattr(archiving._Work, "_bury", die)
+        patch.setattr(archive_pipeline, "sync_plan", sync)
+        patch.setattr(archive_pipeline._Work, "_bury", die)
         with pytest.raises(Exception, match="as if the driver were killed"):
             run_archive(spark, base)
     letters = base.written("in.dlq")

@@ -1,6 +1,6 @@
 """A streaming query from topic to topic: whatever fails, and whoever is killed, each record arrives once and in order.
 
-Steps inside of a commit, at each of which the process is killed, are in test_publishing.py. Here Spark decides what
+Steps inside of a commit, at each of which the process is killed, are in test_publisher.py. Here Spark decides what
 happens next: which batch is sent again, and whether `abort` is called.
 """
 
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pyspark import cloudpickle
 from klamm.spark.source import KlammSource
 from tests.crash.cases import seed_of
 from tests.spark.processes import driver, wait_for
+from tests.spark.settings import HAS_READ_LIMITS, with_limits
 
 DRIVER = Path(__file__).parent / "driver.py"
 COUNT = 1200
@@ -80,7 +82,7 @@ class TrappedSource(KlammSource):
 def _set(step: str) -> None:
     """In the process that commits."""
     from klamm.spark import batches as spark_batches
-    from klamm.spark import publishing
+    from klamm.spark import publisher
     from klamm.store.transactions import Transactions
 
     def die(*_: Any, **__: Any) -> Any:
@@ -96,7 +98,7 @@ def _set(step: str) -> None:
     elif step == "die before markers":
         Transactions.finish = die  # type: ignore[method-assign]
     elif step == "fail before the decision":
-        publishing._fill = fail
+        publisher._fill = fail
     elif step == "fail after the decision":
 
         def both(*args: Any, **more: Any) -> Any:
@@ -117,6 +119,7 @@ STEPS = [
 ]
 
 
+@with_limits
 def test_a_commit_that_fails_at_any_step_is_made_up_for_by_the_next_run(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_a_commit_that_fails_at_any_step_is_made_up_for_by_the_next_run(
     assert os.listdir(Path(store.path, "staging", store.store_id)) == []
 
 
+@with_limits
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_driver_that_is_killed_again_and_again_delivers_every_record_once(
@@ -187,6 +191,41 @@ def test_a_driver_that_is_killed_again_and_again_delivers_every_record_once(
         for key, values in source.items():
             assert seen.get(key, []) == values[: len(seen.get(key, []))]
         fill(store, "orders", 3000 + kill * 10, 10)
+    rows = klamm.spark.read_stream(spark, store.path, subscribe="orders", columns="key,value")
+    query = klamm.spark.write_stream(rows, store.path, topic="out", checkpointLocation=str(tmp_path / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert by_key(store, "out") == by_key(store, "orders")
+    assert klamm.check(store.path).ok
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.soak), *(() if HAS_READ_LIMITS else (3,))])
+def test_a_driver_that_is_killed_while_records_come_delivers_every_record_once(
+    spark: Any, store: klamm.Store, tmp_path: Path, kills: int
+) -> None:
+    """Micro-batches are as large as what has come meanwhile: nothing limits them."""
+    dice = random.Random(seed_of())
+    store.topics.create("orders", 2)
+    store.topics.create("out", 3)
+    appended = iter(range(0, 1_000_000, 10))
+
+    def ends() -> int:
+        return sum(each.end for each in store.topics.describe("out").partitions)
+
+    def append_until(end: int) -> bool:
+        fill(store, "orders", next(appended), 10)
+        return ends() > end
+
+    for _ in range(kills):
+        with driver(DRIVER, store.path, "orders", "out", tmp_path / "checkpoint", 0) as process:
+            wait_for(partial(append_until, ends() + 20), process)
+            took = wait_for(partial(append_until, ends() + 20), process)  # a micro-batch
+            append_until(0)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(dice.random() * 2 * took)
+        seen = by_key(store, "out")
+        for key, values in by_key(store, "orders").items():
+            assert seen.get(key, []) == values[: len(seen.get(key, []))]
     rows = klamm.spark.read_stream(spark, store.path, subscribe="orders", columns="key,value")
     query = klamm.spark.write_stream(rows, store.path, topic="out", checkpointLocation=str(tmp_path / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()

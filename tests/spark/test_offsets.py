@@ -19,7 +19,7 @@ import klamm
 from klamm.errors import InvalidSetting, NotAStore, OffsetOutOfRange, UnknownTopic
 from klamm.spark.offsets import OURS, Bound, StreamOffsets, TopicIdPartition, parse_offset_map
 from klamm.spark.options import ReadOptions
-from klamm.spark.planning import Planner, Range, shares, split
+from klamm.spark.planner import Planner, Range, shares, split
 from klamm.spark.pushdown import EVERYTHING, push
 from klamm.store import directory
 from klamm.types import TopicId
@@ -49,7 +49,7 @@ def planned(store: klamm.Store, **given: Any) -> list[tuple[str, int, int, int]]
 
 
 def flat(ranges: list[Range]) -> list[tuple[str, int, int, int]]:
-    return [(each.place.topic, each.place.partition, each.start, each.end) for each in ranges]
+    return [(each.tp.topic, each.tp.partition, each.start, each.end) for each in ranges]
 
 
 def fill(store: klamm.Store, count: int, partition: int = 0, topic: str = "orders", each: int = 10) -> None:
@@ -64,14 +64,14 @@ def fill(store: klamm.Store, count: int, partition: int = 0, topic: str = "order
 
 
 def test_a_checkpoint_comes_back_as_it_was_and_always_in_the_same_order() -> None:
-    places = [
+    tps = [
         TopicIdPartition("b", TopicId("id-b"), 0),
         *(TopicIdPartition("a", TopicId("id-a"), number) for number in range(12)),
     ]
-    shuffled = random.Random(7).sample(places, len(places))
+    shuffled = random.Random(7).sample(tps, len(tps))
     offsets = StreamOffsets("s", dict.fromkeys(shuffled, 5))
     text = json.dumps(offsets.to_json())
-    assert text == json.dumps(StreamOffsets("s", dict.fromkeys(places, 5)).to_json())
+    assert text == json.dumps(StreamOffsets("s", dict.fromkeys(tps, 5)).to_json())
     assert StreamOffsets.from_json(json.loads(text)) == offsets
     assert list(json.loads(text)) == ["a", "b", OURS]
     assert list(json.loads(text)["a"]) == [str(number) for number in range(12)]
@@ -112,9 +112,9 @@ def test_shares_use_the_limit_up_and_starve_nobody(seed: int) -> None:
     limit = rng.randint(1, 12_000)
     found = shares(sizes, limit)
     assert sum(found.values()) == min(limit, sum(sizes.values()))
-    assert all(0 <= found[place] <= sizes[place] for place in sizes)
+    assert all(0 <= found[tp] <= sizes[tp] for tp in sizes)
     if limit >= len(sizes):
-        assert all(found[place] for place in sizes if sizes[place])
+        assert all(found[tp] for tp in sizes if sizes[tp])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -127,7 +127,7 @@ def test_splits_are_contiguous_and_whole_and_at_boundaries(seed: int) -> None:
     at_least = rng.randint(1, 20)
     found = split(ranges, at_least, lambda _, offset: offset // 7 * 7)
     for whole in ranges:
-        parts = [part for part in found if part.place == whole.place]
+        parts = [part for part in found if part.tp == whole.tp]
         assert (parts[0].start, parts[-1].end) == (whole.start, whole.end)
         assert all(one.end == other.start for one, other in itertools.pairwise(parts))
         assert all(part.start % 7 == 0 for part in parts[1:])
@@ -148,8 +148,37 @@ def test_a_batch_is_everything_that_is_there(store: klamm.Store) -> None:
     assert planned(store, startingOffsets=given) == [("orders", 0, 3, 20)]
     given = '{"orders": {"0": 3, "1": 0, "2": -1}}'
     assert planned(store, endingOffsets=given) == [("orders", 0, 0, 3), ("orders", 2, 0, 5)]
-    timed = planned(store, startingTimestamp=T0 + 4001, endingTimestamp=T0 + 10_000)
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    timed = planned(store, startingTimestamp=T0 + 4001, endingTimestamp=T0 + 10_000, **latest)
     assert timed == [("orders", 0, 5, 10)]
+    each = json.dumps({"orders": {"0": T0 + 4001, "1": T0, "2": T0 + 1000}})
+    assert planned(store, startingOffsetsByTimestamp=each, **latest) == [("orders", 0, 5, 20), ("orders", 2, 1, 5)]
+    assert planned(store, endingOffsetsByTimestamp=each) == [("orders", 0, 0, 5), ("orders", 2, 0, 1)]
+    with pytest.raises(
+        InvalidSetting, match=r"ByTimestamp: says nothing of orders/1, orders/2 .name every partition.$"
+    ):
+        planned(store, startingOffsetsByTimestamp=json.dumps({"orders": {"0": T0}}))
+
+
+def test_a_time_after_which_there_is_no_record_is_an_error_unless_asked_for(store: klamm.Store) -> None:
+    store.topics.create("orders", partitions=2)
+    fill(store, 20, 0)
+    said = rf"startingTimestamp: orders/1 has no record at or after {T0} .*Strategy=latest"
+    with pytest.raises(OffsetOutOfRange, match=said):
+        planned(store, startingTimestamp=T0)
+    assert planned(store, assign='{"orders": [0]}', startingTimestamp=T0) == [("orders", 0, 0, 20)]
+    assert planned(store, endingTimestamp=T0 + 10**9) == [("orders", 0, 0, 20)]  # an end needs none
+
+
+def test_a_task_has_at_most_so_many_records(store: klamm.Store) -> None:
+    store.topics.create("orders", partitions=2)
+    fill(store, 300, 0, each=30)
+    fill(store, 10, 1)
+    found = planned(store, maxRecordsPerPartition=40)
+    assert max(end - start for _, _, start, end in found) <= 40
+    assert len(found) == 8 + 1
+    assert set(contiguous(found).values()) == {(0, 300), (0, 10)}
+    assert len(planned(store, maxRecordsPerPartition=1000, minPartitions=4)) >= 4
 
 
 def test_offsets_that_are_not_there(store: klamm.Store) -> None:
@@ -336,8 +365,8 @@ def test_records_that_expired_under_a_stream(store: klamm.Store, fail: bool, cap
         assert "offsets 0 to 29 are gone" in caplog.text and "failOnDataLoss is false" in caplog.text
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_a_topic_that_was_deleted_under_a_stream(store: klamm.Store, anew: bool) -> None:
+@pytest.mark.parametrize("recreated", [True, False])
+def test_a_topic_that_was_deleted_under_a_stream(store: klamm.Store, recreated: bool) -> None:
     store.topics.create("orders")
     store.topics.create("other")
     fill(store, 50)
@@ -345,13 +374,15 @@ def test_a_topic_that_was_deleted_under_a_stream(store: klamm.Store, anew: bool)
     with planner(store, **both) as made, planner(store, failOnDataLoss="false", **both) as lenient:
         start = made.initial()
         store.topics.delete("orders")
-        if anew:
+        if recreated:
             store.topics.create("orders")
             fill(store, 7)
-        with pytest.raises(UnknownTopic, match="data loss: orders: the topic was deleted" + " and made anew" * anew):
+        with pytest.raises(
+            UnknownTopic, match="data loss: orders: the topic was deleted" + " and re-created" * recreated
+        ):
             made.latest(start)
         end = lenient.latest(start)
-        assert flat(lenient.between(start, end)) == ([("orders", 0, 0, 7)] if anew else [])
+        assert flat(lenient.between(start, end)) == ([("orders", 0, 0, 7)] if recreated else [])
         assert lenient.latest(end) == end
 
 
@@ -361,8 +392,8 @@ def test_a_topic_that_is_deleted_while_the_planner_looks(store: klamm.Store, mon
     with planner(store, streaming=True, startingOffsets="earliest") as made:
         start = made.initial()
         end = made.latest(start)
-        here = made.places(strict=False)
-        monkeypatch.setattr(made, "places", lambda *, strict: here)
+        here = made.tps(strict=False)
+        monkeypatch.setattr(made, "tps", lambda *, strict: here)
         store.topics.delete("orders")
         with pytest.raises(UnknownTopic, match="data loss: orders: the topic was deleted; "):
             made.latest(end)
@@ -386,10 +417,10 @@ def test_a_checkpoint_of_another_store_or_topic_or_ahead_of_the_log(store: klamm
                 with pytest.raises(InvalidSetting, match="the checkpoint is of orders, which the query does not"):
                     ask(made.initial())
         with planner(store, streaming=True, subscribe="orders,payments") as one_more:
-            assert [place.topic for place, _ in one_more.latest(made.initial())] == ["orders", "payments"]
-        (place,) = made.initial().offsets
+            assert [tp.topic for tp, _ in one_more.latest(made.initial())] == ["orders", "payments"]
+        (tp,) = made.initial().offsets
         with pytest.raises(OffsetOutOfRange, match="the query has come to offset 99, but the log ends at 10"):
-            made.latest(StreamOffsets(made.store_id, {place: 99}))
+            made.latest(StreamOffsets(made.store_id, {tp: 99}))
 
 
 @pytest.mark.parametrize("new", [60, 50, 20], ids=["longer", "as long", "shorter"])
@@ -413,8 +444,8 @@ def test_a_query_notices_that_an_older_copy_of_the_store_was_put_back(
         fill(store, 50)
         with planner(store, streaming=True) as made:
             done = made.latest(before)
-            (place,) = done.offsets
-            assert dict(done) == {place: 150}
+            (tp,) = done.offsets
+            assert dict(done) == {tp: 150}
             assert made.latest(done) == done
     path.rename(tmp_path / "lost")
     (tmp_path / "backup").rename(path)
@@ -433,6 +464,23 @@ def test_a_query_notices_that_an_older_copy_of_the_store_was_put_back(
             assert not end.is_at(done)
             assert flat(lenient.between(done, end)) == [("orders", 0, 100, 100 + new)]
             assert lenient.latest(end) == end and made.latest(end) == end
+
+
+def test_a_store_that_is_replaced_under_a_running_query_is_an_error(tmp_path: Path) -> None:
+    """The query has the old files open, to which nothing is appended any more."""
+    path = tmp_path / "events"
+    with klamm.open(path) as store:
+        store.topics.create("orders")
+        store.backup(tmp_path / "backup")
+        with planner(store, streaming=True, startingOffsets="earliest") as made:
+            start = made.initial()
+            path.rename(tmp_path / "moved")
+            (tmp_path / "backup").rename(path)
+            with klamm.open(path) as copy:
+                fill(copy, 10)
+            for call in (lambda: made.latest(start), lambda: made.between(start, start)):
+                with pytest.raises(NotAStore, match="the store was replaced, or moved away, while the query ran"):
+                    call()
 
 
 def test_a_checkpoint_of_an_older_klamm_without_epochs_is_gone_on_with(store: klamm.Store) -> None:

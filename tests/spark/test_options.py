@@ -8,7 +8,8 @@ import pytest
 
 from klamm.errors import InvalidSetting
 from klamm.spark.offsets import EARLIEST, LATEST
-from klamm.spark.options import SOURCE_OPTIONS, ReadOptions
+from klamm.spark.option_names import SOURCE_OPTIONS
+from klamm.spark.options import ReadOptions
 
 
 def parsed(streaming: bool | None = False, **given: str) -> ReadOptions:
@@ -58,28 +59,43 @@ WRONG: list[tuple[bool | None, dict[str, str], str]] = [
     (None, {"path": "kafka://host:9092"}, 'format("kafka")'),
     (None, {"subscribePattern": "a.*"}, "subscribe and subscribePattern are both given"),
     (None, {"subscribe": " , "}, "names no topic"),
-    (None, {"startingOffsets": "soon"}, "startingOffsets: 'soon' does not fit"),
-    (None, {"startingOffsets": "[1]"}, "startingOffsets: '[1]' does not fit"),
+    (None, {"startingOffsets": "soon"}, "startingOffsets: 'soon' is invalid"),
+    (None, {"startingOffsets": "[1]"}, "startingOffsets: '[1]' is invalid"),
     (None, {"startingOffsets": '{"orders": 5}'}, "'orders' has no offsets by partition"),
-    (None, {"startingOffsets": '{"orders": {"x": 5}}'}, "'x' is no partition"),
-    (None, {"startingOffsets": '{"orders": {"0": -3}}'}, "orders/0: -3 is no offset"),
-    (None, {"startingOffsets": '{"orders": {"0": true}}'}, "orders/0: True is no offset"),
-    (None, {"startingTimestamp": "yesterday"}, "startingTimestamp: 'yesterday' does not fit"),
+    (None, {"startingOffsets": '{"orders": {"x": 5}}'}, "'x' is not a partition"),
+    (None, {"startingOffsets": '{"orders": {"0": -3}}'}, "orders/0: -3 is not a valid offset"),
+    (None, {"startingOffsets": '{"orders": {"0": true}}'}, "orders/0: True is not a valid offset"),
+    (None, {"startingTimestamp": "yesterday"}, "startingTimestamp: 'yesterday' is invalid"),
     (None, {"startingTimestamp": "1", "startingOffsets": "earliest"}, "are both given"),
-    (None, {"minPartitions": "0"}, "minPartitions: '0' does not fit (want a whole number from 1 on)"),
-    (None, {"minPartitions": "many"}, "minPartitions: 'many' does not fit"),
-    (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' does not fit (want true or false)"),
-    (None, {"isolation": "dirty"}, "want 'read_committed' or 'read_uncommitted'"),
+    (None, {"minPartitions": "0"}, "minPartitions: '0' is invalid (expected a whole number from 1 on)"),
+    (None, {"minPartitions": "many"}, "minPartitions: 'many' is invalid"),
+    (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is invalid (expected true or false)"),
+    (None, {"isolation": "dirty"}, "expected 'read_committed' or 'read_uncommitted'"),
     (None, {"columns": "valu"}, "there is no column 'valu' (did you mean 'value'?)"),
     (None, {"columns": ""}, "columns are none"),
     (None, {"endingOffsets": "earliest"}, "cannot end at the earliest"),
-    (None, {"groupId": ""}, "groupId: '' does not fit"),
+    (None, {"groupId": ""}, "groupId: '' is invalid"),
     (False, {"startingOffsets": "latest"}, "a batch cannot start at the latest"),
     (False, {"startingOffsets": '{"orders": {"0": -1}}'}, "a batch cannot start at the latest"),
     (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger: is for streaming queries only"),
     (False, {"groupId": "g"}, "groupId: is for streaming queries only"),
     (True, {"endingOffsets": "latest"}, "endingOffsets: is for batch queries only"),
     (True, {"endingTimestamp": "5"}, "endingTimestamp: is for batch queries only"),
+    (True, {"endingOffsetsByTimestamp": '{"a": {"0": 1}}'}, "endingOffsetsByTimestamp: is for batch queries only"),
+    (None, {"startingOffsetsByTimestamp": "earliest"}, "'earliest' is invalid (expected JSON with milliseconds"),
+    (None, {"startingOffsetsByTimestamp": "{}"}, "names no partition"),
+    (None, {"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "a/0: -1 is not a valid time"),
+    (
+        None,
+        {"startingOffsetsByTimestamp": '{"a": {"0": 1}}', "startingTimestamp": "1"},
+        "startingTimestamp and startingOffsetsByTimestamp are both given",
+    ),
+    (None, {"startingOffsetsByTimestampStrategy": "guess"}, "'guess' is invalid (expected error or latest)"),
+    (None, {"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition: '0' is invalid"),
+    (True, {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "9 is more than maxOffsetsPerTrigger, 5"),
+    (True, {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "maxTriggerDelay: 'soon' is invalid"),
+    (True, {"maxTriggerDelay": "5m"}, "maxTriggerDelay: is for minOffsetsPerTrigger (give both, or neither)"),
+    (False, {"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger: is for streaming queries only"),
 ]
 
 
@@ -91,6 +107,14 @@ def test_what_does_not_fit_is_told_in_one_sentence(streaming: bool | None, given
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("15m", 900), ("90s", 90), ("1h30m", 5400), ("250", 0.25), ("250ms", 0.25), ("2min", 120)]
+)
+def test_the_longest_delay_of_a_trigger_is_spelled_as_sparks(text: str, seconds: float) -> None:
+    assert parsed(True, minOffsetsPerTrigger="5", maxTriggerDelay=text).trigger_delay_s == seconds
+    assert parsed(True, minOffsetsPerTrigger="5").trigger_delay_s == 900
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"a": 1}', '{"a": []}', '{"a": ["0"]}', '{"a": [-1]}'])
 def test_assign_that_does_not_fit(text: str) -> None:
     with pytest.raises(InvalidSetting, match="assign"):
@@ -100,7 +124,7 @@ def test_assign_that_does_not_fit(text: str) -> None:
 def test_options_that_name_no_topic_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="nothing says which topics"):
         ReadOptions.parse({"path": "e"}, streaming=None)
-    with pytest.raises(InvalidSetting, match="no regular expression"):
+    with pytest.raises(InvalidSetting, match="not a regular expression"):
         ReadOptions.parse({"path": "e", "subscribePattern": "("}, streaming=None)
 
 

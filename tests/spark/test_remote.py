@@ -103,7 +103,7 @@ def test_writing_gives_the_same_records(spark: Any, store: klamm.Store, cluster:
         with store.consumer(topic, start="earliest", wait=0) as consumer:
             for record in consumer:
                 found.setdefault((record.partition, record.key), []).append((record.value, record.headers))
-        return {place: sorted(values) for place, values in found.items()}
+        return {tp: sorted(values) for tp, values in found.items()}
 
     assert sum(map(len, contents("here").values())) == 500
     assert contents("here") == contents("there")
@@ -133,12 +133,12 @@ def test_what_a_cluster_cannot_do_is_refused(spark: Any) -> None:
             klamm.spark.write(df, "kafka://host:1", topic="t", **options)
     with pytest.raises(InvalidSetting, match="column 'value' is bigint"):
         klamm.spark.write(spark.range(1).selectExpr("id AS value"), "kafka://host:1", topic="t")
-    with pytest.raises(InvalidSetting, match="kafka:/host: is no address"):
+    with pytest.raises(InvalidSetting, match="kafka:/host: not an address"):
         klamm.spark.read(spark, "kafka:/host", subscribe="orders")
 
 
 def test_without_the_connector_one_sentence_says_how_to_get_it(spark: Any) -> None:
     missing = RuntimeError("Failed to find data source: kafka. Please deploy the application as per …")
-    explained = remote._explained(remote._Plan(spark, "kafka://host:1", {}))
+    explained = remote._explained(remote._Destination(spark, "kafka://host:1", {}))
     with pytest.raises(KlammError, match=r"has not got Spark's Kafka connector .*session\(kafka=True\)"):
         explained.__exit__(RuntimeError, missing, None)

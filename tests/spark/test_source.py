@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -13,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import klamm
+import pyspark_klamm
 from klamm.arrow.scan import Scan
 from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, UnknownTopic
-from klamm.spark import reading, source
+from klamm.spark import internals, range_reader
+from klamm.spark.internals import arrow_schema
 from klamm.spark.offsets import TopicIdPartition
 from klamm.spark.options import ReadOptions
-from klamm.spark.planning import Planner, Range
-from klamm.spark.reading import Task
-from klamm.spark.source import BatchReader, KlammSource, arrow_schema, clearly, refuse_old_spark
+from klamm.spark.planner import Planner, Range
+from klamm.spark.range_reader import Task
+from klamm.spark.source import BatchReader, KlammSource, plain_errors, refuse_old_spark
 from klamm.store.directory import acquire
 
 if TYPE_CHECKING:
@@ -221,7 +226,7 @@ def test_records_that_expire_between_plan_and_task(store: klamm.Store, caplog: p
 def test_records_that_expire_while_a_task_reads(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch, fail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reading, "BATCH_ROWS", 100)
+    monkeypatch.setattr(range_reader, "BATCH_ROWS", 100)
     monkeypatch.setattr("klamm.arrow.scan._READ_BYTES", 30_000)
     fill(store, segment_bytes=100_000)
     with planned(store, failOnDataLoss=fail) as (reader, tasks):
@@ -244,23 +249,41 @@ def test_a_topic_made_anew_between_plan_and_task(store: klamm.Store) -> None:
     with planned(store) as (strict, tasks), planned(store, failOnDataLoss="false") as (lenient, others):
         store.topics.delete("orders")
         fill(store, 200)
-        with pytest.raises(UnknownTopic, match=r"data loss: orders/0: offsets 0 to 99 are gone; .* made anew"):
+        with pytest.raises(UnknownTopic, match=r"data loss: orders/0: offsets 0 to 99 are gone; .* re-created"):
             offsets_of(strict, tasks)
         assert offsets_of(lenient, others) == []
 
 
 def test_a_task_that_sees_another_store_or_less_of_it(store: klamm.Store, tmp_path: Path) -> None:
     fill(store, 100)
-    place = TopicIdPartition("orders", store.topics.describe("orders").id, 0)
-    task = Task(store.path, store.store_id, Range(place, 0, 100), "read_committed", True)
+    tp = TopicIdPartition("orders", store.topics.describe("orders").id, 0)
+    task = Task(store.path, store.store_id, Range(tp, 0, 100), "read_committed", True)
     schema = arrow_schema(KlammSource({"path": store.path, "subscribe": "orders"}).schema())
-    assert sum(batch.num_rows for batch in reading.read(task, schema)) == 100
+    assert sum(batch.num_rows for batch in range_reader.read(task, schema)) == 100
     with pytest.raises(NotAStore, match="is another store"):
-        list(reading.read(task._replace(store_id="x"), schema))
+        list(range_reader.read(task._replace(store_id="x"), schema))
     with pytest.raises(NotAStore, match="every worker has to see"):
-        list(reading.read(task._replace(path=str(tmp_path / "nowhere")), schema))
+        list(range_reader.read(task._replace(path=str(tmp_path / "nowhere")), schema))
     with pytest.raises(OffsetOutOfRange, match="the query has come to offset 101, but the log ends at 100"):
-        list(reading.read(task._replace(range=Range(place, 0, 101)), schema))
+        list(range_reader.read(task._replace(range=Range(tp, 0, 101)), schema))
+
+
+def test_a_task_opens_the_store_that_has_taken_the_place_of_the_one_it_has_open(tmp_path: Path) -> None:
+    """Both are copies of one store, and have as many records."""
+    path, base = tmp_path / "events", tmp_path / "base"
+    with klamm.open(base) as store:
+        store.topics.create("orders")
+    path.mkdir()
+    for value in (b"old", b"new"):
+        for found in path.iterdir():  # the directory itself stays, and has the same number
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+        shutil.copytree(base, path, dirs_exist_ok=True)
+        with klamm.open(path) as store:
+            store.append("orders", value)
+        source = KlammSource({"path": str(path), "subscribe": "orders"})
+        reader = source.reader(source.schema())
+        batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+        assert [each for batch in batches for each in batch.column("value").to_pylist()] == [value]  # type: ignore[union-attr]
 
 
 def test_only_the_bytes_of_a_range_are_read(store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,17 +328,18 @@ def test_a_time_that_spark_cannot_hold(store: klamm.Store) -> None:
 
 @pytest.mark.parametrize("name", ["SECRET", "SOCK_PATH", "SOCK_DIR"])
 def test_a_process_of_sparks_is_known_and_settled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_settled", 0)
-    with clearly():
+    monkeypatch.setattr(internals, "_frozen", 0)
+    gc.unfreeze()  # what tests/conftest.py froze
+    with plain_errors():
         pass
-    assert not source.is_sparks() and gc.get_freeze_count() == 0
+    assert not internals.is_worker() and gc.get_freeze_count() == 0
     monkeypatch.setenv(f"PYTHON_WORKER_FACTORY_{name}", "x")
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
     try:
-        with clearly():
+        with plain_errors():
             pass
         assert gc.get_freeze_count() > 10_000, "Spark collects garbage after every task"
-        with pytest.raises(KlammError), clearly():
+        with pytest.raises(KlammError), plain_errors():
             raise KlammError("ours")
         assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
     finally:
@@ -323,9 +347,9 @@ def test_a_process_of_sparks_is_known_and_settled(name: str, monkeypatch: pytest
 
 
 def test_a_spark_that_is_too_old() -> None:
-    with pytest.raises(KlammError, match=r"this is pyspark 4.1.3; format klamm needs 4.2 \(pip install"):
-        refuse_old_spark("4.1.3")
-    refuse_old_spark("4.2.0")
+    with pytest.raises(KlammError, match=r"this is pyspark 4.0.3; format klamm needs 4.1 \(pip install"):
+        refuse_old_spark("4.0.3")
+    refuse_old_spark("4.1.0")
     refuse_old_spark("5.0.0.dev1")
 
 
@@ -333,7 +357,7 @@ def test_a_store_that_cannot_be_written_is_planned_up_to_what_is_on_disk(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from klamm.errors import ReadOnly
-    from klamm.spark import planning
+    from klamm.spark import planner as planner_module
 
     fill(store, 100)
     store.append("orders", b"on disk")  # acks="all"
@@ -344,9 +368,33 @@ def test_a_store_that_cannot_be_written_is_planned_up_to_what_is_on_disk(
             raise ReadOnly("cannot be written")
         return acquire(path, read_only=read_only, **more)
 
-    monkeypatch.setattr(planning, "acquire", refusing)
+    monkeypatch.setattr(planner_module, "acquire", refusing)
     planner = Planner(ReadOptions.parse({"path": store.path, "subscribe": "orders"}, streaming=False))
     try:
         assert [(each.start, each.end) for each in planner.batch()] == [(0, 101)]
     finally:
         planner.close()
+
+
+# Without Spark
+
+
+def test_a_broken_installation_is_told_by_the_format_and_breaks_no_other(tmp_path: Path) -> None:
+    """Spark imports pyspark_klamm whichever Python source is looked for."""
+    broken = tmp_path / "klamm"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('undefined symbol: klamm_ring')")
+    program = """
+import sys
+from pyspark_klamm import DefaultSource
+assert DefaultSource.name() == "klamm" and "klamm" not in sys.modules
+try:
+    DefaultSource({})
+except ImportError as error:
+    print(error)
+"""
+    home = str(Path(pyspark_klamm.__file__).parents[1])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), home])}
+    run = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120)
+    assert "klamm cannot be imported on this machine: undefined symbol: klamm_ring (pip install" in run.stdout, run
+    assert isinstance(pyspark_klamm.DefaultSource({}), KlammSource)

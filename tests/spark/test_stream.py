@@ -19,7 +19,7 @@ import pytest
 
 import klamm
 import klamm.spark
-from klamm.errors import GroupBusy, InvalidSetting
+from klamm.errors import GroupBusy, InvalidSetting, UnknownTopic
 from klamm.spark.offsets import OURS
 from klamm.spark.source import KlammSource
 from tests.crash.cases import seed_of
@@ -84,7 +84,11 @@ def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., 
     assert sum(end["orders"].values()) == 60 and all(end["orders"].values())
     report = stream.reportLatestOffset()
     assert report is not None
-    assert report["orders"] == {"0": 100, "1": 20} and report[OURS]["behind"] == 60
+    assert report["orders"] == {"0": 100, "1": 20}
+    behind = [100 - end["orders"]["0"], 20 - end["orders"]["1"]]
+    assert behind[0] != behind[1]
+    names = ("behind", "minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest")
+    assert [report[OURS][name] for name in names] == [60, min(behind), max(behind), 30]
     stream.prepareForTriggerAvailableNow()
     append(store, 1000)
     store.topics.add_partitions("orders", 3)
@@ -93,6 +97,40 @@ def test_limits_lag_and_available_now(store: klamm.Store, reader: Callable[..., 
         end = following
     assert end["orders"] == {"0": 100, "1": 20}
     assert reader().latestOffset(end, ReadAllAvailable())["orders"] == {"0": 1100, "1": 20, "2": 5}
+
+
+def test_a_micro_batch_waits_for_enough_offsets_or_for_the_longest_delay(
+    store: klamm.Store, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("klamm.spark.stream.time.monotonic", lambda: now_s[0])
+    store.topics.create("orders", partitions=2)
+    append(store, 3)
+    stream = reader(startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+
+    def following(start: dict[str, Any], of: StreamReader = stream) -> tuple[dict[str, Any], int]:
+        found = of.latestOffset(start, of.getDefaultReadLimit())
+        return found, sum(found["orders"].values())
+
+    end, count = following(stream.initialOffset())
+    assert count == 3  # the first of a run does not wait
+    append(store, 4)
+    append(store, 5, partition=1)
+    assert following(end) == (end, 3)
+    now_s[0] += 59
+    assert following(end) == (end, 3)
+    now_s[0] += 1
+    end, count = following(end)
+    assert count == 12
+    append(store, 9)
+    assert following(end) == (end, 12)
+    append(store, 1, partition=1)
+    end, count = following(end)
+    assert count == 22
+    append(store, 1)
+    assert following(end) == (end, 22)
+    stream.prepareForTriggerAvailableNow()
+    assert following(end)[1] == 23
 
 
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
@@ -116,6 +154,41 @@ def test_the_first_micro_batch_done_again_begins_where_it_began(
     following = again.latestOffset(end, ReadAllAvailable())
     assert ranges(again.partitions(end, following)) == [(30, 35)]
     assert "from" in end[OURS] and "from" not in following[OURS]
+
+
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+def test_a_spark_that_does_not_say_where_a_micro_batch_starts_reads_each_record_once(
+    store: klamm.Store, reader: Callable[..., StreamReader], starting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark 4.1: latestOffset has no arguments, and initialOffset is called at every start of a query."""
+    monkeypatch.setattr("klamm.spark.stream.HAS_READ_LIMITS", False)
+    store.topics.create("orders")
+    append(store, 10)
+    stream = reader(startingOffsets=starting)
+    start = stream.initialOffset()
+    append(store, 20)
+    first = stream.latestOffset()
+    begin = 10 if starting == "latest" else 0
+    assert ranges(stream.partitions(start, first)) == [(begin, 30)]
+    assert stream.latestOffset() == first
+    append(store, 5)
+    second = stream.latestOffset()
+    assert ranges(stream.partitions(first, second)) == [(30, 35)]
+    append(store, 5)
+    again = reader(startingOffsets=starting)  # after a crash in the second micro-batch
+    start = again.initialOffset()
+    assert ranges(again.partitions(first, second)) == [(30, 35)]
+    third = again.latestOffset()
+    assert ranges(again.partitions(second, third)) == [(35, 40)]
+    assert ranges(again.partitions(start, first)) == [(begin, 30)], "the first one, done again"
+    store.topics.delete("orders")
+    store.topics.create("orders")
+    append(store, 50)
+    other = reader(startingOffsets="earliest")
+    with pytest.raises(UnknownTopic, match="data loss: orders: the topic was deleted and re-created"):
+        other.partitions(third, other.latestOffset())
+    with pytest.raises(InvalidSetting, match=r"maxOffsetsPerTrigger .*need PySpark 4\.2"):
+        reader(maxOffsetsPerTrigger="9")
 
 
 def ranges(tasks: list[Any]) -> list[tuple[int, int]]:
@@ -219,7 +292,9 @@ def test_available_now_across_restarts(spark: SparkSession, store: klamm.Store, 
     assert query.awaitTermination(PATIENCE)
     assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [40, 40, 20]
     (source,) = query.recentProgress[0]["sources"]
-    assert json.loads(source["latestOffset"])[OURS]["behind"] == 60
+    reported = json.loads(source["latestOffset"])[OURS]
+    assert (reported["behind"], reported["avgOffsetsBehindLatest"]) == (60, 30)
+    assert not source["metrics"], "a source in Python may report its own by now: fill in what Spark's Kafka source does"
     assert committed(store, "spark") == {("orders", 0): 70, ("orders", 1): 30}
     append(store, 7, partition=1)
     assert sink.start(frame, availableNow=True).awaitTermination(PATIENCE)

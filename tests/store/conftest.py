@@ -1,4 +1,4 @@
-"""A catalog in a directory, behind the real gate."""
+"""A catalog in a directory, behind the real klamm.db lock."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from klamm.disk.locks import GATE, LockFile
-from klamm.store.catalog import Catalog, WantedSlots
+from klamm.disk.locks import DB_LOCK, LockFile
+from klamm.store.catalog import Catalog, SlotRequest
 
 
-def gate_of(directory: Path | str) -> Callable[[], AbstractContextManager[None]]:
+def lock_of(directory: Path | str) -> Callable[[], AbstractContextManager[None]]:
     lock = LockFile(str(Path(directory) / "lock"))
-    return lambda: lock.hold(GATE)
+    return lambda: lock.hold(DB_LOCK)
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def catalog(tmp_path: Path, path: str) -> Iterator[Catalog]:
-    made = Catalog.create(path, gate_of(tmp_path), "the-store")
+    made = Catalog.create(path, lock_of(tmp_path), "the-store")
     yield made
     made.close()
 
 
-def nothing(wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+def nothing(wanted: SlotRequest, topic_id: str, number: int) -> tuple[int, ...]:
     """For topics whose heads no test looks at."""
     fresh = range(wanted.fresh, wanted.fresh + wanted.how_many)
     return (*wanted.free, *fresh)[: wanted.how_many]

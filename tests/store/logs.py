@@ -25,7 +25,6 @@ def opened(path: Path | str, *, read_only: bool = False) -> Iterator[Core]:
 def make_topic(core: Core, name: str, partitions: int = 1, settings: Mapping[str, Value] | None = None) -> None:
     """Kept for ever unless `settings` say otherwise: the records below are of 1970."""
     core.catalog.create_topic(name, partitions, {"retention.ms": -1, **(settings or {})}, core.lay_out)
-    core.changed()
 
 
 def batch(values: list[bytes], timestamp: int = 1000, producer: tuple[int, int, int] = (-1, -1, -1)) -> bytearray:

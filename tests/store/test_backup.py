@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from klamm.disk import _os
-from klamm.errors import CorruptBatch, DiskFull, NotAStore, StoreError
+from klamm.errors import CorruptBatch, DiskFull, NotAStore, StoreError, readable
 from klamm.log import segment
 from klamm.log.index import Index
 from klamm.store import backup as backup_module
@@ -61,9 +61,9 @@ def test_copied_segments_have_indexes_of_their_own(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as core:
         make_topic(core, "orders", 1, SMALL)
         fill(core.topic("orders").partition(0), 20)
-        directory = core.topic("orders").partition(0).directory
+        directory = readable(core.topic("orders").partition(0).directory)
         backup(core, str(tmp_path / "copy"))
-    copied = directory.replace("/store/", "/copy/")
+    copied = directory.replace("/store/topics/", "/copy/topics/")
     bases = segment.bases(copied)
     assert bases == segment.bases(directory) and len(bases) > 3
     for base in bases[:-1]:
@@ -80,7 +80,9 @@ def test_bytes_beyond_the_commit_are_not_copied(tmp_path: Path) -> None:
         with open(path, "ab") as file:
             file.write(bytes(batch([b"never committed"])))
         backup(core, str(tmp_path / "copy"))
-        assert os.stat(path.replace("/store/", "/copy/")).st_size == partition.snapshot().position
+        assert (
+            os.stat(readable(path).replace("/store/topics/", "/copy/topics/")).st_size == partition.snapshot().position
+        )
     with opened(tmp_path / "copy") as core:
         assert len(contents(core.topic("orders").partition(0))) == 15
 
@@ -115,7 +117,7 @@ def test_what_producers_did_after_the_copied_moment_is_not_in_the_copy(
         make_topic(core, "orders")
         partition = core.topic("orders").partition(0)
         partition.append(batch([b"x"], producer=(7, 0, 0)))
-        note = backup_module._note
+        note = backup_module._take_snapshots
 
         def noting(*arguments: object) -> object:
             noted = note(*arguments)  # type: ignore[arg-type]
@@ -123,7 +125,7 @@ def test_what_producers_did_after_the_copied_moment_is_not_in_the_copy(
             partition.checkpoint()  # a snapshot that knows too much
             return noted
 
-        monkeypatch.setattr(backup_module, "_note", noting)
+        monkeypatch.setattr(backup_module, "_take_snapshots", noting)
         backup(core, str(tmp_path / "copy"))
     assert all(int(path.stem) <= 1 for path in (tmp_path / "copy" / "topics").rglob("*.snapshot"))
     with opened(tmp_path / "copy") as core:
@@ -139,8 +141,8 @@ def test_a_log_that_was_deleted_from_starts_there_in_the_copy(tmp_path: Path) ->
         first, second = core.topic("orders").partitions()
         fill(first, 20)
         fill(second, 20)
-        first.housekeeping.delete_before(32)
-        second.housekeeping.delete_before(60)
+        first.cleanup.delete_before(32)
+        second.cleanup.delete_before(60)
         backup(core, str(tmp_path / "copy"))
         wanted = contents(first)
     with opened(tmp_path / "copy") as core:
@@ -165,7 +167,7 @@ def test_retention_in_the_middle_of_a_copy_leaves_no_hole(
 
         def copying(source: str, target: str, end: int, *more: Any) -> int:
             if calls[0] == after:
-                partition.housekeeping.delete_before(60)
+                partition.cleanup.delete_before(60)
             calls[0] += 1
             return copy_file(source, target, end, *more)
 
@@ -192,7 +194,7 @@ def test_a_topic_deleted_in_the_middle_of_a_copy_is_not_in_it(tmp_path: Path, mo
                 for partition in topic.partitions():
                     partition.mark_deleted()
                 core.catalog.delete_topic("orders")
-                subprocess.run(["rm", "-r", topic.directory], check=True)
+                subprocess.run(["rm", "-r", readable(topic.directory)], check=True)
             return copy_file(source, target, end, *more)
 
         monkeypatch.setattr(backup_module, "_copy_file", copying)
@@ -214,7 +216,7 @@ def test_damage_is_not_copied_in_silence(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(CorruptBatch, match=r"0015\.log: byte \d+: ") as refused:
             backup(core, str(tmp_path / "copy"))
-        assert refused.value.path == str(path)
+        assert refused.value.path == readable(str(path))
         assert not (tmp_path / "copy").exists()
 
 
@@ -238,7 +240,7 @@ def test_a_destination_inside_of_the_store_is_refused(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as core:
-        make_topic(core, "orders")  # one segment: no chore beside us takes the step
+        make_topic(core, "orders")  # one segment: no maintenance task beside us takes the step
         fill(core.topic("orders").partition(0), 10)
         core.topic("orders").partition(0).sync(30)
         (tmp_path / "copy").mkdir()

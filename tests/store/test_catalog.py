@@ -27,11 +27,11 @@ from klamm.errors import (
     UnknownTopic,
 )
 from klamm.store import catalog as catalog_module
-from klamm.store.catalog import Catalog, Topic, WantedSlots
+from klamm.store.catalog import Catalog, SlotRequest, Topic
 from klamm.store.database import FORMAT_VERSION
 from klamm.store.rows import crc as crc_of
 from klamm.store.settings import Settings
-from tests.store.conftest import gate_of, nothing
+from tests.store.conftest import lock_of, nothing
 
 # Topics
 
@@ -41,23 +41,23 @@ def test_a_topic_comes_back_as_it_was_made(catalog: Catalog, tmp_path: Path, pat
     assert made.partitions == (1, 2, 3)
     assert (made.name, made.settings.retention_ms, made.directory) == ("orders", 5, f"orders-{made.id}")
     assert catalog.topic("orders") == made
-    with closing(Catalog(path, gate_of(tmp_path))) as other:
+    with closing(Catalog(path, lock_of(tmp_path))) as other:
         assert other.topics() == [made]
         assert other.store_id == catalog.store_id == "the-store"
         assert other.format_version == FORMAT_VERSION
 
 
 def test_slots_are_laid_out_before_anybody_can_see_the_topic(catalog: Catalog, tmp_path: Path, path: str) -> None:
-    laid_out: list[WantedSlots] = []
+    laid_out: list[SlotRequest] = []
 
-    def prepare(wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
-        with closing(Catalog(path, gate_of(tmp_path), read_only=True)) as other:
+    def prepare(wanted: SlotRequest, topic_id: str, number: int) -> tuple[int, ...]:
+        with closing(Catalog(path, lock_of(tmp_path), read_only=True)) as other:
             assert "orders" not in [topic.name for topic in other.topics()]
         laid_out.append(wanted)
         return nothing(wanted, topic_id, number)
 
     topic = catalog.create_topic("orders", 2, {}, prepare)
-    assert laid_out == [WantedSlots((), 1, 2)]
+    assert laid_out == [SlotRequest((), 1, 2)]
     assert catalog.topics() == [topic]
 
 
@@ -91,7 +91,7 @@ def test_a_topic_that_was_made_anew_is_not_deleted_in_the_place_of_the_old_one(c
     first = catalog.create_topic("orders", 1, {}, nothing)
     catalog.delete_topic("orders", first.id)
     second = catalog.create_topic("orders", 1, {}, nothing)
-    with pytest.raises(UnknownTopic, match="orders: the topic was deleted and made anew"):
+    with pytest.raises(UnknownTopic, match="orders: the topic was deleted and re-created"):
         catalog.delete_topic("orders", first.id)
     assert catalog.topics() == [second]
 
@@ -123,7 +123,7 @@ def test_partitions_can_only_become_more(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
 def test_a_number_of_partitions_out_of_range_is_refused(catalog: Catalog, count: int) -> None:
-    with pytest.raises(InvalidSetting, match=f"orders: partitions: {count} does not fit .want 1 to 10000"):
+    with pytest.raises(InvalidSetting, match=f"orders: partitions: {count} is invalid .expected 1 to 10000"):
         catalog.create_topic("orders", count, {}, nothing)
 
 
@@ -184,7 +184,7 @@ def test_settings_are_altered_and_reset(catalog: Catalog) -> None:
 
 def test_a_change_by_another_process_is_seen_at_once(catalog: Catalog, tmp_path: Path, path: str) -> None:
     catalog.create_topic("orders", 1, {}, nothing)
-    with closing(Catalog(path, gate_of(tmp_path))) as other:
+    with closing(Catalog(path, lock_of(tmp_path))) as other:
         assert other.topic("orders").settings == Settings()
         before = other.database.version()
         assert other.database.version() == before
@@ -208,14 +208,14 @@ class TwoProcesses(RuleBasedStateMachine):
 
         self.directory = tempfile.TemporaryDirectory()
         path = f"{self.directory.name}/klamm.db"
-        first = Catalog.create(path, gate_of(self.directory.name), "store")
-        self.catalogs = [first, Catalog(path, gate_of(self.directory.name))]
+        first = Catalog.create(path, lock_of(self.directory.name), "store")
+        self.catalogs = [first, Catalog(path, lock_of(self.directory.name))]
         self.model: dict[str, Topic] = {}
         self.deleted: list[Topic] = []
         self.slots: list[int] = []
         self.ids: set[str] = set()
 
-    def lay_out(self, wanted: WantedSlots, topic_id: str, number: int) -> tuple[int, ...]:
+    def lay_out(self, wanted: SlotRequest, topic_id: str, number: int) -> tuple[int, ...]:
         slots = nothing(wanted, topic_id, number)
         taken = {slot for topic in (*self.model.values(), *self.deleted) for slot in topic.partitions}
         assert not taken & set(slots), "a slot of a topic that is there, or not yet removed"
@@ -317,8 +317,8 @@ def test_producer_ids_grow_and_never_repeat(tmp_path: Path, path: str) -> None:
     given: list[int] = []
     for _ in range(3):
         with (
-            closing(Catalog.create(path, gate_of(tmp_path), "x")) as one,
-            closing(Catalog(path, gate_of(tmp_path))) as two,
+            closing(Catalog.create(path, lock_of(tmp_path), "x")) as one,
+            closing(Catalog(path, lock_of(tmp_path))) as two,
         ):
             mine = [one.allocate_producer_id() for _ in range(1500)]
             assert mine == sorted(mine)
@@ -381,7 +381,7 @@ def tampered(path: str, change: str) -> Iterator[None]:
 
 
 def small_database(directory: Path) -> bytes:
-    with closing(Catalog.create(str(directory / "klamm.db"), gate_of(directory), "the-store")) as catalog:
+    with closing(Catalog.create(str(directory / "klamm.db"), lock_of(directory), "the-store")) as catalog:
         for number in range(6):
             catalog.create_topic(f"topic-{number}", 3, {"retention.ms": number}, nothing)
         catalog.delete_topic("topic-2")
@@ -444,9 +444,9 @@ def test_a_backup_is_a_catalog_with_the_same_topics(catalog: Catalog, tmp_path: 
         catalog.create_topic(f"topic-{number}", 2, {}, nothing)
     copy = tmp_path / "copy"
     copy.mkdir()
-    with catalog.database.gate():
+    with catalog.database.db_lock():
         catalog.backup(str(copy / "klamm.db"))
-    with closing(Catalog(str(copy / "klamm.db"), gate_of(copy))) as restored:
+    with closing(Catalog(str(copy / "klamm.db"), lock_of(copy))) as restored:
         assert restored.topics() == catalog.topics()
         assert restored.store_id == catalog.store_id
         assert restored.check() == []
@@ -463,7 +463,7 @@ def test_a_closed_catalog_says_so(catalog: Catalog) -> None:
 def test_a_read_only_catalog_reads_what_others_write_and_refuses_to(
     catalog: Catalog, tmp_path: Path, path: str
 ) -> None:
-    with closing(Catalog(path, gate_of(tmp_path), read_only=True)) as reader:
+    with closing(Catalog(path, lock_of(tmp_path), read_only=True)) as reader:
         assert reader.topics() == []
         catalog.create_topic("orders", 1, {}, nothing)
         assert reader.topic("orders").name == "orders"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from klamm.store.catalog import Catalog, WantedSlots
+from klamm.store.catalog import Catalog, SlotRequest
 from tests.procs import Child, children
-from tests.store.conftest import gate_of
+from tests.store.conftest import lock_of
 
 WORKERS = 16
 
@@ -25,12 +25,12 @@ def work(directory: Path, worker: int, life: int) -> None:
     def note(*words: object) -> None:
         os.write(journal, (" ".join(map(str, words)) + "\n").encode())
 
-    def lay_out(wanted: WantedSlots, *_: object) -> tuple[int, ...]:
+    def lay_out(wanted: SlotRequest, *_: object) -> tuple[int, ...]:
         slots = tuple(range(wanted.fresh, wanted.fresh + wanted.how_many))
         note("laid", slots[0], slots[-1])
         return slots
 
-    catalog = Catalog(str(directory / "klamm.db"), gate_of(directory))
+    catalog = Catalog(str(directory / "klamm.db"), lock_of(directory))
     for number in range(1_000_000):
         name = f"t-{worker}-{life}-{number}"
         note("?create", name)
@@ -56,7 +56,7 @@ def kill(worker: Child) -> None:
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.soak)])
 def test_nothing_is_lost_or_doubled_when_creators_are_killed(tmp_path: Path, seconds: int) -> None:
-    Catalog.create(str(tmp_path / "klamm.db"), gate_of(tmp_path), "x").close()
+    Catalog.create(str(tmp_path / "klamm.db"), lock_of(tmp_path), "x").close()
     chance = random.Random(seconds)
     lives = dict.fromkeys(range(WORKERS), 0)
     end = time.monotonic() + seconds
@@ -95,7 +95,7 @@ def test_nothing_is_lost_or_doubled_when_creators_are_killed(tmp_path: Path, sec
                     producer_ids.append(int(number))
     assert len(slots) == len(set(slots)), "a slot was given twice"
     assert len(producer_ids) == len(set(producer_ids)), "a producer id was given twice"
-    with closing(Catalog(str(tmp_path / "klamm.db"), gate_of(tmp_path))) as catalog:
+    with closing(Catalog(str(tmp_path / "klamm.db"), lock_of(tmp_path))) as catalog:
         assert catalog.check() == []
         found = {topic.name: topic for topic in catalog.topics()}
     assert there.keys() - gone - unsure <= found.keys(), "a topic was lost"

@@ -118,7 +118,7 @@ def test_a_store_in_use_has_no_breach(tmp_path: Path) -> None:
             end = time.monotonic() + 1.5
             while time.monotonic() < end or not partitions[0].ends().start:
                 assert check(core).breaches == []
-                partitions[0].housekeeping.expire()
+                partitions[0].cleanup.expire()
                 assert check(tmp_path / "store").breaches == []
         finally:
             stop.set()
@@ -171,7 +171,7 @@ def test_segments_that_come_and_go_under_our_eyes_are_no_breach(
                 if meanwhile == "rolled":
                     fill(partition, 20, 20)
                 else:
-                    partition.housekeeping.delete_before(40)
+                    partition.cleanup.delete_before(40)
             return bases(directory, suffix)
 
         monkeypatch.setattr(segment, "bases", listing)
@@ -391,7 +391,7 @@ def test_a_log_that_ends_with_a_whole_batch_before_its_recovery_point_is_found_a
 
 @pytest.mark.parametrize("name", ["recovery", "producers", "snapshot"])
 def test_damage_beside_the_log_is_found_and_costs_no_record(store: Path, name: str) -> None:
-    path = max(each for each in files_of(store).iterdir() if each.name.endswith(name))  # the youngest snapshot
+    path = max(each for each in files_of(store).iterdir() if each.name.endswith(name))  # the latest snapshot
     flip(path, 9)
     assert repaired(store).breaches[0].path == str(path)
     with opened(store) as core:
@@ -461,7 +461,6 @@ def test_an_index_that_lies_is_found_and_made_anew(store: Path, base: int, lie: 
         flip(path, 3 if lie == "header" else index.HEADER_SIZE + 3)
     with opened(store) as core:  # fewer entries than there were: writers must go on after the new ones
         core.catalog.alter_settings("orders", {"index.interval.bytes": 300})
-        core.changed()
     (breach,) = check(store).breaches
     assert (breach.path, breach.position) == (str(path), 0 if lie == "header" else index.HEADER_SIZE)
     with opened(store) as core:

@@ -24,7 +24,7 @@ from klamm.store.catalog import Catalog
 from klamm.store.database import APPLICATION_ID, FORMAT_VERSION
 from klamm.store.rows import crc
 from klamm.store.transaction_state import PROCESS, SERVER, Row
-from tests.store.conftest import gate_of, nothing
+from tests.store.conftest import lock_of, nothing
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent.parent
 def in_child(code: str, *arguments: str) -> str:
     """What a Python process prints that runs `code`."""
     prelude = (
-        "import os, sys\nfrom klamm.store.catalog import Catalog\nfrom tests.store.conftest import gate_of, nothing\n"
+        "import os, sys\nfrom klamm.store.catalog import Catalog\nfrom tests.store.conftest import lock_of, nothing\n"
     )
     return subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code), *arguments],
@@ -48,7 +48,7 @@ def in_child(code: str, *arguments: str) -> str:
 
 def test_creating_again_keeps_what_is_there(tmp_path: Path, path: str) -> None:
     for store_id in ("first", "second"):
-        with closing(Catalog.create(path, gate_of(tmp_path), store_id)) as catalog:
+        with closing(Catalog.create(path, lock_of(tmp_path), store_id)) as catalog:
             assert catalog.store_id == "first"
             if store_id == "first":
                 catalog.create_topic("orders", 1, {}, nothing)
@@ -59,7 +59,7 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
     code = """
         import signal, sqlite3
         from klamm.store import database
-        dial, left = database._dial, [int(sys.argv[2])]
+        left = [int(sys.argv[2])]
         def step(*_):
             left[0] -= 1
             if left[0] < 0:
@@ -76,7 +76,7 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
             if pid == 0:
                 left[0] = n
                 os.mkdir(f"{sys.argv[1]}/{n}")
-                Catalog.create(f"{sys.argv[1]}/{n}/klamm.db", gate_of(f"{sys.argv[1]}/{n}"), "first")
+                Catalog.create(f"{sys.argv[1]}/{n}/klamm.db", lock_of(f"{sys.argv[1]}/{n}"), "first")
                 os._exit(0)
             if os.waitpid(pid, 0)[1] == 0:
                 break
@@ -89,9 +89,9 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
         path = tmp_path / str(n) / "klamm.db"
         if path.exists():
             with suppress(NotAStore):
-                Catalog(str(path), gate_of(path.parent)).close()
+                Catalog(str(path), lock_of(path.parent)).close()
                 whole += 1
-        with closing(Catalog.create(str(path), gate_of(path.parent), "second")) as catalog:
+        with closing(Catalog.create(str(path), lock_of(path.parent), "second")) as catalog:
             assert catalog.store_id in ("first", "second")
             catalog.create_topic("orders", 1, {}, nothing)
             assert catalog.check() == []
@@ -99,26 +99,26 @@ def test_a_creator_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) ->
 
 
 def test_what_is_no_database_is_no_store(tmp_path: Path, path: str) -> None:
-    gate = gate_of(tmp_path)
+    db_lock = lock_of(tmp_path)
     with pytest.raises(NotAStore, match=r"klamm\.db: there is no such file"):
-        Catalog(path, gate)
+        Catalog(path, db_lock)
     Path(path).write_bytes(b"not a database " * 100)
-    for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
+    for make in (Catalog, lambda path, db_lock: Catalog.create(path, db_lock, "x")):
         with pytest.raises(NotAStore, match=r"klamm\.db: file is not a database"):
-            make(path, gate)
+            make(path, db_lock)
     Path(path).unlink()
     Path(path).mkdir()
     with pytest.raises(NotAStore):
-        Catalog.create(path, gate, "x")
+        Catalog.create(path, db_lock, "x")
 
 
 def test_a_database_of_another_program_is_no_store_and_stays_as_it_is(tmp_path: Path, path: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE songs (title)")
     before = Path(path).read_bytes()
-    for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
+    for make in (Catalog, lambda path, db_lock: Catalog.create(path, db_lock, "x")):
         with pytest.raises(NotAStore, match="of another program"):
-            make(path, gate_of(tmp_path))
+            make(path, lock_of(tmp_path))
     assert Path(path).read_bytes() == before
 
 
@@ -127,9 +127,9 @@ def test_a_newer_format_is_refused(catalog: Catalog, tmp_path: Path, path: str) 
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         connection.execute("PRAGMA user_version = 99")
-    for make in (Catalog, lambda path, gate: Catalog.create(path, gate, "x")):
+    for make in (Catalog, lambda path, db_lock: Catalog.create(path, db_lock, "x")):
         with pytest.raises(NewerFormat, match=f"has format 99, this Klamm knows formats up to {FORMAT_VERSION}"):
-            make(path, gate_of(tmp_path))
+            make(path, lock_of(tmp_path))
 
 
 def to_format_1(path: str) -> None:
@@ -232,7 +232,7 @@ def test_a_store_of_format_4_keeps_its_transactions(tmp_path: Path) -> None:
         more = (row.next_epoch, row.last_epoch, row.previous_id, row.state, ended)
         put_row(path, "wire_producers", *name, *more, *times, row.started_ms, row.used_ms, where, '["g"]')
         put_row(path, "transaction_names", row.name, row.producer_id)
-    with closing(Catalog(path, gate_of(tmp_path))) as catalog:
+    with closing(Catalog(path, lock_of(tmp_path))) as catalog:
         assert catalog.format_version == FORMAT_VERSION
         with catalog.database.reading() as execute:
             both = frozenset({(topic_id, 0), (topic_id, 1)})
@@ -344,21 +344,21 @@ def test_a_store_of_format_3_keeps_its_batches_of_spark(tmp_path: Path) -> None:
 def test_a_path_of_odd_characters_is_opened(tmp_path: Path) -> None:
     odd = tmp_path / "a?b#c%41 ü"
     odd.mkdir()
-    with closing(Catalog.create(str(odd / "klamm.db"), gate_of(odd), "x")):
+    with closing(Catalog.create(str(odd / "klamm.db"), lock_of(odd), "x")):
         assert (odd / "klamm.db").exists()
 
 
-# The gate and the write-ahead log
+# The klamm.db lock and the write-ahead log
 
 
-def test_every_write_and_every_checkpoint_is_under_the_gate(
+def test_every_write_and_every_checkpoint_is_under_the_klamm_db_lock(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [False]
-    real = gate_of(tmp_path)
+    real = lock_of(tmp_path)
 
     @contextmanager
-    def gate() -> Iterator[None]:
+    def db_lock() -> Iterator[None]:
         with real():
             held[0] = True
             try:
@@ -380,7 +380,7 @@ def test_every_write_and_every_checkpoint_is_under_the_gate(
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Connection, **k))
     monkeypatch.setattr(database_module, "WAL_LIMIT", 20_000)
-    with closing(Catalog.create(path, gate, "x")) as catalog:
+    with closing(Catalog.create(path, db_lock, "x")) as catalog:
         for number in range(5):
             catalog.create_topic(f"t{number}", 10, {}, nothing)
             catalog.add_partitions(f"t{number}", 11, nothing)
@@ -424,7 +424,7 @@ def test_nothing_but_us_makes_checkpoints(catalog: Catalog) -> None:
 
 
 def test_a_writer_that_closes_empties_the_log_for_those_who_stay(catalog: Catalog, tmp_path: Path, path: str) -> None:
-    with closing(Catalog(path, gate_of(tmp_path))) as staying:
+    with closing(Catalog(path, lock_of(tmp_path))) as staying:
         catalog.create_topic("orders", 1, {}, nothing)
         assert os.stat(path + "-wal").st_size > 0
         catalog.close()
@@ -440,7 +440,7 @@ def test_closing_leaves_one_whole_file(catalog: Catalog, tmp_path: Path) -> None
 
 def test_what_was_written_survives_a_kill_of_the_writer(tmp_path: Path, path: str) -> None:
     code = """
-        catalog = Catalog.create(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])), "x")
+        catalog = Catalog.create(sys.argv[1], lock_of(os.path.dirname(sys.argv[1])), "x")
         catalog.create_topic("orders", 3, {}, nothing)
         print("done", flush=True)
         os.kill(os.getpid(), 9)
@@ -448,7 +448,7 @@ def test_what_was_written_survives_a_kill_of_the_writer(tmp_path: Path, path: st
     with pytest.raises(subprocess.CalledProcessError) as killed:
         in_child(code, path)
     assert killed.value.stdout == "done\n"
-    with closing(Catalog(path, gate_of(tmp_path))) as catalog:
+    with closing(Catalog(path, lock_of(tmp_path))) as catalog:
         assert catalog.topic("orders").partitions == (1, 2, 3)
 
 
@@ -468,15 +468,15 @@ def locked(path):
 def test_a_forked_child_holds_sqlites_locks_itself(tmp_path: Path, path: str) -> None:
     code = """
         path = sys.argv[1]
-        catalog = Catalog.create(path, gate_of(os.path.dirname(path)), "x")
+        catalog = Catalog.create(path, lock_of(os.path.dirname(path)), "x")
         first = catalog.allocate_producer_id()
         catalog.create_topic("orders", 1, {}, nothing)
         if os.fork() == 0:
             assert catalog.topic("orders")  # by a connection of its own
-            catalog.database.gate = gate_of(os.path.dirname(path))
+            catalog.database.db_lock = lock_of(os.path.dirname(path))
             assert catalog.allocate_producer_id() > first + 1
             catalog.close()
-            mine = Catalog(path, gate_of(os.path.dirname(path)))
+            mine = Catalog(path, lock_of(os.path.dirname(path)))
             assert mine.topic("orders")
             assert locked(path) and locked(path + "-shm")
             assert mine.allocate_producer_id() != first
@@ -495,7 +495,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
     code = """
         import threading
         path = sys.argv[1]
-        catalog = Catalog.create(path, gate_of(os.path.dirname(path)), "x")
+        catalog = Catalog.create(path, lock_of(os.path.dirname(path)), "x")
         stop = threading.Event()
         def work():
             number = 0
@@ -508,7 +508,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
         thread.start()
         for n in range(15):
             if os.fork() == 0:
-                mine = Catalog(path, gate_of(os.path.dirname(path)))
+                mine = Catalog(path, lock_of(os.path.dirname(path)))
                 mine.create_topic(f"c{n}", 1, {}, nothing)
                 mine.close()
                 os._exit(0)
@@ -517,7 +517,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_lose(tmp_path: Path, path: s
         thread.join()
     """
     made = int(in_child(code, path))
-    with closing(Catalog(path, gate_of(tmp_path))) as catalog:
+    with closing(Catalog(path, lock_of(tmp_path))) as catalog:
         names = {topic.name for topic in catalog.topics()}
         assert names == {f"c{n}" for n in range(15)} | {f"t{n}" for n in range(made)}
         assert catalog.check() == []
@@ -551,10 +551,10 @@ def test_a_directory_that_cannot_be_written_is_read_without_missing_anything(lef
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         path = directory / "klamm.db"
-        with closing(Catalog.create(str(path), gate_of(directory), "x")) as catalog:
+        with closing(Catalog.create(str(path), lock_of(directory), "x")) as catalog:
             catalog.create_topic("before", 1, {}, nothing)
         code = """
-            catalog = Catalog(sys.argv[1], gate_of(os.path.dirname(sys.argv[1])))
+            catalog = Catalog(sys.argv[1], lock_of(os.path.dirname(sys.argv[1])))
             catalog.create_topic("after", 1, {}, nothing)
             os.kill(os.getpid(), 9)
         """

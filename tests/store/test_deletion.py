@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -20,6 +21,7 @@ from klamm.cli.main import run
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, NotAStore, StoreBusy, StoreError
 from klamm.store import directory
+from tests.descriptors import descriptors, opened_since
 from tests.procs import Flag, children
 
 
@@ -52,12 +54,30 @@ def test_a_directory_that_klamm_db_does_not_know_is_left_alone_and_can_be_put_ba
     with klamm.open(path) as store, caplog.at_level(logging.WARNING, "klamm"):
         store.maintain()
         store.maintain()
-        told = [each.getMessage() for each in caplog.records if "knows no such topic" in each.getMessage()]
+        told = [each.getMessage() for each in caplog.records if "topic missing in klamm.db" in each.getMessage()]
         assert len(told) == 1, "logged once, not at every round"
         assert "ghost" not in store.topics
         report = store.check(repair=True)
         assert report.ok and any("put back as topic ghost" in str(each.repaired) for each in report.breaches)
         assert values(store, "ghost") == [b"x"]
+
+
+def test_a_topic_whose_files_cannot_be_removed_now_is_deleted_and_a_sweep_removes_them(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk is a reason to delete a topic, and no reason to say that it was not."""
+    with klamm.open(path) as store, caplog.at_level(logging.WARNING, "klamm"):
+        _os.trap(1, kinds=_os.RENAME, error=errno.ENOSPC)
+        try:
+            store.topics.delete("invoices")
+        finally:
+            _os.trap(0)
+        assert "invoices: deleted; files that are left are removed by the next sweep" in caplog.text
+        assert "invoices" not in store.topics and list(path.glob("topics/invoices-*"))
+        store.maintain()
+        assert not list(path.glob("topics/invoices-*")) and store.check().ok
+    with klamm.open(path) as store:
+        assert list(store.topics) == ["orders"]
 
 
 def test_without_klamm_db_nothing_is_deleted_and_repair_makes_it_again(path: Path) -> None:
@@ -100,6 +120,15 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: os.truncate(file, file.stat().st_size // 2 + 7),
     "a row that was changed": _change_a_row,
 }
+
+
+@pytest.mark.parametrize("how", ["no database", "pages of rubbish"])
+def test_a_damaged_klamm_db_that_cannot_be_read_is_not_left_open(path: Path, how: str) -> None:
+    DAMAGE[how](path / "klamm.db")
+    before = descriptors()
+    with pytest.raises(klamm.StoreError) as caught:
+        klamm.open(path, read_only=True)
+    assert [name for name in opened_since(before) if "klamm.db" in name] == [], caught.value  # its frames are alive
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -31,7 +31,7 @@ class Commits:
             return original(durable=durable)
 
         monkeypatch.setattr(database, "transaction", transaction)
-        with database.gate(), original() as execute:
+        with database.db_lock(), original() as execute:
             execute("CREATE TABLE written (number INTEGER)")
 
     def written(self) -> list[int]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from klamm.disk._os import HeldBytes
-from klamm.disk.locks import group_region
+from klamm.disk.locks import group_lock_base
 from klamm.errors import CommitGap, GroupBusy, InvalidSetting, NotAStore, UnknownGroup, UnknownTopic
 from klamm.store import directory
 from klamm.store.check import check
 from klamm.store.directory import Core
-from klamm.store.groups import OffsetRow, Seat
+from klamm.store.groups import JoinResult, OffsetRow
 from klamm.types import TopicId
 from tests.procs import Flag, children
 
@@ -28,10 +28,12 @@ def core(tmp_path: Path) -> Iterator[Core]:
     directory.release(opened)
 
 
-def join(core: Core, name: str = "g", member: str | None = None, *, rejoin_ms: int = 0, max_size: int = 10) -> Seat:
+def join(
+    core: Core, name: str = "g", member: str | None = None, *, rejoin_ms: int = 0, max_size: int = 10
+) -> JoinResult:
     member_id = f"id-{len(core.groups.rows(0)) if core.groups.names() else 0}-{member}"
     return core.groups.join(
-        name, member_id, member, EVERYTHING, rejoin_ms, max_size, lambda byte, seat: hold(core, byte)
+        name, member_id, member, EVERYTHING, rejoin_ms, max_size, lambda byte, joined: hold(core, byte)
     )
 
 
@@ -40,10 +42,10 @@ def hold(core: Core, byte: int) -> bool:
     return core.members.try_hold(byte)
 
 
-def leave(core: Core, seat: Seat, *, keep_row: bool) -> None:
+def leave(core: Core, joined: JoinResult, *, keep_row: bool) -> None:
     assert core.members is not None
-    core.members.release(group_region(seat.group.number) + seat.place)
-    core.groups.left(seat, keep_row=keep_row)
+    core.members.release(group_lock_base(joined.group.number) + joined.member_index)
+    core.groups.left(joined, keep_row=keep_row)
 
 
 def topic_id(core: Core) -> TopicId:
@@ -55,14 +57,14 @@ def topic_id(core: Core) -> TopicId:
 
 def test_a_member_gets_the_lowest_free_place_and_a_named_one_its_own(core: Core) -> None:
     a, b, named = join(core), join(core), join(core, member="m")
-    assert [seat.place for seat in (a, b, named)] == [0, 1, 2]
-    assert core.groups.live_places(a.group.number) == {0, 1, 2}
+    assert [joined.member_index for joined in (a, b, named)] == [0, 1, 2]
+    assert core.groups.live_member_indexes(a.group.number) == {0, 1, 2}
     leave(core, a, keep_row=False)
     leave(core, named, keep_row=True)
-    assert [row.place for row in core.groups.rows(0)] == [1, 2]
-    assert [join(core).place for _ in range(2)] == [0, 3]
+    assert [row.member_index for row in core.groups.rows(0)] == [1, 2]
+    assert [join(core).member_index for _ in range(2)] == [0, 3]
     again = join(core, member="m")
-    assert again.place == 2
+    assert again.member_index == 2
     with pytest.raises(GroupBusy):
         join(core, member="m")
     with pytest.raises(GroupBusy, match=r"group\.max\.size"):
@@ -82,10 +84,10 @@ def test_rows_of_the_dead_go_when_somebody_joins(core: Core, tmp_path: Path) -> 
         child = start(die)
         has.wait()
         child.ended()
-    assert [row.place for row in core.groups.rows(0)] == [0, 1, 2]
-    assert core.groups.live_places(0) == set()
-    assert join(core).place == 0
-    assert [(row.place, row.name) for row in core.groups.rows(0)] == [(0, None), (2, "m")]
+    assert [row.member_index for row in core.groups.rows(0)] == [0, 1, 2]
+    assert core.groups.live_member_indexes(0) == set()
+    assert join(core).member_index == 0
+    assert [(row.member_index, row.name) for row in core.groups.rows(0)] == [(0, None), (2, "m")]
 
 
 def test_a_late_member_is_expired_unless_it_is_back(core: Core) -> None:
@@ -97,16 +99,18 @@ def test_a_late_member_is_expired_unless_it_is_back(core: Core) -> None:
     core.groups.expire(0, row._replace(joined_ms=row.joined_ms - 1))  # it was another life of it that was late
     assert len(core.groups.rows(0)) == 1
     core.groups.expire(0, row)
-    assert core.groups.rows(0) == [] and core.groups.live_places(0) == set()
+    assert core.groups.rows(0) == [] and core.groups.live_member_indexes(0) == set()
 
 
 def test_a_join_that_fails_leaves_nothing_behind(core: Core) -> None:
     before = core.groups._held(0, 1 << 62)
-    seats: list[HeldBytes[str, Seat]] = [HeldBytes(core.members)]
+    locks: list[HeldBytes[str, JoinResult]] = [HeldBytes(core.members)]
     with pytest.raises(TypeError):
-        core.groups.join("g", "id", None, {"topics": object()}, 0, 10, lambda byte, seat: seats[0].take("", byte, seat))
+        core.groups.join(
+            "g", "id", None, {"topics": object()}, 0, 10, lambda byte, joined: locks[0].take("", byte, joined)
+        )
     assert core.groups._held(0, 1 << 62) != before, "the byte is the caller's to release"
-    seats.clear()
+    locks.clear()
     assert core.groups._held(0, 1 << 62) == before
     assert core.groups.names() == []
 
@@ -114,9 +118,9 @@ def test_a_join_that_fails_leaves_nothing_behind(core: Core) -> None:
 def test_the_number_of_a_group_is_never_given_again(core: Core) -> None:
     numbers = []
     for name in ("a", "b", "a"):
-        seat = join(core, name)
-        numbers.append(seat.group.number)
-        leave(core, seat, keep_row=False)
+        joined = join(core, name)
+        numbers.append(joined.group.number)
+        leave(core, joined, keep_row=False)
         core.groups.delete(name)
     assert numbers == [0, 1, 2]
     with pytest.raises(UnknownGroup):
@@ -134,10 +138,10 @@ def test_a_name_that_does_not_fit_is_refused(core: Core, name: str) -> None:
 
 def test_a_door_is_claimed_when_nobody_sits_at_the_other(core: Core) -> None:
     groups = core.groups
-    seat = join(core)
+    joined = join(core)
     with pytest.raises(GroupBusy, match="have the store open"):
         groups.claim_door("g", "kafka")
-    leave(core, seat, keep_row=False)
+    leave(core, joined, keep_row=False)
     group = groups.claim_door("g", "kafka")
     assert group.door == "kafka"
     with pytest.raises(GroupBusy, match="Kafka server"):
@@ -187,7 +191,7 @@ def test_an_offset_commit_is_not_synced_and_other_writes_are(core: Core) -> None
     assert mode() == 2
     core.groups.commit(group.number, [row])
     assert mode() == 1
-    with database.gate(), database.transaction():
+    with database.db_lock(), database.transaction():
         pass
     assert mode() == 2
 
@@ -199,7 +203,7 @@ def test_an_offset_commit_is_not_synced_and_other_writes_are(core: Core) -> None
     ("statement", "said"),
     [
         ("UPDATE offsets SET offset = 6", "offsets: the row"),
-        ("UPDATE members SET topics = '{}'", "members: the row of place 0"),
+        ("UPDATE members SET topics = '{}'", "members: the row of member 0"),
         ("UPDATE groups SET door = 'kafka'", "groups: the row of 'g'"),
     ],
 )
@@ -207,7 +211,7 @@ def test_rows_that_are_not_as_they_were_written_are_found(core: Core, statement:
     group = join(core).group
     core.groups.commit(group.number, [OffsetRow(topic_id(core), 0, 5)])
     assert check(core).ok
-    with core.catalog.database.gate(), core.catalog.database.transaction() as execute:
+    with core.catalog.database.db_lock(), core.catalog.database.transaction() as execute:
         execute(statement)
     (breach,) = check(core).breaches
     assert said in breach.message

@@ -12,8 +12,8 @@ import pytest
 
 import klamm
 from klamm.batch import walk
-from klamm.errors import CorruptBatch, InvalidRecord, InvalidSetting, ReadOnly, UnknownTopic
-from klamm.log import cleaned
+from klamm.errors import CorruptBatch, InvalidRecord, InvalidSetting, ReadOnly, UnknownTopic, readable
+from klamm.log import cleaner_checkpoint
 from klamm.log.partition import Partition
 from klamm.store import backup
 from tests.procs import children, until
@@ -250,7 +250,7 @@ def test_check_knows_where_gaps_may_be(store: klamm.Store) -> None:
     assert store.check().breaches == []
     log = log_of(store)
     log.checkpoint()
-    below = cleaned.load(log.directory).gaps_below
+    below = cleaner_checkpoint.load(log.directory).gaps_below
     lost = [base for base in log.segments() if base > below][1]
     Path(log.directory, f"{lost:020}.log").unlink()
     report = store.check()
@@ -265,7 +265,7 @@ def test_check_notices_a_lost_segment_right_behind_the_compacted_ones(store: kla
     fill(store, 50)
     log = log_of(store)
     log.checkpoint()
-    below = cleaned.load(log.directory).gaps_below
+    below = cleaner_checkpoint.load(log.directory).gaps_below
     Path(log.directory, f"{below:020}.log").unlink()
     assert [breach.message for breach in store.check().breaches if f"offsets {below} to" in breach.message]
 
@@ -273,10 +273,10 @@ def test_check_notices_a_lost_segment_right_behind_the_compacted_ones(store: kla
 def test_a_damaged_cleaned_is_told_and_put_right(store: klamm.Store) -> None:
     want = fill(store)
     store.compact(force=True)
-    path = Path(cleaned.path_of(log_of(store).directory))
+    path = Path(cleaner_checkpoint.path_of(log_of(store).directory))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     report = store.check()
-    assert [breach.path for breach in report.breaches] == [str(path)] and not report.ok
+    assert [breach.path for breach in report.breaches] == [readable(str(path))] and not report.ok
     assert store.check(repair=True).ok
     assert store.check().breaches == []
     assert contents(store) == want
@@ -342,7 +342,7 @@ def test_a_copy_that_a_compaction_overtakes_starts_over(
     want = fill(store)
     if closed:
         store.compact(force=True)
-    note = backup._note
+    note = backup._take_snapshots
     times: list[int] = []
 
     def noted(*args: Any) -> Any:
@@ -353,7 +353,7 @@ def test_a_copy_that_a_compaction_overtakes_starts_over(
         times.append(1)
         return found
 
-    monkeypatch.setattr(backup, "_note", noted)
+    monkeypatch.setattr(backup, "_take_snapshots", noted)
     store.backup(tmp_path / "copy")
     assert len(times) == 2
     with klamm.open(tmp_path / "copy") as copy:
@@ -372,4 +372,4 @@ def test_compact_has_an_asyncio_twin(store: klamm.Store) -> None:
 
     assert asyncio.run(run()).partitions == 1
     assert count(store) == 7
-    assert os.path.exists(cleaned.path_of(log_of(store).directory))
+    assert os.path.exists(cleaner_checkpoint.path_of(log_of(store).directory))

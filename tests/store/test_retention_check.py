@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.errors import readable
 from klamm.log.partition import Partition
 from klamm.store import directory, retention_check
 from tests.crash.stores import without_maintenance
@@ -121,7 +122,7 @@ def test_after_a_boot_a_log_is_recovered_only_if_its_files_are_old_or_large(
     store: klamm.Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.append("busy", b"v")
-    old = Path(log_of(store, "idle").directory, f"{0:020}.log")
+    old = Path(readable(log_of(store, "idle").directory), f"{0:020}.log")
     store.close()
     os.utime(old, (OLD / 1000, OLD / 1000))
     monkeypatch.setattr(directory, "boot_id", lambda: b"another boot, 16")

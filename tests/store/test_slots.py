@@ -168,11 +168,11 @@ USES: dict[str, Callable[[Partition], object]] = {
     "snapshot": lambda partition: partition.snapshot(),
     "read": lambda partition: partition.reader(0).read(),
     "checkpoint": lambda partition: partition.checkpoint(),
-    "expire": lambda partition: partition.housekeeping.expire(),
-    "delete_before": lambda partition: partition.housekeeping.delete_before(5),
-    "heal": lambda partition: partition.heal(),
+    "expire": lambda partition: partition.cleanup.expire(),
+    "delete_before": lambda partition: partition.cleanup.delete_before(5),
+    "rewrite_unsynced": lambda partition: partition.rewrite_unsynced(),
     "mark_deleted": lambda partition: partition.mark_deleted(),
-    "compact": lambda partition: partition.housekeeping.compact(),
+    "compact": lambda partition: partition.cleanup.compact(),
     "offset_at": lambda partition: partition.offset_at(0),
     "append_marker": lambda partition: partition.append_marker(1, 0, commit=True),
     "producers": lambda partition: partition.producers(),
@@ -241,12 +241,12 @@ def test_a_slot_whose_lock_a_stopped_process_holds_is_not_used_again_before_it_i
             assert child.stopped()
             core = store._acquired()
             core.catalog.delete_topic("old")  # a deleter that was killed here
-            sweep(core, thorough=True)
+            sweep(core, with_all_topics=True)
             store.topics.create("new")
             assert slots_of(store, "new") != (slot,)
             child.go_on()
             child.answer()
-            sweep(core, thorough=True)
+            sweep(core, with_all_topics=True)
             store.topics.create("newer")
             assert slots_of(store, "newer") == (slot,)
             assert values(store, "newer") == []

@@ -16,7 +16,7 @@ import klamm
 from klamm.batch import Builder
 from klamm.batch.header import TRANSACTIONAL
 from klamm.disk.locks import TRANSACTION
-from klamm.errors import Aborted, Fenced, NotAStore, ReadOnly
+from klamm.errors import Aborted, Fenced, NotAStore, ReadOnly, readable
 from klamm.log.partition import Partition
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
@@ -241,7 +241,7 @@ def test_what_is_open_in_a_log_and_in_no_row_is_aborted(store: klamm.Store) -> N
     all_of = core_of(store).transactions
     stray, mine = begin(store, 0), begin(store, 0)
     database = core_of(store).catalog.database
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute("DELETE FROM transactions WHERE producer_id = ?", (stray.producer_id,))
     all_of.resolve([log_of(store)])
     assert log_of(store).open_transactions() == [(mine.producer_id, 0, 1)]
@@ -385,7 +385,7 @@ def test_a_damaged_row_is_told_and_nobody_guesses(store: klamm.Store, column: st
     core_of(store).transactions.let_go(other)
     database = core_of(store).catalog.database
     wrong = {"state": "prepared_commit", "partitions": "{}", "crc": 1, "timeout_ms": 2, "name": None}[column]
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute(f"UPDATE transactions SET {column} = ? WHERE producer_id = ?", (wrong, mine.producer_id))
     (breach,) = store.check().breaches
     assert "producer id 0" in breach.message
@@ -399,7 +399,7 @@ def test_a_damaged_name_is_told(store: klamm.Store) -> None:
     all_of = core_of(store).transactions
     all_of.identity("billing")
     database = core_of(store).catalog.database
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute("UPDATE transaction_names SET producer_id = 77")
     (breach,) = store.check().breaches
     assert "billing" in breach.message
@@ -490,14 +490,14 @@ def test_a_resolver_that_read_a_row_before_its_commit_does_not_undo_it(
     all_of = core_of(store).transactions
     mine = begin(store, 0, timeout_ms=1)
     until(lambda: (next(iter(store.transactions)).age_ms or 0) > 3, "time passes")
-    gate = core_of(store).catalog.database.gate
+    db_lock = core_of(store).catalog.database.db_lock
 
-    def too_late() -> object:  # between its look at the rows and the gate
+    def too_late() -> object:  # between its look at the rows and the klamm.db lock
         monkeypatch.undo()
         all_of.decide(mine, commit=True)
-        return gate()
+        return db_lock()
 
-    monkeypatch.setattr(core_of(store).catalog.database, "gate", too_late)
+    monkeypatch.setattr(core_of(store).catalog.database, "db_lock", too_late)
     all_of.resolve()
     assert [info.state for info in store.transactions] == ["prepared_commit"]
     all_of.resolve()
@@ -512,7 +512,7 @@ def test_entries_of_aborts_that_a_power_cut_left_half_written_are_cleared_away(p
         store.maintain()  # from here on, recovery reads the log again
         with store.transaction() as tx:
             tx.send("t", b"2")
-        where = Path(log_of(store).directory)
+        where = Path(readable(log_of(store).directory))
     for base in (0, 77):  # of a segment that is there, and of one that is not
         (where / f"{base:020}.aborted").write_bytes(bytes(32))
     Path(path, "heads").write_bytes(b"")  # so everything is recovered

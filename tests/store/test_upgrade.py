@@ -144,7 +144,7 @@ def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path,
             opened._acquired().heads.set_format(TODAY.heads, features)
         else:
             catalog = opened._acquired().catalog
-            with catalog.database.gate(), catalog.database.transaction() as execute:
+            with catalog.database.db_lock(), catalog.database.transaction() as execute:
                 catalog.set_meta(execute, "features", str(features))
     for read_only in (False, True):
         if kind == "compatible" or (kind == "read_compatible" and read_only):
@@ -184,7 +184,7 @@ def become(by: int) -> None:
 
     def upgrade_database(self: Catalog, before: Callable[[], None]) -> None:
         before()
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             execute(f"PRAGMA user_version={TODAY.database + by}")
 
     Catalog._upgrade = upgrade_database  # type: ignore[method-assign]

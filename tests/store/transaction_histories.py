@@ -30,6 +30,7 @@ from klamm.kafka.transaction_coordinator import TransactionCoordinator
 from klamm.spark import batches as spark_batches
 from klamm.spark.batches import BatchId
 from klamm.store import transaction_resolver
+from klamm.store.markers import write_marker_now
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
 from tests.crash.cases import memory_directory
@@ -92,13 +93,13 @@ class Driver:
         self.number = 0
         self.is_blocked = False
         self.server = ExitStack()
-        self.desk: TransactionCoordinator | None = None
+        self.coordinator: TransactionCoordinator | None = None
 
     def act(self, word: str) -> str:
         actor, *rest = word.split()
         try:
             if actor[0] == "w" and actor[1:].isdigit():
-                answer = self._client(actor, *rest) if self.desk is not None else "-"
+                answer = self._client(actor, *rest) if self.coordinator is not None else "-"
             elif actor[0] == "s" and actor[1:].isdigit():
                 answer = self._spark(actor, *rest)
             elif actor[0] == "e" and actor[1:].isdigit():
@@ -156,14 +157,14 @@ class Driver:
     # ---- over the wire
 
     def _client(self, actor: str, what: str, argument: str = "") -> object:
-        desk = self.desk
-        assert desk is not None
+        coordinator = self.coordinator
+        assert coordinator is not None
         client = self.clients.get(actor)
         if client is None:
-            client = Client(self.store, desk, NAMES[actor] or "", bumps=actor in ("w0", "w3"))
+            client = Client(self.store, coordinator, NAMES[actor] or "", bumps=actor in ("w0", "w3"))
             self.clients[actor] = client
             return f"{client.init(TIMEOUT_MS).name} {client.producer_id}.{client.epoch}"
-        client.desk = desk
+        client.coordinator = coordinator
         if what in ("init", "again"):
             code = client.init(TIMEOUT_MS, again=what == "again")
         elif what == "send":
@@ -171,7 +172,7 @@ class Driver:
         elif what == "add":
             code = client.add(int(argument))
         elif what == "check":
-            return desk.check_produce(client.producer_id, client.epoch, place_of(self.store, int(argument))).name
+            return coordinator.check_produce(client.producer_id, client.epoch, place_of(self.store, int(argument))).name
         elif what == "offsets":
             self.number += 1
             code = client.commit_offsets("g", self.number)
@@ -181,11 +182,11 @@ class Driver:
             found = client.ask_end(commit=argument == "commit")
             return f"{found.error.name} {found.producer_id}.{found.epoch}"
         elif what == "late":
-            found = desk.end(client.name, client.producer_id, client.epoch - 1, commit=True, bump=client.bumps)
+            found = coordinator.end(client.name, client.producer_id, client.epoch - 1, commit=True, bump=client.bumps)
             return f"{found.error.name} {found.producer_id}.{found.epoch}"
         else:
             assert what == "wrong"
-            found = desk.end(client.name, client.producer_id + 7, client.epoch, commit=True, bump=client.bumps)
+            found = coordinator.end(client.name, client.producer_id + 7, client.epoch, commit=True, bump=client.bumps)
             return f"{found.error.name} {found.producer_id}.{found.epoch}"
         return f"{code.name} {client.producer_id}.{client.epoch}"
 
@@ -238,22 +239,26 @@ class Driver:
             all_of.tidy()
         elif what == "down":
             self.server.close()
-            self.desk = None
+            self.coordinator = None
         elif what in ("block", "unblock"):  # whether a stopped process is appending to every log
             self.is_blocked = what == "block"
-        elif what == "up" and self.desk is None:
-            self.desk = self.server.enter_context(serving(self.store))
-        elif what == "tick" and self.desk is not None:
-            self.desk.tick()
-        elif what == "last" and self.desk is not None:  # the client is in its last epoch
-            self.desk.tick()
+        elif what == "up" and self.coordinator is None:
+            self.coordinator = self.server.enter_context(serving(self.store))
+        elif what == "tick" and self.coordinator is not None:
+            self.coordinator.tick()
+        elif what == "last" and self.coordinator is not None:  # the client is in its last epoch
+            self.coordinator.tick()
             client = self.clients.get(actor)
-            row = None if client is None else self.desk.row(client.name)
+            row = None if client is None else self.coordinator.row(client.name)
             is_idle = client is not None and row is not None and row.is_over
             if client is None or not is_idle or row is None or row.producer_id != client.producer_id:
                 return "-"
             set_epoch(self.store, client, MAX_EPOCH)
         return "ok"
+
+    def _is_over(self, producer_id: int) -> bool:
+        """Whether the server knows that it is, which it writes with the next one."""
+        return self.coordinator is not None and producer_id in self.coordinator._marked
 
     def state(self) -> str:
         letters = {"ongoing": "o", "prepared_commit": "C", "prepared_abort": "A"}
@@ -261,11 +266,12 @@ class Driver:
             f"{info.producer_id}.{info.epoch}{letters[info.state]}"
             + "".join(str(number) for _, number in info.partitions)
             for info in self.store.transactions
+            if not self._is_over(info.producer_id)
         )
         names = ""
-        if self.desk is not None:
+        if self.coordinator is not None:
             names = " ".join(
-                f"{row.name}={row.producer_id}.{row.next_epoch}{_short(row.state)}" for row in self.desk.rows()
+                f"{row.name}={row.producer_id}.{row.next_epoch}{_short(row.state)}" for row in self.coordinator.rows()
             )
         logs = [log_of(self.store, number) for number in range(PARTITIONS)]
         ends = " ".join(f"{len(markers(log))}{'+' if stands_open(log) else ''}" for log in logs)
@@ -283,6 +289,9 @@ def history(path: Path, words: list[str], kind: str) -> Iterator[str]:
         driver = Driver(store)
         with driver.server, pytest.MonkeyPatch.context() as patch:
             patch.setattr(transaction_resolver, "can_append", lambda *_: not driver.is_blocked)
+            patch.setattr(
+                transaction_resolver, "write_marker_now", lambda *_: None if driver.is_blocked else write_marker_now(*_)
+            )
             if kind == "wire":
                 driver.act("up")
             before = ""

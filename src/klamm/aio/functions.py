@@ -121,5 +121,5 @@ def open(  # noqa: A001  # as klamm.open
 async def check(
     path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], object] | None = None
 ) -> Report:
-    """Walk every promise of the store at `path`; see `klamm.check`. `progress` is called in a thread."""
+    """Verify the store at `path`; see `klamm.check`. `progress` is called in a thread."""
     return await run_alone(api.check, path, repair=repair, progress=progress)

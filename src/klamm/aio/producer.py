@@ -101,7 +101,7 @@ class Producer(Generic[K, V]):
 def _notify(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
     try:
         loop.call_soon_threadsafe(_set, done)
-    except RuntimeError:  # the loop is closed: nobody waits any more
+    except RuntimeError:  # the loop is closed: no task waits any more
         pass
 
 

@@ -9,7 +9,7 @@ a partition, or for the disk, hold up no read. What may wait for long by itself 
 consumer, a table, a pipe. asyncio's default executor is not used.
 
 A task that is cancelled leaves its call alone (THR1): `run` drops a call that has not begun, and lets one that has
-begun come to its end; `finish` lets either. What a call made that nobody can take any more is closed (`make`).
+begun come to its end; `finish` lets either. What a cancelled call made is closed (`make`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except BaseException as error:  # noqa: BLE001  # whoever waits for the future gets it
+                except BaseException as error:  # noqa: BLE001  # the future passes it to the caller
                     future.set_exception(error)
             del given, future, call  # and with them what the caller may want to be dropped
 
@@ -106,11 +106,11 @@ class Threads:
             return None
 
     async def run(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what the call returns. Cancelled: it does not begin, or comes to its end and nobody is told."""
+        """Return what the call returns. Cancelled: it does not begin, or its result is dropped."""
         return await asyncio.wrap_future(self.submit(_bound(call, *arguments, **named)))
 
     async def finish(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-        """Like `run`, but the call is made in any case. If it fails when nobody waits for it, that is logged."""
+        """Like `run`, but the call is made in any case. If it fails after its caller was cancelled, that is logged."""
         future = asyncio.wrap_future(self.submit(_bound(call, *arguments, **named)))
         try:
             return await asyncio.shield(future)
@@ -219,7 +219,7 @@ def _bound(call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Ca
 
 
 def _close_made(made: Future[Any]) -> None:
-    """Close what nobody can take any more; not here, for this may be the thread of the event loop."""
+    """Close what a cancelled call made; not here, for this may be the thread of the event loop."""
     if made.exception() is None:
         DaemonThread(_close, "klamm-aio", made.result())
 
@@ -227,19 +227,19 @@ def _close_made(made: Future[Any]) -> None:
 def _close(made: Closable) -> None:
     try:
         made.close()
-    except Exception:  # noqa: BLE001  # nobody waits for it
+    except Exception:  # noqa: BLE001  # no caller is left
         _log.exception("%r: its task was cancelled, and it could not be closed", made)
 
 
 def _log_error(future: Future[Any] | asyncio.Future[Any]) -> None:
-    """Log the error of a call that nobody waits for; that something is closed, the next call finds out."""
+    """Log the error of a call whose caller is gone; that something is closed, the next call finds out."""
     error = None if future.cancelled() else future.exception()
     if error is not None and not isinstance(error, Closed):
         _log.warning("a call whose task was cancelled has failed: %s", error, exc_info=error)
 
 
 def _watched(future: Future[T]) -> asyncio.Future[T]:
-    """Return it for the loop, which is not to complain if nobody is left to see its error."""
+    """Return it for the loop, which is not to complain if no caller is left to see its error."""
     watched = asyncio.wrap_future(future)
     watched.add_done_callback(_see_error)
     return watched

@@ -96,8 +96,8 @@ class Transaction(Generic[K, V]):
         """
         transaction = self._sync
         await self._calls.ended()
-        if topic not in transaction._lanes:
-            await self._calls.run(transaction._slow_lane, topic)
+        if topic not in transaction._accumulators:
+            await self._calls.run(transaction._find_accumulator, topic)
         delivery = transaction.send(topic, value, key=key, partition=partition, headers=headers, timestamp=timestamp)
         if transaction._is_full:
             await self._calls.run(transaction._append_full)

@@ -159,11 +159,14 @@ class Appends(Opened, Generic[K, V]):
         `headers` is a mapping or (name, value) pairs, values are bytes or text.
         """
         if acks == 1 and headers is None and timestamp is None and partition is None and serde is None is key_serde:
-            target = self._targets.get(topic)
-            if target is not None and target.heads.catalog_version == target.version:
+            try:
+                target = self._targets[topic]
+            except KeyError:  # once; `get` would take longer each time
+                pass
+            else:
                 quick = target.quick
                 if quick is not None:  # one partition, usual settings, no serde: one native call
-                    offset = quick(key, value)
+                    offset = quick(key, value, target.version)
                     return offset if offset >= 0 else self._after_quick(target, offset, topic, key, value)
         if serde is not None or key_serde is not None or self._has_serdes:
             key, value = Serdes(serde, key_serde).over(self._serdes).serializer().pair(key, value)
@@ -185,7 +188,7 @@ class Appends(Opened, Generic[K, V]):
         if result > EVENTFUL:
             return self._target(topic).choose(key, None).append_one(key, value)
         assert target.single is not None
-        return target.single.settle_one(result, key, value, -1)
+        return target.single.retry_one(result, key, value, -1)
 
     @overload
     def append_many(
@@ -333,7 +336,7 @@ class Appends(Opened, Generic[K, V]):
             if self._read_only:
                 raise ReadOnly(f"{self._path}: opened for reading only")
             self._targets.pop(topic, None)
-            target = Target(core.topic(topic), core.heads, version, takes_bytes=not self._has_serdes)
+            target = Target(core.topic(topic), version, takes_bytes=not self._has_serdes)
             with self._mutex:
                 if self._core is core:
                     self._targets[topic] = target

@@ -107,7 +107,7 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
 def check(
     path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], object] | None = None
 ) -> Report:
-    """Walk every promise of the store at `path`; with `repair`, put right what can be without losing a record.
+    """Verify the store at `path`; with `repair`, repair what can be without losing a record.
 
     `progress` is called with the bytes of log that were looked at, and those in all.
     """

@@ -2,7 +2,7 @@
 
 A Store is cheap: it holds a share of what all openers of the directory in this process have in common. Any thread may
 use it. It lives for as long as a producer, consumer or table of it: what was sent is delivered, whatever is dropped
-first. After a fork the child's copy opens the directory anew when it is first used; pickled, it is its path, and opens
+first. After a fork the child's copy opens the directory again when it is first used; pickled, it is its path, and opens
 it again wherever it is unpickled.
 """
 
@@ -100,7 +100,7 @@ class Store(Appends[K, V], Reads[K, V]):
         busy_timeout_ms = busy_ms(self._busy_timeout)
         core = directory.acquire(self._path, create=create, busy_timeout_ms=busy_timeout_ms, **self._options)
         if not self._read_only and core.users == 1:
-            sweep(core, thorough=False)
+            sweep(core, with_all_topics=False)
             core.transactions.resolve(only_abandoned=True)
         return core
 

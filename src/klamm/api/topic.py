@@ -167,11 +167,14 @@ class Topic(TopicReads[K, V]):
         """Append one record and return its offset: like `store.append`."""
         store = self._store
         if acks == 1 and headers is None and timestamp is None and partition is None and serde is None is key_serde:
-            target = store._targets.get(self._name)
-            if target is not None and target.heads.catalog_version == target.version:
+            try:
+                target = store._targets[self._name]
+            except KeyError:  # once; `get` would take longer each time
+                pass
+            else:
                 quick = target.quick
                 if quick is not None:  # the fast path of Store.append, without a call in between
-                    offset = quick(key, value)
+                    offset = quick(key, value, target.version)
                     return offset if offset >= 0 else store._after_quick(target, offset, self._name, key, value)
         append: Callable[..., int | None] = store.append
         return append(
@@ -334,7 +337,7 @@ class Topic(TopicReads[K, V]):
     def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records before an offset, by partition, and return where each partition starts now."""
         opened = self._store._acquired().topic(self._name)
-        partitions = {number: opened.partition(number).housekeeping for number in before}
+        partitions = {number: opened.partition(number).cleanup for number in before}
         return {number: partition.delete_before(before[number]) for number, partition in partitions.items()}
 
     def compact(
@@ -352,4 +355,4 @@ class Topic(TopicReads[K, V]):
         from klamm.store import salvage
 
         core = self._store._acquired()
-        return salvage.cuts_of(core.path, core.catalog.topic(self._name))
+        return salvage.cuts_of(core.files, core.catalog.topic(self._name))

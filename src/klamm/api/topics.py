@@ -85,14 +85,12 @@ class Topics(Generic[K, V]):
         core = self._store._acquired()
         resets = [reset] if isinstance(reset, str) else reset
         core.catalog.alter_settings(name, named_settings(settings, named), resets)
-        core.changed()
         return self.describe(name)
 
     def add_partitions(self, name: str, total: int) -> TopicInfo:
         """Let the topic have `total` partitions. New records of a key may go to another one than its old records."""
         core = self._store._acquired()
         core.catalog.add_partitions(name, total, core.lay_out)
-        core.changed()
         return self.describe(name)
 
     def delete(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """DuckDB over topics: what `store.sql`, `klamm sql` and `klamm export --sql` ask.
 
     orders           a topic: key, value, topic, partition, offset, timestamp, timestampType, headers
-    "my-topic"       one whose name is no word of SQL; two whose names differ by case alone are refused
+    "my-topic"       one whose name is not a word of SQL; two whose names differ by case alone are refused
     latest.users     the latest record of each key that has a value: a compacted topic as a table
     text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '$.id' looks into JSON
 
@@ -70,7 +70,7 @@ class Database:
         pyarrow()
         self._core, self._whole = core, whole
         self._known: set[str] = set()
-        self._reading = _Reading()
+        self._reading = _TopicReads()
         self._connection = duckdb.connect()
         self._in_a_thread(self._set_up)
 
@@ -143,9 +143,9 @@ class Database:
         self._reading.go_on()
 
     def _register(self, query: str) -> None:
-        asked = query.lower()
-        whole = self._whole or re.match(r"\s*show\b", asked)  # show tables
-        named = [name for name in self._topics() if whole or name.lower() in asked]
+        lowered = query.lower()
+        whole = self._whole or re.match(r"\s*show\b", lowered)  # show tables
+        named = [name for name in self._topics() if whole or name.lower() in lowered]
         alike = [name for name in named if sum(name.lower() == other.lower() for other in named) > 1]
         wanted = [name for name in alike if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", query, re.IGNORECASE)]
         if wanted:
@@ -159,7 +159,7 @@ class Database:
                 self._known.add(name)
 
 
-class _Reading:
+class _TopicReads:
     """What a query has read of topics, and the damage it met, of which DuckDB tells in words only."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class _Reading:
 class _Table:
     """A topic as DuckDB reads it: a fresh stream each time."""
 
-    def __init__(self, core: Core, topic: str, reading: _Reading) -> None:
+    def __init__(self, core: Core, topic: str, reading: _TopicReads) -> None:
         self._core, self._topic, self._reading = core, topic, reading
         self._scan = Scan(lambda: core.topic(topic))
 
@@ -229,12 +229,12 @@ def _translated(text: str, topics: Sequence[str]) -> KlammError:
         return NotInstalled(
             "sql: pytz is not installed, and DuckDB needs it for times", name="pytz", hint="pip install 'klamm[sql]'"
         )
-    said = " ".join(text.partition("LINE ")[0].split("Did you mean")[0].split())
-    missing = re.search(r"Table with name (\S+) does not exist", said)
+    message = " ".join(text.partition("LINE ")[0].split("Did you mean")[0].split())
+    missing = re.search(r"Table with name (\S+) does not exist", message)
     if missing is not None:
         there = ", ".join(topics[:10]) or "none"
         return InvalidSetting(
             f"sql: there is no topic {missing[1]!r}", hint=nearest(missing[1], topics) or f"there are: {there}"
         )
     quotes = 'words of SQL, and names that are more than letters, go in double quotes: "offset", "my-topic"'
-    return InvalidSetting(f"sql: {said}", hint=quotes if said.startswith(("Parser", "Binder")) else None)
+    return InvalidSetting(f"sql: {message}", hint=quotes if message.startswith(("Parser", "Binder")) else None)

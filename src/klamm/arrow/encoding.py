@@ -1,5 +1,5 @@
 """Rows of Arrow record batches -> sealed batches, one after the other for each partition. Who gets them decides where
-they go: into a log (append_table.py), or into a file until somebody says so (spark/staging.py).
+they go: into a log (append_table.py), or into a file until the driver publishes it (spark/staged_batches.py).
 
 Bytes go from Arrow's buffers into batches without becoming Python objects. Rows of a partition keep their order.
 """

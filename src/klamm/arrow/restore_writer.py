@@ -1,7 +1,7 @@
 """Rows that have offsets -> a log, in which each gets its own: for what is brought back from elsewhere.
 
 The log's batches follow on; offsets that no row has are gaps within them, as compaction leaves them, or batches without
-records. A batch goes where it belongs or nowhere: if the log goes on at another offset, because somebody else has
+records. A batch goes where it belongs or nowhere: if the log goes on at another offset, because another writer has
 appended meanwhile, that is an error. So a log that was being filled says itself how far it has come.
 """
 
@@ -46,9 +46,9 @@ class RestoreWriter:
         known: Any = pc.less(offsets, pa.scalar(self.next_offset, pa.int64()))
         start = known.true_count
         rows = Rows.of(batch.select(["key", "value", "headers", "timestamp"]))
-        places = numbers(offsets, "offset")
+        offset_column = numbers(offsets, "offset")
         while start < batch.num_rows:
-            done = self._encode(rows, places, start)
+            done = self._encode(rows, offset_column, start)
             if done < rows.rows:
                 if self._builder.count:
                     self.give()
@@ -56,7 +56,7 @@ class RestoreWriter:
                     self.skip_to(offsets[done].as_py())
             start = done
 
-    def _encode(self, rows: Rows, places: NumberColumn, start: int) -> int:
+    def _encode(self, rows: Rows, offset_column: NumberColumn, start: int) -> int:
         try:
             return encode_columns(
                 self._builder,
@@ -66,7 +66,7 @@ class RestoreWriter:
                 rows.key,
                 rows.timestamps,
                 rows.headers,
-                offsets=places,
+                offsets=offset_column,
                 base_offset=self.next_offset,
             )
         except RecordTooLarge as error:

@@ -1,6 +1,6 @@
 """A topic, or a part of it, as a stream of Arrow record batches.
 
-A Scan is lazy: it knows what to read, and reads when somebody asks for a stream. Each stream starts anew, with the ends
+A Scan is lazy: it knows what to read, and reads when a stream is requested. Each stream starts again, with the ends
 of the log as they are then, and holds one record batch and one piece of the log at a time, however long the log is.
 Partitions come one after the other, each in the order of its offsets.
 
@@ -67,9 +67,9 @@ class Scan(Made, by="store.scan(…)", of=FunctionType):
         """`open_topic` gives the topic as it is when a stream begins."""
         pyarrow()
         if batch_rows is not None and not 1 <= batch_rows <= _MAX_ROWS:
-            raise InvalidSetting(f"batch_rows: {batch_rows} does not fit", hint=f"want 1 to {_MAX_ROWS}")
+            raise InvalidSetting(f"batch_rows: {batch_rows} is invalid", hint=f"expected 1 to {_MAX_ROWS}")
         if not 1 <= batch_bytes <= _MAX_BYTES:
-            raise InvalidSetting(f"batch_bytes: {batch_bytes} does not fit", hint=f"want 1 to {_MAX_BYTES}")
+            raise InvalidSetting(f"batch_bytes: {batch_bytes} is invalid", hint=f"expected 1 to {_MAX_BYTES}")
         self._open_topic = open_topic
         self._partitions = None if partitions is None else _numbers(partitions)
         self._start = Where(start, name="start")
@@ -179,7 +179,10 @@ def _pieces(partition: Partition, offsets: range, committed: bool) -> Iterator[t
             coming = ahead.submit(read)
             while after < offsets.stop:
                 if os.getpid() != process:
-                    raise Forked(f"{partition.topic}: a scan that was begun before a fork", hint="begin it anew")
+                    raise Forked(
+                        f"{partition.topic}: a scan that was begun before a fork",
+                        hint="start the scan again in this process",
+                    )
                 data, after = coming.result()
                 if after < offsets.stop:
                     coming = ahead.submit(read)

@@ -47,7 +47,7 @@ def chosen(columns: Iterable[str] | None) -> tuple[str, ...]:
             raise no_column(name)
     if len(set(names)) < len(names) or not names:
         raise InvalidSetting(
-            f"columns are {', '.join(names) or 'none'}", hint="want each at most once, and one at least"
+            f"columns are {', '.join(names) or 'none'}", hint="expected each at most once, and one at least"
         )
     return names
 

@@ -14,7 +14,7 @@ cdef struct Strings:  # a binary column being written: offsets[rows + 1], data[u
     int64_t nulls
 
 
-cdef struct Gather:  # what the loop without the GIL works on; a NULL pointer is a column nobody asked for
+cdef struct Gather:  # what the loop without the GIL works on; a NULL pointer is a column that was not requested
     int64_t *offset
     int64_t *timestamp
     int32_t *timestamp_type
@@ -177,7 +177,7 @@ cdef class StringMemory:
         return 0
 
     cdef tuple hand_out(self, Strings *s, int64_t rows):
-        """(null count, validity or None, offsets, data), and starts anew."""
+        """(null count, validity or None, offsets, data), and starts again."""
         cdef tuple out
         self.offsets.size = (rows + 1) * 4
         self.data.size = s.used
@@ -378,7 +378,7 @@ cdef class Columns:
         return self.g.rows - before
 
     def finish(self):
-        """(rows, buffers by column) of what was gathered, without a copy; the next `add` starts anew.
+        """(rows, buffers by column) of what was gathered, without a copy; the next `add` starts again.
 
         offset, timestamp   int64               timestamp_type, leader_epoch   int32
         key, value          (null count, validity bitmap or None, int32 offsets, data)

@@ -26,7 +26,7 @@ cdef object damage(int code, const uint8_t *data, Py_ssize_t position, int64_t e
     elif code == KLAMM_BAD_CRC:
         size = <int64_t> klamm_get32(p + 8) + KLAMM_LENGTH_END
         what = (f"CRC is {klamm_crc32c(0, p + KLAMM_CRC_START, size - KLAMM_CRC_START):08x}, "
-                f"want {klamm_get32(p + 17):08x}")
+                f"expected {klamm_get32(p + 17):08x}")
     elif code == KLAMM_BAD_ORDER:
         what = f"base offset is {<int64_t> klamm_get64(p)}, want {expected}{'' if contiguous else ' or more'}"
     elif code == KLAMM_BAD_EPOCH:

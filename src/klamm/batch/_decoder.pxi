@@ -14,7 +14,8 @@ cdef class Decoder:
     """Records of whole, verified batches of one partition, some at a time.
 
     A batch is returned whole, or not at all: the first call that takes some of its records checks all of them. Only the
-    batch that is being read is uncompressed, and only records that are taken become objects. Control batches are skipped.
+    batch that is being read is uncompressed, and only records that are taken become objects. Control batches are
+    skipped.
 
         offset         of the next record, or less, where offsets are missing; behind the last one, the end of the data
         leader_epoch   of the records that were taken last; -1: none were
@@ -30,7 +31,8 @@ cdef class Decoder:
     cdef object value_of
     cdef bint is_taking                 # memory that it reads must not be given back
     cdef View view
-    cdef Py_ssize_t position            # in the data: of the next batch; of the one that is being read, until that is checked
+    # in the data: of the next batch; of the one that is being read, until that is checked
+    cdef Py_ssize_t position          
     cdef int64_t begin_offset           # records of the data before it are left out
     cdef int64_t end_offset
     cdef klamm_batch batch
@@ -72,7 +74,9 @@ cdef class Decoder:
         self.leader_epoch = -1
 
     def feed(self, data, int64_t end_offset):
-        """Go on with the whole, verified batches of `data`, which end before `end_offset`. The data before is used up."""
+        """Go on with the whole, verified batches of `data`, which end before `end_offset`. The data before is used
+        up.
+        """
         self.check_idle()
         self.view, self.unpacked = viewed(data), None
         self.position, self.left, self.begin_offset, self.end_offset = 0, 0, self.offset, end_offset
@@ -143,9 +147,9 @@ cdef class Decoder:
     def take(self, Records before not None, Py_ssize_t most, Py_ssize_t most_bytes=INT64_MAX):
         """Return the next records, at most `most`, all of one leader epoch. They follow on from the end of `before`.
 
-        Records of compressed batches take about `most_bytes` of memory, or are one. What is wrong with a batch, or with a
-        record by its serde, is raised when it comes first: what is good before it is returned by one call, and the next
-        call raises.
+        Records of compressed batches take about `most_bytes` of memory, or are one. What is wrong with a batch, or with
+        a record by its serde, is raised when it comes first: what is good before it is returned by one call, and the
+        next call raises.
         """
         cdef Records found = Records.__new__(Records)
         cdef list out = <list> list.__new__(_Batch)
@@ -189,7 +193,9 @@ cdef class Decoder:
         return 0
 
     cdef bint begins_epoch(self):
-        """Whether the next batch is of another leader epoch than the last one. What is cut off is damage: see `enter`."""
+        """Whether the next batch is of another leader epoch than the last one. What is cut off is damage: see
+        `enter`.
+        """
         if self.view.size - self.position < KLAMM_HEADER:
             return False
         return <int32_t> klamm_get32(self.view.data + self.position + 12) != self.batch.leader_epoch
@@ -230,7 +236,9 @@ cdef class Decoder:
         return 0
 
     cdef int make_records(self, Py_ssize_t most, list out) except -1:
-        """Make the next records of the batch, until `out` has `most`, or one is bad, or cannot be made: that is the next."""
+        """Make the next records of the batch, until `out` has `most`, or one is bad, or cannot be made: that is the
+        next.
+        """
         cdef klamm_record r
         cdef const uint8_t *p = self.next
         cdef const uint8_t *following

@@ -311,7 +311,7 @@ class BufferMemory:
     def is_full(self) -> bool: ...
 
 class Sending(Generic[K, V]):
-    _lanes: dict[str, Lane]
+    _accumulators: dict[str, RecordAccumulator]
     _memory: BufferMemory  # a transaction has none
     @overload
     def send(
@@ -336,7 +336,7 @@ class Sending(Generic[K, V]):
         partition: int | None = None,
     ) -> Delivery: ...
 
-class Lane:
+class RecordAccumulator:
     def __init__(
         self,
         topic: str,
@@ -375,7 +375,7 @@ class Lane:
         headers: GivenHeaders | None = None,
         timestamp: int | None = None,
         partition: int | None = None,
-    ) -> Any: ...  # a Delivery; None if the lane is closed
+    ) -> Any: ...  # a Delivery; None if the accumulator is closed
     @property
     def closed(self) -> bool: ...
     @property
@@ -406,7 +406,7 @@ class KeyMap:
     def add(self, data: Buffer, start: int = 0, upto: int = ...) -> int: ...
     def put(self, bounds: Buffer, data: Buffer, offsets: Buffer) -> bool: ...
 
-class Sieve:
+class RecordFilter:
     def __init__(
         self, keys: KeyMap, *, upto: int, now_ms: int, horizon_ms: int, open_ids: Iterable[int] = ()
     ) -> None: ...
@@ -422,7 +422,7 @@ class Sieve:
     def kept(self) -> int: ...
     @property
     def last_horizon(self) -> int: ...
-    def sift(self, data: Buffer) -> memoryview | None: ...
+    def filter(self, data: Buffer) -> memoryview | None: ...
 
 def siphash128(seed: bytes, data: Buffer) -> bytes: ...
 

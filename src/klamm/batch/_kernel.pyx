@@ -6,6 +6,7 @@ One module, a file a noun:
 
     record.h        bytes: varints, one record, one batch header        (C, trusts nothing it reads)
     crc32c.h        the checksum                                        (C)
+    externs.pxd     what is used of both, here and in kafka/_produce.pyx
     _builder.pxi    records -> a batch: Builder, encode_one
     _table.pxi      Arrow columns -> a batch; which rows go to which partition
     _record.pxi     Record, and Headers
@@ -13,7 +14,7 @@ One module, a file a noun:
     _decoder.pxi    batches -> Record objects, tuples, values: decode, Decoder
     _records.pxi    records that were returned, and how far they were handed out
     _columns.pxi    batches -> Arrow columns
-    _lane.pxi       behind producer.send: partition, Builder and Delivery of each record
+    _accumulator.pxi       behind producer.send: partition, Builder and Delivery of each record
     _keymap.pxi     the latest offset of each key; batches without what is not the latest
     _scan.pxi       records that are read in pieces: keys, timestamps
 
@@ -41,6 +42,8 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from klamm.batch.externs cimport *
+
 from bisect import bisect_left as _bisect_left, bisect_right as _bisect_right
 from collections.abc import Mapping as _Mapping
 from datetime import UTC as _UTC, datetime as _datetime, timedelta as _timedelta
@@ -54,85 +57,6 @@ from klamm.batch.header import Header
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopic
 from klamm.types import Batch as _Batch, Position as _Position, TopicPartition as _TopicPartition
 from klamm.times import to_timeout as _to_timeout
-
-
-cdef extern from "crc32c.h" nogil:
-    uint32_t klamm_crc32c(uint32_t crc, const void *data, size_t size)
-    uint32_t klamm_crc32c_software(uint32_t crc, const void *data, size_t size)
-
-
-cdef extern from "record.h" nogil:
-    size_t KLAMM_HUGE_PAGE
-    void *klamm_malloc(size_t size)
-    enum:
-        KLAMM_HEADER
-        KLAMM_LENGTH_END
-        KLAMM_CRC_START
-        KLAMM_CODEC_MASK
-        KLAMM_LOG_APPEND_TIME
-        KLAMM_CONTROL
-        KLAMM_OK
-        KLAMM_SHORT
-        KLAMM_BAD_MAGIC
-        KLAMM_BAD_LENGTH
-        KLAMM_BAD_OFFSET
-        KLAMM_BAD_COUNT
-        KLAMM_BAD_CRC
-        KLAMM_BAD_ORDER
-        KLAMM_BAD_EPOCH
-        KLAMM_SMALLEST_RECORD
-
-    ctypedef struct klamm_batch:
-        int64_t base_offset
-        int64_t next_offset
-        int64_t base_timestamp
-        int64_t max_timestamp
-        int64_t size
-        int32_t leader_epoch
-        int32_t record_count
-        int32_t last_offset_delta
-        uint32_t crc
-        uint16_t attributes
-
-    ctypedef struct klamm_record:
-        int64_t timestamp_delta
-        int64_t offset_delta
-        int64_t key_size
-        int64_t value_size
-        const uint8_t *key
-        const uint8_t *value
-        const uint8_t *headers
-        const uint8_t *end
-        int64_t header_count
-
-    ctypedef struct klamm_record_header:
-        const uint8_t *name
-        const uint8_t *value
-        int64_t name_size
-        int64_t value_size
-
-    void klamm_put16(uint8_t *p, uint16_t v)
-    void klamm_put32(uint8_t *p, uint32_t v)
-    void klamm_put64(uint8_t *p, uint64_t v)
-    uint16_t klamm_get16(const uint8_t *p)
-    uint32_t klamm_get32(const uint8_t *p)
-    uint64_t klamm_get64(const uint8_t *p)
-    int klamm_read_batch(const uint8_t *p, size_t n, klamm_batch *out)
-    const uint8_t *klamm_read_record(const uint8_t *p, const uint8_t *end, klamm_record *r)
-    const uint8_t *klamm_read_header(const uint8_t *p, const uint8_t *end, klamm_record_header *h)
-    int64_t klamm_timestamp(const klamm_batch *b, const klamm_record *r)
-    int klamm_varint_size(int64_t v)
-    uint8_t *klamm_put_varint(uint8_t *p, int64_t v)
-    int64_t klamm_body_size(int64_t timestamp_delta, int64_t offset_delta, int64_t key_size, int64_t value_size,
-                            int64_t headers_size)
-    uint8_t *klamm_put_record(uint8_t *p, int64_t body, int64_t timestamp_delta, int64_t offset_delta,
-                              const uint8_t *key, int64_t key_size, const uint8_t *value, int64_t value_size)
-    void klamm_copy(uint8_t *to, const uint8_t *start, size_t n)
-    void klamm_copy_loose(uint8_t *to, const uint8_t *start, int64_t n, const uint8_t *end)
-    int64_t klamm_put_utf8(uint8_t *to, const uint8_t *start, int64_t n)
-    uint32_t klamm_murmur2(const uint8_t *p, size_t n)
-    int64_t klamm_now_ms()
-    double klamm_monotonic()
 
 
 cdef extern from *:
@@ -223,7 +147,7 @@ cdef Memory grown_memory(Memory memory, Py_ssize_t used, Py_ssize_t capacity):
 @cython.final
 @cython.freelist(8)
 cdef class View:
-    """Somebody's bytes, held for reading, whatever they are called there."""
+    """A buffer of any object, held for reading."""
 
     cdef Py_buffer buffer
     cdef bint held
@@ -385,6 +309,6 @@ include "_records.pxi"
 include "_decoder.pxi"
 include "_columns.pxi"
 include "_table.pxi"
-include "_lane.pxi"
+include "_accumulator.pxi"
 include "_keymap.pxi"
 include "_scan.pxi"

@@ -4,7 +4,6 @@ cdef extern from "keymap.h" nogil:
     enum:
         KLAMM_TRANSACTIONAL  # of record.h
         KLAMM_DELETE_HORIZON
-        KLAMM_MAPPED
         KLAMM_MAP_FULL
         KLAMM_BAD_RECORDS
 
@@ -35,10 +34,6 @@ cdef extern from "keymap.h" nogil:
                             int64_t upto, int expired, uint8_t *keep, klamm_judgement *out)
     uint8_t *klamm_copy_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, const uint8_t *keep,
                                 int64_t base_timestamp, uint8_t *to)
-    ctypedef struct klamm_scan:
-        int64_t min_timestamp, max_timestamp
-        int is_keyed
-    int klamm_scan_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, klamm_scan *out)
 
 
 PLACE_BYTES = 24
@@ -194,16 +189,16 @@ cdef class KeyMap:
 
 
 @cython.final
-cdef class Sieve:
+cdef class RecordFilter:
     """Takes out of batches, in the order of the log from its start on, what is not the latest of its key in `keys`.
 
     `upto` is how far the keys were noted: what comes after stays as it is. A batch that keeps a tombstone for the first
-    time gets `horizon_ms` as its delete horizon, and loses it when `now_ms` is past that; so does a transaction's marker
-    once none of its records is left. Everything else about a record stays, its offset and timestamp above all.
+    time gets `horizon_ms` as its delete horizon, and loses it when `now_ms` is past that; so does a transaction's
+    marker once none of its records is left. Everything else about a record stays, its offset and timestamp above all.
 
     One that does not begin at the start of the log is told in `open_ids` which producers have records before it and no
     marker after them yet. If that is not known: only the markers of `asked_ids` would have been sifted otherwise, and
-    whoever is not in `seen_ids` is as open after it as before.
+    a producer that is not in `seen_ids` is as open after it as before.
     """
 
     cdef KeyMap keys
@@ -237,7 +232,7 @@ cdef class Sieve:
             self.out = grown_memory(self.out, self.used, max(self.used + size, 2 * self.out.capacity))
         return 0
 
-    def sift(self, data):
+    def filter(self, data):
         """What is left of whole, verified batches; None if that is all of them, as they were."""
         cdef View view = viewed(data)
         cdef Py_ssize_t size = view.size, position = 0, same = 0
@@ -254,7 +249,7 @@ cdef class Sieve:
                 self.records += batch.record_count
                 self.kept += batch.record_count
             else:
-                code = self.sift_batch(view, position, same, &batch)
+                code = self.filter_batch(view, position, same, &batch)
                 if code:
                     same = position + batch.size
             position += batch.size
@@ -271,7 +266,7 @@ cdef class Sieve:
             self.out = new_memory(view.size + 64)
         return self.put(view.data + same, position - same)
 
-    cdef int sift_batch(self, View view, Py_ssize_t position, Py_ssize_t same, const klamm_batch *batch) except -1:
+    cdef int filter_batch(self, View view, Py_ssize_t position, Py_ssize_t same, const klamm_batch *batch) except -1:
         """1 if the batch changed or is gone, with all before it and what is left of it put out."""
         cdef const uint8_t *p = view.data + position
         cdef const uint8_t *records = p + KLAMM_HEADER
@@ -347,7 +342,7 @@ cdef class Sieve:
         cdef bytes packed
         self.make_room(KLAMM_HEADER + size)
         to = self.out.data + self.used + KLAMM_HEADER
-        # A marker's record stays as it is, of a fixed size; nobody asks for its time.
+        # A marker's record stays as it is, of a fixed size; its time is never used.
         size = klamm_copy_records(batch, records, records + length, self.flags.data,
                                   batch.base_timestamp if attributes & KLAMM_CONTROL else base_timestamp, to) - to
         if attributes & KLAMM_CODEC_MASK:

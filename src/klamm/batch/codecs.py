@@ -11,10 +11,10 @@
 The libraries are imported when a codec is first used: `import klamm` stays quick.
 
 Promise
-  C1  decompress() never makes more than its limit, whatever the input claims or does: a bomb is CorruptBatch. Output is
-      sized by what the input's blocks can hold at most, so a small input cannot ask for much memory either.
-  C2  pieces() never holds more than `max_held` of the output at a time, and what a codec needs for one block: a piece,
-      a block of snappy, a block of lz4 (up to 4 MiB), a window of zstd.
+  CDC1  decompress() never makes more than its limit, whatever the input claims or does: a bomb is CorruptBatch. Output
+        is sized by what the input's blocks can hold at most, so a small input cannot ask for much memory either.
+  CDC2  pieces() never holds more than `max_held` of the output at a time, and what a codec needs for one block: a
+        piece, a block of snappy, a block of lz4 (up to 4 MiB), a window of zstd.
 """
 
 from __future__ import annotations

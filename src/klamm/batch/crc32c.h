@@ -21,6 +21,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define KLAMM_CRC_X86 1
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__linux__) && defined(__GNUC__)
 #define KLAMM_CRC_ARM 1
@@ -60,7 +61,13 @@ static inline uint64_t klamm_crc_word(const uint8_t *p) {
     return word;
 }
 
-__attribute__((target("sse4.2,pclmul")))
+#ifdef __clang__
+#define KLAMM_CRC_TARGET "sse4.2,crc32,pclmul" /* clang counts the crc32 instruction apart; old gcc does not know it */
+#else
+#define KLAMM_CRC_TARGET "sse4.2,pclmul"
+#endif
+
+__attribute__((target(KLAMM_CRC_TARGET)))
 static uint32_t klamm_crc_x86(uint32_t crc, const uint8_t *p, size_t n) {
     uint64_t a = crc;
     while (n >= 96) {
@@ -136,8 +143,8 @@ static void klamm_crc_choose(void) {
         for (int byte = 0; byte < 8; byte++) power = (power >> 8) ^ klamm_crc_table[0][power & 0xff];
     }
 #if defined(KLAMM_CRC_X86)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul")) best = klamm_crc_x86;
+    unsigned a, b, c = 0, d; /* not __builtin_cpu_supports, which needs a library that not every compiler brings */
+    if (__get_cpuid(1, &a, &b, &c, &d) && (c & bit_SSE4_2) && (c & bit_PCLMUL)) best = klamm_crc_x86;
 #elif defined(KLAMM_CRC_ARM)
     if (getauxval(AT_HWCAP) & HWCAP_CRC32) best = klamm_crc_arm;
 #endif

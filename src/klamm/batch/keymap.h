@@ -1,7 +1,7 @@
 /* Keys and the latest offset of each, in a table of fixed size: what compaction keeps in memory.
  *
  * A place holds a hash of 128 bits, not the key, and the offset: 24 bytes, however long keys are. Two keys with one hash
- * would be taken for one, and the older's record lost. The hash is SipHash-2-4 with a random key for each pass: nobody can
+ * would be taken for one, and the older's record lost. The hash is SipHash-2-4 with a random key for each pass: no client can
  * choose such keys, and among n of them there is a pair with odds of n² / 2^129 (a billion keys: 1 in 10^21).
  */
 #ifndef KLAMM_KEYMAP_H

@@ -4,7 +4,7 @@
     without one    sticky: the records of one batch go to one partition, the next batch goes to the next one
     your own       any callable (key, partition count) -> partition
 
-Sticky placement needs to know when a batch is closed, so it lives where batches are made (`Lane`).
+Sticky placement needs to know when a batch is closed, so it lives where batches are made (`RecordAccumulator`).
 """
 
 from __future__ import annotations

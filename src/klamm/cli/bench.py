@@ -2,7 +2,7 @@
 
 Every worker is a process of its own, and counts in shared memory; the parent only looks at the counters, four times a
 second. Producers send until the records or the time are up; consumers read from the topic's end on, until they have
-seen everything that was sent, or, where nobody sends, from its start to its end. Each record carries the time at which
+seen everything that was sent, or, without producers, from its start to its end. Each record carries the time at which
 it was sent, and some are used to measure how long it took to their reader. A store that is made for it is removed.
 """
 
@@ -32,7 +32,7 @@ _SAMPLE = 100  # one of so many records tells how long it took
 _SAMPLES = 100_000  # a reader keeps at most
 _CHUNK = 500
 _STAMP = struct.Struct("<d")
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _WAIT_S = 0.1
 _SILENCE_S = 5.0
 _OLDEST_MS = 3_600_000
@@ -63,33 +63,38 @@ class Load:
 
 def bench(
     target: Annotated[
-        str | None, typer.Argument(metavar="[PATH|kafka://HOST:PORT]", help="What to hammer. [default: the store]")
+        str | None,
+        typer.Argument(metavar="[PATH|kafka://HOST:PORT]", help="Store or broker to benchmark. [default: the store]"),
     ] = None,
     store: StoreOption = None,
     topic: Annotated[
         str | None,
-        typer.Option("-t", "--topic", metavar="TOPIC", help="This one, and leave it. [default: a new one]"),
+        typer.Option(
+            "-t", "--topic", metavar="TOPIC", help="Topic to use; it is kept. [default: a new one, deleted at the end]"
+        ),
     ] = None,
-    producers: Annotated[int, typer.Option(metavar="N", help="So many processes that send.", min=0)] = 1,
-    consumers: Annotated[int, typer.Option(metavar="N", help="So many that read everything.", min=0)] = 1,
-    partitions: Annotated[int, typer.Option(metavar="N", help="Of a new topic.", min=1)] = 1,
-    count: Annotated[
-        int, typer.Option("-n", "--count", metavar="N", help="Records a producer sends.", min=1)
-    ] = 1_000_000,
-    seconds: Annotated[float, typer.Option(metavar="S", help="At most so long.", min=0.1)] = 30.0,
-    size: Annotated[int, typer.Option(metavar="BYTES", help="Of a value.", min=8)] = 100,
-    acks: Annotated[str, typer.Option(metavar="all|1", help="What producers wait for.")] = "1",
+    producers: Annotated[int, typer.Option(metavar="N", help="Number of producer processes.", min=0)] = 1,
+    consumers: Annotated[
+        int, typer.Option(metavar="N", help="Number of consumer processes; each reads all records.", min=0)
+    ] = 1,
+    partitions: Annotated[int, typer.Option(metavar="N", help="Partitions of a new topic.", min=1)] = 1,
+    count: Annotated[int, typer.Option("-n", "--count", metavar="N", help="Records per producer.", min=1)] = 1_000_000,
+    seconds: Annotated[float, typer.Option(metavar="S", help="Time limit.", min=0.1)] = 30.0,
+    size: Annotated[int, typer.Option(metavar="BYTES", help="Size of a value, in bytes.", min=8)] = 100,
+    acks: Annotated[str, typer.Option(metavar="all|1", help="Acknowledgement that producers wait for.")] = "1",
     compression: Annotated[str | None, typer.Option(metavar="CODEC", help="gzip, snappy, lz4 or zstd.")] = None,
     *,
     out: OutputOption,
 ) -> None:
     """Measure how fast records go in and out, end to end."""
     if acks not in ("all", "1"):
-        raise InvalidSetting(f"--acks {acks}: does not fit", hint="want all or 1")
+        raise InvalidSetting(f"--acks {acks}: invalid", hint="expected all or 1")
     if producers + consumers == 0:
-        raise InvalidSetting("bench: nothing to do", hint="want at least one producer or consumer")
+        raise InvalidSetting("bench: nothing to do", hint="expected at least one producer or consumer")
     if producers == 0 and topic is None:
-        raise InvalidSetting("bench: nobody sends, so what is to be read?", hint="want --topic, or a producer")
+        raise InvalidSetting(
+            "bench: there are no producers, and no --topic to read", hint="give --topic, or at least one producer"
+        )
     if target is not None and "://" in target and not target.startswith("kafka://"):
         raise InvalidSetting(f"{target}: is neither a directory nor kafka://host:port")
     try:
@@ -153,7 +158,9 @@ def _prepare(load: Load, partitions: int, *, new: bool) -> None:
                 made[load.topic].result(15)
             except (kafka.KafkaException, TimeoutError) as error:
                 what = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
-                raise KlammError(f"{load.target}: cannot make a topic: {what}", hint="does it listen there?") from None
+                raise KlammError(
+                    f"{load.target}: cannot make a topic: {what}", hint="check that it listens there"
+                ) from None
         return
     import klamm
 
@@ -195,7 +202,7 @@ class Counters:
 
     def sample(self, milliseconds: float) -> None:
         number = self.sampled.value
-        if number < _SAMPLES and 0 <= milliseconds < _OLDEST_MS:  # else it is nobody's stamp, or an old one
+        if number < _SAMPLES and 0 <= milliseconds < _OLDEST_MS:  # else it is not a time stamp of ours, or an old one
             self.samples[number] = milliseconds
             self.sampled.value = number + 1
 
@@ -207,8 +214,8 @@ def _work(what: Callable[..., None], load: Load, mine: Counters, *more: Any) -> 
         what(load, mine, *more)
         mine.cpu.value = time.process_time()
     except Exception as error:  # noqa: BLE001
-        told = error.message if isinstance(error, KlammError) else f"{type(error).__name__}: {error}"
-        mine.failure.value = told.encode()[: _FAILURE_BYTES - 1]
+        failure = error.message if isinstance(error, KlammError) else f"{type(error).__name__}: {error}"
+        mine.failure.value = failure.encode()[: _FAILURE_BYTES - 1]
         os._exit(1)
 
 
@@ -256,7 +263,7 @@ def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]
                     producer.poll(0.01)
 
         def finish() -> None:
-            if producer.flush(_PATIENCE_S) or failed:
+            if producer.flush(_TIMEOUT_S) or failed:
                 raise KlammError(
                     f"{load.target}: not every record was taken: {failed[0] if failed else 'it is silent'}"
                 )
@@ -290,8 +297,8 @@ def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
             quiet = mine.ended.value
         elif load.from_start and time.monotonic() - quiet > load.is_kafka * _SILENCE_S:
             break  # of a compacted topic there are fewer than its offsets say
-        elif time.monotonic() - quiet > _PATIENCE_S:
-            raise KlammError(f"{load.target}: {done:,} records came, then nothing for {_PATIENCE_S:.0f} s")
+        elif time.monotonic() - quiet > _TIMEOUT_S:
+            raise KlammError(f"{load.target}: {done:,} records came, then nothing for {_TIMEOUT_S:.0f} s")
     close()
 
 
@@ -308,13 +315,13 @@ def _poller(load: Load) -> tuple[Callable[[], Sequence[bytes | None]], Callable[
             }
         )
         found = consumer.list_topics(load.topic, 10).topics[load.topic]
-        places = [kafka.TopicPartition(load.topic, number) for number in found.partitions]
+        tps = [kafka.TopicPartition(load.topic, number) for number in found.partitions]
         there = 0
-        for place in places:
-            low, high = consumer.get_watermark_offsets(place, 10)
-            place.offset = low if load.from_start else high
+        for tp in tps:
+            low, high = consumer.get_watermark_offsets(tp, 10)
+            tp.offset = low if load.from_start else high
             there += high - low
-        consumer.assign(places)
+        consumer.assign(tps)
 
         def poll() -> Sequence[bytes | None]:
             return [message.value() for message in consumer.consume(10_000, 0.1) if message.error() is None]
@@ -359,7 +366,7 @@ def _hammer(load: Load, producers: int, consumers: int) -> list[dict[str, Any]]:
         sent.value = sum(each.records.value for each in senders)
         over.set()
         _watch(workers[producers:], senders, readers, begin, sent.value)
-    finally:  # whoever is still at it was interrupted, or is of no use any more
+    finally:  # processes that still run were interrupted, or are not needed any more
         for worker in workers:
             if worker.is_alive():
                 worker.kill()

@@ -26,7 +26,7 @@ Name = Annotated[
 def list_letters(
     topic: Name,
     store: StoreOption = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of letters.", min=1)] = None,
     *,
     out: OutputOption,
 ) -> None:
@@ -64,10 +64,12 @@ def list_letters(
 def redrive(
     topic: Name,
     store: StoreOption = None,
-    to: Annotated[str | None, typer.Option(metavar="TOPIC", help="Where to. [default: where each came from]")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many.", min=1)] = None,
-    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only those that died of this error.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    to: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Target topic. [default: the topic each came from]")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of letters.", min=1)] = None,
+    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only letters with this error.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     *,
     out: OutputOption,
 ) -> None:
@@ -80,9 +82,9 @@ def redrive(
             return
         where = f"to {to}" if to else "to where they came from"
         confirm(f"{count_of(many, 'dead letter')} of {topic} would go back {where}", yes=yes)
-        with progress("redriving", "letters") as tick:
+        with progress("redriving", "letters") as on_progress:
             fitting = (lambda letter: letter.error == error) if error is not None else None
-            done = events.redrive(topic, to, limit=limit, where=fitting, progress=tick)
+            done = events.redrive(topic, to, limit=limit, where=fitting, progress=on_progress)
     out.print_object({"topic": topic, "redriven": done})
 
 
@@ -90,7 +92,7 @@ def redrive(
 def purge(
     topic: Name,
     store: StoreOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     *,
     out: OutputOption,
 ) -> None:

@@ -22,7 +22,7 @@ __all__ = ["app", "group_row"]
 app = typer.Typer(name="group", help="Groups: list, show, reset, delete, export, import.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=some_groups)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @app.command("list")
@@ -85,7 +85,7 @@ def reset(
             "-t",
             "--topic",
             metavar="TOPIC",
-            help="Only in this one; may be repeated. [default: all it has]",
+            help="Only this topic; may be repeated. [default: all topics of the group]",
             autocompletion=some_topics,
         ),
     ] = None,
@@ -98,9 +98,10 @@ def reset(
             help="To earliest, latest, 4711 (an offset), 2h (ago), 2026-11-15T10:00, 'last 10'.",
         ),
     ] = None,
-    by: Annotated[int | None, typer.Option(metavar="N", help="Ahead by N, or back by -N.")] = None,
+    by: Annotated[int | None, typer.Option(metavar="N", help="Move forward by N offsets, or back by -N.")] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="To where another group stands.", autocompletion=some_groups)
+        str | None,
+        typer.Option(metavar="GROUP", help="To the committed offsets of another group.", autocompletion=some_groups),
     ] = None,
     yes: Yes = False,
     *,
@@ -165,10 +166,10 @@ def export_group(group: Name, store: StoreOption = None) -> None:
 
 @app.command("import")
 def import_group(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote; -: stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File that export wrote; -: stdin.")] = "-",
     store: StoreOption = None,
     name: Annotated[
-        str | None, typer.Option("--as", metavar="GROUP", help="Into this group. [default: of the same name]")
+        str | None, typer.Option("--as", metavar="GROUP", help="Group to write. [default: the same name]")
     ] = None,
     yes: Yes = False,
     *,

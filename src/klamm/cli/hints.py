@@ -1,7 +1,7 @@
 """What to do now, for people who type commands.
 
 HINTS     by the code of an error, where its own hint speaks of Python
-COMMANDS  by a word that is no command here: what people who know other tools type first
+COMMANDS  by a word that is not a command here: what people who know other tools type first
 VERBS     the same behind a noun: `klamm topic ls`
 OPTIONS   the same for options
 """

@@ -23,8 +23,10 @@ _ROWS = 1000  # that are shown as one table
 
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment: topics/orders-…/0/00000000000000000000.log")],
-    records: Annotated[bool, typer.Option("--records", help="The records of each batch, too.")] = False,
-    offset: Annotated[int, typer.Option("--from", metavar="OFFSET", help="Only batches from there on.", min=0)] = 0,
+    records: Annotated[bool, typer.Option("--records", help="Print the records of each batch, too.")] = False,
+    offset: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", help="Only batches from this offset on.", min=0)
+    ] = 0,
     limit: Annotated[int | None, typer.Option("-n", "--limit", metavar="N", help="At most N batches.", min=1)] = None,
     *,
     out: OutputOption,
@@ -34,9 +36,9 @@ def inspect(
 
     name = re.fullmatch(r"(\d{20})\.log.*", file.name)
     if name is None:
-        raise InvalidSetting(f"{file}: is not named like a segment", hint="want 00000000000000000000.log")
+        raise InvalidSetting(f"{file}: is not named like a segment", hint="expected 00000000000000000000.log")
     if file.is_dir():
-        raise InvalidSetting(f"{file}: is a directory", hint="want a segment in it: 00000000000000000000.log")
+        raise InvalidSetting(f"{file}: is a directory", hint="expected a segment in it: 00000000000000000000.log")
     rows: list[dict[str, Any]] = []
     shown = 0
     damaged = False
@@ -110,7 +112,7 @@ def _batch(out: Output, position: int, header: Any, data: bytes) -> dict[str, An
             "transactional": header.is_transactional,
             "control": kind,
         }
-    told = [
+    remarks = [
         "" if codec == "none" else codec,
         f"epoch {header.leader_epoch}",
         "" if header.producer_id < 0 else f"producer {header.producer_id}/{header.producer_epoch}",
@@ -123,7 +125,7 @@ def _batch(out: Output, position: int, header: Any, data: bytes) -> dict[str, An
         records=header.record_count,
         bytes=header.size,
         time=moment(header.max_timestamp),
-        what=", ".join(filter(None, told)),
+        what=", ".join(filter(None, remarks)),
     )
 
 

@@ -28,17 +28,18 @@ __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "r
 COMMANDS: dict[str, tuple[str, str]] = {
     "tail": ("tail:tail", "Print the last records of topics, and follow them."),
     "send": ("send:send", "Append records to a topic."),
-    "sql": ("sql:sql", "Ask topics in SQL (DuckDB)."),
-    "export": ("exchange:export", "Write a topic, or a query's result, to a file."),
-    "import": ("exchange:import_", "Append what a file holds to a topic."),
+    "sql": ("sql:sql", "Query topics with SQL (DuckDB)."),
+    "export": ("import_export:export", "Write a topic, or a query's result, to a file."),
+    "import": ("import_export:import_", "Append the records of a file to a topic."),
     "serve": ("serve:serve", "Serve a store to Kafka clients, until SIGTERM or SIGINT."),
+    "console": ("console:console", "Show a store in a web browser."),
     "work": ("work:work", "Call a Python function with each record, as a service."),
     "info": ("info:info", "Show a store at a glance."),
-    "check": ("upkeep:check", "Walk every promise of a store, and say which is broken."),
-    "salvage": ("upkeep:salvage", "Print what was cut off a log, record by record."),
-    "compact": ("upkeep:compact", "Keep the latest record of each key in compacted topics."),
-    "upgrade": ("upgrade:upgrade", "Bring a store up to the format of this Klamm."),
-    "backup": ("upkeep:backup", "Copy a store as it is at one moment, while others use it."),
+    "check": ("maintenance:check", "Verify a store and report damage."),
+    "salvage": ("maintenance:salvage", "Print records that were cut off a log."),
+    "compact": ("maintenance:compact", "Keep the latest record of each key in compacted topics."),
+    "upgrade": ("upgrade:upgrade", "Upgrade a store to the format of this version."),
+    "backup": ("maintenance:backup", "Copy a store as of one moment, while it is in use."),
     "who": ("who:who", "Show which processes hold or wait for which lock."),
     "inspect": ("inspect:inspect", "Decode a segment file, batch by batch."),
     "bench": ("bench:bench", "Measure how fast records go in and out, end to end."),
@@ -47,13 +48,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "group": ("group:app", "Groups: list, show, reset, delete, export, import."),
     "tx": ("tx:app", "Transactions: list, abort."),
     "dlq": ("dlq:app", "Dead letters: list, redrive, purge."),
+    "user": ("user:app", "Users of the Kafka server: add, list, passwd, remove."),
     "pipeline": ("pipeline:app", "Pipelines on Spark: archive, compact, aggregate, …"),
 }
 _LOOK: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
 class _Noun(TyperGroup):
-    """Says of a word that is no command what may be meant."""
+    """Suggest a command for a word that is not one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
@@ -99,7 +101,7 @@ class _Program(_Noun):
 
 
 def _silence() -> None:
-    """Let nobody complain at exit that what is buffered cannot be written."""
+    """Keep the interpreter from reporting at exit that buffered output cannot be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -187,9 +189,9 @@ def _complain(what: str, hint: str | None, code: int) -> int:
 
 
 _PLAINLY = {
-    "is not a valid int range": "is no whole number",
-    "is not a valid integer": "is no whole number",
-    "is not a valid float range": "is no number",
+    "is not a valid int range": "is not a whole number",
+    "is not a valid integer": "is not a whole number",
+    "is not a valid float range": "is not a number",
 }
 
 

@@ -9,14 +9,14 @@ __all__ = ["notify"]
 
 
 def notify(*lines: str) -> bool:
-    """Whether somebody was told; a socket that does not work is nobody."""
+    """Return whether systemd was notified; a socket that does not work counts as none."""
     name = os.environ.get("NOTIFY_SOCKET", "")
     if not name or not hasattr(socket, "AF_UNIX"):
         return False
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
-            told.connect("\0" + name[1:] if name.startswith("@") else name)
-            told.send("\n".join(lines).encode())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
+            manager.connect("\0" + name[1:] if name.startswith("@") else name)
+            manager.send("\n".join(lines).encode())
     except OSError:
         return False
     return True

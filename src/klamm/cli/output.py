@@ -24,9 +24,9 @@ from klamm.times import format_time
 
 __all__ = [
     "Cell",
+    "OnProgress",
     "Output",
     "OutputOption",
-    "Tick",
     "confirm",
     "count_of",
     "harmless",
@@ -43,10 +43,10 @@ __all__ = [
     "write",
 ]
 
-Tick = Callable[[int, int | None], None]
-"""How much is done, and how much there is; None: nobody knows."""
+OnProgress = Callable[[int, int | None], None]
+"""How much is done, and how much there is; None: unknown."""
 
-_PATIENCE_S = 1.0  # what takes no longer needs no bar
+_TIMEOUT_S = 1.0  # what takes no longer needs no bar
 _READABLE = 16  # characters of a column that may be broken
 _GAP = 2  # between two columns
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -64,7 +64,7 @@ def harmless(text: str) -> str:
 
 
 def styled(text: str, **style: Any) -> str:
-    """In a colour, if somebody sees it and wants to."""
+    """Return text in a colour, if the output is a terminal that shows colours."""
     return typer.style(text, **style) if is_terminal() and not os.environ.get("NO_COLOR") else text
 
 
@@ -274,7 +274,7 @@ def since(time_ms: int | None) -> Cell | None:
 
 
 def confirm(will: str, *, yes: bool) -> None:
-    """Say what would be done, and do it if somebody says yes; `--yes` says it, and without a terminal has to."""
+    """Print what would be done and ask whether to do it. `--yes` answers; without a terminal it is required."""
     if yes:
         return
     typer.echo(will, err=True)
@@ -289,7 +289,7 @@ def confirm(will: str, *, yes: bool) -> None:
 
 
 @contextmanager
-def progress(what: str, unit: str = "records", *, printing: bool = False) -> Iterator[Tick]:
+def progress(what: str, unit: str = "records", *, printing: bool = False) -> Iterator[OnProgress]:
     """A bar with rate and time left, on anything that takes longer than a second; on a terminal only.
 
     `printing`: results are printed meanwhile; on the same terminal, the bar would stand in their way.
@@ -301,17 +301,17 @@ def progress(what: str, unit: str = "records", *, printing: bool = False) -> Ite
     bar: Any = None
     task: Any = None
 
-    def tick(done: int, total: int | None) -> None:
+    def on_progress(done: int, total: int | None) -> None:
         nonlocal bar, task
         if bar is not None:
             bar.update(task, completed=done, total=total)
-        elif time.monotonic() - begin >= _PATIENCE_S:
+        elif time.monotonic() - begin >= _TIMEOUT_S:
             bar = _bar(unit, begin)
             task = bar.add_task(what, completed=done, total=total)
             bar.start()
 
     try:
-        yield tick
+        yield on_progress
     finally:
         if bar is not None:
             bar.stop()
@@ -325,13 +325,13 @@ def _bar(unit: str, begin: float) -> Any:
     def rate(task: Any) -> float:
         return float(task.completed / max(1e-3, time.monotonic() - begin))
 
-    class Told(ProgressColumn):
-        def __init__(self, tell: Callable[[Any], str], style: str = "") -> None:
+    class ProgressText(ProgressColumn):
+        def __init__(self, text_of: Callable[[Any], str], style: str = "") -> None:
             super().__init__()
-            self._tell, self._style = tell, style
+            self._text_of, self._style = text_of, style
 
         def render(self, task: Any) -> Text:
-            return Text(self._tell(task), style=self._style)
+            return Text(self._text_of(task), style=self._style)
 
     def share(task: Any) -> str:
         return "" if task.total is None else f"{task.percentage:>3.0f} %"
@@ -348,9 +348,9 @@ def _bar(unit: str, begin: float) -> Any:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        Told(share),
-        Told(speed, "cyan"),
-        Told(left),
+        ProgressText(share),
+        ProgressText(speed, "cyan"),
+        ProgressText(left),
         console=Console(stderr=True),
         transient=True,
     )

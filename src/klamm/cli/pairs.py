@@ -8,8 +8,8 @@ __all__ = ["split_pair"]
 
 
 def split_pair(pair: str, where: str, hint: str) -> tuple[str, str]:
-    """Name and value. InvalidSetting, which begins with `where`, if it is no pair."""
+    """Return name and value. InvalidSetting, whose message begins with `where`, if it is not a pair."""
     name, equals, value = pair.partition("=")
     if not equals or not name:
-        raise InvalidSetting(f"{where}: does not fit", hint=hint)
+        raise InvalidSetting(f"{where}: invalid", hint=hint)
     return name, value

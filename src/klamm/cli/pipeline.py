@@ -1,7 +1,8 @@
 """`klamm pipeline`: what klamm.spark.pipelines does, as commands. Each ends with its report.
 
 Spark is started for the command, on this machine or on the cluster that --master names; --conf passes settings on to
-it. Kill it whenever you like: the next run goes on.
+it. `archive` and `quality` do a small topic without Spark, and say so. Kill a command whenever you like: the next run
+continues it. `list`, `show`, `reset` and `retire` are about pipelines that ran before, and need no Spark.
 """
 
 from __future__ import annotations
@@ -10,49 +11,72 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import Output, OutputOption, Tick, is_terminal, progress
-from klamm.cli.stores import StoreOption, opened, path_of
+from klamm.cli.output import (
+    OnProgress,
+    Output,
+    OutputOption,
+    confirm,
+    count_of,
+    is_terminal,
+    progress,
+    size_of,
+)
+from klamm.cli.output import since as since_then
+from klamm.cli.stores import StoreOption, found_path, opened, path_of
 from klamm.errors import InvalidSetting
 from klamm.where import Where
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from klamm.spark.pipelines import Report
+    from klamm.spark.pipelines import PipelineChange, PipelineInfo, Report
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="pipeline",
-    help="Pipelines on Spark: archive, compact, aggregate, …",
+    help="Pipelines on Spark: archive, compact, aggregate, …; list, show, reset and retire them.",
     no_args_is_help=True,
 )
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-To = Annotated[str, typer.Argument(metavar="TO", help="The topic that it writes; made if it is not there.")]
+To = Annotated[str, typer.Argument(metavar="TO", help="Target topic; created if absent.")]
 Master = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where Spark runs: local[4], spark://host:7077. [default: here]")
+    str | None, typer.Option(metavar="URL", help="Spark master: local[4], spark://host:7077. [default: this machine]")
 ]
 Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.")
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="Setting of Spark; may be repeated.")
 ]
 Every = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="Go on until Ctrl-C, so often: 10s. [default: what is there, then end]"),
+    typer.Option(
+        metavar="DURATION",
+        help="Run until Ctrl-C, with this trigger interval: 10s. [default: process what is there, then end]",
+    ),
 ]
 Checkpoint = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="How far it has come. [default: in the store, pipelines/…]")
+    Path | None, typer.Option(metavar="FOLDER", help="Directory of its progress. [default: pipelines/… in the store]")
 ]
 Watermark = Annotated[str | None, typer.Option(metavar="DURATION", help="How late a record may be.")]
-Batch = Annotated[int | None, typer.Option("--max-offsets", metavar="N", help="Of a micro-batch, at most.", min=1)]
+Batch = Annotated[
+    int | None, typer.Option("--max-offsets", metavar="N", help="Maximum number of offsets of a micro-batch.", min=1)
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|spark|local", help="local: in this process, without Spark; auto: local up to 64 MiB of log."
+    ),
+]
 DeadLetters = Annotated[
-    str | None, typer.Option("--dead-letters", metavar="TOPIC", help="For what does not fit. [default: TOPIC.dlq]")
+    str | None,
+    typer.Option("--dead-letters", metavar="TOPIC", help="Topic for records that do not fit. [default: TOPIC.dlq]"),
 ]
 
 
@@ -70,13 +94,13 @@ def _session(master: str | None, conf: list[str] | None) -> Iterator[SparkSessio
     for pair in conf or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.startswith("spark."):
-            raise InvalidSetting(f"--conf {pair}: does not fit", hint="want --conf spark.executor.memory=2g")
+            raise InvalidSetting(f"--conf {pair}: invalid", hint="expected --conf spark.executor.memory=2g")
         settings[name] = value
     import klamm.spark
 
     if is_terminal():
         typer.echo("klamm: starting Spark …", err=True)
-    with _aside():
+    with _captured_stderr():
         spark = klamm.spark.session(master=master, **settings)
     try:
         yield spark
@@ -85,16 +109,16 @@ def _session(master: str | None, conf: list[str] | None) -> Iterator[SparkSessio
 
 
 @contextmanager
-def _aside() -> Iterator[None]:
+def _captured_stderr() -> Iterator[None]:
     """What Spark's processes have to say, from their start on, goes to a file; it is shown if they cannot start."""
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            said.seek(max(0, said.tell() - 4000))
-            os.write(kept, said.read())
+            captured.seek(max(0, captured.tell() - 4000))
+            os.write(kept, captured.read())
             raise
         finally:
             os.dup2(kept, 2)
@@ -109,32 +133,59 @@ def _look(store: str | None, *topics: str) -> str:
     return path_of(store)
 
 
+def _engine(engine: str, needs_spark: str | None, size: int) -> bool:
+    """Return whether to start Spark, and say which was chosen. `needs_spark`: what cannot be done without."""
+    from klamm.spark.pipelines.query_runner import LOCAL_BYTES
+
+    if engine not in ("auto", "spark", "local"):
+        raise InvalidSetting(f"--engine: {engine!r} is invalid", hint="expected auto, spark or local")
+    if engine == "local" and needs_spark is not None:
+        raise InvalidSetting(f"{needs_spark}: needs Spark", hint="leave it out, or say --engine spark")
+    if engine == "auto":
+        chosen = "spark" if needs_spark is not None or size > LOCAL_BYTES else "local"
+        why = needs_spark or f"{size_of(size)} to read, {'more' if size > LOCAL_BYTES else 'not more'} than 64 MiB"
+        how = "on Spark" if chosen == "spark" else "without Spark"
+        typer.echo(f"klamm: {how}: {why} (--engine chooses)", err=True)
+        engine = chosen
+    return engine == "spark"
+
+
+def _given(**options: object) -> str | None:
+    """Return the name of the first option that was given."""
+    return next((f"--{name}" for name, value in options.items() if value), None)
+
+
 def _run(
     out: Output,
     what: str,
     master: str | None,
     conf: list[str] | None,
     unit: str,
-    pipeline: Callable[[SparkSession, Tick], Report],
+    pipeline: Callable[[Any, OnProgress], Report],
+    *,
+    on_spark: bool = True,
 ) -> None:
-    with _session(master, conf) as spark, progress(what, unit) as tick:
-        report = pipeline(spark, tick)
+    with _session(master, conf) if on_spark else nullcontext() as spark, progress(what, unit) as on_progress:
+        report = pipeline(spark, on_progress)
     out.print_object(report.to_dict())
 
 
 @app.command()
 def archive(
     topic: Topic,
-    to: Annotated[Path, typer.Argument(metavar="FOLDER", help="For the Parquet files; new, or an earlier run's.")],
+    to: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Directory of the Parquet files; new, or of an earlier run.")
+    ],
     store: StoreOption = None,
     schema: Annotated[
         str | None,
-        typer.Option(metavar="DDL", help="Values are JSON of this schema: 'id INT, total DOUBLE'; infer: find it out."),
+        typer.Option(metavar="DDL", help="Values are JSON of this schema: 'id INT, total DOUBLE'; infer: derive it."),
     ] = None,
     dead_letters: DeadLetters = None,
     max_offsets: Batch = None,
-    file_mib: Annotated[int, typer.Option(metavar="N", help="Small files are merged to about N MiB.", min=1)] = 128,
+    file_mib: Annotated[int, typer.Option(metavar="N", help="Merge small files to about N MiB.", min=1)] = 128,
     every: Every = None,
+    engine: Engine = "auto",
     master: Master = None,
     conf: Conf = None,
     *,
@@ -142,8 +193,14 @@ def archive(
 ) -> None:
     """A topic to Parquet files, by date: what is new since the last run."""
     from klamm.spark.pipelines import archive as run
+    from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
+    from klamm.spark.pipelines.query_runner import bytes_to_read
 
     path = _look(store, topic)
+    known = PipelineDirectory.read(str(to))
+    typed = schema or (known and known["options"].get("schema"))
+    needs_spark = _given(schema=typed, every=every, master=master, conf=conf)
+    on_spark = _engine(engine, needs_spark, bytes_to_read(path, topic, to))
     more = {} if max_offsets is None else {"max_offsets": max_offsets}
     _run(
         out,
@@ -151,7 +208,7 @@ def archive(
         master,
         conf,
         "records",
-        lambda spark, tick: run(
+        lambda spark, on_progress: run(
             spark,
             path,
             topic,
@@ -160,16 +217,17 @@ def archive(
             dead_letters=dead_letters,
             file_bytes=file_mib << 20,
             every=every,
-            progress=tick,
+            progress=on_progress,
             **more,
         ),
+        on_spark=on_spark,
     )
 
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="What archive wrote.")],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; made if it is not there.")],
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Directory that archive wrote.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Target topic; created if absent.")],
     store: StoreOption = None,
     master: Master = None,
     conf: Conf = None,
@@ -185,7 +243,7 @@ def restore(
         master,
         conf,
         "records",
-        lambda spark, tick: run(spark, source, path_of(store), topic, progress=tick),
+        lambda spark, on_progress: run(spark, source, path_of(store), topic, progress=on_progress),
     )
 
 
@@ -193,7 +251,9 @@ def restore(
 def compact(
     topic: Topic,
     store: StoreOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Worth it or not; closes active segments.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compact even below min.cleanable.dirty.ratio; rolls active segments.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     *,
@@ -209,7 +269,7 @@ def compact(
         master,
         conf,
         "bytes",
-        lambda spark, tick: run(spark, path, topic, force=force, progress=tick),
+        lambda spark, on_progress: run(spark, path, topic, force=force, progress=on_progress),
     )
 
 
@@ -217,10 +277,12 @@ def compact(
 def aggregate(
     topic: Topic,
     to: To,
-    window: Annotated[str, typer.Option(metavar="DURATION", help="How long a window is: 1m.")],
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window: 1m.")],
     watermark: Annotated[str, typer.Option(metavar="DURATION", help="How late a record may be.")],
     store: StoreOption = None,
-    slide: Annotated[str | None, typer.Option(metavar="DURATION", help="How often. [default: end to end]")] = None,
+    slide: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Interval between windows. [default: the length of a window]")
+    ] = None,
     by: Annotated[str, typer.Option(metavar="FIELD", help="key, or a field of JSON: '$.user.id'.")] = "key",
     aggregates: Annotated[
         list[str] | None,
@@ -231,7 +293,9 @@ def aggregate(
     time: Annotated[
         str | None, typer.Option(metavar="FIELD", help="The field with a record's time. [default: its timestamp]")
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="Update results at once, in a compacted topic.")] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Write updates of results at once, to a compacted topic.")
+    ] = False,
     dead_letters: DeadLetters = None,
     max_offsets: Batch = None,
     checkpoint: Checkpoint = None,
@@ -251,7 +315,7 @@ def aggregate(
         master,
         conf,
         "records",
-        lambda spark, tick: run(
+        lambda spark, on_progress: run(
             spark,
             path,
             topic,
@@ -267,7 +331,7 @@ def aggregate(
             max_offsets=max_offsets,
             checkpoint=checkpoint,
             every=every,
-            progress=tick,
+            progress=on_progress,
         ),
     )
 
@@ -277,13 +341,18 @@ def join(
     left: Annotated[str, typer.Argument(metavar="LEFT", help="A topic.")],
     right: Annotated[str, typer.Argument(metavar="RIGHT", help="Another.")],
     to: To,
-    within: Annotated[str, typer.Option(metavar="DURATION", help="How far apart two records may be: 1h.")],
+    within: Annotated[str, typer.Option(metavar="DURATION", help="Maximum time between two records: 1h.")],
     store: StoreOption = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD", help="key, header:id or '$.id'; twice, if it differs. [default: key]"),
+        typer.Option(
+            metavar="FIELD",
+            help="Join key: key, header:id or '$.id'; give it twice if the sides differ. [default: key]",
+        ),
     ] = None,
-    how: Annotated[str, typer.Option(metavar="inner|left", help="left: what meets nobody comes, too.")] = "inner",
+    how: Annotated[
+        str, typer.Option(metavar="inner|left", help="Join type; left also emits left records without a match.")
+    ] = "inner",
     watermark: Watermark = None,
     max_offsets: Batch = None,
     checkpoint: Checkpoint = None,
@@ -306,7 +375,7 @@ def join(
         master,
         conf,
         "records",
-        lambda spark, tick: run(
+        lambda spark, on_progress: run(
             spark,
             path,
             left,
@@ -319,7 +388,7 @@ def join(
             max_offsets=max_offsets,
             checkpoint=checkpoint,
             every=every,
-            progress=tick,
+            progress=on_progress,
         ),
     )
 
@@ -328,9 +397,9 @@ def join(
 def deduplicate(
     topic: Topic,
     to: To,
-    within: Annotated[str, typer.Option(metavar="DURATION", help="How long an id is remembered: 1d.")],
+    within: Annotated[str, typer.Option(metavar="DURATION", help="Time for which an id is remembered: 1d.")],
     store: StoreOption = None,
-    by: Annotated[str, typer.Option(metavar="FIELD", help="What the id is: key, header:id or '$.id'.")] = "key",
+    by: Annotated[str, typer.Option(metavar="FIELD", help="The id: key, header:id or '$.id'.")] = "key",
     watermark: Watermark = None,
     dead_letters: DeadLetters = None,
     max_offsets: Batch = None,
@@ -351,7 +420,7 @@ def deduplicate(
         master,
         conf,
         "records",
-        lambda spark, tick: run(
+        lambda spark, on_progress: run(
             spark,
             path,
             topic,
@@ -363,7 +432,7 @@ def deduplicate(
             max_offsets=max_offsets,
             checkpoint=checkpoint,
             every=every,
-            progress=tick,
+            progress=on_progress,
         ),
     )
 
@@ -372,8 +441,11 @@ def deduplicate(
 def quality(
     topic: Topic,
     store: StoreOption = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From that time on: 2h (ago), 2026-11-15.")] = None,
-    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with plots, too.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Start time: 2h (ago), 2026-11-15.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with plots, too.")
+    ] = None,
+    engine: Engine = "auto",
     master: Master = None,
     conf: Conf = None,
     *,
@@ -381,11 +453,16 @@ def quality(
 ) -> None:
     """What is in a topic: counts, gaps, duplicate keys, sizes, and how its JSON changes."""
     from klamm.spark.pipelines import quality as run
+    from klamm.spark.pipelines.query_runner import bytes_to_read
 
     path = _look(store, topic)
     start = None if since is None else _time_ms(since)
-    with _session(master, conf) as spark, progress(f"reading {topic}", "records") as tick:
-        found = run(spark, path, topic, since=start, progress=tick)
+    on_spark = _engine(engine, _given(master=master, conf=conf), bytes_to_read(path, topic))
+    with (
+        _session(master, conf) if on_spark else nullcontext() as spark,
+        progress(f"reading {topic}", "records") as on_progress,
+    ):
+        found = run(spark, path, topic, since=start, progress=on_progress)
     if page is not None:
         page.write_text(found.to_html(), encoding="utf-8")
         typer.echo(f"klamm: {page}", err=True)
@@ -393,3 +470,96 @@ def quality(
         typer.echo(str(found))
     else:
         out.print_object(found.to_dict())
+
+
+# ---- what there is, and how to begin again
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The pipeline, as `klamm pipeline list` prints it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be removed, without removing it.")]
+
+
+@app.command("list")
+def list_pipelines(store: StoreOption = None, *, out: OutputOption) -> None:
+    """All pipelines of a store: progress, lag, age and last error."""
+    from klamm.spark.pipelines import list_pipelines as found
+
+    out.print_rows([_row(each) for each in found(found_path(store))], empty="no pipelines yet: klamm pipeline --help")
+
+
+def _row(found: PipelineInfo) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "pipeline": found.pipeline,
+        "topics": found.topics,
+        "target": found.target,
+        "state": found.state,
+        "lag": found.lag,
+        "batches": found.batches,
+        "last_batch": since_then(found.last_batch_ms),
+        "error": found.error,
+    }
+
+
+@app.command()
+def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
+    """A pipeline: what it was begun with, its last run, and where it is in each partition."""
+    from klamm.spark.pipelines import show_pipeline
+
+    found = show_pipeline(found_path(store), name)
+    about = {
+        **_row(found),
+        "started": since_then(found.started_ms),
+        "ended": since_then(found.ended_ms),
+        "directory": found.directory,
+        "options": dict(found.options),
+    }
+    if out.is_table:
+        out.print_object(about)
+        out.print_rows(found.partitions)
+    else:
+        out.print_object({**about, "partitions": found.partitions})
+
+
+@app.command()
+def reset(
+    name: Name,
+    store: StoreOption = None,
+    keep_output: Annotated[
+        bool, typer.Option("--keep-output", help="Keep the target topic; the next run repeats its results.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    *,
+    out: OutputOption,
+) -> None:
+    """Remove a pipeline's progress and output: the next run begins at the beginning."""
+    from klamm.spark.pipelines import reset_pipeline
+
+    _change(out, "reset", partial(reset_pipeline, found_path(store), name, keep_output=keep_output), dry_run, yes)
+
+
+@app.command()
+def retire(
+    name: Name, store: StoreOption = None, dry_run: DryRun = False, yes: Yes = False, *, out: OutputOption
+) -> None:
+    """Remove a pipeline's progress for good; what it wrote stays."""
+    from klamm.spark.pipelines import retire_pipeline
+
+    _change(out, "retired", partial(retire_pipeline, found_path(store), name), dry_run, yes)
+
+
+def _change(out: Output, verb: str, change: Callable[..., PipelineChange], dry_run: bool, yes: bool) -> None:
+    plan = change(dry_run=True)
+    lines = [f"  {path}" for path in plan.removes]
+    lines += [f"  the topic {topic}: {count_of(count, 'offset')}" for topic, count in plan.deletes.items()]
+    stays = "".join(f"\n  {each}" for each in plan.keeps)
+    text = f"{plan.name} would be {verb}. This would be removed, for good:\n" + ("\n".join(lines) or "  nothing")
+    text += f"\nThis stays:{stays}" if stays else ""
+    if dry_run:
+        out.report(text, plan.to_dict())
+        return
+    confirm(text, yes=yes)
+    done = change()
+    out.report(f"{verb} {done.name}", done.to_dict())

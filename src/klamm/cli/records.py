@@ -4,13 +4,12 @@ JSON     as client/plain.py has it
 Table    a line each: time, partition and offset, key, value, headers
 Formats  %t topic, %p partition, %o offset, %T time, %M its milliseconds, %k key, %v (or %s) value, %h headers,
          %K and %S lengths of key and value (-1: it has none), %% a percent sign; \\n \\t \\r \\0 \\\\ as in C. In
-         a pipe keys and values come as they are, byte for byte; on a terminal what is no text is escaped
+         a pipe keys and values come as they are, byte for byte; on a terminal bytes that are not text are escaped
 Filters  --key, --grep, --header name=value, --where '$.user.id = 42'
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from klamm.batch import Record
 from klamm.cli.output import Output, harmless, is_terminal, json_line, moment, styled
 from klamm.cli.pairs import split_pair
 from klamm.client.plain import as_plain
+from klamm.client.record_filter import Filter, json_path
 from klamm.errors import InvalidSetting
 from klamm.times import parse_duration
 
@@ -41,14 +41,14 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 def text(data: bytes | None) -> str:
-    """For a person: what is no text is escaped; nothing is empty."""
+    """Return text for a person: bytes that are not text are escaped; None is empty."""
     return "" if data is None else harmless(data.decode("utf-8", "backslashreplace"))
 
 
 def parse_headers(pairs: Sequence[str]) -> list[tuple[str, bytes]]:
     return [
         (name, os.fsencode(value))
-        for name, value in (split_pair(pair, f"--header {pair}", "want --header name=value") for pair in pairs)
+        for name, value in (split_pair(pair, f"--header {pair}", "expected --header name=value") for pair in pairs)
     ]
 
 
@@ -170,94 +170,3 @@ _FIELDS: dict[str, _Field] = {
     "K": lambda record, show: b"%d" % (-1 if record.key is None else len(record.key)),
     "S": lambda record, show: b"%d" % (-1 if record.value is None else len(record.value)),
 }
-
-
-# ---- filters
-
-
-def json_path(path: str) -> list[str | int]:
-    """$.user.tags[0] as ["user", "tags", 0]."""
-    if not re.fullmatch(r"\$(\.[^.\[\]\s]+|\[\d+\])*", path):
-        raise InvalidSetting(f"{path!r} is no path into JSON", hint="want $.user.id or $.tags[0]")
-    return [int(number) if number else name for name, number in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path)]
-
-
-def _at(value: Any, path: Sequence[str | int]) -> Any:
-    for step in path:
-        try:
-            value = value[step]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
-
-
-class Filter:
-    """Which records are wanted: all of what was given has to hold."""
-
-    def __init__(
-        self,
-        *,
-        key: str | None = None,
-        grep: str | None = None,
-        headers: Sequence[str] = (),
-        where: Sequence[str] = (),
-    ) -> None:
-        self._tests: list[Callable[[Record], bool]] = []
-        if key is not None:
-            wanted = os.fsencode(key)
-            self._tests.append(lambda record: record.key == wanted)
-        if grep is not None:
-            try:
-                pattern = re.compile(os.fsencode(grep))
-            except re.error as error:
-                raise InvalidSetting(f"--grep {grep}: is no regular expression: {error}") from None
-            self._tests.append(lambda record: record.value is not None and pattern.search(record.value) is not None)
-        for name, value in parse_headers(headers):
-            self._tests.append(lambda record, name=name, value=value: value in record.headers.get_all(name))  # type: ignore[misc]
-        for condition in where:
-            self._tests.append(_condition(condition))
-
-    @property
-    def takes_all(self) -> bool:
-        return not self._tests
-
-    def __call__(self, record: Record) -> bool:
-        return all(test(record) for test in self._tests)
-
-
-def _condition(condition: str) -> Callable[[Record], bool]:
-    """$.path, or $.path = value; the value is JSON, or else text. What cannot be compared does not fit."""
-    found = re.fullmatch(r"\s*(\$\S*?)\s*(?:(!=|<=|>=|=|<|>)\s*(.*?)\s*)?", condition, re.DOTALL)
-    if found is None:
-        raise InvalidSetting(
-            f"--where {condition}: does not fit", hint="want '$.user.id = 42', or '$.user' to be there"
-        )
-    path, comparison = json_path(found[1]), found[2]
-    try:
-        wanted = json.loads(found[3]) if found[3] else found[3]
-    except ValueError:
-        wanted = found[3]
-
-    def holds(record: Record) -> bool:
-        try:
-            value = _at(json.loads(record.value or b"null"), path)
-        except ValueError:
-            return False
-        if comparison is None:
-            return value is not None
-        try:
-            return value is not None and _COMPARISONS[comparison](value, wanted)
-        except TypeError:
-            return False
-
-    return holds

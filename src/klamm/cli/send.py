@@ -29,7 +29,8 @@ __all__ = ["provide", "report_sent", "send", "send_all"]
 def send(
     topic: TopicArgument,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="[VALUE]…", help="A record each. Without: a line of stdin each.")
+        list[str] | None,
+        typer.Argument(metavar="[VALUE]…", help="Values, one record each. [default: one record per line of stdin]"),
     ] = None,
     store: StoreOption = None,
     key: Annotated[str | None, typer.Option("-k", "--key", metavar="KEY", help="The key of every record.")] = None,
@@ -37,22 +38,24 @@ def send(
         list[str] | None, typer.Option("-H", "--header", metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("-p", "--partition", metavar="N", help="Where to. [default: by key]", min=0)
+        int | None, typer.Option("-p", "--partition", metavar="N", help="Target partition. [default: by key]", min=0)
     ] = None,
     separator: Annotated[
-        str | None, typer.Option("-K", "--separator", metavar="TEXT", help="Lines are a key, this, and a value.")
+        str | None, typer.Option("-K", "--separator", metavar="TEXT", help="Separator of key and value in a line.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Lines are JSON: key, value, headers, partition, timestamp, as tail prints.")
     ] = False,
     file: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A file's bytes are one record; may be repeated.")
+        list[Path] | None, typer.Option(metavar="FILE", help="File whose bytes are one record; may be repeated.")
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", help="A record without value: deletes the key of a compacted topic.")
+        bool, typer.Option("--tombstone", help="Send a record without value: it deletes the key of a compacted topic.")
     ] = False,
     create: CreateOption = False,
-    acks: Annotated[str, typer.Option(metavar="all|1", help="all: on disk; 1: seen by every reader.")] = "all",
+    acks: Annotated[
+        str, typer.Option(metavar="all|1", help="all: wait until on disk; 1: until visible to readers.")
+    ] = "all",
     *,
     out: OutputOption,
 ) -> None:
@@ -63,9 +66,9 @@ def send(
     if any(sources) and (as_json or separator):
         raise InvalidSetting("--json and --separator are for lines of stdin", hint="leave out the values")
     if acks not in ("all", "1"):
-        raise InvalidSetting(f"--acks {acks}: does not fit", hint="want all or 1")
+        raise InvalidSetting(f"--acks {acks}: invalid", hint="expected all or 1")
     if separator == "":
-        raise InvalidSetting("--separator: is empty", hint="want what lies between key and value, such as :")
+        raise InvalidSetting("--separator: is empty", hint="expected what lies between key and value, such as :")
     if as_json and separator:
         raise InvalidSetting("--json and --separator exclude each other", hint="JSON says what is the key")
     if separator and key is not None:
@@ -88,8 +91,8 @@ def send(
         if sys.stdin.isatty():
             typer.echo("klamm: a record a line; Ctrl-D ends", err=True)
         given = _lines(separator, as_json, encoded, headers, partition)
-    with provide(store, topic, create=create, command="send") as events, progress("sending") as tick:
-        sent = send_all(events, topic, given, durable=acks == "all", tick=lambda sent: tick(sent, None))
+    with provide(store, topic, create=create, command="send") as events, progress("sending") as on_progress:
+        sent = send_all(events, topic, given, durable=acks == "all", on_progress=lambda sent: on_progress(sent, None))
     report_sent(out, topic, sent)
 
 
@@ -104,7 +107,7 @@ def provide(store: str | None, topic: str, *, create: bool, command: str) -> Ite
     if create:
         from klamm.store.names import validate
 
-        validate(topic)  # before there is a store that nobody needs
+        validate(topic)  # before a store is created for nothing
     with opened(store, create=create) as events:
         if create:
             events.topics.create(topic, exist_ok=True)
@@ -124,7 +127,7 @@ def send_all(
     given: Iterator[PlainRecord],
     *,
     durable: bool = True,
-    tick: Callable[[int], object] | None = None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> int:
     """Send them: how many. What goes wrong is said with how many are in the topic."""
     waiting: deque[Delivery] = deque()
@@ -136,15 +139,15 @@ def send_all(
                 sent += 1
                 while waiting[0].done and len(waiting) > 1:
                     arrived += waiting.popleft().error is None
-                if tick is not None and sent % 1000 == 0:
-                    tick(sent)
+                if on_progress is not None and sent % 1000 == 0:
+                    on_progress(sent)
     except (KlammError, KeyboardInterrupt) as error:
         failed = error if isinstance(error, KlammError) else KlammError("interrupted")
         arrived += sum(each.done and each.error is None for each in waiting)
         if sent:
             which = " before it" if arrived == sent else f" of {sent:,}"
-            told = f"{count_of(arrived, 'record')}{which} {'was' if arrived == 1 else 'were'} sent"
-            failed.hint = f"{failed.hint}; {told}" if failed.hint else told
+            sent_so_far = f"{count_of(arrived, 'record')}{which} {'was' if arrived == 1 else 'were'} sent"
+            failed.hint = f"{failed.hint}; {sent_so_far}" if failed.hint else sent_so_far
         raise failed from None
     return sent
 

@@ -2,13 +2,14 @@
 
     stdout   one line, once clients can come: klamm: serving events/ at 127.0.0.1:9092 (store 6f0c…); or (new store …)
     stderr   the log, one line an event; if it cannot start, one line that says why
-    signals  SIGTERM, SIGINT: take nobody new, finish what is under way, exit 0. A second one: exit at once.
+    signals  SIGTERM, SIGINT: accept no new connections, finish what is under way, exit 0. A second one: exit at once.
 
 Settings come from the table of klamm/kafka/settings.py. The command line wins over the TOML file, that over defaults.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,9 @@ __all__ = ["serve"]
 
 _OWN = {"log-format": ("text", "json"), "log-level": ("info", "debug", "warning", "error")}  # the first is the default
 
+_SWITCH_S = 0.001  # so long a thread keeps the interpreter when others want it (Python: 5 ms)
+_GC_THRESHOLD = (50_000, 20, 100)  # new objects until the youngest are looked at, and so on (Python: 700, 10, 10)
+
 
 def _option(name: str, metavar: str) -> Any:
     row = SERVER_SETTINGS[name]
@@ -42,7 +46,7 @@ def _option(name: str, metavar: str) -> Any:
 def serve(
     path: Annotated[
         str | None,
-        typer.Argument(metavar="[PATH]", help="The store; made if it is not there. [default: $KLAMM_STORE]"),
+        typer.Argument(metavar="[PATH]", help="The store; created if absent. [default: $KLAMM_STORE]"),
     ] = None,
     kafka: Annotated[str | None, _option("kafka", "PORT")] = None,
     host: Annotated[str | None, _option("host", "ADDRESS")] = None,
@@ -62,14 +66,14 @@ def serve(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any setting of a server by its name; may be repeated."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Setting of the server, by name; may be repeated."),
     ] = None,
 ) -> None:
     """Serve a store to Kafka clients, until SIGTERM or SIGINT."""
-    said: dict[str, Said] = {}
+    sources: dict[str, SettingSource] = {}
     if config is not None:
-        said |= _from_file(config)
-    said |= _from_sets(settings or [])
+        sources |= _from_file(config)
+    sources |= _from_sets(settings or [])
     options = {
         "kafka": kafka,
         "host": host,
@@ -82,14 +86,15 @@ def serve(
     }
     for name, value in options.items():
         if value is not None:
-            said[_key(name)] = Said(name, value, f"--{name}")
-    log_as, log_from = (_own(said, name) for name in _OWN)
-    chosen = _settings(said)
+            sources[_key(name)] = SettingSource(name, value, f"--{name}")
+    log_as, log_from = (_own(sources, name) for name in _OWN)
+    chosen = _settings(sources)
 
     from klamm.kafka.logs import to_stderr
 
     to_stderr(log_as, log_from)
     _raise_open_files()
+    _let_the_loop_run()
     _serve(_where(path), chosen)
 
 
@@ -104,7 +109,7 @@ def _where(given: str | None) -> Path:
 # ---- settings
 
 
-class Said(NamedTuple):
+class SettingSource(NamedTuple):
     """A setting, and where it was said: for the message when it does not fit."""
 
     name: str
@@ -116,15 +121,15 @@ def _key(name: str) -> str:
     return name.replace(".", "_").replace("-", "_")
 
 
-def _from_sets(pairs: list[str]) -> dict[str, Said]:
-    said = {}
+def _from_sets(pairs: list[str]) -> dict[str, SettingSource]:
+    sources = {}
     for pair in pairs:
-        name, value = split_pair(pair, f"--set {pair}", "want --set name=value")
-        said[_key(name.strip())] = Said(name.strip(), value.strip(), f"--set {pair}")
-    return said
+        name, value = split_pair(pair, f"--set {pair}", "expected --set name=value")
+        sources[_key(name.strip())] = SettingSource(name.strip(), value.strip(), f"--set {pair}")
+    return sources
 
 
-def _from_file(path: Path) -> dict[str, Said]:
+def _from_file(path: Path) -> dict[str, SettingSource]:
     import tomllib
 
     try:
@@ -139,7 +144,7 @@ def _from_file(path: Path) -> dict[str, Said]:
             raise InvalidSetting(f"{path}: {name}: stands in no table", hint="settings of a server go below [serve]")
         if name != "serve":
             raise InvalidSetting(f"{path}: [{name}]: there is no such table", hint=nearest(name, ["serve"]))
-    return {_key(name): Said(name, value, f"{path}") for name, value in _flat(content.get("serve", {}))}
+    return {_key(name): SettingSource(name, value, f"{path}") for name, value in _flat(content.get("serve", {}))}
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -151,23 +156,23 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield f"{before}{name}", value
 
 
-def _own(said: dict[str, Said], name: str) -> str:
+def _own(sources: dict[str, SettingSource], name: str) -> str:
     """A setting of this command alone, taken out."""
     choices = _OWN[name]
-    found = said.pop(_key(name), None)
+    found = sources.pop(_key(name), None)
     if found is None:
         return choices[0]
     if found.value not in choices:
-        hint = f"want {' or '.join(choices)}"
-        raise InvalidSetting(f"{found.where}: {name}: {found.value!r} does not fit", hint=hint)
+        hint = f"expected {' or '.join(choices)}"
+        raise InvalidSetting(f"{found.where}: {name}: {found.value!r} is invalid", hint=hint)
     return str(found.value)
 
 
-def _settings(said: Mapping[str, Said]) -> ServerSettings:
+def _settings(sources: Mapping[str, SettingSource]) -> ServerSettings:
     try:
-        return ServerSettings.of({each.name: each.value for each in said.values()})
+        return ServerSettings.of({each.name: each.value for each in sources.values()})
     except InvalidSetting as error:
-        culprit = said.get(_key(error.setting or ""))
+        culprit = sources.get(_key(error.setting or ""))
         if culprit is None:
             raise
         hint = error.hint
@@ -194,13 +199,23 @@ def _raise_open_files() -> None:
             pass
 
 
+def _let_the_loop_run() -> None:
+    """Have the interpreter keep the loop waiting for less time than it does by default: for other threads, and for the
+    garbage collector, which stops all of them while it looks at every object. Requests and records have no cycles.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    gc.set_threshold(*_GC_THRESHOLD)
+    gc.collect()
+    gc.freeze()
+
+
 class _Signals:
     """The first asks us to stop. The second means it. Taken by Python, not by the loop, which may be what hangs."""
 
     def __init__(self) -> None:
         import signal
 
-        self._asked = ""
+        self._signal = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -208,9 +223,9 @@ class _Signals:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         import signal
 
-        if self._asked:
+        if self._signal:
             os._exit(128 + number)
-        self._asked = signal.Signals(number).name
+        self._signal = signal.Signals(number).name
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._came.set)
 
@@ -220,9 +235,9 @@ class _Signals:
 
         self._came = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        if not self._asked:
+        if not self._signal:
             await self._came.wait()
-        return self._asked
+        return self._signal
 
 
 def _serve(path: Path, settings: ServerSettings) -> None:
@@ -239,10 +254,10 @@ def _serve(path: Path, settings: ServerSettings) -> None:
         service = Service(path, settings)
         await service.start()
         _tune_collector()
-        _say(path, service.address, f"{'new ' if new else ''}store {service.store_id}", service.metrics)
-        notify("READY=1", f"STATUS=serving {path} at {service.address}")
+        _say(path, service.listeners, f"{'new ' if new else ''}store {service.store_id}", service.metrics)
+        notify("READY=1", f"STATUS=serving {path} at {service.listeners}")
         try:
-            event("stopping", signal=await signals.wait())
+            event("stopping", signal=await service.serve_until(signals.wait()))
         finally:
             notify("STOPPING=1")
             await service.stop()
@@ -284,5 +299,5 @@ def _say(path: Path, address: str, store: str, metrics: str) -> None:
     try:
         sys.stdout.write(f"klamm: serving {shown} at {address} ({beside})\n")
         sys.stdout.flush()
-    except OSError:  # nobody reads it
+    except OSError:  # its reader is gone
         pass

@@ -29,12 +29,14 @@ _SHOWN = 200  # in one table on a terminal; a pipe gets all
 
 
 def sql(
-    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="Without: a prompt, or stdin.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(metavar="[QUERY]", help="The query. [default: a prompt, or stdin]")
+    ] = None,
     store: StoreOption = None,
     *,
     out: OutputOption,
 ) -> None:
-    """Ask topics in SQL (DuckDB)."""
+    """Query topics with SQL (DuckDB)."""
     with opened(store, looks=True) as events:
         if query is None and sys.stdin.isatty():
             _prompt(Database(core_of(events), whole=True), events, out)
@@ -42,26 +44,26 @@ def sql(
         text = sys.stdin.read() if query is None else query
         if not text.strip():
             raise InvalidSetting("sql: there is no query", hint="expected one, here or on stdin: klamm sql 'select …'")
-        _answer(Database(core_of(events)), text, out)
+        _run_query(Database(core_of(events)), text, out)
 
 
-def _answer(database: Database, query: str, out: Output) -> None:
-    """The rows of each query; of what is no query, only the last is told how it went."""
+def _run_query(database: Database, query: str, out: Output) -> None:
+    """Return the rows of each query; of statements without rows, only the last is reported."""
     from duckdb import StatementType
 
     statements = database.ask(query, lambda connection: connection.extract_statements(query))
     for statement in statements:
-        told = statement is statements[-1] or statement.type == StatementType.SELECT
-        with progress("reading") as tick:
-            rows = database.ask(query, partial(_rows, database, statement, told, out), tick)
-        if told and out.is_table:  # behind the bar
+        is_printed = statement is statements[-1] or statement.type == StatementType.SELECT
+        with progress("reading") as on_progress:
+            rows = database.ask(query, partial(_rows, database, statement, is_printed, out), on_progress)
+        if is_printed and out.is_table:  # behind the bar
             shown = rows[:_SHOWN] if is_terminal() else rows
             out.print_rows(shown, empty="no rows", spoken=False)
             if len(rows) > len(shown):
                 typer.echo(f"… and more: only {_SHOWN} rows are shown on a terminal; a pipe gets all", err=True)
 
 
-def _rows(database: Database, statement: Any, told: bool, out: Output, connection: Any) -> list[dict[str, Any]]:
+def _rows(database: Database, statement: Any, is_printed: bool, out: Output, connection: Any) -> list[dict[str, Any]]:
     """Return the rows of a table, of which a terminal shows some; print them as JSON as they come."""
     found = connection.execute(statement)
     names = names_of(found)
@@ -71,9 +73,9 @@ def _rows(database: Database, statement: Any, told: bool, out: Output, connectio
         rows = [dict(zip(names, map(plain, row), strict=True)) for row in some]
         if out.is_table:
             table += rows
-        elif told:
+        elif is_printed:
             out.print_rows(rows)
-        if is_bounded or not told:
+        if is_bounded or not is_printed:
             break
         database.go_on()
     return table
@@ -111,7 +113,7 @@ def _prompt(database: Database, store: Store, out: Output) -> None:
                 return
             elif query.rstrip().endswith(";"):
                 asking, query = query, ""
-                _answer(database, asking, out)
+                _run_query(database, asking, out)
         except EOFError:
             typer.echo("", err=True)
             return

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def some_topics(context: typer.Context, incomplete: str) -> list[str]:
-    """Topics whose name starts like that: for the shell, when somebody presses Tab."""
+    """Return topics whose name starts like that: for completion in a shell."""
     return _names(context, lambda store: store.topics, incomplete)
 
 
@@ -48,7 +48,7 @@ def _names(context: typer.Context, names_of: Callable[[Store], Iterable[str]], i
         with opened(context.params.get("store"), read_only=True) as store:
             return [name for name in names_of(store) if name.startswith(incomplete)]
     except (KlammError, OSError):
-        return []  # nobody reads errors between two key strokes
+        return []  # errors between two key strokes are not shown
 
 
 StoreOption = Annotated[
@@ -61,14 +61,14 @@ TopicArgument = Annotated[
 PathArgument = Annotated[
     str | None, typer.Argument(metavar="[PATH]", help="The store. [default: $KLAMM_STORE, else this directory]")
 ]
-CreateOption = Annotated[bool, typer.Option("--create", help="Make the store and the topic if they are not there.")]
+CreateOption = Annotated[bool, typer.Option("--create", help="Create the store and the topic if absent.")]
 FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
         "--since",
         metavar="WHERE",
-        help="From there on: earliest, latest, 4711 (an offset), 15m (ago), 2026-11-15T10:00, 'last 10'.",
+        help="Start: earliest, latest, 4711 (an offset), 15m (ago), 2026-11-15T10:00, 'last 10'.",
     ),
 ]
 PartitionOption = Annotated[

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from klamm.cli.output import Tick, progress, write
-from klamm.cli.records import Filter, RecordOutputOption, is_format
+from klamm.cli.output import OnProgress, progress, write
+from klamm.cli.records import Filter, RecordOutputOption, is_format, parse_headers
 from klamm.cli.stores import FromOption, StoreOption, core_of, opened, some_groups, some_topics
 from klamm.client.consume.tail import read_history
 from klamm.client.subscription import open_partitions
@@ -38,18 +38,18 @@ def tail(
     n: Annotated[
         int | None, typer.Option("-n", metavar="N", help="Only the last N. [default: 10, with --from all]", min=0)
     ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Then wait for more, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more records, until Ctrl-C.")] = False,
     start: FromOption = None,
     group: Annotated[
         str | None,
         typer.Option(
             metavar="GROUP",
-            help="From where the group stands; it moves as records are printed.",
+            help="Start at the group's committed offset; commit what is printed.",
             autocompletion=some_groups,
         ),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("-p", "--partition", metavar="N", help="Only this one; may be repeated.")
+        list[int] | None, typer.Option("-p", "--partition", metavar="N", help="Only this partition; may be repeated.")
     ] = None,
     count: Annotated[int | None, typer.Option("-c", "--count", metavar="N", help="End after N records.", min=1)] = None,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Only records with this key.")] = None,
@@ -72,7 +72,7 @@ def tail(
     for name in filter(is_format, topics):
         raise InvalidSetting(f"{name}: is not the name of a topic", hint=f"a format is an option: -o '{name}'")
     topics = list(dict.fromkeys(topics))
-    wanted = Filter(key=key, grep=grep, headers=header or (), where=where or ())
+    wanted = Filter(key=key, grep=grep, headers=parse_headers(header or ()), where=where or ())
     begin = None if start is None else Where(start, name="--from")
     with opened(store, looks=group is None) as events:
         if group is None:
@@ -81,8 +81,8 @@ def tail(
             source = _of_group(events, topics, group, follow)
         show = out.encoder(with_topics=len(topics) > 1)
         try:
-            with source as (batches, commit), progress("reading", printing=True) as tick:
-                printed = _print(batches, commit, show, wanted, count, tick if not follow else None)
+            with source as (batches, commit), progress("reading", printing=True) as on_progress:
+                printed = _print(batches, commit, show, wanted, count, on_progress if not follow else None)
             if not printed and not follow and out.is_table:
                 typer.echo("no records", err=True)
         except KeyboardInterrupt:
@@ -99,13 +99,13 @@ def _print(
     show: Callable[[Record], bytes],
     wanted: Filter,
     count: int | None,
-    tick: Tick | None,
+    on_progress: OnProgress | None,
 ) -> int:
-    """How many."""
+    """Number of partitions."""
     printed = read = 0
     for batch in batches:
-        if tick is not None:
-            tick(read := read + len(batch), None)
+        if on_progress is not None:
+            on_progress(read := read + len(batch), None)
         for record in filter(wanted, batch):
             write(show(record))
             printed += 1
@@ -146,8 +146,8 @@ def _of_topics(
     core = core_of(store)
     is_printed_as_read = n is None and start is not None
     keep = None if wanted.takes_all or is_printed_as_read else wanted
-    with progress("searching") as tick:
-        history = read_history(core, open_partitions(core, chosen), n, start, keep=keep, on_progress=tick)
+    with progress("searching") as on_progress:
+        history = read_history(core, open_partitions(core, chosen), n, start, keep=keep, on_progress=on_progress)
     if not follow:
         yield _Source(history.batches)
         return

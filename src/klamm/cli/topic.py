@@ -20,11 +20,11 @@ __all__ = ["app", "topic_row"]
 
 app = typer.Typer(name="topic", help="Topics: create, list, show, set, purge, delete.", no_args_is_help=True)
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def settings_of(pairs: list[str]) -> dict[str, str]:
-    split = (split_pair(pair, pair, "want name=value, such as retention.ms=3600000") for pair in pairs)
+    split = (split_pair(pair, pair, "expected name=value, such as retention.ms=3600000") for pair in pairs)
     return {name.strip(): value.strip() for name, value in split}
 
 
@@ -35,7 +35,9 @@ def create(
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Settings: retention.ms=3600000")
     ] = None,
     store: StoreOption = None,
-    partitions: Annotated[int, typer.Option("-p", "--partitions", metavar="N", help="How many.", min=1)] = 1,
+    partitions: Annotated[
+        int, typer.Option("-p", "--partitions", metavar="N", help="Number of partitions.", min=1)
+    ] = 1,
     *,
     out: OutputOption,
 ) -> None:
@@ -44,7 +46,7 @@ def create(
     from klamm.store.settings import Settings
 
     chosen = settings_of(settings or [])
-    validate(topic)  # before there is a store that nobody needs
+    validate(topic)  # before a store is created for nothing
     Settings.of(chosen)
     with opened(store, create=True) as events:
         made = events.topics.create(topic, partitions, chosen).info()
@@ -90,7 +92,7 @@ def show(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) 
             "id": found.id,
             "created": moment(found.created_ms),
             "settings": dict(found.settings),
-            "keeps": _kept(Settings.of(found.settings)),
+            "keeps": _retention(Settings.of(found.settings)),
             "cut_off": _cut_off(events[topic].cuts()),
         }
     if out.is_table:
@@ -108,8 +110,8 @@ def _cut_off(cuts: list[Cut]) -> str | None:
     return f"{size} in {count_of(len(cuts), 'file')}: klamm salvage prints the records"
 
 
-def _kept(settings: Settings) -> str:
-    """What goes away by itself, in words: somebody who never set anything wants to know, too."""
+def _retention(settings: Settings) -> str:
+    """Describe what expires by itself; users who set nothing want to know, too."""
     if "delete" not in settings.cleanup_policy:
         return "the latest record of each key"
     parts = []
@@ -130,15 +132,17 @@ def set_settings(
     ] = None,
     store: StoreOption = None,
     reset: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Back to its default; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Setting to reset to its default; may be repeated.")
     ] = None,
-    partitions: Annotated[int | None, typer.Option(metavar="N", help="So many; never fewer than now.", min=1)] = None,
+    partitions: Annotated[
+        int | None, typer.Option(metavar="N", help="New number of partitions; it can only grow.", min=1)
+    ] = None,
     *,
     out: OutputOption,
 ) -> None:
     """Change settings of a topic, or how many partitions it has."""
     if not settings and not reset and partitions is None:
-        raise InvalidSetting("topic set: nothing to set", hint="want name=value, --reset name or --partitions n")
+        raise InvalidSetting("topic set: nothing to set", hint="expected name=value, --reset name or --partitions n")
     with opened(store) as events:
         if settings or reset:
             events.topics.alter(topic, settings_of(settings or []), reset=reset or ())
@@ -153,7 +157,8 @@ def purge(
     topic: TopicArgument,
     store: StoreOption = None,
     before: Annotated[
-        str | None, typer.Option(metavar="WHERE", help="Only what is before: 3d (ago), 2026-11-15, 4711 (an offset).")
+        str | None,
+        typer.Option(metavar="WHERE", help="Delete only records before: 3d (ago), 2026-11-15, 4711 (an offset)."),
     ] = None,
     partition: PartitionOption = None,
     yes: Yes = False,

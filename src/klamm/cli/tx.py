@@ -44,9 +44,9 @@ def list_transactions(store: StoreOption = None, *, out: OutputOption) -> None:
 
 @app.command()
 def abort(
-    which: Annotated[str, typer.Argument(metavar="PRODUCER_ID|NAME", help="Its producer id, or its transactional id.")],
+    which: Annotated[str, typer.Argument(metavar="PRODUCER_ID|NAME", help="Producer id or transactional id.")],
     store: StoreOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     *,
     out: OutputOption,
 ) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.maintenance import one_of
 from klamm.cli.output import OutputOption, progress
 from klamm.cli.stores import PathArgument, StoreOption, found_path, opened
-from klamm.cli.upkeep import one_of
 
 __all__ = ["upgrade"]
 
@@ -16,30 +16,32 @@ __all__ = ["upgrade"]
 def upgrade(
     path: PathArgument = None,
     store: StoreOption = None,
-    check: Annotated[bool, typer.Option("--check", help="Only tell: exit code 1 if it is not up to date.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only report; exit code 1 if the store is not up to date.")
+    ] = False,
     *,
     out: OutputOption,
 ) -> None:
-    """Bring a store up to the format of this Klamm. Every process has to close it first; older ones refuse it then."""
+    """Upgrade a store to the format of this version. Every process has to close it first; older ones refuse it then."""
     from klamm.store.upgrade import TODAY, formats_of
 
     where = found_path(one_of(path, store))
     before = formats_of(where)
     if not check:
-        with opened(where) as events, progress("upgrading", "partitions") as tick:
+        with opened(where) as events, progress("upgrading", "partitions") as on_progress:
             _, topics = events._acquired().all_topics()
             done, total = 0, sum(topic.count for topic in topics)
             for topic in topics:
                 for number in range(topic.count):
-                    tick(done, total)
+                    on_progress(done, total)
                     topic.partition(number)  # which recovers it
                     done += 1
     after = formats_of(where)
     out.print_object(
         {
             "store": where,
-            "klamm.db": _told(before.database, after.database, TODAY.database),
-            "heads": _told(before.heads, after.heads, TODAY.heads),
+            "klamm.db": _describe(before.database, after.database, TODAY.database),
+            "heads": _describe(before.heads, after.heads, TODAY.heads),
             "up to date": after == TODAY,
         }
     )
@@ -47,7 +49,7 @@ def upgrade(
         raise typer.Exit(1)
 
 
-def _told(before: int, after: int, today: int) -> str:
+def _describe(before: int, after: int, today: int) -> str:
     if before != after:
         return f"format {after}, was {before}"
     return f"format {after}" if after == today else f"format {after}; this Klamm writes {today}"

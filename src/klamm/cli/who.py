@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from klamm.cli.maintenance import one_of
 from klamm.cli.output import OutputOption, identifier, since
 from klamm.cli.stores import PathArgument, StoreOption, opened
-from klamm.cli.upkeep import one_of
 
 __all__ = ["who"]
 

@@ -40,7 +40,7 @@ def work(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="The handler, called with each record; a def or an async def. Modules are looked for here, too.",
+            help="The handler, called with each record; a def or an async def. Modules are searched here, too.",
             show_default=False,
         ),
     ],
@@ -66,12 +66,12 @@ def work(
         str | None, typer.Option(metavar="TIME", help="Time limit for each record: 30s, 5m. [default: none]")
     ] = None,
     grace: Annotated[
-        str, typer.Option(metavar="TIME", help="How long handlers get to end when a signal comes, or a rebalance.")
+        str, typer.Option(metavar="TIME", help="Time for running handlers to end at a signal or a rebalance.")
     ] = "30s",
     on_error: Annotated[
-        str, typer.Option(metavar="POLICY", help="What an error of the handler does: stop, retry or dead-letter.")
+        str, typer.Option(metavar="POLICY", help="Action when the handler raises: stop, retry or dead-letter.")
     ] = "stop",
-    retries: Annotated[int, typer.Option(metavar="N", help="Further attempts, by retry and dead-letter.", min=0)] = 3,
+    retries: Annotated[int, typer.Option(metavar="N", help="Number of retries, for retry and dead-letter.", min=0)] = 3,
     retry_on: Annotated[
         list[str] | None,
         typer.Option(metavar="TYPE", help="Retry these errors only: TimeoutError, app:Busy; may be repeated."),
@@ -80,23 +80,23 @@ def work(
         list[str] | None, typer.Option(metavar="TYPE", help="Do not retry these errors; may be repeated.")
     ] = None,
     backoff: Annotated[
-        str, typer.Option(metavar="TIME", help="Wait before the first retry; then twice that.")
+        str, typer.Option(metavar="TIME", help="Wait before the first retry; doubled each time.")
     ] = "100ms",
     max_backoff: Annotated[str, typer.Option(metavar="TIME", help="Longest wait before a retry.")] = "10s",
     dead_letter_topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Where dead letters go. [default: TOPIC.dlq]")
     ] = None,
     order: Annotated[
-        str, typer.Option(metavar="ORDER", help="What is handled in order: the records of a key, or of a partition.")
+        str, typer.Option(metavar="ORDER", help="Scope of the order: the records of a key, or of a partition.")
     ] = "key",
     serde: Annotated[
         str | None,
-        typer.Option(metavar="SERDE", help="What keys and values are decoded as: json or str. [default: bytes]"),
+        typer.Option(metavar="SERDE", help="Decoding of keys and values: json or str. [default: bytes]"),
     ] = None,
     wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End when no record comes for so long. [default: never]")
+        str | None, typer.Option(metavar="TIME", help="End when no record comes for this time. [default: never]")
     ] = None,
-    progress_every: Annotated[str, typer.Option(metavar="TIME", help="How often progress is logged.")] = "10s",
+    progress_every: Annotated[str, typer.Option(metavar="TIME", help="Interval of progress lines in the log.")] = "10s",
     log_format: Annotated[str, typer.Option(metavar="FORMAT", help="How the log is written: text or json.")] = "text",
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
     *,
@@ -171,14 +171,14 @@ class _Log:
 
         if attempt.retry_in is None:
             self.last_failure = attempt
-            event("handler failed", logging.ERROR, **_facts(attempt), error=attempt.error)
+            event("handler failed", logging.ERROR, **_fields(attempt), error=attempt.error)
         else:
-            event("handler failed", logging.WARNING, **_facts(attempt), retry_in=round(attempt.retry_in, 3))
+            event("handler failed", logging.WARNING, **_fields(attempt), retry_in=round(attempt.retry_in, 3))
 
     def dead_lettered(self, attempt: Attempt) -> None:
         from klamm.kafka.logs import event
 
-        event("dead letter", logging.WARNING, **_facts(attempt))
+        event("dead letter", logging.WARNING, **_fields(attempt))
 
     def progress(self, report: RunReport) -> None:
         from klamm.kafka.logs import event
@@ -190,7 +190,7 @@ class _Log:
             event("progress", **_counts(report), per_second=round(rate, 1))
 
 
-def _facts(attempt: Attempt) -> dict[str, Any]:
+def _fields(attempt: Attempt) -> dict[str, Any]:
     record = attempt.record
     return {
         "topic": record.topic,

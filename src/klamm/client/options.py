@@ -24,12 +24,12 @@ def acks_of(acks: object) -> int:
         return ALL
     if isinstance(acks, int) and acks in _NUMBERS:
         return int(acks)
-    raise InvalidSetting(f"acks: {acks!r} does not fit", hint='want 0, 1 or "all"')
+    raise InvalidSetting(f"acks: {acks!r} is invalid", hint='expected 0, 1 or "all"')
 
 
 def choice(name: str, value: object, known: Mapping[str, Any]) -> Any:
     if not isinstance(value, str) or value not in known:
-        raise InvalidSetting(f"{name}: {value!r} does not fit", hint=f"want {' or '.join(map(repr, known))}")
+        raise InvalidSetting(f"{name}: {value!r} is invalid", hint=f"expected {' or '.join(map(repr, known))}")
     return known[value]
 
 

@@ -14,18 +14,18 @@ from klamm.errors import GroupError, TransactionError
 
 if TYPE_CHECKING:
     from klamm.client.consume.session import Session
-    from klamm.client.groups.commits import Claim
+    from klamm.client.groups.commits import PendingCommit
     from klamm.store.directory import Core
 
-__all__ = ["claims_of"]
+__all__ = ["pending_commits_of"]
 
 
-def claims_of(consumers: Consumer | Iterable[Consumer], core: Core) -> dict[Session, Claim]:
-    """Return a claim, still empty, for each consumer that takes part; raise for one that cannot.
+def pending_commits_of(consumers: Consumer | Iterable[Consumer], core: Core) -> dict[Session, PendingCommit]:
+    """Return an empty pending commit for each consumer that takes part; raise for one that cannot.
 
     A transaction that it takes part in already is aborted: TransactionError.
     """
-    claims: dict[Session, Claim] = {}
+    pending_commits: dict[Session, PendingCommit] = {}
     for consumer in (consumers,) if isinstance(consumers, Consumer) else consumers:
         if not isinstance(consumer, Consumer):
             raise TypeError(f"consumers: want a Consumer or several, not {type(consumer).__name__}")
@@ -34,17 +34,17 @@ def claims_of(consumers: Consumer | Iterable[Consumer], core: Core) -> dict[Sess
             raise GroupError(
                 f"consumers: {consumer!r} does not read {core.path}", hint="begin it with consumer.transaction()"
             )
-        claims[session] = session.commits.claim()
+        pending_commits[session] = session.commits.pending_commit()
         if session.commits.is_automatic:
             raise GroupError(
                 f"consumers: {consumer!r} commits its offsets itself",
                 hint="make it without enable_auto_commit: the transaction commits them",
             )
-    for session in claims:
+    for session in pending_commits:
         if session.transaction is not None:
             session.transaction.abort()
             raise TransactionError(
                 "the consumer's last transaction was neither committed nor aborted",
                 hint="it is aborted now, and the consumer has gone back: poll again, and use `with`",
             )
-    return claims
+    return pending_commits

@@ -80,7 +80,7 @@ def bytes_of(value: Any, where: str) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise InvalidRecord(f"{where}: has half a surrogate pair in it, which is no text") from None
+            raise InvalidRecord(f"{where}: has half a surrogate pair in it, which is not text") from None
     if isinstance(value, Mapping) and list(value) == ["base64"]:
         from base64 import b64decode
 
@@ -99,23 +99,23 @@ def from_json(line: bytes | str, where: str) -> PlainRecord:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise InvalidRecord(f"{where}: is not JSON: {error}", hint="want one record a line") from None
+        raise InvalidRecord(f"{where}: is not JSON: {error}", hint="expected one record a line") from None
     return from_plain(data, where)
 
 
 def from_plain(data: Any, where: str) -> PlainRecord:
     if not isinstance(data, Mapping) or "value" not in data:
-        raise InvalidRecord(f"{where}: is no record", hint='want {"key": "k", "value": "v"}')
+        raise InvalidRecord(f"{where}: not a record", hint='expected {"key": "k", "value": "v"}')
     unknown = data.keys() - set(_FIELDS)
     if unknown:
         raise InvalidRecord(
-            f"{where}: {min(unknown, key=str)!r} is nothing that a record has", hint=f"want {', '.join(_FIELDS)}"
+            f"{where}: {min(unknown, key=str)!r} is nothing that a record has", hint=f"expected {', '.join(_FIELDS)}"
         )
     headers = data.get("headers") or []
     try:
         pairs = [(str(name), value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
     except (TypeError, ValueError):
-        raise InvalidRecord(f"{where}: headers do not fit", hint='want [["name", "value"]]') from None
+        raise InvalidRecord(f"{where}: headers do not fit", hint='expected [["name", "value"]]') from None
     partition = data.get("partition")
     if partition is not None and type(partition) is not int:
         raise InvalidRecord(f"{where}: partition is {partition!r}; want a whole number")
@@ -136,5 +136,5 @@ def _milliseconds(given: Any, where: str) -> int | None:
         return to_ms(datetime.fromisoformat(given) if isinstance(given, str) else given)
     except (TypeError, ValueError, OverflowError):
         raise InvalidRecord(
-            f"{where}: timestamp is {given!r}", hint="want milliseconds since 1970, or 2026-11-15T10:00:00Z"
+            f"{where}: timestamp is {given!r}", hint="expected milliseconds since 1970, or 2026-11-15T10:00:00Z"
         ) from None

@@ -45,11 +45,11 @@ class Subscription:
             raise InvalidSetting("consumer(): topics and pattern are both given", hint="give one of them")
         self._pattern = re.compile(pattern) if pattern is not None else None
         self._named: dict[str, list[int] | None] = {}
-        self._ids: dict[str, TopicId] = {}  # of the topics that were named, so that one made anew is noticed
+        self._ids: dict[str, TopicId] = {}  # of the topics that were named, so that a re-created one is noticed
         if isinstance(topics, str):
             self._named[topics] = None if partitions is None else _numbers(partitions)
         elif partitions is not None:
-            raise InvalidSetting("partitions: goes with one topic", hint="want {topic: [partition, …]} for several")
+            raise InvalidSetting("partitions: goes with one topic", hint="expected {topic: [partition, …]} for several")
         elif isinstance(topics, Mapping):
             self._named = {name: _numbers(numbers) for name, numbers in topics.items()}
         elif topics is not None:

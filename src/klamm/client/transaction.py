@@ -1,20 +1,22 @@
 """A transaction: records and progress that become visible together, or not at all. The protocol: store/transactions.py.
 
-    send → Lane (partition, open batch) → full → registered, appended
+    send → RecordAccumulator (partition, open batch) → full → registered, appended
     commit: the open batches → registered in one write, appended → synced → decided, with offsets of groups → marked
 
 Nothing happens before a batch is full or `commit` is called, so a small transaction costs two writes to klamm.db and
 one sync of each partition it has records in. No thread works for it.
 
 Promises
-  X1  A transaction ends once: committed, or aborted. Whatever goes wrong before the commit point aborts it, also if the
-      error was caught and `commit` is called all the same.
-  X2  `commit` returns when the transaction is decided, on disk. If a marker cannot be written then (the disk is full,
-      say), it is committed nonetheless: `commit` says so in the log and returns, and others write the marker.
-  X3  Consumers take part in a transaction from its beginning, or not at all: it commits offsets of no others. If it is
-      aborted, at whatever step, they go back to where their groups are: the next poll gives the same records again.
-  X4  One that has a number (`once`) is committed at most once with it, in whatever process: a second one is skipped,
-      which changes nothing in the store, and its state says so. The number is stored with the decision (store/once.py).
+  CTX1  A transaction ends once: committed, or aborted. Whatever goes wrong before the commit point aborts it, also if
+        the error was caught and `commit` is called all the same.
+  CTX2  `commit` returns when the transaction is decided, on disk. If a marker cannot be written then (the disk is full,
+        say), it is committed nonetheless: `commit` says so in the log and returns, and others write the marker.
+  CTX3  Consumers take part in a transaction from its beginning, or not at all: it commits offsets of no others. If it
+        is aborted, at whatever step, they go back to where their groups are: the next poll gives the same records
+        again.
+  CTX4  One that has a number (`once`) is committed at most once with it, in whatever process: a second one is skipped,
+        which changes nothing in the store, and its state says so. The number is stored with the decision
+        (store/once.py).
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
-from klamm.batch import Lane, patch
+from klamm.batch import RecordAccumulator, patch
 from klamm.client.consume.consumer import Consumer, session_of, session_that_read
-from klamm.client.participants import claims_of
+from klamm.client.participants import pending_commits_of
 from klamm.client.produce.record_sender import RecordSender
 from klamm.client.produce.target import codec_of, limit_of, sealed
 from klamm.client.serde import Serde, key_pair, value_pair
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 
     from klamm.batch import BatchDelivery, Builder, Partitioner
     from klamm.choices import Compression
-    from klamm.client.groups.commits import Claim
+    from klamm.client.groups.commits import PendingCommit
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core, OpenTopic
@@ -75,10 +77,10 @@ _log = logging.getLogger("klamm")
 
 
 class Pool:
-    """The producer ids of one Store object: whoever begins a transaction takes one, whoever ends it gives it back.
+    """The producer ids of one Store object: a transaction takes one when it begins, and gives it back when it ends.
 
     A name is one producer id from its first transaction here on, until a newer one somewhere else takes it over. Then
-    it is fenced here for good: only a store that is opened anew may take it back.
+    it is fenced here for good: only a store that is opened again may take it back.
     """
 
     def __init__(self, core: Core) -> None:
@@ -139,7 +141,7 @@ class Pool:
         return known
 
     def give_back(self, transaction: Transaction[Any, Any], identity: Identity, error: BaseException | None) -> None:
-        """Its transaction is over. With an error: nobody knows how, so the producer id is not used again."""
+        """Its transaction is over. With an error its outcome is unknown, so the producer id is not used again."""
         identity.spoiled = error is not None or identity.epoch >= MAX_EPOCH
         with self._mutex:
             self._open.discard(transaction)
@@ -155,7 +157,7 @@ class Pool:
         self.core.transactions.let_go(identity)
 
     def drop(self, identity: Identity) -> None:
-        """Nobody will end its transaction. Others see that once the next one begins, or when it times out."""
+        """Leave its transaction open. Other processes end it when the next one begins, or when it times out."""
         self._dropped.append(identity)
 
     def close(self) -> None:
@@ -222,19 +224,21 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         self._partitioner = partitioner
         self._store: object = None  # whose transaction it is, kept from being dropped
         self._identity: Identity | None = None
-        self._lanes: dict[str, Lane] = {}
-        self._topics: dict[str, tuple[OpenTopic, Lane]] = {}
+        self._accumulators: dict[str, RecordAccumulator] = {}
+        self._topics: dict[str, tuple[OpenTopic, RecordAccumulator]] = {}
         self._sequences: dict[Partition, int] = {}
         self._ends: dict[Partition, int] = {}
-        self._full: deque[tuple[Partition, Lane, Builder, BatchDelivery]] = deque()  # taken, and not yet appended
+        self._full: deque[tuple[Partition, RecordAccumulator, Builder, BatchDelivery]] = (
+            deque()
+        )  # taken, and not yet appended
         self._appended: list[tuple[BatchDelivery, int, int]] = []  # where, and the time the log has stamped on it
         self._dropped: list[BatchDelivery] = []  # not appended: it will be skipped
-        self._claims = claims_of(consumers, pool.core)  # by consumer that takes part
+        self._pending_commits = pending_commits_of(consumers, pool.core)  # by consumer that takes part
         self._once: Once | None = None
         self._is_repeated = False  # its number is committed
         self._is_skipped = False
         self._mutex = threading.RLock()
-        self._defers = False  # full batches wait until somebody calls _append_full
+        self._defers = False  # full batches wait until _append_full is called
         self._state = "open"
         self._failed: BaseException | None = None
         self._forked = False
@@ -272,8 +276,8 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
 
     # ---- records
 
-    def _slow_lane(self, topic: str) -> Lane:
-        """The topic's lane, as the topic was when the transaction first used it."""
+    def _find_accumulator(self, topic: str) -> RecordAccumulator:
+        """The topic's accumulator, as the topic was when the transaction first used it."""
         if not isinstance(topic, str):
             raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
         self._check_open()
@@ -281,7 +285,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             raise self._refused()
         opened = self._core.topic(topic)
         before_ms, after_ms = opened.topic.settings.timestamp_limits_ms
-        lane = Lane(
+        accumulator = RecordAccumulator(
             topic,
             opened.count,
             self._batch_bytes,
@@ -295,11 +299,11 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             before_ms=before_ms,
             after_ms=after_ms,
         )
-        self._topics[topic] = opened, lane
-        self._lanes[topic] = lane
-        return lane
+        self._topics[topic] = opened, accumulator
+        self._accumulators[topic] = accumulator
+        return accumulator
 
-    def _ship(self, lane: Lane) -> None:
+    def _ship(self, accumulator: RecordAccumulator) -> None:
         """Append the batches that are full; all, if those that are open take too much memory."""
         if not self._defers:
             self._append_full()
@@ -307,11 +311,11 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
     @property
     def _is_full(self) -> bool:
         """Whether something is to be appended."""
-        return any(lane.full for _, lane in self._topics.values())
+        return any(accumulator.full for _, accumulator in self._topics.values())
 
     def _drain(self) -> None:
-        for _, lane in self._topics.values():
-            lane.drain()
+        for _, accumulator in self._topics.values():
+            accumulator.drain()
 
     def _append_full(self) -> None:
         """Register what is new, in one write, and append."""
@@ -321,18 +325,18 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
 
     def _append_taken(self) -> None:
         try:
-            if sum(lane.bytes for _, lane in self._topics.values()) > _OPEN_BYTES:
+            if sum(accumulator.bytes for _, accumulator in self._topics.values()) > _OPEN_BYTES:
                 self._drain()
             fresh: dict[PartitionKey, Partition] = {}
             known = self._identity.partitions if self._identity is not None else {}
-            for opened, lane in self._topics.values():
-                for number, builder, delivery in lane.take_full():
+            for opened, accumulator in self._topics.values():
+                for number, builder, delivery in accumulator.take_full():
                     if self._is_repeated:
                         self._dropped.append(delivery)
-                        lane.recycle(builder)
+                        accumulator.recycle(builder)
                         continue
                     partition = opened.partition(number)
-                    self._full.append((partition, lane, builder, delivery))
+                    self._full.append((partition, accumulator, builder, delivery))
                     if (opened.topic.id, number) not in known:
                         fresh[opened.topic.id, number] = partition
             if fresh:
@@ -346,7 +350,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             raise
 
     def _append_first(self) -> None:
-        partition, lane, builder, delivery = self._full[0]
+        partition, accumulator, builder, delivery = self._full[0]
         identity, sequence, count = self._identity, self._sequences.get(partition, 0), builder.count
         assert identity is not None
         batch = sealed(
@@ -361,11 +365,11 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         self._sequences[partition] = sequence + count
         self._ends[partition] = offset + count
         self._full.popleft()
-        lane.recycle(builder)
+        accumulator.recycle(builder)
 
     def _fail(self, error: BaseException) -> None:
         self._failed = self._failed or error
-        self._lanes = {}
+        self._accumulators = {}
 
     def _refused(self) -> TransactionError:
         refused = Aborted("the transaction cannot go on after an error", hint="abort it, and begin another")
@@ -391,13 +395,13 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
                 "these records were not read by a group, or their consumer is gone",
                 hint='read them with store.consumer(…, group="name")',
             )
-        claim = self._claims.get(session)
-        if claim is None:
+        pending_commit = self._pending_commits.get(session)
+        if pending_commit is None:
             raise GroupError(
                 "the consumer that read these records does not take part in this transaction",
                 hint="begin it with consumer.transaction(), or with store.transaction(consumers=…)",
             )
-        claim.add(read if isinstance(read, Batch) else None)
+        pending_commit.add(read if isinstance(read, Batch) else None)
 
     # ---- once
 
@@ -415,12 +419,12 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
                 raise TypeError(f"{name} is a str, not {type(value).__name__}")
             if len(value) > _MAX_ONCE:
                 raise InvalidSetting(
-                    f"{name}: {len(value)} characters", hint=f"want at most {_MAX_ONCE}: a digest, say"
+                    f"{name}: {len(value)} characters", hint=f"expected at most {_MAX_ONCE}: a digest, say"
                 )
         if type(number) is not int:  # nor bool
             raise TypeError(f"number is an int, not {type(number).__name__}")
         if not writer or not 0 <= number < 1 << 63:
-            raise InvalidSetting(f"writer {writer!r}, number {number}", hint="want a name, and a number from 0 on")
+            raise InvalidSetting(f"writer {writer!r}, number {number}", hint="expected a name, and a number from 0 on")
         if self._once is not None:
             raise TransactionError(f"the transaction has a number already: {self._once}", hint="begin another")
         self._once = Once(writer, target, number, fingerprint)
@@ -428,13 +432,13 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             self._is_repeated = once.is_committed(execute, self._once)
         return not self._is_repeated
 
-    def _moves(self) -> list[Claim]:
-        """Return the claims that `commit_offsets` was called for: nothing is committed for the other consumers."""
-        return [claim for claim in self._claims.values() if not claim.is_empty]
+    def _moves(self) -> list[PendingCommit]:
+        """Return the pending commits that `commit_offsets` was called for; the others commit nothing."""
+        return [pending_commit for pending_commit in self._pending_commits.values() if not pending_commit.is_empty]
 
     def _members_held(self) -> AbstractContextManager[None]:
-        """Their watchdogs give nothing up meanwhile. In one order, whoever does this."""
-        members = {id(claim.member): claim.member for claim in self._moves()}
+        """Their watchdogs give nothing up meanwhile. Always in one order."""
+        members = {id(pending_commit.member): pending_commit.member for pending_commit in self._moves()}
         return _os.Mutexes(member.mutex for _, member in sorted(members.items()))
 
     def _put_also(self, execute: Execute) -> list[Input]:
@@ -442,14 +446,16 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         if self._once is not None:
             once.put(execute, self._once)
         moves = self._moves()
-        for claim in moves:
-            claim.refuse_others()
-            put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
-        return [read for claim in moves for read in claim.ranges()]
+        for pending_commit in moves:
+            pending_commit.refuse_others()
+            put_offsets(
+                execute, pending_commit.member.group_number, pending_commit.rows(), expect=pending_commit.expect()
+            )
+        return [read for pending_commit in moves for read in pending_commit.ranges()]
 
-    def _settle_claims(self) -> None:
-        for claim in self._moves():
-            claim.done()
+    def _complete_commits(self) -> None:
+        for pending_commit in self._moves():
+            pending_commit.done()
 
     # ---- the end
 
@@ -475,7 +481,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
                     commit=True,
                     also=self._put_also if self._once or self._moves() else None,
                 )
-                self._settle_claims()
+                self._complete_commits()
         except AlreadyCommitted as repeated:
             _log.info("%r: skipped: %s", self, repeated)
             self._is_skipped = True
@@ -509,11 +515,11 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             else:
                 self._mark(error if isinstance(error, Fenced) else None, commit=decided)
             if decided:
-                self._settle_claims()
+                self._complete_commits()
         finally:
             try:
                 if self._state == "open":
-                    self._end(False, Aborted("nobody knows how it ended"))
+                    self._end(False, Aborted("its outcome is unknown"))
             finally:
                 if rewind and self._state != "committed":
                     self._rewind(moved=self._is_skipped or isinstance(error, CommitGap))
@@ -524,7 +530,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
                 self._core.transactions.finish(self._identity, commit=commit)
         except KlammError as error:
             how = "committed" if commit else "aborted"
-            _log.warning("%r: %s, but not every log could be told, which others will do: %s", self, how, error)
+            _log.warning("%r: %s; writing some transaction markers failed and will be retried: %s", self, how, error)
             failed = error
         except BaseException as error:
             failed = error
@@ -535,15 +541,16 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
     def _end(self, committed: bool, error: BaseException | None) -> None:
         identity, self._identity = self._identity, None
         self._state = "committed" if committed else "skipped" if self._is_skipped else "aborted"
-        for session in self._claims:
+        for session in self._pending_commits:
             session.transaction = None
         if identity is not None:
             self._pool.give_back(self, identity, error)
-        self._lanes = {}
-        for _, lane in self._topics.values():
-            lane.close()  # a send of another thread, though this is for one: it raises, or its record is drained here
-            lane.drain()
-        left = [delivery for _, lane in self._topics.values() for _, _, delivery in lane.take_full()]
+        self._accumulators = {}
+        for _, accumulator in self._topics.values():
+            # a send of another thread, though this is for one: it raises, or its record is drained here
+            accumulator.close()
+            accumulator.drain()
+        left = [delivery for _, accumulator in self._topics.values() for _, _, delivery in accumulator.take_full()]
         left += [*self._dropped, *(full[-1] for full in self._full)]
         self._topics = {}
         self._full.clear()
@@ -561,13 +568,13 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             raise interrupts[0]
 
     def _hold_consumers(self) -> None:
-        for session in self._claims:
+        for session in self._pending_commits:
             session.transaction = self
 
     def _rewind(self, *, moved: bool) -> None:
         """Let its consumers go back. `moved`: others have moved the group meanwhile; read on where it is now."""
         failed: BaseException | None = None
-        for session in self._claims:
+        for session in self._pending_commits:
             try:
                 session.rewind(reload=moved)
             except BaseException as error:  # noqa: BLE001  # the others go back, too; then it is raised
@@ -589,5 +596,5 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
 
     def _in_child(self) -> None:
         self._forked = True
-        self._lanes = {}
+        self._accumulators = {}
         self._mutex = threading.RLock()

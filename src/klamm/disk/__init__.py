@@ -1,1 +1,1 @@
-"""The room that touches the operating system: files, locks, forks. sqlite3 and sendfile aside, nobody else does."""
+"""The package that calls the operating system: files, locks, forks. Apart from sqlite3 and sendfile, no other does."""

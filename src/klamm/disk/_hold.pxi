@@ -8,23 +8,33 @@ released by native code: between `__enter__` here and the block of its `with` st
 """
 
 cdef enum:
-    NAP_NS = 1000000                # between two looks at a byte that another process holds, where nobody wakes us
+    # between two looks at a byte that another process holds and does not wake us for
+    POLL_INTERVAL_NS = 1000000              
     SLEEP_NS = 20000000             # at most so long in one piece, where the holder wakes us
     QUEUE_NS = 500000000            # the same in the queue: who wakes by itself goes to sleep again behind all others
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
     IN_A_ROW = 128                  # so often the last holder may take the byte again before it queues up
+    # so long the first in the queue leaves a row alone; then it takes the byte where it can
+    ROW_NS = 5000000              
     ALL_BITS = 0xffffffff
 
-cdef int64_t WAIT_NS = <int64_t>1 << 61     # for ever
+cdef int64_t WAIT_NS = <int64_t>1 << 61     # forever
 cdef int64_t WAITING_AT = <int64_t>1 << 62
+cdef int64_t first_interval_ns = POLL_INTERVAL_NS
 WAITING = WAITING_AT
 
 
-cdef int nap() except -1:
+def set_first_interval(int64_t ns=POLL_INTERVAL_NS):
+    """Let the first in a queue sleep that long before it looks for itself. For tests: of the wake-up alone."""
+    global first_interval_ns
+    first_interval_ns = ns
+
+
+cdef int interval() except -1:
     """Sleep a moment, or until a signal comes; then run its handler, which may raise."""
     cdef uint32_t word = 0
     with nogil:
-        os_futex_wait(&word, 0, 1, klamm_monotonic_ns() + NAP_NS)
+        os_futex_wait(&word, 0, 1, klamm_monotonic_ns() + POLL_INTERVAL_NS)
     PyErr_CheckSignals()
     return 0
 
@@ -37,9 +47,15 @@ cdef class ByteMutex:
     """
     cdef KlammMutex mutex
     cdef int in_a_row               # times the byte was taken without queueing; under the mutex
+    cdef unsigned long thread       # that holds the byte; 0: none
     cdef KlammLockNote *note
     cdef uint32_t identity
     cdef object owner
+
+    @property
+    def holding_thread(self):
+        """The thread of this process that holds the byte; None if there is none."""
+        return self.thread or None
 
     def __cinit__(self, owner=None, uint64_t address=0):
         klamm_mutex_init(&self.mutex, NULL)
@@ -72,6 +88,7 @@ cdef class Hold:
             raise
         if self.mutex.note != NULL:
             klamm_note_holder(&self.mutex.note.holder, self.mutex.identity)
+        self.mutex.thread = PyThread_get_thread_ident()
         self.held = True
 
     def __exit__(self, *_):
@@ -79,7 +96,8 @@ cdef class Hold:
         if not self.held:
             return
         self.held = False
-        if self.fd == self.file.fd and self.unlock(self.byte, self.mutex.note):     # else a forked child has closed it
+        self.mutex.thread = 0
+        if self.fd == self.file.fd and self.release():  # else a forked child has closed it
             error = errno
         klamm_mutex_unlock(&self.mutex.mutex)
         if error:
@@ -102,46 +120,62 @@ cdef class Hold:
         """Behind the mutex: take the byte, in the queue if there is one."""
         cdef KlammLockNote *queue_note = NULL
         if self.queue < 0:
-            return self.await_byte(self.byte, self.mutex.note)
+            self.await_byte(self.byte, self.mutex.note)
+            return 0
         self.mutex.in_a_row += 1
         if self.mutex.in_a_row <= IN_A_ROW and self.try_lock(self.byte):
             return 0
         self.mutex.in_a_row = 0
         if self.mutex.note != NULL:
             queue_note = self.mutex.note + (self.queue - self.byte)
-        self.await_byte(self.queue, queue_note)
+        if not self.await_byte(self.queue, queue_note):
+            return 0
         try:
-            self.await_byte(self.byte, NULL)    # nobody wakes the first in the queue: it looks now and then
+            self.await_byte(self.byte, self.mutex.note)
         finally:
             if self.fd == self.file.fd:
                 self.unlock(self.queue, queue_note)
         return 0
 
-    cdef int await_byte(self, int64_t byte, KlammLockNote *note) except -1:
+    cdef bint await_byte(self, int64_t byte, KlammLockNote *note) except -1:
+        """Wait for a byte, and take it. False: the queue did not move, and the byte that it is for was free. So a
+        process that is stopped in the queue delays others for a moment only.
+        """
         cdef int error
         cdef bint shown = False
-        cdef int64_t sleep_ns
+        cdef int64_t sleep_ns, row_end_ns, looked_ns
         if self.try_lock(byte):
-            return 0
+            return True
+        looked_ns = klamm_monotonic_ns()
+        row_end_ns = looked_ns + max(<int64_t>ROW_NS, first_interval_ns)
         try:
             while True:
                 sleep_ns = self.check_deadline()
-                if byte != self.queue:
-                    sleep_ns = min(sleep_ns, <int64_t>SLEEP_NS)
-                else:
-                    sleep_ns = min(sleep_ns, <int64_t>(QUEUE_NS if shown else SHOW_NS))
                 if note == NULL:
-                    nap()
+                    interval()
                     if self.try_lock(byte):
-                        return 0
+                        return True
                 else:
+                    if self.queue < 0:
+                        sleep_ns = min(sleep_ns, <int64_t>SLEEP_NS)
+                    elif byte == self.queue:
+                        sleep_ns = min(sleep_ns, <int64_t>(QUEUE_NS if shown else SHOW_NS))
+                    else:
+                        sleep_ns = min(sleep_ns, first_interval_ns)
                     with nogil:
-                        error = os_lock_or_sleep(self.fd, byte, note, sleep_ns)
+                        if self.queue >= 0 and byte != self.queue:
+                            error = os_lock_after_row(self.fd, byte, note, sleep_ns, row_end_ns)
+                        else:
+                            error = os_lock_or_sleep(self.fd, byte, note, sleep_ns)
                     if error == 0:
-                        return 0
+                        return True
                     if error not in (-EAGAIN, -EINTR):
                         raise OSError(-error, _std.strerror(-error), self.file.path)
                     PyErr_CheckSignals()
+                if byte == self.queue and klamm_monotonic_ns() - looked_ns >= SHOW_NS:
+                    if self.try_lock(self.byte):
+                        return False
+                    looked_ns = klamm_monotonic_ns()
                 if not shown and klamm_monotonic_ns() - self.began >= SHOW_NS:
                     shown = True
                     os_lock(self.fd, WAITING_AT + byte, F_RDLCK, 0)
@@ -155,6 +189,12 @@ cdef class Hold:
         if errno not in (EAGAIN, EACCES, EINTR):
             raise failed(self.file.path)
         return False
+
+    cdef int release(self) noexcept:
+        """Unlock the byte. The first in its queue is woken when this process has had its row, and not before."""
+        if self.queue >= 0 and self.mutex.note != NULL and self.mutex.in_a_row < IN_A_ROW:
+            return os_unlock_in_row(self.fd, self.byte, self.mutex.note)
+        return self.unlock(self.byte, self.mutex.note)
 
     cdef int unlock(self, int64_t byte, KlammLockNote *note) noexcept:
         return os_lock(self.fd, byte, F_UNLCK, 0) if note == NULL else os_unlock(self.fd, byte, note)
@@ -212,7 +252,8 @@ def close_locks(file):
 
 
 cdef class HeldBytes:
-    """Bytes of a LockFile that one owner holds for long, by a key of its own: {key: value}, in the order they were taken.
+    """Bytes of a LockFile that one owner holds for long, by a key of its own: {key: value}, in the order they were
+    taken.
 
     A byte is taken and recorded here in one native call, so an interrupt leaves it free, or held and known. When the
     owner is dropped, whatever it still holds is released: also if its constructor was interrupted.
@@ -374,7 +415,7 @@ cdef class PriorityMutex:
     def __enter__(self):
         cdef int error
         while self.asking:
-            nap()
+            interval()
         error = klamm_mutex_lock(&self.mutex, 0)
         while error:
             with nogil:

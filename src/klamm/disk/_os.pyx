@@ -9,6 +9,8 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from libc.errno cimport EAGAIN, EACCES, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
+from klamm.errors import readable
+
 cdef extern from "os.h" nogil:
     ctypedef struct KlammTrap:
         int64_t countdown, taken
@@ -46,6 +48,8 @@ cdef extern from "os.h" nogil:
     void klamm_note_holder(uint64_t *, uint32_t)
     int os_lock_or_sleep(int, int64_t, KlammLockNote *, int64_t)
     int os_unlock(int, int64_t, KlammLockNote *)
+    int os_lock_after_row(int, int64_t, KlammLockNote *, int64_t, int64_t)
+    int os_unlock_in_row(int, int64_t, KlammLockNote *)
     ctypedef struct KlammMutex:
         pass
     int klamm_mutex_init(KlammMutex *, void *)
@@ -82,7 +86,7 @@ def trap_address():
 
 
 cdef object failed(path):
-    return OSError(errno, _std.strerror(errno), path)
+    return OSError(errno, _std.strerror(errno), readable(path) if isinstance(path, str) else path)
 
 
 def open_file(path, int flags):
@@ -244,8 +248,8 @@ def begin_thread(first, run, tuple arguments, ended):
     """Run a new thread, and release the lock `ended` when it ends, however it does.
 
     CPython 3.11 takes a thread that was not scheduled yet for the one that started it: an exception that a third thread
-    raises in that one (PyThreadState_SetAsyncExc) comes to this one, at its first bytecode. `first` is a Python function
-    that does nothing: the exception hits that, and is dropped.
+    raises in that one (PyThreadState_SetAsyncExc) comes to this one, at its first bytecode. `first` is a Python
+    function that does nothing: the exception hits that, and is dropped.
     """
     try:
         try:

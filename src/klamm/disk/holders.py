@@ -13,15 +13,28 @@ process has by now is recognised by its start: it started after the byte was tak
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from typing import NamedTuple
 
 from klamm.disk import _os
 
-__all__ = ["UNKNOWN", "HeldRange", "Holder", "Process", "find_holder", "find_process", "held_ranges", "recorded_holder"]
+__all__ = [
+    "NONE_NOW",
+    "UNKNOWN",
+    "HeldRange",
+    "Holder",
+    "Process",
+    "find_holder",
+    "find_process",
+    "held_ranges",
+    "recorded_holder",
+]
 
 _DELETED = " (deleted)"  # what the kernel adds to the name of a file that was removed
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_MAX_CALLS = 6  # of a thread, that are shown
 _SLACK_MS = 500  # words have tenths of a second, start times hundredths, by another clock
 
 
@@ -53,12 +66,16 @@ class Holder(NamedTuple):
     """As recorded; in another pid namespace it means another process, and is None."""
     since_ms: int | None
     """Wall time."""
+    thread: int | None = None
+    """Of this process, if that is known."""
 
     def __str__(self) -> str:
+        if self == NONE_NOW:
+            return "no process just now"
         if self.process is None:
             name = "a process that cannot be seen from here" if self.pid is None else f"pid {self.pid}"
         elif self.process.pid == os.getpid():
-            name = "another thread of this process"
+            name = "another thread of this process" if self.thread is None else _describe_thread(self.thread)
         else:
             name = f"pid {self.process.pid} ({self.process.command})"
             if self.process.is_stopped:
@@ -72,6 +89,8 @@ class Holder(NamedTuple):
         """Say what to do about it."""
         if self.process is not None and self.process.pid == os.getpid():
             return "let that thread go on"
+        if self == NONE_NOW:
+            return "try again: others had it meanwhile"
         if self.process is None:
             return "`klamm who` as root, outside of containers, shows which process that is"
         if self.process.is_stopped:
@@ -80,6 +99,19 @@ class Holder(NamedTuple):
 
 
 UNKNOWN = Holder(None, None, None)
+NONE_NOW = Holder(None, 0, None)
+
+
+def _describe_thread(number: int) -> str:
+    """Return the name of a thread of this process, and the last calls that it is in."""
+    name = next((each.name for each in threading.enumerate() if each.ident == number), str(number))
+    frame = sys._current_frames().get(number)  # noqa: SLF001  # the documented way
+    calls: list[str] = []
+    while frame is not None and len(calls) < _MAX_CALLS:
+        code = frame.f_code
+        calls.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return f"thread {name} of this process ({', '.join(calls) or 'ended'})"
 
 
 def find_process(pid: int) -> Process | None:
@@ -191,6 +223,8 @@ def find_holder(path: str, byte: int, word: int = 0) -> Holder | None:
     for held in held_ranges(path):
         if held.start <= byte < held.start + held.length:
             return Holder(held.process, held.process.pid, None)
+    if recorded is not None and recorded.pid == os.getpid():
+        return NONE_NOW  # this process sees its own locks: it has released the byte
     return recorded
 
 

@@ -1,13 +1,13 @@
 """Lock files: bytes that processes hold, for moments or for long.
 
-    lock       byte 0: the gate to klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for the gate
-               bytes 4n + 1 to 4n + 3: flush, clean, recovery point of the partition in slot n
+    lock       byte 0: the write lock of klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for the
+               klamm.db lock bytes 4n + 1 to 4n + 3: flush, clean, recovery point of the partition in slot n
                4n + 1 + (g << 40): its flush byte, after g syncing processes were replaced (log/head.py)
                WAITING + b: shared by the processes that have waited for byte b for more than a moment; 4n: for the
-               append lock of slot n, which is no byte, but a word in `heads` (log/owner.h)
+               append lock of slot n, which is not a byte, but a word in `heads` (log/owner.h)
     members    byte 0: presence, shared by everybody who has the store open; exclusive for recovery
                byte 1: the Kafka server, of which a store has at most one
-               TABLE + s: whoever maintains the table of the topic whose partition 0 is in slot s
+               TABLE + s: the process that maintains the table of the topic whose partition 0 is in slot s
                (g + 1) << 40: the region of group number g. Place m of its members is byte m of the region, and the
                owner of the partition in slot s holds byte OWNED + s of it; the Kafka server holds byte DOOR of it as
                long as members of the group sit there
@@ -39,11 +39,11 @@ from klamm.errors import StoreBusy
 
 __all__ = [
     "BUSY_TIMEOUT_MS",
+    "DB_LOCK",
+    "DB_LOCK_QUEUE",
     "DOOR",
-    "GATE",
-    "GATE_QUEUE",
     "MAX_GROUPS",
-    "MAX_PLACES",
+    "MAX_MEMBER_INDEX",
     "OWNED",
     "PRESENCE",
     "SERVER",
@@ -52,13 +52,13 @@ __all__ = [
     "WAITING",
     "LockFile",
     "Notes",
-    "group_region",
+    "group_lock_base",
     "held_by_others",
 ]
 
 BUSY_TIMEOUT_MS = 30_000
-GATE = 0
-GATE_QUEUE = 2
+DB_LOCK = 0
+DB_LOCK_QUEUE = 2
 WAITING = _os.WAITING
 _LOCKS = ("append lock", "flush lock", "clean lock", "lock of the recovery point")
 _GENERATION = 1 << 40  # from one byte of a flush lock to the next (log/slot.h)
@@ -68,13 +68,13 @@ PRESENCE = 0
 SERVER = 1
 TABLE = 1 << 32
 OWNED = 1 << 30  # from the start of a group's region
-MAX_PLACES = 1 << 20
-DOOR = MAX_PLACES  # from the start of a group's region
+MAX_MEMBER_INDEX = 1 << 20
+DOOR = MAX_MEMBER_INDEX  # from the start of a group's region
 MAX_GROUPS = (1 << 22) - 1
 TRANSACTION = 1 << 62
 
 
-def group_region(number: int) -> int:
+def group_lock_base(number: int) -> int:
     """The first byte of a group's region in `members`."""
     assert 0 <= number < MAX_GROUPS
     return (number + 1) << 40
@@ -104,7 +104,7 @@ class LockFile:
         self.fd = -1
         self.timeout_ms = timeout_ms
         self.stopped_after_ms = 1000  # a stopped process keeps others from syncing no longer than this
-        self.unknown_after_ms = 10_000  # nor one of which nobody can say whether it is stopped
+        self.unknown_after_ms = 10_000  # nor one of which it is unknown whether it is stopped
         self._notes: Notes | None = None
         self._mutexes: dict[int, _os.ByteMutex] = {}
         self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively. Changed by native code
@@ -122,8 +122,9 @@ class LockFile:
         """Hold `byte` alone for a `with` block, waiting for it; StoreBusy when `timeout_ms` passes first.
 
         Processes that wait for a byte get it one after the other, and each hand-over costs a switch between processes.
-        With a `queue`, another byte, they wait for that, and only the first of them looks at `byte`, now and then. So a
-        process that has just released it gets it again, up to 128 times while its caches are warm; then it queues up.
+        With a `queue`, another byte, they wait for that, and only the first of them waits for `byte`. So a process that
+        has just released it gets it again, up to 128 times while its caches are warm; then it wakes the first, and
+        queues up.
         `what` names the lock in the error.
         """
         mutex = self._mutexes.get(byte) or self._mutex_of(byte)
@@ -152,7 +153,9 @@ class LockFile:
 
     def _find_holder(self, byte: int) -> holders.Holder | None:
         word = self._notes.holder_of(byte % _GENERATION) if self._notes is not None else 0
-        return holders.find_holder(self.path, byte, word)
+        holder = holders.find_holder(self.path, byte, word)
+        mutex = self._mutexes.get(byte)
+        return holder if holder is None or mutex is None else holder._replace(thread=mutex.holding_thread)
 
     def busy_log(self, directory: str, byte: int, timeout_ms: int) -> StoreBusy:
         """Return the error for a lock of a partition that was not free in time."""
@@ -167,7 +170,7 @@ class LockFile:
         return _os.take_byte(self, byte, shared)
 
     def held(self, byte: int, length: int = 1) -> list[tuple[int, int]]:
-        """Which bytes of the range somebody holds, in whatever way: as (start, length), in order, apart."""
+        """Return which bytes of the range are held, shared or alone: as (start, length), in order, apart."""
         if length == 1:
             found = [(byte, 1)] if byte in self._ours else []
         else:

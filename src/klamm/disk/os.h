@@ -7,6 +7,10 @@
 #ifndef KLAMM_OS_H
 #define KLAMM_OS_H
 
+#ifdef Py_GIL_DISABLED
+#error "Klamm does not support free-threaded builds of CPython: its native modules rely on the GIL. Use a build with it."
+#endif
+
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -31,6 +35,7 @@
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #endif
 
@@ -95,6 +100,25 @@ static inline int klamm_exchange(uint64_t *p, uint64_t old, uint64_t new) {  /* 
 #define klamm_pause() ((void)0)
 #endif
 
+/* A path may begin with a directory that is held open, as the kernel spells it: /proc/self/fd/7/rest (roots.py). Return
+ * the descriptor and leave the rest, for the calls that end in "at": the kernel takes twice as long to follow the name. */
+#if !defined(_WIN32)
+static int os_base(const char **path) {
+    static const char prefix[] = "/proc/self/fd/";
+    const char *rest = *path + sizeof(prefix) - 1;
+    int fd = 0;
+    if (strncmp(*path, prefix, sizeof(prefix) - 1)) return AT_FDCWD;
+    for (; *rest >= '0' && *rest <= '9' && fd < 100000000; rest++) fd = 10 * fd + (*rest - '0');
+    if (rest[-1] == '/' || rest[0] != '/' || !rest[1]) return AT_FDCWD;     /* not a number, or the directory itself */
+    *path = rest + 1;
+    return fd;
+}
+static int os_stat(const char *path, struct stat *status) {
+    int base = os_base(&path);
+    return fstatat(base, path, status, 0);
+}
+#endif
+
 /* Files. What is made is as open to others as the directory it is made in, whatever the umask allows or forbids: a store
  * is a directory of mode 0700 unless its owner says otherwise, and one of mode 2770 is shared by a group. */
 #if !defined(_WIN32)
@@ -106,15 +130,16 @@ static mode_t os_shared_bits(const char *path) {
     if (size >= sizeof(parent)) return 0;
     memcpy(parent, path, size);
     parent[size] = 0;
-    return stat(size ? parent : slash ? "/" : ".", &status) ? 0 : status.st_mode & 0077;
+    return os_stat(size ? parent : slash ? "/" : ".", &status) ? 0 : status.st_mode & 0077;
 }
 static int os_create(const char *path, int flags) {
     mode_t mode = 0600 | (os_shared_bits(path) & 0066);
     struct stat status;
+    int base = os_base(&path);
     for (int tries = 0; ; tries++) {
-        int fd = flags & O_EXCL ? -1 : open(path, (flags & ~O_CREAT) | O_CLOEXEC);
+        int fd = flags & O_EXCL ? -1 : openat(base, path, (flags & ~O_CREAT) | O_CLOEXEC);
         if (fd >= 0 || (!(flags & O_EXCL) && errno != ENOENT)) return fd;
-        fd = open(path, flags | O_EXCL | O_CLOEXEC, mode);
+        fd = openat(base, path, flags | O_EXCL | O_CLOEXEC, mode);
         if (fd < 0 && errno == EEXIST && !(flags & O_EXCL) && tries < 100) continue;    /* another process was faster */
         if (fd >= 0 && !fstat(fd, &status) && (status.st_mode & 0777) != mode) fchmod(fd, mode);
         return fd;
@@ -122,7 +147,9 @@ static int os_create(const char *path, int flags) {
 }
 static int os_open(const char *path, int flags) {
     if (klamm_step(STEP_OPEN)) return -1;
-    return flags & O_CREAT ? os_create(path, flags) : open(path, flags | O_CLOEXEC);
+    if (flags & O_CREAT) return os_create(path, flags);
+    int base = os_base(&path);
+    return openat(base, path, flags | O_CLOEXEC);
 }
 #else
 static int os_open(const char *path, int flags) {
@@ -131,6 +158,19 @@ static int os_open(const char *path, int flags) {
 #endif
 static ssize_t os_pread(int fd, void *data, size_t size, int64_t position) {
     return klamm_step(STEP_READ) ? -1 : pread(fd, data, size, position);
+}
+/* Like os_pread, but fail with EAGAIN rather than wait for a disk. Where the file system does not know: read. */
+static ssize_t os_pread_cached(int fd, void *data, size_t size, int64_t position) {
+#if defined(__linux__) && defined(SYS_preadv2)
+    struct iovec to = {data, size};
+    ssize_t got = syscall(SYS_preadv2, fd, &to, 1, (unsigned long)position, (unsigned long)((uint64_t)position >> 32),
+                          8 /* RWF_NOWAIT */);
+    return got >= 0 || errno == EAGAIN ? got : os_pread(fd, data, size, position);
+#else
+    (void)fd, (void)data, (void)size, (void)position;
+    errno = EAGAIN;
+    return -1;
+#endif
 }
 static ssize_t os_pwrite(int fd, const void *data, size_t size, int64_t position) {
     /* Two steps: trapped at the second, half of the bytes have been written; an error then hits the other half. */
@@ -163,17 +203,27 @@ static int os_fdatasync(int fd) {
     return klamm_step(STEP_SYNC) ? -1 : fdatasync(fd);
 #endif
 }
-static int os_rename(const char *from, const char *to) { return klamm_step(STEP_RENAME) ? -1 : rename(from, to); }
-static int os_unlink(const char *path) { return klamm_step(STEP_UNLINK) ? -1 : unlink(path); }
 #if !defined(_WIN32)
+static int os_rename(const char *from, const char *to) {
+    int from_base = os_base(&from), to_base = os_base(&to);
+    return klamm_step(STEP_RENAME) ? -1 : renameat(from_base, from, to_base, to);
+}
+static int os_unlink(const char *path) {
+    int base = os_base(&path);
+    return klamm_step(STEP_UNLINK) ? -1 : unlinkat(base, path, 0);
+}
 static int os_mkdir(const char *path) {
     struct stat status;
     mode_t mode = 0700 | os_shared_bits(path);
-    if (klamm_step(STEP_MKDIR) || mkdir(path, mode)) return -1;
-    if (!stat(path, &status) && (status.st_mode & 0777) != mode) chmod(path, mode | (status.st_mode & S_ISGID));
+    int base = os_base(&path);
+    if (klamm_step(STEP_MKDIR) || mkdirat(base, path, mode)) return -1;
+    if (!fstatat(base, path, &status, 0) && (status.st_mode & 0777) != mode)
+        fchmodat(base, path, mode | (status.st_mode & S_ISGID), 0);
     return 0;
 }
 #else
+static int os_rename(const char *from, const char *to) { return klamm_step(STEP_RENAME) ? -1 : rename(from, to); }
+static int os_unlink(const char *path) { return klamm_step(STEP_UNLINK) ? -1 : unlink(path); }
 static int os_mkdir(const char *path) { return klamm_step(STEP_MKDIR) ? -1 : mkdir(path, 0755); }
 #endif
 
@@ -228,7 +278,20 @@ static int os_lock_whole(int fd) { return klamm_step(STEP_LOCK) ? -1 : flock(fd,
 typedef struct stat KlammStat;
 static uint64_t os_inode_of(const char *path) {     /* 0: there is no such file */
     KlammStat found;
-    return stat(path, &found) ? 0 : (uint64_t)found.st_ino;
+    return os_stat(path, &found) ? 0 : (uint64_t)found.st_ino;
+}
+/* Whether another store than the one whose `heads` is that file is at the path, or none; if it cannot be looked at: 0.
+ * Where only the file is missing it is the same store: its directory (`root`, a descriptor or -1) has the rest. */
+static int os_is_replaced(const char *directory, int root, uint64_t device, uint64_t inode) {
+    char path[4096];
+    KlammStat found, held;
+    if (snprintf(path, sizeof(path), "%s/heads", directory) >= (int)sizeof(path)) return 0;
+    if (!stat(path, &found)) return (uint64_t)found.st_dev != device || (uint64_t)found.st_ino != inode;
+    if (errno != ENOENT && errno != ENOTDIR) return 0;
+    if (stat(directory, &found) || (root >= 0 && fstat(root, &held))) return 1;
+    if (root >= 0 && (found.st_dev != held.st_dev || found.st_ino != held.st_ino)) return 1;
+    snprintf(path, sizeof(path), "%s/topics", directory);
+    return stat(path, &found) != 0;
 }
 
 /* A mapped file: NULL, or `room` bytes of address space. What the file gets later is there, too; where a mapping ends
@@ -250,8 +313,8 @@ static int klamm_mutex_lock(KlammMutex *mutex, int wait) {
     if (pthread_mutex_trylock(mutex) == 0) return 0;
     if (!wait) return -EAGAIN;
 #if defined(__APPLE__)
-    struct timespec nap = {0, 1000000};
-    nanosleep(&nap, NULL);
+    struct timespec interval = {0, 1000000};
+    nanosleep(&interval, NULL);
     return pthread_mutex_trylock(mutex) == 0 ? 0 : -EINTR;
 #else
     struct timespec until;
@@ -276,9 +339,15 @@ static inline int64_t klamm_coarse_ns(void) { return klamm_monotonic_ns(); }
 #endif
 /* The lower half of a holder's word (see KlammLockNote): this process. 0 where there is no pid to tell. */
 static uint32_t klamm_identity(void) {
-    struct stat namespace;
-    uint32_t hash = stat("/proc/self/ns/pid", &namespace) ? 0 : (uint32_t)namespace.st_ino & 1023;
-    return hash << 22 | ((uint32_t)getpid() & 0x3fffff);
+    static uint64_t known;      /* the pid above the identity: it is asked for once a process, and again after a fork */
+    uint64_t pid = (uint64_t)getpid(), found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (found >> 32 != pid) {
+        struct stat namespace;
+        uint32_t hash = stat("/proc/self/ns/pid", &namespace) ? 0 : (uint32_t)namespace.st_ino & 1023;
+        found = pid << 32 | hash << 22 | (pid & 0x3fffff);
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return (uint32_t)found;
 }
 static inline int64_t klamm_wall_ms(void) { return klamm_clock_ns(CLOCK_REALTIME) / 1000000; }
 static inline int64_t klamm_boot_ms(void) {
@@ -322,22 +391,22 @@ static int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t 
 static void os_futex_wake(uint32_t *word, uint32_t bits) { klamm_step(STEP_WAKE); }
 static void os_futex_wake_one(uint32_t *word) { klamm_step(STEP_WAKE); }
 static int os_futex_wait(uint32_t *word, uint32_t value, uint32_t bits, int64_t until_ns) {
-    struct timespec nap = {0, 1000000};
+    struct timespec interval = {0, 1000000};
     while (klamm_load(word) == value && klamm_monotonic_ns() < until_ns)
-        if (nanosleep(&nap, NULL)) return -errno;
+        if (nanosleep(&interval, NULL)) return -errno;
     return 0;
 }
 #endif
 
 /* Beside each lock byte of the file `lock`, in `heads`: which process took the byte last, and a word that processes
  * sleep on which wait for it. Neither decides anything: the kernel's lock does. (An append lock has a holder, too, but
- * is no byte: log/owner.h.)
+ * is not a byte: log/owner.h.)
  *
  *   holder     bits 0-21 pid, 22-31 a hash of its pid namespace, 32-63 when: monotonic time in tenths of a second
  *   waiting    some process may sleep on `released`
  *
  * A process that slept and has the byte now leaves `waiting` set, because others may sleep as well; its own unlock then
- * wakes the next. A holder that is killed wakes nobody, so nobody sleeps longer than a moment at a time. */
+ * wakes the next. A killed holder wakes no waiter, so each sleeps for a moment at a time. */
 typedef struct { uint64_t holder; uint32_t released, waiting; } KlammLockNote;
 enum { KLAMM_PID_BITS = 22, KLAMM_NAMESPACE_BITS = 10 };
 
@@ -346,14 +415,14 @@ static inline void klamm_note_holder(uint64_t *holder, uint32_t identity) {
     __atomic_store_n(holder, (uint64_t)(uint32_t)(klamm_coarse_ns() / 100000000) << 32 | identity, __ATOMIC_RELAXED);
 }
 /* Try a byte that was taken a moment ago; sleep once if it still is. 0, -EAGAIN: look again, or another -errno. */
-static int os_lock_or_sleep(int fd, int64_t byte, KlammLockNote *note, int64_t nap_ns) {
+static int os_lock_or_sleep(int fd, int64_t byte, KlammLockNote *note, int64_t interval_ns) {
     for (int slept = 0;; slept = 1) {
         uint32_t released = klamm_load(&note->released);
         klamm_step(STEP_STORE), __atomic_store_n(&note->waiting, 1, __ATOMIC_SEQ_CST);
         if (os_lock(fd, byte, F_WRLCK, 0) == 0) return 0;
         if (errno != EAGAIN && errno != EACCES) return -errno;
         if (slept) return -EAGAIN;
-        os_futex_wait(&note->released, released, 0xffffffffu, klamm_monotonic_ns() + nap_ns);
+        os_futex_wait(&note->released, released, 0xffffffffu, klamm_monotonic_ns() + interval_ns);
     }
 }
 /* No fence before `waiting` is read: a waiter stores it before it tries the byte, and the kernel's lock on the file's
@@ -366,6 +435,27 @@ static inline int os_unlock(int fd, int64_t byte, KlammLockNote *note) {
         os_futex_wake_one(&note->released);
     }
     return result;
+}
+
+/* A process that takes a byte many times in a row lets others know of each release, and wakes one at the end of its row.
+ *
+ * `os_unlock_in_row` is such a release. The first of those that wait calls `os_lock_after_row`: it sleeps until the row is
+ * over. As long as releases are counted it goes on sleeping, until `end_ns` at most; if there was none for `interval_ns`, the
+ * holder may not come again, or may be dead, and the byte is tried. 0, -EAGAIN: look again, or another -errno. */
+static inline int os_unlock_in_row(int fd, int64_t byte, KlammLockNote *note) {
+    int result = os_lock(fd, byte, F_UNLCK, 0);
+    if (__builtin_expect(klamm_load(&note->waiting), 0)) klamm_fetch_add(&note->released, 1);
+    return result;
+}
+static int os_lock_after_row(int fd, int64_t byte, KlammLockNote *note, int64_t interval_ns, int64_t end_ns) {
+    for (int error = -EAGAIN; error == -EAGAIN || error == -ETIMEDOUT;) {
+        uint32_t released = klamm_load(&note->released);
+        klamm_step(STEP_STORE), __atomic_store_n(&note->waiting, 1, __ATOMIC_SEQ_CST);
+        error = os_futex_wait(&note->released, released, 0xffffffffu, klamm_monotonic_ns() + interval_ns);
+        if (klamm_load(&note->released) == released || klamm_monotonic_ns() >= end_ns) break;
+    }
+    if (os_lock(fd, byte, F_WRLCK, 0) == 0) return 0;
+    return errno == EACCES ? -EAGAIN : -errno;
 }
 
 /* The bell: who waits for a topic sets the topic's bit in `mask` and sleeps on `word`; who appends looks at the mask.

@@ -11,9 +11,11 @@ import os
 
 from klamm.disk import _os
 
-__all__ = ["WouldBlock", "is_cached", "load", "read_cached"]
+__all__ = ["CAN_TELL", "WouldBlock", "is_cached", "load", "read_cached"]
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+CAN_TELL = _NOWAIT is not None
+"""Whether reads can fail rather than wait."""
 _CHUNK = 256 * 1024
 _STEP = 128 * 1024  # the kernel reads ahead in steps of this size
 

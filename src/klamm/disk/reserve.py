@@ -1,10 +1,10 @@
 """The reserve: a file whose blocks go back to a full disk, so that a store can still be opened and purged.
 
-    reserve     1 MiB of allocated blocks that nobody reads
+    reserve     1 MiB of allocated blocks that are never read
 
 To open a store after a boot, something must be written: the boot is counted, and logs are recovered. To delete records,
-too: where a log starts is on disk before a file goes. On a full disk neither would work. So whoever is about to do
-either calls `lend`, which empties the file when there is little room; the maintenance thread and maintain() call
+too: where a log starts is on disk before a file goes. On a full disk neither would work. Before either, a process
+calls `lend`, which empties the file when there is little room; the maintenance thread and maintain() call
 `refill` when there is room again.
 """
 

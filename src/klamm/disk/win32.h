@@ -1,7 +1,7 @@
 /* What os.h wants of POSIX, on Windows.
  *
- * One process at a time has a store open there (locks.py). So nobody else looks at the mapped files, and as heads are
- * recovered at every open, nobody believes them later either: a mapping is memory, filled from the file. Only threads
+ * One process at a time has a store open there (locks.py). So no other process looks at the mapped files, and as heads are
+ * recovered at every open, they are not trusted later either: a mapping is memory, filled from the file. Only threads
  * of this process wait for one another.
  *
  * Descriptors are the C runtime's, and Python closes some of ours: both must use the same runtime, the UCRT.
@@ -101,6 +101,13 @@ static uint64_t os_inode_of(const char *path) {     /* 0: there is no such file 
     if (fd >= 0) _close(fd);
     return failed ? 0 : found.st_ino;
 }
+static int os_is_replaced(const char *directory, int root, uint64_t device, uint64_t inode) { /* see os.h */
+    char path[4096];
+    (void)root, (void)device;
+    if (snprintf(path, sizeof(path), "%s/heads", directory) >= (int)sizeof(path)) return 0;
+    uint64_t found = os_inode_of(path);
+    return found && found != inode;
+}
 /* Written through, for there is no syncing of directories. A target that is open is replaced, too, where NTFS can do
  * that (Windows 10); elsewhere EACCES. */
 static int win_rename(const char *from, const char *to) {
@@ -189,7 +196,7 @@ static int64_t klamm_monotonic_ns(void) {
     return now.QuadPart / second.QuadPart * 1000000000 + now.QuadPart % second.QuadPart * 1000000000 / second.QuadPart;
 }
 static inline int64_t klamm_coarse_ns(void) { return klamm_monotonic_ns(); }
-static uint32_t klamm_identity(void) { return 0; }    /* one process at a time: nobody to be told apart from */
+static uint32_t klamm_identity(void) { return 0; }    /* one process at a time: it needs no identity */
 static int64_t klamm_wall_ms(void) {
     FILETIME now;
     GetSystemTimePreciseAsFileTime(&now);
@@ -197,11 +204,11 @@ static int64_t klamm_wall_ms(void) {
 }
 static int64_t klamm_boot_ms(void) { return (int64_t)GetTickCount64(); } /* time asleep included */
 
-/* Waiting. All who sleep on a word sleep here; whoever is woken looks at its own. Never long, so that Ctrl-C works. */
+/* Waiting. All threads sleep here, and each looks at its own word when it wakes. Never long, so that Ctrl-C works. */
 static SRWLOCK win_lobby = SRWLOCK_INIT;
 static CONDITION_VARIABLE win_gong = CONDITION_VARIABLE_INIT;
 static void win_wake(void) {
-    AcquireSRWLockExclusive(&win_lobby); /* whoever has seen the old word is asleep by now */
+    AcquireSRWLockExclusive(&win_lobby); /* a thread that has seen the old word is asleep by now */
     ReleaseSRWLockExclusive(&win_lobby);
     WakeAllConditionVariable(&win_gong);
 }
@@ -213,15 +220,15 @@ static void win_wait(const uint32_t *word, uint32_t value, int64_t until_ns) {
     ReleaseSRWLockExclusive(&win_lobby);
 }
 
-typedef uint32_t KlammMutex; /* 1: held; 2: and somebody waits for it */
+typedef uint32_t KlammMutex; /* 1: held; 2: and another thread waits for it */
 static int klamm_mutex_init(KlammMutex *mutex, void *unused) { return (void)unused, *mutex = 0; }
 static int klamm_mutex_unlock(KlammMutex *mutex) {
     if (__atomic_exchange_n(mutex, 0, __ATOMIC_SEQ_CST) == 2) win_wake();
     return 0;
 }
 static int klamm_mutex_lock(KlammMutex *mutex, int wait) { /* -EINTR now and then, for Ctrl-C */
-    uint32_t nobody = 0;
-    if (__atomic_compare_exchange_n(mutex, &nobody, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
+    uint32_t unlocked = 0;
+    if (__atomic_compare_exchange_n(mutex, &unlocked, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
     if (!wait) return -EAGAIN;
     if (__atomic_exchange_n(mutex, 2, __ATOMIC_SEQ_CST) == 0) return 0;
     win_wait(mutex, 2, klamm_monotonic_ns() + 50000000);

@@ -39,7 +39,7 @@ def refused(error: OSError, setting: str, host: str, port: int) -> OSError:
     if isinstance(error, socket.gaierror):
         what, hint = "there is no such host", "choose another with --host"
     elif number == errno.EADDRINUSE:
-        what, hint = "somebody else listens there", f"choose another port with --{setting}; 0 takes any that is free"
+        what, hint = "another process listens there", f"choose another port with --{setting}; 0 takes any that is free"
     elif number == errno.EADDRNOTAVAIL:
         what, hint = "this machine has no such address", "choose another with --host; 0.0.0.0 means all of them"
     elif number == errno.EACCES:

@@ -1,5 +1,6 @@
 """What is checked before a request is handled: whether it is supported, what it repeats, what it has to wait for.
 
+ordinary       what handles it without the steps below, if it is as most are
 look_up        the row of the dispatch table, or UnsupportedVersion
 decode_now     like decode, for the loop; None if that would take long
 decode         the request, each thing in it once (repeats.py); or MalformedMessage
@@ -11,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from klamm.kafka.wire.decoder import MAX_ELEMENTS
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import RequestHeader, read_request_header
-from klamm.kafka.wire.reading import MAX_ELEMENTS
 from klamm.kafka.wire.structs import Struct
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.kafka.call import SupportedApi
+    from klamm.kafka.call import OrdinaryHandler, SupportedApi
+    from klamm.kafka.session import Session
 
 __all__ = ["LOOP_ELEMENTS", "Admission"]
 
@@ -36,6 +38,15 @@ class Admission:
         self.table = table
         self.supported_versions = supported_versions
         """Return the response to ApiVersions of an unknown version."""
+        self._ordinary = {row.api.key: row.ordinary for row in table.values() if row.ordinary is not None}
+
+    def ordinary(self, session: Session, frame: memoryview) -> OrdinaryHandler | None:
+        """Return what handles requests of that API as most are; None: `look_up` and `decode` them. It handles a request
+        of a client that has all rights, and looks up none.
+        """
+        if not session.has_all_rights or len(frame) < 2 or frame[0]:
+            return None
+        return self._ordinary.get(frame[1])
 
     def look_up(self, frame: memoryview) -> tuple[RequestHeader, SupportedApi]:
         """Return the header of a request, and its row of the dispatch table."""

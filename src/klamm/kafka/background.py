@@ -76,15 +76,15 @@ class Background:
         self._thread.join()
         self._ended.result()
 
-    def settle(self) -> None:
+    def run_due_work(self) -> None:
         """Wait until it has done what is due by the store's clock: see klamm.testing.advance."""
         running = self._started.result()
-        asyncio.run_coroutine_threadsafe(running.service.server.settle(), running.loop).result()
+        asyncio.run_coroutine_threadsafe(running.service.server.run_due_work(), running.loop).result()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001  # told to whoever waits
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
             if not self._started.done():
                 self._started.set_exception(error)
             self._ended.set_exception(error)
@@ -97,7 +97,7 @@ class Background:
         enough = asyncio.Event()
         self._started.set_result(_Running(service, asyncio.get_running_loop(), enough))
         try:
-            await enough.wait()
+            await service.serve_until(enough.wait())
         finally:
             await service.stop()
 

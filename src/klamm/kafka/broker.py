@@ -10,24 +10,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.disk import files
+from klamm.kafka.fetch_sessions import FetchSessions
 from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.group_store import GroupStore
 from klamm.kafka.group_values import GroupConfig
+from klamm.kafka.large_requests import LargeRequests
 from klamm.kafka.limited_log import LimitedLog
 from klamm.kafka.pools import PartitionExecutors, Pools
 from klamm.kafka.purgatory import FetchPurgatory
+from klamm.kafka.security.endpoints import mechanisms_of
 from klamm.kafka.sync_queue import SyncQueue
 from klamm.kafka.tasks import Tasks
 from klamm.kafka.topic_cache import Topics
 from klamm.kafka.transaction_coordinator import TransactionCoordinator
+from klamm.kafka.transaction_queue import TransactionQueue
 from klamm.log.ranges import Ranges, SegmentFiles
+from klamm.store.users import Users
 
 if TYPE_CHECKING:
     from klamm.kafka.call import Call
     from klamm.kafka.metrics import Metrics
+    from klamm.kafka.security.certificates import Certificates
     from klamm.kafka.settings import ServerSettings
+    from klamm.kafka.transaction_coordinator import Identified
     from klamm.log.partition import Ends, Partition
     from klamm.store.directory import Core, OpenTopic
+    from klamm.store.transaction_state import Add, End
 
 __all__ = ["Broker", "NotOpened"]
 
@@ -37,7 +45,7 @@ _log = logging.getLogger("klamm.kafka")
 
 
 class NotOpened(Exception):
-    """A partition that nobody has used yet: opening it may take a recovery, which is not for the loop."""
+    """A partition that is not open yet: opening it may take a recovery, which must not run on the loop."""
 
 
 class Broker:
@@ -54,8 +62,14 @@ class Broker:
         self.partition_executors = PartitionExecutors(self.loop)
         self.topics = Topics(core, self.pools, settings)
         self.purgatory = FetchPurgatory(core.heads, self.loop, self.pools.disk)
+        self.fetch_sessions = FetchSessions(
+            settings.max_incremental_fetch_session_cache_slots,
+            settings.max_incremental_fetch_session_cache_partitions,
+            self.purgatory.end,
+        )
         self.sync_queue = SyncQueue(self.loop, self.pools)
         self.transaction_coordinator = TransactionCoordinator(core, settings)
+        self.transaction_queue = TransactionQueue(self.loop, self.pools.transact, self.transaction_coordinator)
         config = GroupConfig(
             min_session_timeout_ms=settings.group_min_session_timeout_ms,
             max_session_timeout_ms=settings.group_max_session_timeout_ms,
@@ -66,9 +80,13 @@ class Broker:
             max_total_bytes=settings.groups_max_bytes,
         )
         self.group_store = GroupStore(self)
-        self.group_coordinator = GroupCoordinator(config, new_id=new_id, keep=self.group_store.keep)
+        self.group_coordinator = GroupCoordinator(config, new_id=new_id, persist=self.group_store.persist)
         self.tasks = Tasks(self.loop)
-        self._advertised = settings.advertised()
+        self.large_requests = LargeRequests(self.loop)
+        self.users = Users(core.catalog)
+        self.mechanisms = mechanisms_of(settings)
+        self.certificates: Certificates | None = None
+        """Of the server, if a listener has TLS."""
         self.max_open_ranges = settings.max_open_ranges or max(64, files.most_open() // 4)
         self.log = LimitedLog(_log, "partitions that cannot be read", self.loop.time)
         self.group_log = LimitedLog(_log, "groups that are full", self.loop.time)
@@ -95,16 +113,28 @@ class Broker:
         """In the one thread for short writes of SQLite, in order."""
         return self.pools.write(function, *args)
 
-    def transact(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread for transactions: their rows, the syncs of their logs, their markers."""
-        return self.pools.transact(function, *args)
+    def transact(self, name: str | None, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In a thread for transactions: their rows, the syncs of their logs, their markers; those of a transactional id
+        one after the other.
+        """
+        if name is None:
+            return self.pools.transact(function, *args)
+        return self.transaction_queue.run(name, partial(function, *args))
+
+    def apply(self, name: str, event: Add | End) -> asyncio.Future[Identified]:
+        """Like `transact`, to add to a transaction or to end it: with those of other transactional ids, at once."""
+        return self.transaction_queue.apply(name, event)
 
     def administer(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         """In a thread: what takes long."""
         return self.pools.administer(function, *args)
 
+    def authenticate(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """In a thread for logins: others cannot be kept waiting by them."""
+        return self.pools.authenticate(function, *args)
+
     def delete(self, what: object, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread of its own: whoever deletes waits for whoever appends there, and that may be for long."""
+        """In a thread of its own: deleting waits for a running append, which may take long."""
         return self.partition_executors.run(("delete", what), partial(function, *args))
 
     # ---- what is where
@@ -115,7 +145,7 @@ class Broker:
 
     def address(self, call: Call) -> tuple[str, int]:
         """What this client is told to dial."""
-        return self._advertised or call.session.dialled
+        return call.session.endpoint.advertised or call.session.local_address
 
     @staticmethod
     def partition(opened: OpenTopic, number: int) -> Partition | None:
@@ -136,7 +166,10 @@ class Broker:
 
     def visible_ends(self, partition: Partition) -> Ends:
         """Return the range of a log as consumers see it."""
-        ends = partition.ends()
+        return self.visible(partition.ends())
+
+    def visible(self, ends: Ends) -> Ends:
+        """Return the part of a range that consumers see."""
         if self.settings.fetch_flushed_only and ends.flushed < ends.end:
             ends = ends._replace(end=ends.flushed, stable=min(ends.stable, ends.flushed))
         return ends
@@ -153,7 +186,7 @@ class Broker:
         if error is None:
             self.purgatory.wake_soon(partition)
         else:
-            self.log.warning("%r: cannot be synced for those who read it: %s", partition, error)
+            self.log.warning("%r: sync for waiting readers failed: %s", partition, error)
 
     def close_unlinked(self) -> None:
         """Let go of files that are deleted."""
@@ -162,7 +195,7 @@ class Broker:
     async def opened(self, opened: OpenTopic, number: int) -> Partition:
         """A partition that is there, opened in a thread if need be. UnknownTopic, or the error of its recovery."""
         found = opened.opened_one(number)
-        if found is None:  # it may have to be recovered, and for that wait for whoever appends there
+        if found is None:  # a recovery may be needed, which waits for a running append
             found = await self.partition_executors.run((opened.topic.id, number), partial(opened.partition, number))
         return found
 
@@ -170,4 +203,5 @@ class Broker:
         self.group_coordinator.close()
         self.purgatory.close()
         self.sync_queue.close()
+        self.transaction_queue.close()
         self.pools.close()

@@ -2,11 +2,11 @@
 
 A connection asks before it makes room for more of a large request. If there is none it stops reading, and is told when
 to go on. One connection at a time may take more than there is, and only while no more than the limit is used: else
-connections that hold half a request each could wait for each other for ever. So it never is more than the limit and one
+connections that hold half a request each could wait for each other forever. So it never is more than the limit and one
 request, but for what is charged: small requests that came whole, and have to stay.
 
 What was read behind a request that is still being handled is counted beside that (`ahead`). It leaves less to take, but
-keeps nobody from going on: a client may wait for its answer for minutes. While there is no room left (`is_full`),
+blocks no other client: a client may wait for its answer for minutes. While there is no room left (`is_full`),
 connections read little at a time.
 """
 
@@ -55,19 +55,19 @@ class Budget:
         self.most = max(self.most, self.used)
 
     def give_back(self, holder: object | None, size: int) -> None:
-        """All that `holder` has, or what was charged to nobody."""
+        """Release all that `holder` has, or what has no holder."""
         self.used -= size
         if holder is not None and self._overdrawn is holder:
             self._overdrawn = None
-        self._tell()
+        self._notify()
 
     def read_ahead(self, size: int) -> None:
         """Bytes that wait for their turn; less than 0: their turn has come."""
         self.ahead += size
         if size < 0:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for _ in range(len(self._waiting)):
             if self.used > self._limit or (self._overdrawn is not None and self.is_full):
                 break

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMIN",
+    "AUTHENTICATE",
     "CATALOG",
     "CODEC",
     "DISK",
@@ -31,9 +32,11 @@ __all__ = [
     "TRANSACT",
     "WRITE",
     "Call",
+    "ExecutionContext",
     "Handler",
+    "OrdinaryHandler",
     "Pause",
-    "Place",
+    "PausedReply",
     "Reply",
     "SupportedApi",
 ]
@@ -44,9 +47,10 @@ LARGE = 100 * 1024 * 1024
 
 Value = TypeVar("Value")
 Handler = Callable[["Broker", "Call"], Coroutine[Any, Any, Struct | None]]
+OrdinaryHandler = Callable[["Broker", "Session", memoryview], tuple[int, ...] | None]
 
 
-class Place(Enum):
+class ExecutionContext(Enum):
     """Where the work of a request is done. Each place but the loop is a bounded set of threads of its own."""
 
     LOOP = "loop"
@@ -63,9 +67,11 @@ class Place(Enum):
     """Transactions: their rows, the syncs of their logs, their markers."""
     ADMIN = "admin"
     """Changes of the catalog, which may take long."""
+    AUTHENTICATE = "authenticate"
+    """Logins: look-ups of users, hashes of passwords."""
 
 
-LOOP, CATALOG, DISK, CODEC, WRITE, TRANSACT, ADMIN = Place
+LOOP, CATALOG, DISK, CODEC, WRITE, TRANSACT, ADMIN, AUTHENTICATE = ExecutionContext
 
 
 class SupportedApi(NamedTuple):
@@ -75,7 +81,7 @@ class SupportedApi(NamedTuple):
     min_version: int
     max_version: int
     handler: Handler
-    runs: tuple[Place, ...] = (LOOP,)
+    runs: tuple[ExecutionContext, ...] = (LOOP,)
     """Where the handler may work. LOOP alone: it has no way to reach a thread, and nothing that may block."""
     rights: tuple[str, ...] = ()
     """Operation and resource, in the words of Kafka's ACLs."""
@@ -85,6 +91,12 @@ class SupportedApi(NamedTuple):
     """Leaves in the request each thing once that it names: see repeats.py."""
     needs_catalog: bool | Callable[[Broker, int, Struct], bool] = True
     """Whether a request, of that version, waits until changes of the catalog have been read."""
+    cost: Callable[[Broker, int, Struct], int] | None = None
+    """How many things the response to a request of that version tells of that the request does not name: see
+    large_requests.py."""
+    ordinary: OrdinaryHandler | None = None
+    """Handles the frame of a request as most are, natively, and returns None. Else it returns what it has done of it,
+    and the request is decoded for `handler`, which does the rest: see ordinary_produce.py."""
     notes: str = ""
 
 
@@ -105,12 +117,15 @@ class Reply(Generic[Value]):
         if not self._value.done():
             self._value.set_exception(error)
 
+    def drop(self) -> None:
+        """Nothing comes; the handler is cancelled when its client disconnects."""
+
     def __await__(self) -> Generator[Any, None, Value]:
         return self._value.__await__()
 
 
 class Pause:
-    """What a handler that is no task yet waits for: it goes on within `resume`, and so needs no task for that."""
+    """What a handler that has no task yet waits for: it continues within `resume`, so it needs none."""
 
     __slots__ = ("_is_over", "then")
 
@@ -130,10 +145,40 @@ class Pause:
             yield self
 
 
+class PausedReply(Pause, Generic[Value]):
+    """Like Reply, for a handler that has no task yet."""
+
+    __slots__ = ("_error", "_value")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._value: Value | None = None
+        self._error: Exception | None = None
+
+    def __call__(self, value: Value) -> None:
+        self._value = value
+        self.resume()
+
+    def fail(self, error: Exception) -> None:
+        """Raise the error in the handler."""
+        self._error = error
+        self.resume()
+
+    def drop(self) -> None:
+        """Nothing comes: the handler, which nothing else refers to, ends where it waits."""
+        self.then = None
+
+    def __await__(self) -> Generator[Any, None, Value]:  # type: ignore[override]  # a Pause gives nothing
+        yield from super().__await__()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
 class Call:
     """A request that is being handled. A session has one at a time."""
 
-    __slots__ = ("api", "client_id", "correlation_id", "request", "row", "session", "started", "version")
+    __slots__ = ("api", "client_id", "correlation_id", "done", "request", "row", "session", "started", "version")
 
     def __init__(
         self,
@@ -142,6 +187,7 @@ class Call:
         header: RequestHeader,
         request: Struct,
         started: float,
+        done: tuple[int, ...] = (),
     ) -> None:
         self.session = session
         self.row = row
@@ -149,6 +195,11 @@ class Call:
         self.request = request
         self.started = started
         """When it was read, on the loop's clock."""
+        self.done = done
+        """What the ordinary handler has done of it (Produce: offsets of its first partitions)."""
+
+    def __str__(self) -> str:
+        return f"{self.api.name} v{self.version}"
 
     @property
     def host(self) -> str:

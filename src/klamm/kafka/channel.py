@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from klamm.kafka.addresses import plain
 from klamm.kafka.frame_reader import FrameReader
 from klamm.kafka.response_writer import ResponseWriter
+from klamm.kafka.security.tls import TlsResponseWriter
 from klamm.kafka.session import Session
 from klamm.kafka.wire.errors import MalformedMessage
 
 if TYPE_CHECKING:
     from klamm.kafka.listener import Listener
+    from klamm.kafka.security.endpoints import Endpoint
 
 __all__ = ["Channel"]
 
@@ -30,15 +32,17 @@ TURN_S = 0.001
 class Channel(asyncio.BufferedProtocol):
     """Made by the listener for each connection."""
 
-    __slots__ = ("_is_paused", "_is_serving", "_listener", "_transport", "_yields", "active", "is_closed", "reader",
-                 "session", "writer")  # fmt: skip
+    __slots__ = ("_is_paused", "_is_serving", "_listener", "_transport", "_yields", "active", "endpoint", "is_closed",
+                 "reader", "session", "writer")  # fmt: skip
 
     writer: ResponseWriter
     session: Session
     _transport: asyncio.Transport
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, endpoint: Endpoint) -> None:
         self._listener = listener
+        self.endpoint = endpoint
+        """Where the client has connected to, and what it has to bring."""
         self.reader = FrameReader(listener, self._resume_reading)
         self._is_paused = False  # nothing is received
         self._is_serving = False  # in `_serve`
@@ -57,9 +61,10 @@ class Channel(asyncio.BufferedProtocol):
         listener = self._listener
         self._transport = transport
         given = transport.get_extra_info("socket")
-        self.writer = ResponseWriter(transport, given, listener, self.close, self.resume_writing)
-        peer, dialled = (plain(transport.get_extra_info(name)) for name in ("peername", "sockname"))
-        self.session = Session(self, listener, peer, dialled)
+        make_writer = TlsResponseWriter if self.endpoint.uses_tls else ResponseWriter
+        self.writer = make_writer(transport, given, listener, self.close, self.resume_writing)
+        peer, local_address = (plain(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        self.session = Session(self, listener, peer, local_address)
         self.active = listener.now()
         if not listener.admit(self):
             transport.abort()
@@ -108,23 +113,24 @@ class Channel(asyncio.BufferedProtocol):
         return self.active < since or (self.reader.has_partial and self.reader.partial_since < since)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self.session.reply is not None:
+            self.session.want_reply()
         return self.reader.buffer(self.is_busy)
 
     def buffer_updated(self, count: int) -> None:
         listener = self._listener
-        self.active = listener.now()
+        self.active = now = listener.now()
         listener.metrics.bytes_in += count
         is_busy = self.is_busy
         self.reader.received(count, is_busy)
         if is_busy:
             self._pause_reading()
         else:
-            self._serve()
+            self._serve(now + TURN_S)
 
-    def _serve(self) -> None:
+    def _serve(self, turn_ends: float) -> None:
         """Hand complete requests to the session, in order; stop at the first whose response is not sent at once."""
-        reader, session, now = self.reader, self.session, self._listener.now
-        turn_ends = now() + TURN_S
+        reader, session = self.reader, self.session
         self._is_serving = True
         try:
             while (frame := reader.next_frame()) is not None:
@@ -132,9 +138,9 @@ class Channel(asyncio.BufferedProtocol):
                 if self.is_closed:
                     return
                 reader.release()
-                if self.is_busy:
+                if reader.is_empty or self.is_busy:
                     break
-                if now() >= turn_ends:
+                if self._listener.now() >= turn_ends:
                     self._yields = True
                     self._listener.broker.loop.call_soon(self._take_turn)
                     break
@@ -147,7 +153,7 @@ class Channel(asyncio.BufferedProtocol):
             self._pause_reading()
 
     def reject(self, error: MalformedMessage) -> None:
-        """Close the connection: what came is no request."""
+        """Close the connection: the bytes are not a request."""
         self._listener.metrics.malformed += 1
         self.close(f"connection closed: malformed request: {error.message}")
 
@@ -159,9 +165,11 @@ class Channel(asyncio.BufferedProtocol):
         """After a response: handle the next request, which may be here already, or receive it."""
         if self._is_serving or self.is_busy or self.is_closed:
             return
-        self._serve()
-        if not self.is_busy and not self.reader.is_blocked:
-            self._resume_reading()
+        if not self.reader.is_empty:
+            self._serve(self._listener.now() + TURN_S)
+            if self.is_busy or self.reader.is_blocked:
+                return
+        self._resume_reading()
 
     def _pause_reading(self) -> None:
         if not self._is_paused and not self.is_closed:
@@ -174,6 +182,15 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     # ---- out
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to which a thread may send the next response, while the channel is open; -1: none."""
+        return self.writer.fd
+
+    def sent(self, count: int) -> None:
+        """A thread has sent so many bytes of a response."""
+        self._listener.metrics.bytes_out += count
 
     def send(self, parts: list[Any], max_bytes: int) -> None:
         """Send the parts of a response of which up to `max_bytes` may lie in memory."""

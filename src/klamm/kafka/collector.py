@@ -1,14 +1,14 @@
 """What Prometheus scrapes: the server's counters, and how topics and groups stand, read from the store.
 
-Everything here runs in the thread of whoever scrapes. The loop is asked for one thing, its groups. The store is read as
+Everything here runs in the thread of the scrape. The loop is asked for one thing, its groups. The store is read as
 any process reads it: heads without a lock, offsets out of SQLite.
 
 Promises
-  C1  A scrape gives at most MAX_PARTITIONS partitions and MAX_OFFSETS offsets of groups, the first by name. How many it
-      left out is a metric itself.
-  C2  A scrape opens no partition that waits for its recovery, for that reads its log: it comes once somebody used it.
-  C3  A store that cannot be read, or a loop that does not answer, costs the part that needs it, not the scrape;
-      `klamm_scrape_complete` is 0 then.
+  COL1  A scrape gives at most MAX_PARTITIONS partitions and MAX_OFFSETS offsets of groups, the first by name. How many
+        it left out is a metric itself.
+  COL2  A scrape opens no partition that waits for its recovery, for that reads its log: it appears once it was used.
+  COL3  A store that cannot be read, or a loop that does not answer, costs the part that needs it, not the scrape;
+        `klamm_scrape_complete` is 0 then.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -40,7 +40,7 @@ __all__ = ["MAX_OFFSETS", "MAX_PARTITIONS", "METRICS", "ServerCollector", "regis
 
 MAX_PARTITIONS = 2_000
 MAX_OFFSETS = 5_000
-_LOOP_PATIENCE_S = 2.0
+_LOOP_TIMEOUT_S = 2.0
 _log = logging.getLogger("klamm")
 
 
@@ -58,35 +58,46 @@ _TOPIC = ("topic", "partition")
 # fmt: off
 _ROWS = [
     Row("klamm", "info", (), "Version, store and address."),
-    Row("klamm_connections", "gauge", (), "Connections there are now."),
-    Row("klamm_connections_opened", "counter", (), "Connections that were taken."),
+    Row("klamm_connections", "gauge", (), "Open connections."),
+    Row("klamm_connections_opened", "counter", (), "Connections accepted."),
     Row("klamm_connections_refused", "counter", (), "Connections beyond max.connections, closed at once."),
     Row("klamm_connections_closed_idle", "counter", (), "Connections closed after connections.max.idle.ms."),
-    Row("klamm_malformed_frames", "counter", (), "What was no request: too large, cut, or not to be parsed."),
-    Row("klamm_failed_requests", "counter", (), "Requests that failed by a fault of Klamm's own; see the log."),
+    Row("klamm_logins", "counter", ("mechanism", "outcome"), "Logins by SASL: success or failure."),
+    Row("klamm_login_timeouts", "counter", (), "Connections closed because they had not logged in within"
+        " connection.setup.timeout.ms."),
+    Row("klamm_unauthenticated_requests", "counter", (), "Connections closed because of a request before the login, or"
+        " after it had expired."),
+    Row("klamm_tls_handshakes", "counter", ("outcome",), "TLS handshakes: success, failure or timeout."),
+    Row("klamm_tls_reloads", "counter", ("outcome",), "Certificates that were loaded because their files had changed:"
+        " success or failure."),
+    Row("klamm_malformed_frames", "counter", (), "Malformed requests: too large, truncated or unparsable."),
+    Row("klamm_failed_requests", "counter", (), "Requests that failed by an internal error; see the log."),
     Row("klamm_received_bytes", "counter", (), "Bytes of requests."),
-    Row("klamm_sent_bytes", "counter", (), "Bytes of answers."),
-    Row("klamm_appended_batches", "counter", (), "Batches that producers had appended."),
+    Row("klamm_sent_bytes", "counter", (), "Bytes of responses."),
+    Row("klamm_appended_batches", "counter", (), "Batches appended for producers."),
     Row("klamm_appended_records", "counter", (), "Records in those batches."),
-    Row("klamm_request_seconds", "histogram", ("api",), "How long requests took, from the last byte read to the answer;"
+    Row("klamm_request_seconds", "histogram", ("api",), "Duration of requests, from the last byte read to the response;"
         " a fetch that waits for records takes as long as it waits."),
-    Row("klamm_request_errors", "counter", ("api", "error"), "Errors in answers, of the whole and of its parts, by"
+    Row("klamm_request_errors", "counter", ("api", "error"), "Errors in responses, of the whole and of its parts, by"
         " Kafka's name of the error."),
     Row("klamm_fetch_waits", "counter", (), "Fetches that had to wait for records."),
-    Row("klamm_delayed_fetches", "gauge", (), "Fetches that wait for records now."),
+    Row("klamm_delayed_fetches", "gauge", (), "Fetches waiting for records."),
+    Row("klamm_fetch_sessions", "gauge", (), "Open fetch sessions."),
+    Row("klamm_fetch_session_partitions", "gauge", (), "Partitions of all fetch sessions together."),
+    Row("klamm_fetch_session_evictions", "counter", (), "Fetch sessions evicted."),
     Row("klamm_queued_bytes", "gauge", (), "Memory for requests that are being read now, or wait for their turn;"
         " bounded by queued.max.request.bytes."),
     Row("klamm_groups", "gauge", ("state",), "Groups whose members are clients of this server, by Kafka's name of their"
         " state."),
     Row("klamm_group_members", "gauge", (), "Members of all these groups."),
-    Row("klamm_partition_start_offset", "gauge", _TOPIC, "The first offset that is still there."),
+    Row("klamm_partition_start_offset", "gauge", _TOPIC, "First offset in the log."),
     Row("klamm_partition_end_offset", "gauge", _TOPIC, "One past the last offset."),
     Row("klamm_partition_bytes", "gauge", _TOPIC, "The size of the log."),
-    Row("klamm_group_offset", "gauge", ("group", *_TOPIC), "What a group has committed, at whatever door."),
-    Row("klamm_group_lag", "gauge", ("group", *_TOPIC), "How many offsets lie between that and the end."),
+    Row("klamm_group_offset", "gauge", ("group", *_TOPIC), "Committed offset of a group, embedded or over Kafka."),
+    Row("klamm_group_lag", "gauge", ("group", *_TOPIC), "Offsets between the committed offset and the end."),
     Row("klamm_left_out", "gauge", ("what",), "Partitions and offsets beyond what one scrape gives, or that wait for"
         " their recovery."),
-    Row("klamm_scrape_complete", "gauge", (), "0 if the store could not be read or the server did not answer."),
+    Row("klamm_scrape_complete", "gauge", (), "0 if the store could not be read or the server did not respond."),
 ]
 # fmt: on
 METRICS: dict[str, Row] = {row.name: row for row in _ROWS}
@@ -116,6 +127,13 @@ class ServerCollector(Collector):
         info = {"version": klamm.__version__, "store_id": self._broker.cluster_id, "address": self._address}
         yield InfoMetricFamily("klamm", METRICS["klamm"].doc, value=info)
         yield from _counters(self._broker.metrics)
+        sessions = self._broker.fetch_sessions
+        yield _gauge("klamm_fetch_sessions", len(sessions))
+        yield _gauge("klamm_fetch_session_partitions", sessions.partitions)
+        yield _counter("klamm_fetch_session_evictions", sessions.evictions)
+        certificates = self._broker.certificates
+        loaded, failed = (0, 0) if certificates is None else (certificates.reloads, certificates.failed_reloads)
+        yield _labelled("klamm_tls_reloads", {("success",): loaded, ("failure",): failed})
         complete = True
         for part in (self._groups, self._store):
             try:
@@ -139,11 +157,11 @@ class ServerCollector(Collector):
 
         counting = count()
         try:
-            asked = asyncio.run_coroutine_threadsafe(counting, self._broker.loop)
+            requested = asyncio.run_coroutine_threadsafe(counting, self._broker.loop)
         except RuntimeError:  # the loop is closed
             counting.close()
             raise
-        states, members = asked.result(_LOOP_PATIENCE_S)
+        states, members = requested.result(_LOOP_TIMEOUT_S)
         groups = _family("klamm_groups")
         for state, number in sorted(states.items()):
             groups.add_metric([state], number)
@@ -164,7 +182,7 @@ class ServerCollector(Collector):
                 try:
                     start, end, *_ = partition.ends()
                     size = partition.log_size()
-                except (KlammError, FileNotFoundError):  # deleted meanwhile, or damaged: whoever uses it is told
+                except (KlammError, FileNotFoundError):  # deleted since, or damaged: using it raises
                     left_out += 1
                     continue
                 given += 1
@@ -219,6 +237,10 @@ def _counters(metrics: Metrics) -> Iterator[Metric]:
     yield _counter("klamm_connections_opened", metrics.connections_total)
     yield _counter("klamm_connections_refused", metrics.refused)
     yield _counter("klamm_connections_closed_idle", metrics.closed_idle)
+    yield _labelled("klamm_logins", metrics.logins)
+    yield _labelled("klamm_tls_handshakes", {(outcome,): count for outcome, count in metrics.tls_handshakes.items()})
+    yield _counter("klamm_login_timeouts", metrics.login_timeouts)
+    yield _counter("klamm_unauthenticated_requests", metrics.unauthenticated_requests)
     yield _counter("klamm_malformed_frames", metrics.malformed)
     yield _counter("klamm_failed_requests", metrics.failed)
     yield _counter("klamm_received_bytes", metrics.bytes_in)
@@ -254,6 +276,14 @@ def _name_of(code: int) -> str:
 
 def _counter(name: str, value: float) -> Metric:
     return CounterMetricFamily(name, METRICS[name].doc, value=value)
+
+
+def _labelled(name: str, counts: Mapping[Any, int]) -> Metric:
+    row = METRICS[name]
+    family = CounterMetricFamily(row.name, row.doc, labels=row.labels)
+    for labels, count in list(counts.items()):
+        family.add_metric(labels, count)
+    return family
 
 
 def _gauge(name: str, value: float) -> Metric:

@@ -21,7 +21,17 @@ from klamm.store.store_settings import STORE_SETTINGS, StoreSettings
 if TYPE_CHECKING:
     from klamm.kafka.settings import ServerSettings
 
-__all__ = ["STATIC_NAMES", "TOPIC_FACTS", "Entry", "Fact", "Source", "is_list", "of_broker", "of_topic", "supported"]
+__all__ = [
+    "FIXED_TOPIC_CONFIGS",
+    "STATIC_NAMES",
+    "Entry",
+    "FixedConfig",
+    "Source",
+    "is_list",
+    "of_broker",
+    "of_topic",
+    "supported",
+]
 
 _INT64 = 2**63 - 1
 _TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
@@ -38,7 +48,7 @@ class Source:
     DEFAULT = 5
 
 
-class Fact(NamedTuple):
+class FixedConfig(NamedTuple):
     """A setting of Kafka's that has one value here."""
 
     name: str
@@ -51,7 +61,7 @@ class Fact(NamedTuple):
     """Any value of its type is fine: there is nothing that it would change."""
 
     def says(self, value: str) -> bool:
-        """Whether somebody who sets it to `value` gets what he wants."""
+        """Return whether setting it to `value` has the effect that Kafka promises."""
         if self.least is not None:
             return value.strip().isdecimal() and int(value) >= self.least
         if self.is_free:
@@ -65,36 +75,36 @@ class Fact(NamedTuple):
 
 
 # fmt: off
-_TOPIC_FACTS = [
-    Fact("file.delete.delay.ms", "long", "0", "Files of deleted segments go at once.", 0),
-    Fact("flush.messages", "long", str(_INT64), "When a record is on disk is for its producer to say: acks=all."),
-    Fact("flush.ms", "long", str(_INT64), "When a record is on disk is for its producer to say: acks=all."),
-    Fact("follower.replication.throttled.replicas", "list", "", "There are no followers.", is_free=True),
-    Fact("leader.replication.throttled.replicas", "list", "", "There are no followers.", is_free=True),
-    Fact("local.retention.bytes", "long", "-2", "All is local: retention.bytes says how much is kept."),
-    Fact("local.retention.ms", "long", "-2", "All is local: retention.ms says how long it is kept."),
-    Fact("min.insync.replicas", "int", "1", "There is one copy of each record, and acks=all means on disk.", 1),
-    Fact("preallocate", "boolean", "false", "A segment's blocks are allocated some at a time.", is_free=True),
-    Fact("remote.log.copy.disable", "boolean", "false", "There is no remote storage."),
-    Fact("remote.log.delete.on.disable", "boolean", "false", "There is no remote storage."),
-    Fact("remote.storage.enable", "boolean", "false", "There is no remote storage."),
-    Fact("segment.index.bytes", "int", "10485760", "An index is as large as it needs to be.", 4),
-    Fact("segment.jitter.ms", "long", "0", "Segments are closed when segment.ms says so, not earlier.", 0),
-    Fact("unclean.leader.election.enable", "boolean", "false", "There is one copy, so nothing is lost by elections.",
+_FIXED_TOPIC_CONFIGS = [
+    FixedConfig("file.delete.delay.ms", "long", "0", "Files of deleted segments go at once.", 0),
+    FixedConfig("flush.messages", "long", str(_INT64), "The producer decides when a record is on disk: acks=all."),
+    FixedConfig("flush.ms", "long", str(_INT64), "The producer decides when a record is on disk: acks=all."),
+    FixedConfig("follower.replication.throttled.replicas", "list", "", "There are no followers.", is_free=True),
+    FixedConfig("leader.replication.throttled.replicas", "list", "", "There are no followers.", is_free=True),
+    FixedConfig("local.retention.bytes", "long", "-2", "All is local: retention.bytes says how much is kept."),
+    FixedConfig("local.retention.ms", "long", "-2", "All is local: retention.ms says how long it is kept."),
+    FixedConfig("min.insync.replicas", "int", "1", "There is one copy of each record, and acks=all means on disk.", 1),
+    FixedConfig("preallocate", "boolean", "false", "A segment's blocks are allocated some at a time.", is_free=True),
+    FixedConfig("remote.log.copy.disable", "boolean", "false", "There is no remote storage."),
+    FixedConfig("remote.log.delete.on.disable", "boolean", "false", "There is no remote storage."),
+    FixedConfig("remote.storage.enable", "boolean", "false", "There is no remote storage."),
+    FixedConfig("segment.index.bytes", "int", "10485760", "An index is as large as it needs to be.", 4),
+    FixedConfig("segment.jitter.ms", "long", "0", "Segments are closed when segment.ms says so, not earlier.", 0),
+    FixedConfig("unclean.leader.election.enable", "boolean", "false", "There is one copy: elections lose nothing.",
         is_free=True),
 ]
 # fmt: on
-TOPIC_FACTS: dict[str, Fact] = {fact.name: fact for fact in _TOPIC_FACTS}
+FIXED_TOPIC_CONFIGS: dict[str, FixedConfig] = {fixed_config.name: fixed_config for fixed_config in _FIXED_TOPIC_CONFIGS}
 """By name."""
 
 # What Kafka calls some settings of a server, and what its tools like to know besides.
 _KAFKA_NAMES = {"node-id": "node.id", "default-partitions": "num.partitions"}
-_BROKER_FACTS = [
-    Fact("default.replication.factor", "int", "1", "There is one copy of each record."),
+_FIXED_BROKER_CONFIGS = [
+    FixedConfig("default.replication.factor", "int", "1", "There is one copy of each record."),
 ]
 STATIC_NAMES: frozenset[str] = frozenset(
     [_KAFKA_NAMES.get(name, name) for name in SERVER_SETTINGS]
-    + [*SERVER_SETTINGS, *(fact.name for fact in _BROKER_FACTS), "broker.id", "log.dirs"]
+    + [*SERVER_SETTINGS, *(fixed_config.name for fixed_config in _FIXED_BROKER_CONFIGS), "broker.id", "log.dirs"]
 )
 """Of a broker, and not to be changed while it runs."""
 
@@ -120,7 +130,7 @@ def is_list(name: str) -> bool:
 def of_topic(settings: Settings) -> tuple[Entry, ...]:
     """Every setting of a topic, by name."""
     entries = [_entry(row, settings[row.name], row.name in settings.overridden) for row in SETTINGS.values()]
-    entries += map(_of_fact, TOPIC_FACTS.values())
+    entries += map(_fixed_entry, FIXED_TOPIC_CONFIGS.values())
     return tuple(sorted(entries))
 
 
@@ -134,9 +144,17 @@ def _entry(row: Setting, value: str, is_set: bool, source: int = Source.DYNAMIC_
     return Entry(row.name, _TYPES[kind], value, synonyms[0][2], False, row.doc, tuple(synonyms))
 
 
-def _of_fact(fact: Fact) -> Entry:
-    default = (fact.name, fact.value, Source.DEFAULT)
-    return Entry(fact.name, _TYPES[fact.type], fact.value, Source.DEFAULT, True, fact.doc, (default,))
+def _fixed_entry(fixed_config: FixedConfig) -> Entry:
+    default = (fixed_config.name, fixed_config.value, Source.DEFAULT)
+    return Entry(
+        fixed_config.name,
+        _TYPES[fixed_config.type],
+        fixed_config.value,
+        Source.DEFAULT,
+        True,
+        fixed_config.doc,
+        (default,),
+    )
 
 
 def of_broker(settings: ServerSettings, store: StoreSettings, directory: str) -> tuple[Entry, ...]:
@@ -145,10 +163,10 @@ def of_broker(settings: ServerSettings, store: StoreSettings, directory: str) ->
         _entry(row, store[name], name in store.to_dict(), Source.DYNAMIC_BROKER) for name, row in STORE_SETTINGS.items()
     ]
     entries += _of_server(settings)
-    entries += map(_of_fact, _BROKER_FACTS)
+    entries += map(_fixed_entry, _FIXED_BROKER_CONFIGS)
     node = str(settings.node_id)
-    entries += map(_of_fact, [Fact("broker.id", "int", node, SERVER_SETTINGS["node-id"].doc)])
-    entries += map(_of_fact, [Fact("log.dirs", "string", directory, "The directory of the store.")])
+    entries += map(_fixed_entry, [FixedConfig("broker.id", "int", node, SERVER_SETTINGS["node-id"].doc)])
+    entries += map(_fixed_entry, [FixedConfig("log.dirs", "string", directory, "The directory of the store.")])
     return tuple(sorted(entries))
 
 
@@ -163,9 +181,11 @@ def _of_server(settings: ServerSettings) -> Iterator[Entry]:
 
 
 def supported(wanted: Mapping[str, str]) -> dict[str, str]:
-    """What of the settings that somebody wants a topic to have is to be set; the rest is so anyway, or refused."""
+    """Return the requested settings that have to be set; the others are fixed at that value, or rejected."""
     for name, value in wanted.items():
-        fact = TOPIC_FACTS.get(name)
-        if fact is not None and not fact.says(value):
-            raise InvalidSetting(f"{name}: is {fact.value!r} here and cannot be {value!r}", hint=fact.doc)
-    return {name: value for name, value in wanted.items() if name not in TOPIC_FACTS}
+        fixed_config = FIXED_TOPIC_CONFIGS.get(name)
+        if fixed_config is not None and not fixed_config.says(value):
+            raise InvalidSetting(
+                f"{name}: is {fixed_config.value!r} here and cannot be {value!r}", hint=fixed_config.doc
+            )
+    return {name: value for name, value in wanted.items() if name not in FIXED_TOPIC_CONFIGS}

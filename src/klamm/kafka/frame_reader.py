@@ -2,16 +2,18 @@
 
 All connections share one receive buffer, so an idle one costs no memory. Requests that are there whole are decoded
 where they lie. A request that arrived in part gets a buffer of its own, which grows as its bytes arrive (never by what
-its size field says), from a budget that all connections share. What was received behind a request that is still being
-handled is copied and counts in the budget; when the budget is used up, little is received at a time.
+its size field says), from a budget that all connections share; the bytes of a large one are not copied when it grows.
+What was received behind a request that is still being handled is copied and counts in the budget; when the budget is
+used up, little is received at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import mmap
 from typing import TYPE_CHECKING
 
-from klamm.kafka.wire.frames import SIZE_BYTES, frame_size
+from klamm.kafka.wire.frames import API_KEY_BYTES, SIZE_BYTES, check_control_request, frame_size
 
 if TYPE_CHECKING:
     from klamm.kafka.listener import Listener
@@ -20,6 +22,7 @@ __all__ = ["FrameReader"]
 
 _FIRST_BYTES = 16 * 1024  # first buffer of a partial request: small, because the size field is untrusted
 _GROWTH = 4  # then this many times what has arrived
+_MAPPED_BYTES = 4 * 1024 * 1024  # from here on pages of the whole request, which take memory as its bytes arrive
 _AHEAD = 16 * 1024  # received behind a request that is being handled
 _LITTLE = 1024  # received at a time while the budget is used up
 
@@ -28,7 +31,7 @@ class FrameReader:
     """Of one channel."""
 
     __slots__ = ("_behind", "_data", "_filled", "_held", "_listener", "_on_room", "_partial", "_position", "_size",
-                 "partial_since")  # fmt: skip
+                 "max_request", "partial_since")  # fmt: skip
 
     def __init__(self, listener: Listener, on_room: Callable[[], None]) -> None:
         self._listener = listener
@@ -41,6 +44,7 @@ class FrameReader:
         self._size = 0  # of the whole request
         self._held = 0  # bytes of the budget for it
         self.partial_since = 0.0
+        self.max_request = listener.max_request
 
     @property
     def has_partial(self) -> bool:
@@ -51,6 +55,12 @@ class FrameReader:
     def behind_bytes(self) -> int:
         """How many bytes were received and not parsed yet."""
         return 0 if self._behind is None else len(self._behind)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of what was received."""
+        data = self._data
+        return self._behind is None and self._partial is None and (data is None or self._position == len(data))
 
     @property
     def is_blocked(self) -> bool:
@@ -96,7 +106,12 @@ class FrameReader:
         end, start = len(data), self._position + SIZE_BYTES
         if end < start:
             return None
-        size = frame_size(data, self._position, limit=self._listener.max_request)
+        listener = self._listener
+        size = frame_size(data, self._position, limit=self.max_request)
+        if size > listener.max_control_request:
+            if end < start + API_KEY_BYTES:
+                return None
+            check_control_request(data, start, size, limit=listener.max_control_request)
         if end - start >= size:
             self._position = start + size
             return data[start : self._position]
@@ -151,7 +166,11 @@ class FrameReader:
         room = min(self._size, max(_FIRST_BYTES, _GROWTH * self._filled))
         if listener.budget.take(self, room - self._held, self._try_again):
             self._held = room
-            before, self._partial = self._partial, listener.room(room)
+            before = self._partial
+            if before is not None and isinstance(before.obj, mmap):
+                self._partial = memoryview(before.obj)[:room]
+                return
+            self._partial = listener.room(room) if room < _MAPPED_BYTES else memoryview(mmap(-1, self._size))[:room]
             self._partial[: self._filled] = data[: self._filled]
             if before is not None:
                 listener.reuse(before)

@@ -8,29 +8,31 @@
 Every method takes the time, in milliseconds that never go back; `tick` is to be called at `next_deadline`. Offsets are
 the store's (store/groups.py); here is only said who may commit them.
 
-What outlives a restart: `keep` is called with the image of each generation that is about to be stable, and with one
-without members when the group is empty. The caller confirms it (`kept`); the next server gets it (`restore`).
+What outlives a restart: `persist` is called with the image of each generation that is about to be stable, and with one
+without members when the group is empty. The caller confirms it (`persisted`); the next server gets it (`restore`).
 
-join and sync respond by the callback that came with them, at once or later, once. Callbacks, and `keep`, run just
+join and sync respond by the callback that came with them, at once or later, once. Callbacks, and `persist`, run just
 before the method returns that made the responses; they may call it again, and must not raise. One thread at a time.
 
 The members of a group belong to one door at a time. Before a join to a group that is not here (`knows`), the server
 claims the group for "kafka" in the store.
 
 Promises
-  C1  Every parked request is answered, unless its connection goes (`disconnected`): a join within the longest rebalance
-      timeout of the group (or the initial delay, if that is longer), a sync as well; but for what `kept` takes.
-  C2  In a stable generation every member has one assignment, of this generation; the empty one if the leader gave none.
-  C3  Generations of a group only grow, even when it is deleted and comes again.
-  C4  Whoever is fenced, or is no member, changes nothing.
-  C5  A member that is not heard of for its session timeout is removed. What it has parked is being heard of, as long as
-      its connection stays.
-  C6  What clients can make it hold is bounded by `config`: groups, members, bytes of a group and of all groups; and
-      _MAX_PENDING ids of a group.
-  C7  Nobody is told an assignment, or in a stable group a new id, before it is kept. If that fails, the answer is
-      COORDINATOR_NOT_AVAILABLE, and a generation is followed by a rebalance.
+  GCO1  Every delayed request is answered, unless its connection goes (`disconnected`): a join within the longest
+        rebalance timeout of the group (or the initial delay, if that is longer), a sync as well; but for what
+        `persisted` takes.
+  GCO2  In a stable generation every member has one assignment, of this generation; the empty one if the leader gave
+        none.
+  GCO3  Generations of a group only grow, even when it is deleted and comes again.
+  GCO4  A client that is fenced, or not a member, changes nothing.
+  GCO5  A member that is not heard of for its session timeout is removed. What it has delayed is being heard of, as long
+        as its connection stays.
+  GCO6  What clients can make it hold is bounded by `config`: groups, members, bytes of a group and of all groups; and
+        _MAX_PENDING ids of a group.
+  GCO7  No member gets an assignment, or in a stable group a new id, before it is stored. If that fails, the response is
+        COORDINATOR_NOT_AVAILABLE, and a generation is followed by a rebalance.
 
-Where it differs from Apache Kafka: a parked request is always answered, also one that is overtaken by a later request
+Where it differs from Apache Kafka: a delayed request is always answered, also one that is overtaken by a later request
 of the same member (REBALANCE_IN_PROGRESS), or whose member is removed by another (UNKNOWN_MEMBER_ID); a static member
 finds its place again in a group that is full; a connection that closes is noticed: from then on the session timeout
 runs, and a new member that was never told its id goes at once. Any request of a member is a sign of life.
@@ -44,8 +46,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_image import GroupImage, Keep
-from klamm.kafka.group_state import Group, Held, Member, Parked, State
+from klamm.kafka.group_image import GroupImage, Persist
+from klamm.kafka.group_state import DelayedRequest, Group, HeldResponse, Member, State
 from klamm.kafka.group_table import GroupTable
 from klamm.kafka.group_values import (
     GroupConfig,
@@ -61,13 +63,13 @@ from klamm.kafka.group_values import (
     SyncRequest,
     SyncResponse,
 )
-from klamm.kafka.mailbox import Mailbox
+from klamm.kafka.pending_responses import PendingResponses
 from klamm.kafka.timers import Timer, Timers
 
 __all__ = ["GroupCoordinator"]
 
 _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000  # a new member cannot send heartbeats; Kafka lets its JoinGroup wait so long
-_MAX_PENDING = 1_000  # ids of a group that nobody has joined with yet
+_MAX_PENDING = 1_000  # ids of a group that no client has joined with yet
 _log = logging.getLogger("klamm")
 
 
@@ -79,15 +81,15 @@ class GroupCoordinator:
         config: GroupConfig | None = None,
         *,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
-        keep: Keep | None = None,
+        persist: Persist | None = None,
     ) -> None:
         self.config = config if config is not None else GroupConfig()
         self._new_id = new_id
-        self._keep = keep
-        self._keeps = 0  # how often it was called
+        self._persist = persist
+        self._persist_count = 0  # how often it was called
         self._groups = GroupTable(self._on_group_timer, self._expire_member)
         self._timers = Timers()
-        self._mail = Mailbox()
+        self._pending = PendingResponses()
         self._closed = False
 
     # ---- time
@@ -99,7 +101,7 @@ class GroupCoordinator:
     def tick(self, now_ms: int) -> None:
         """Do what was due by now."""
         self._timers.run(now_ms)
-        self._mail.deliver()
+        self._pending.deliver()
 
     # ---- joining
 
@@ -108,17 +110,17 @@ class GroupCoordinator:
         self._groups.begin_above(generation)
 
     def knows(self, group_id: str) -> bool:
-        """Whether the group is here; if not, it is to be claimed in the store before somebody joins."""
+        """Whether the group is here; if not, it has to be claimed in the store before a client joins."""
         return group_id in self._groups
 
     def is_deserted(self, group_id: str) -> bool:
-        """Whether nobody is a member of the group, nor about to be."""
+        """Return whether the group has no members, nor clients about to join."""
         group = self._groups.get(group_id)
         return group is None or (not group.members and not group.pending)
 
     def join(self, request: JoinRequest, reply: JoinReply, *, now_ms: int, connection: object = None) -> None:
         """JoinGroup. `connection`, whatever it is, is what `disconnected` will be called with."""
-        parked = Parked(reply, connection)
+        delayed = DelayedRequest(reply, connection)
         error, full = self._refused(request.group_id), ""
         if not error and not self.config.allows_session(request.session_timeout_ms):
             error = ErrorCode.INVALID_SESSION_TIMEOUT
@@ -131,69 +133,71 @@ class GroupCoordinator:
             else:
                 group = self._groups.create(request.group_id)
         if error or group is None:
-            self._mail.answer(parked, JoinResponse(error, request.member_id, full=full))
+            self._pending.respond(delayed, JoinResponse(error, request.member_id, full=full))
         else:
-            self._join(group, request, parked, now_ms)
+            self._join(group, request, delayed, now_ms)
             self._try_complete(group, now_ms)
-            self._groups.forget_blank(group)
-        self._mail.deliver()
+            self._groups.forget_empty(group)
+        self._pending.deliver()
 
-    def _join(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
+    def _join(self, group: Group, request: JoinRequest, delayed: DelayedRequest[JoinReply], now_ms: int) -> None:
         member_id = request.member_id
         if full := group.find_full(request, self.config):
             self._drop_pending(group, member_id)
             if member_id in group.members:
                 self._remove(group.members[member_id])
-            self._mail.answer(parked, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED, "", full=full))
+            self._pending.respond(delayed, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED, "", full=full))
         elif not group.supports(request):
-            self._mail.answer(parked, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id))
+            self._pending.respond(delayed, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id))
         elif not member_id:
-            self._join_as_new(group, request, parked, now_ms)
+            self._join_as_new(group, request, delayed, now_ms)
         elif member_id in group.pending and request.instance_id is None:
             self._drop_pending(group, member_id)
-            self._add(group, member_id, request, parked, now_ms)
+            self._add(group, member_id, request, delayed, now_ms)
         elif error := group.identify(member_id, request.instance_id):
-            self._mail.answer(parked, JoinResponse(error, member_id))
+            self._pending.respond(delayed, JoinResponse(error, member_id))
         else:
-            self._join_again(group, group.members[member_id], request, parked, now_ms)
+            self._join_again(group, group.members[member_id], request, delayed, now_ms)
 
-    def _join_as_new(self, group: Group, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
+    def _join_as_new(self, group: Group, request: JoinRequest, delayed: DelayedRequest[JoinReply], now_ms: int) -> None:
         name = request.client_id if request.instance_id is None else request.instance_id
         member_id = f"{name}-{self._new_id()}"
         if request.instance_id is not None and request.instance_id in group.static:
-            self._replace(group, group.static[request.instance_id], member_id, request, parked, now_ms)
+            self._replace(group, group.static[request.instance_id], member_id, request, delayed, now_ms)
         elif request.instance_id is not None or not request.member_id_required:
-            self._add(group, member_id, request, parked, now_ms)
+            self._add(group, member_id, request, delayed, now_ms)
         else:
             if len(group.pending) >= _MAX_PENDING:
                 self._drop_pending(group, next(iter(group.pending)))
             expiry = Timer(partial(self._expire_pending, group, member_id))
             group.add_pending(member_id, expiry)
             self._timers.arm(expiry, now_ms + request.session_timeout_ms)
-            self._mail.answer(parked, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            self._pending.respond(delayed, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
 
-    def _add(self, group: Group, member_id: str, request: JoinRequest, parked: Parked[JoinReply], now_ms: int) -> None:
+    def _add(
+        self, group: Group, member_id: str, request: JoinRequest, delayed: DelayedRequest[JoinReply], now_ms: int
+    ) -> None:
         member = Member(group, member_id, request, self._expire_member)
         if not group.members:
             group.protocol_type = request.protocol_type
         group.add(member)
         group.grown = True
-        self._mail.park_join(member, parked)
+        self._pending.delay_join(member, delayed)
         self._heard_of(member, now_ms)
         self._rebalance(group, now_ms, f"{member_id!r} is new")
 
     def _join_again(
-        self, group: Group, member: Member, request: JoinRequest, parked: Parked[JoinReply], now_ms: int
+        self, group: Group, member: Member, request: JoinRequest, delayed: DelayedRequest[JoinReply], now_ms: int
     ) -> None:
         is_leader = member is group.leader
         same = member.says_the_same(request)
         if same and (group.state is State.COMPLETING or (group.state is State.STABLE and not is_leader)):
             # It may have missed the answer. A leader of a stable group wants a rebalance: topics may have changed.
-            self._mail.answer(parked, group.joined(member, to_leader=is_leader))
+            self._pending.respond(delayed, group.joined(member, to_leader=is_leader))
             self._heard_of(member, now_ms)
         else:
             group.update(member, request)
-            self._mail.park_join(member, parked)
+            self._pending.delay_join(member, delayed)
             self._heard_of(member, now_ms)
             self._rebalance(group, now_ms, f"{member.id!r} joins again")
 
@@ -203,35 +207,35 @@ class GroupCoordinator:
         member: Member,
         member_id: str,
         request: JoinRequest,
-        parked: Parked[JoinReply],
+        delayed: DelayedRequest[JoinReply],
         now_ms: int,
     ) -> None:
         """A static member has come back, without the id it had."""
         old_id = member.id
-        self._mail.answer_join(member, JoinResponse(ErrorCode.FENCED_INSTANCE_ID, old_id))
-        self._mail.answer_sync(member, SyncResponse(ErrorCode.FENCED_INSTANCE_ID))
-        self._mail.answer_held(member, ErrorCode.FENCED_INSTANCE_ID)
+        self._pending.complete_join(member, JoinResponse(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        self._pending.complete_sync(member, SyncResponse(ErrorCode.FENCED_INSTANCE_ID))
+        self._pending.release_held(member, ErrorCode.FENCED_INSTANCE_ID)
         group.rename(member, member_id)
         group.update(member, request)
         member.client_id, member.client_host = request.client_id, request.client_host
         if group.state is State.STABLE and group.chosen_protocol() == group.protocol:
-            # It gets what it had. Were it told that it leads, it would assign, and nobody would hear of it: say who led
+            # It gets what it had. If it became the leader, it would assign in vain: name the leader that was
             # before, or say so.
             is_leader = member is group.leader
             skip = is_leader and request.can_skip_assignment
-            answer = group.joined(member, to_leader=skip)
+            response = group.joined(member, to_leader=skip)
             if skip:
-                answer = answer._replace(skip_assignment=True)
+                response = response._replace(skip_assignment=True)
             elif is_leader:
-                answer = answer._replace(leader=old_id)
-            number = self._begin_to_keep(group)
+                response = response._replace(leader=old_id)
+            number = self._begin_to_persist(group)
             if number is None:
-                self._mail.answer(parked, answer)
+                self._pending.respond(delayed, response)
             else:
-                self._mail.hold(member, Held(parked, answer, number))
+                self._pending.hold(member, HeldResponse(delayed, response, number))
             self._heard_of(member, now_ms)
         else:
-            self._mail.park_join(member, parked)
+            self._pending.delay_join(member, delayed)
             self._heard_of(member, now_ms)
             self._rebalance(group, now_ms, f"{request.instance_id!r} came back as {member_id!r}")
 
@@ -243,15 +247,21 @@ class GroupCoordinator:
         """Begin a rebalance, unless one has begun."""
         if group.state in (State.PREPARING, State.DEAD):
             return
-        _log.info("group %r: rebalances after generation %d: %s", group.id, group.generation, why)
+        _log.info(
+            "Preparing to rebalance group %s in state %s with old generation %d (reason: %s)",
+            group.id,
+            group.state,
+            group.generation,
+            why,
+        )
         if group.state is State.COMPLETING:
             for member in group.members.values():
-                if self._mail.answer_sync(member, SyncResponse(to_syncs)):
+                if self._pending.complete_sync(member, SyncResponse(to_syncs)):
                     self._heard_of(member, now_ms)
         for member in group.members.values():
-            self._mail.answer_held(member, ErrorCode.REBALANCE_IN_PROGRESS)
-        group.keeping = None
-        group.owing.clear()
+            self._pending.release_held(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        group.persisting = None
+        group.awaiting_sync.clear()
         was_empty = group.state is State.EMPTY
         group.state = State.PREPARING
         if was_empty:  # others may be about to come: wait for them
@@ -275,24 +285,28 @@ class GroupCoordinator:
         """End the first half: all who are in time are the next generation, and static members who are not."""
         for member in list(group.members.values()):
             if member.join is None and member.instance_id is None:
-                _log.info("group %r: %r did not join in time", group.id, member.id)
+                _log.info(
+                    "Member %s of group %s did not rejoin within the rebalance timeout; removing it",
+                    member.id,
+                    group.id,
+                )
                 self._remove(member)
         if group.members and not group.elect_joined():
             self._timers.arm(group.timer, now_ms + max(group.rebalance_timeout_ms, 1))  # or until their sessions end
             return
         group.begin_generation()
         self._timers.cancel(group.timer)
-        _log.info("group %r: generation %d has %d members", group.id, group.generation, len(group.members))
+        _log.info("Stabilized group %s generation %d with %d members", group.id, group.generation, len(group.members))
         for member in group.members.values():
             member.is_new = False
             member.id_known |= member.join is not None and member.join.reply is not None
-            self._mail.answer_join(member, group.joined(member, to_leader=member is group.leader))
-            group.owing.add(member)
+            self._pending.complete_join(member, group.joined(member, to_leader=member is group.leader))
+            group.awaiting_sync.add(member)
             self._heard_of(member, now_ms)
         if group.members:
             self._timers.arm(group.timer, now_ms + group.rebalance_timeout_ms)
-        elif group.is_kept:
-            self._begin_to_keep(group)
+        elif group.is_persisted:
+            self._begin_to_persist(group)
 
     def _on_group_timer(self, group: Group, now_ms: int) -> None:
         if group.state is State.PREPARING:
@@ -303,8 +317,8 @@ class GroupCoordinator:
                 self._timers.arm(group.timer, now_ms + delay_ms)
             else:
                 self._complete(group, now_ms)
-        elif group.owing:
-            late = list(group.owing)
+        elif group.awaiting_sync:
+            late = list(group.awaiting_sync)
             for member in late:
                 self._remove(member)
             self._rebalance(group, now_ms, f"{[member.id for member in late]} did not sync in time")
@@ -313,74 +327,76 @@ class GroupCoordinator:
 
     def sync(self, request: SyncRequest, reply: SyncReply, *, now_ms: int, connection: object = None) -> None:
         """SyncGroup."""
-        parked = Parked(reply, connection)
+        delayed = DelayedRequest(reply, connection)
         group = self._groups.get(request.group_id)
         error = self._refused(request.group_id)
         if not error:
             error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else group.check_sync(request, self.config)
         if error or group is None:
-            self._mail.answer(parked, SyncResponse(error))
+            self._pending.respond(delayed, SyncResponse(error))
         else:
-            self._sync(group, group.members[request.member_id], request, parked, now_ms)
-        self._mail.deliver()
+            self._sync(group, group.members[request.member_id], request, delayed, now_ms)
+        self._pending.deliver()
 
-    def _sync(self, group: Group, member: Member, request: SyncRequest, parked: Parked[SyncReply], now_ms: int) -> None:
-        group.owing.discard(member)
-        self._mail.park_sync(member, parked)
+    def _sync(
+        self, group: Group, member: Member, request: SyncRequest, delayed: DelayedRequest[SyncReply], now_ms: int
+    ) -> None:
+        group.awaiting_sync.discard(member)
+        self._pending.delay_sync(member, delayed)
         self._heard_of(member, now_ms)
         if group.state is State.STABLE:
-            self._tell_assignments((member,), now_ms)
-        elif member is group.leader and group.keeping is None:
+            self._send_assignments((member,), now_ms)
+        elif member is group.leader and group.persisting is None:
             group.assign(request.assignments)
-            group.keeping = self._begin_to_keep(group)
-            if group.keeping is None:
+            group.persisting = self._begin_to_persist(group)
+            if group.persisting is None:
                 self._settle(group, now_ms)
-        if not group.owing:
+        if not group.awaiting_sync:
             self._timers.cancel(group.timer)
 
     def _settle(self, group: Group, now_ms: int) -> None:
         group.state = State.STABLE
-        self._tell_assignments(group.members.values(), now_ms)
+        self._send_assignments(group.members.values(), now_ms)
 
-    def _tell_assignments(self, members: Iterable[Member], now_ms: int) -> None:
+    def _send_assignments(self, members: Iterable[Member], now_ms: int) -> None:
         """To those who wait for it."""
         for each in members:
             group = each.group
-            answer = SyncResponse(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
-            if self._mail.answer_sync(each, answer):
+            response = SyncResponse(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
+            if self._pending.complete_sync(each, response):
                 self._heard_of(each, now_ms)
 
     # ---- keeping
 
-    def _begin_to_keep(self, group: Group) -> int | None:
-        """The number that `kept` will come with; None: nobody keeps anything."""
-        if self._keep is None:
+    def _begin_to_persist(self, group: Group) -> int | None:
+        """The number that `persisted` will come with; None: nothing is stored."""
+        if self._persist is None:
             return None
-        self._keeps += 1
-        group.is_kept = bool(group.members)
-        self._mail.post(partial(self._keep, group.image(), self._keeps))
-        return self._keeps
+        self._persist_count += 1
+        group.is_persisted = bool(group.members)
+        self._pending.post(partial(self._persist, group.image(), self._persist_count))
+        return self._persist_count
 
-    def kept(self, group_id: str, number: int, *, ok: bool, now_ms: int) -> None:
-        """What `keep` was called with is kept, or (not `ok`) cannot be."""
+    def persisted(self, group_id: str, number: int, *, ok: bool, now_ms: int) -> None:
+        """What `persist` was called with is kept, or (not `ok`) cannot be."""
         group = self._groups.get(group_id)
         if group is None:
             return
         error = ErrorCode.NONE if ok else ErrorCode.COORDINATOR_NOT_AVAILABLE
         for member in group.members.values():
             if member.held is not None and member.held.number == number:
-                self._mail.answer_held(member, error)
+                self._pending.release_held(member, error)
                 self._heard_of(member, now_ms)
-        if group.keeping == number:  # else the group has gone on since
-            group.keeping = None
+        if group.persisting == number:  # else the group has gone on since
+            group.persisting = None
             if ok:
                 self._settle(group, now_ms)
             else:
                 self._rebalance(group, now_ms, "what its leader assigned could not be kept", to_syncs=error)
-        self._mail.deliver()
+        self._pending.deliver()
 
     def restore(self, image: GroupImage, *, now_ms: int) -> None:
-        """A group that an earlier server kept: before anybody joins it, after `begin_above`. Sessions begin anew."""
+        """A group that an earlier server kept: before a client joins it, after `begin_above`. Sessions start again."""
         group = self._groups.restore(image)
         for member in group.members.values():
             self._heard_of(member, now_ms)
@@ -410,14 +426,14 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         left = tuple(LeftMember(*each, self._leave(group, *each, now_ms)) for each in leaving)
         if group is not None:
-            self._groups.forget_blank(group)
-        self._mail.deliver()
+            self._groups.forget_empty(group)
+        self._pending.deliver()
         return LeaveResponse(ErrorCode.NONE, left)
 
     def _leave(self, group: Group | None, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        if not member_id and instance_id in group.static:  # removed by somebody else, who knows its name only
+        if not member_id and instance_id in group.static:  # removed by another client, which knows its instance id only
             member_id = group.static[instance_id].id
         if member_id in group.pending:
             self._drop_pending(group, member_id)
@@ -432,15 +448,15 @@ class GroupCoordinator:
         """A connection is closed; nothing more is answered on it. Its members go on to live for their session timeout:
         they may come back on another.
         """
-        for member in self._mail.disconnect(connection):
+        for member in self._pending.disconnect(connection):
             if member.id_known or member.instance_id is not None:
                 self._heard_of(member, now_ms)
             else:
                 self._depart(member, now_ms, "went before it was told its id")
-        self._mail.deliver()
+        self._pending.deliver()
 
     def _heard_of(self, member: Member, now_ms: int) -> None:
-        """Its session begins anew; it stands still while a request of it is parked."""
+        """Its session starts again; it stands still while a request of it is delayed."""
         joins = member.join is not None and member.join.reply is not None
         if joins and member.is_new:
             self._timers.arm(member.session, now_ms + _NEW_MEMBER_JOIN_TIMEOUT_MS)
@@ -455,7 +471,7 @@ class GroupCoordinator:
     def _expire_pending(self, group: Group, member_id: str, now_ms: int) -> None:
         group.pop_pending(member_id)
         self._try_complete(group, now_ms)
-        self._groups.forget_blank(group)
+        self._groups.forget_empty(group)
 
     def _drop_pending(self, group: Group, member_id: str) -> None:
         expiry = group.pop_pending(member_id)
@@ -472,9 +488,9 @@ class GroupCoordinator:
 
     def _remove(self, member: Member) -> None:
         group = member.group
-        self._mail.answer_join(member, JoinResponse(ErrorCode.UNKNOWN_MEMBER_ID, ""))
-        self._mail.answer_sync(member, SyncResponse(ErrorCode.UNKNOWN_MEMBER_ID))
-        self._mail.answer_held(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._pending.complete_join(member, JoinResponse(ErrorCode.UNKNOWN_MEMBER_ID, ""))
+        self._pending.complete_sync(member, SyncResponse(ErrorCode.UNKNOWN_MEMBER_ID))
+        self._pending.release_held(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._timers.cancel(member.session)
         group.remove(member)
 
@@ -492,8 +508,9 @@ class GroupCoordinator:
     ) -> ErrorCode:
         """OffsetCommit and TxnOffsetCommit: whether this one may commit offsets of the group now.
 
-        Generation -1 comes from whoever is no member: a consumer that assigns by itself, or a person. It may commit as
-        long as there are no members. In a transaction it always may, if it names no member: old producers do not know.
+        Generation -1 comes from a client that is not a member: a consumer that assigns itself, or a tool. It may commit
+        as long as there are no members. In a transaction it always may, if it names no member: old producers do not
+        know.
         """
         if error := self._refused(group_id):
             return error
@@ -537,7 +554,7 @@ class GroupCoordinator:
         return group.description() if group is not None else None
 
     def delete(self, group_id: str) -> ErrorCode:
-        """DeleteGroups, before the store does: nobody can join from now on until `deleted`. NON_EMPTY_GROUP if it has
+        """DeleteGroups, before the store does: no client can join until `deleted`. NON_EMPTY_GROUP if it has
         members, GROUP_ID_NOT_FOUND if it is being deleted already.
         """
         group = self._groups.get(group_id)
@@ -561,16 +578,16 @@ class GroupCoordinator:
             self._groups.retire(group)
 
     def close(self) -> None:
-        """The server stops: NOT_COORDINATOR to what is parked, COORDINATOR_NOT_AVAILABLE to what comes."""
+        """The server stops: NOT_COORDINATOR to what is delayed, COORDINATOR_NOT_AVAILABLE to what comes."""
         self._closed = True
         for group in self._groups:
             for member in group.members.values():
-                self._mail.answer_join(member, JoinResponse(ErrorCode.NOT_COORDINATOR, member.id))
-                self._mail.answer_sync(member, SyncResponse(ErrorCode.NOT_COORDINATOR))
-                self._mail.answer_held(member, ErrorCode.NOT_COORDINATOR)
+                self._pending.complete_join(member, JoinResponse(ErrorCode.NOT_COORDINATOR, member.id))
+                self._pending.complete_sync(member, SyncResponse(ErrorCode.NOT_COORDINATOR))
+                self._pending.release_held(member, ErrorCode.NOT_COORDINATOR)
         self._groups.clear()
         self._timers = Timers()
-        self._mail.deliver()
+        self._pending.deliver()
 
     def _refused(self, group_id: str) -> ErrorCode:
         if not group_id:

@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["GroupImage", "Keep", "MemberImage", "decoded", "encoded"]
+__all__ = ["GroupImage", "MemberImage", "Persist", "decoded", "encoded"]
 
 _FORMAT = 1
 
@@ -43,7 +43,7 @@ class GroupImage(NamedTuple):
         )
 
 
-Keep = Callable[[GroupImage, int], None]
+Persist = Callable[[GroupImage, int], None]
 """Called with an image to be kept and the number of this request, which the answer has to name."""
 
 

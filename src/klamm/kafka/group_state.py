@@ -2,19 +2,20 @@
 
     Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance ──leader's sync─▶ Stable
       ▲                    │        ▲                                              │                              │
-      └── nobody is left ──┘        └── somebody comes, goes, changes or is late ──┴──────────────────────────────┘
+      └── no member left ──┘        └── a member joins, leaves, changes or is late ─┴──────────────────────────────┘
     Dead: being deleted; nothing is possible until it is gone
-    Stable comes when what the leader said is kept (group_image.py), if somebody keeps it; until then, nobody hears it
+    Stable comes when what the leader said is kept (group_image.py), if it is stored at all; until then, no member gets
+    it
 
 The group keeps its books; when to do what is the coordinator's (group_coordinator.py).
 
 Promises
-  S1  The generation grows each time a rebalance ends, by one unless a server began since, and never shrinks.
-  S2  The members of a group have a protocol in common: whoever shares none is not let in.
-  S3  While there are members, one of them is the leader.
-  S4  An instance id belongs to one member, the last that came with it.
-  S5  A JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; the answer to a JoinGroup
-      is held back in Stable, until the id in it is kept.
+  GRS1  The generation grows each time a rebalance ends, by one unless a server began since, and never shrinks.
+  GRS2  The members of a group have a protocol in common: a client that shares none is rejected.
+  GRS3  While there are members, one of them is the leader.
+  GRS4  An instance id belongs to one member, the last that came with it.
+  GRS5  A JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; the response to a
+        JoinGroup is held back in Stable, until the id in it is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from klamm.kafka.group_values import (
 )
 from klamm.kafka.timers import Timer
 
-__all__ = ["Group", "Held", "Member", "Parked", "State", "subscribed_topics"]
+__all__ = ["DelayedRequest", "Group", "HeldResponse", "Member", "State", "subscribed_topics"]
 
 Reply = TypeVar("Reply")
 
@@ -57,18 +58,18 @@ class State(StrEnum):
     DEAD = "Dead"
 
 
-class Parked(NamedTuple, Generic[Reply]):
-    """A request that waits for its answer."""
+class DelayedRequest(NamedTuple, Generic[Reply]):
+    """A request that waits for its response."""
 
     reply: Reply | None  # None: its connection is gone, but what it asked for still counts
     connection: object = None
 
 
-class Held(NamedTuple):
-    """The answer to a JoinGroup, which is given when what it says is kept."""
+class HeldResponse(NamedTuple):
+    """The response to a JoinGroup, which is given when what it says is kept."""
 
-    parked: Parked[JoinReply]
-    answer: JoinResponse
+    delayed: DelayedRequest[JoinReply]
+    response: JoinResponse
     number: int  # of the request to keep it
 
 
@@ -111,13 +112,13 @@ class Member:
         self.session = Timer(partial(expire, self))
         """Fires when it was not heard of for too long."""
         self.assignment = b""
-        self.join: Parked[JoinReply] | None = None
-        self.sync: Parked[SyncReply] | None = None
-        self.held: Held | None = None
+        self.join: DelayedRequest[JoinReply] | None = None
+        self.sync: DelayedRequest[SyncReply] | None = None
+        self.held: HeldResponse | None = None
         self.is_new = True
         """It was in no generation yet."""
         self.id_known = bool(request.member_id)
-        """The client knows its id; if not, no one can ever use it but as the answer to its JoinGroup."""
+        """The client knows its id; if not, no one can ever use it but as the response to its JoinGroup."""
 
     def take(self, request: JoinRequest) -> None:
         """What the request says of it. Bytes are copied out of buffers that may be used again."""
@@ -155,7 +156,7 @@ def _copied(protocols: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], 
 
 
 class Group:
-    """One group. A JoinGroup is parked and answered through `park_join` and `unpark_join`, for they are counted."""
+    """One group. A JoinGroup is delayed and answered through `delay_join` and `take_join`, for they are counted."""
 
     def __init__(
         self, group_id: str, generation: int, time_is_up: Callable[[Group, int], None], memory: GroupMemory
@@ -177,15 +178,15 @@ class Group:
         self.leader: Member | None = None
         self.timer = Timer(partial(time_is_up, self))
         """In PreparingRebalance, how long members may take to join; afterwards, how long to sync."""
-        self.owing: set[Member] = set()
+        self.awaiting_sync: set[Member] = set()
         """Who did not send its SyncGroup of this generation yet."""
         self.extension_ms: int | None = None
         """While the first rebalance of an empty group is delayed: by how much more it may be, if `grown`."""
         self.grown = False
-        """Somebody came since the delay began."""
-        self.keeping: int | None = None
+        """A member joined since the delay began."""
+        self.persisting: int | None = None
         """The number of the request to keep this generation, which everybody waits for."""
-        self.is_kept = False
+        self.is_persisted = False
         """There may be an image of it that is to be removed when the group is empty."""
         self.above = 0
         """Its next generations are higher than this, too."""
@@ -204,7 +205,7 @@ class Group:
     ) -> Group:
         """As it was in the image: stable. Generations up to `above` may have been given out since."""
         group = cls(image.group_id, image.generation, time_is_up, memory)
-        group.state, group.is_kept, group.above = State.STABLE, True, above
+        group.state, group.is_persisted, group.above = State.STABLE, True, above
         group.protocol_type, group.protocol = image.protocol_type, image.protocol
         for each in image.members:
             request = JoinRequest(
@@ -256,7 +257,7 @@ class Group:
             del self.static[member.instance_id]
         self._discount(member)
         self._memory.used -= len(member.assignment)
-        self.owing.discard(member)
+        self.awaiting_sync.discard(member)
         if self.leader is member:
             self.leader = next(iter(self.members.values()), None)
 
@@ -298,17 +299,17 @@ class Group:
         self._memory.used -= member.charged
         self._size -= member.size
         self._supporters.subtract({name for name, _ in member.protocols})
-        self._supporters += Counter()  # without those that nobody supports
+        self._supporters += Counter()  # without those that no member supports
 
-    def park_join(self, member: Member, parked: Parked[JoinReply]) -> None:
+    def delay_join(self, member: Member, delayed: DelayedRequest[JoinReply]) -> None:
         assert self.state is State.PREPARING or member.join is None
         self._joining += member.join is None
-        member.join = parked
+        member.join = delayed
 
-    def unpark_join(self, member: Member) -> Parked[JoinReply] | None:
-        parked, member.join = member.join, None
-        self._joining -= parked is not None
-        return parked
+    def take_join(self, member: Member) -> DelayedRequest[JoinReply] | None:
+        delayed, member.join = member.join, None
+        self._joining -= delayed is not None
+        return delayed
 
     # ---- questions
 
@@ -317,7 +318,7 @@ class Group:
         return self._joining == len(self.members) and not self.pending
 
     @property
-    def is_blank(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing is lost when it is forgotten."""
         return self.state is State.EMPTY and not self.pending and self.generation == self.born_at
 
@@ -334,9 +335,9 @@ class Group:
         new_bytes = MEMBER_BYTES + request.size + 2 * len(request.client_id) + len(request.instance_id or "")
         if not self._memory.has_space(new_bytes - charged, config.max_total_bytes):
             return "groups.max.bytes"
-        return "" if self._has_place(request, config.max_size) else "group.max.size"
+        return "" if self._has_capacity(request, config.max_size) else "group.max.size"
 
-    def _has_place(self, request: JoinRequest, max_size: int) -> bool:
+    def _has_capacity(self, request: JoinRequest, max_size: int) -> bool:
         """Return whether there are fewer members than may be. While members rejoin, those that have joined count: the
         last ones stay outside.
         """
@@ -405,7 +406,7 @@ class Group:
     # ---- a rebalance ends
 
     def elect_joined(self) -> bool:
-        """Have a leader that has joined; False if nobody has."""
+        """Choose a leader that has joined; return False if no member has."""
         if self.leader is None or self.leader.join is None:
             joined = next((member for member in self.members.values() if member.join is not None), None)
             if joined is None:
@@ -426,7 +427,7 @@ class Group:
     # ---- what is told of it
 
     def joined(self, member: Member, *, to_leader: bool) -> JoinResponse:
-        """The answer to a JoinGroup of this generation."""
+        """The response to a JoinGroup of this generation."""
         assert self.leader is not None
         members: tuple[JoinedMember, ...] = ()
         if to_leader:

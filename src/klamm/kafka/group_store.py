@@ -1,24 +1,25 @@
 """The coordinator's groups and those of the store: doors, generations, and offsets, many in one write.
 
 The coordinator says on the loop who may commit, and the store writes it in a thread, later. What if the group
-rebalances in between, and whoever gets the partition commits, too? The order of checks is the order of writes: a
+rebalances in between, and the new owner of the partition commits, too? The order of checks is the order of writes: a
 commit is handed over in the same step of the loop that has checked it, and there is one thread that writes, in the
 order it is told. So an old owner's commit, let through by the check, is written before that of the new one, whose
 check came later; never after it.
 
-Batches. Each write takes the store's gate and is a transaction of SQLite: that costs more than the rows. So commits
+Batches. Each write takes the klamm.db lock and is a transaction of SQLite: that costs more than the rows. So commits
 that wait for the thread are written together. A batch is open until the thread begins with it, and until something
 else is handed over to the thread (`write`): nothing overtakes anything.
 
 Promises
-  B1  Commits, deletions of offsets and of groups are written in the order in which they were checked.
-  B2  Reading offsets shows all that was committed and checked before: it goes behind what is still to be written.
-  B3  Each commit has its own outcome. Only what keeps SQLite from writing at all (a full disk) fails a whole batch.
-  B4  A member joins a group that the store has at this door (store/groups.py G4).
-  B5  The generations of a group grow over restarts of the server, too. Numbers are reserved in the store, long before
-      they are used up.
-  B6  A generation is told to its members when it is written, behind whatever was checked before (B1): a server that is
-      killed and started anew has it. One that is larger than MOST_STATE lives in memory only, and the log says so.
+  GST1  Commits, deletions of offsets and of groups are written in the order in which they were checked.
+  GST2  Reading offsets shows all that was committed and checked before, also what waits for the end of a transaction:
+        it goes behind what is still to be written.
+  GST3  Each commit has its own outcome. Only what keeps SQLite from writing at all (a full disk) fails a whole batch.
+  GST4  A member joins a group that the store has at this door (store/groups.py G4).
+  GST5  The generations of a group grow over restarts of the server, too. Numbers are reserved in the store, long before
+        they are used up.
+  GST6  A generation is told to its members when it is written, behind whatever was checked before (GST1): a server that
+        is killed and restarted has it. One that is larger than MOST_STATE lives in memory only, and the log says so.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
+    from klamm.store.transactions import PendingKey
 
-__all__ = ["MOST_STATE", "GroupStore", "JoinPermit", "is_group_id"]
+__all__ = ["MOST_STATE", "GroupOffsets", "GroupStore", "JoinPermit", "is_group_id"]
 
 Outcome = list[bool] | KlammError
 Result = TypeVar("Result")
 
 MOST_STATE = 4 << 20  # bytes that the members of a group said and were assigned
-_MOST_COMMITS = 512  # in one write: others want the gate as well
+_MOST_COMMITS = 512  # in one write: others want the klamm.db lock as well
 _GENERATIONS = 1_000  # reserved at a time; half of them are left when the next are
-_MOST_TOLD = 1_000
+_MAX_LOGGED = 1_000
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -65,11 +67,19 @@ def is_group_id(name: str) -> bool:
 
 
 class JoinPermit(NamedTuple):
-    """What is to be known when somebody joins."""
+    """What a join needs to know."""
 
     max_size: int
     group: Group | None = None  # None: was at this door before
     first_generation: int | None = None  # None: known before
+
+
+class GroupOffsets(NamedTuple):
+    """Offsets of groups, as they were read."""
+
+    committed: list[Offsets | KlammError]
+    pending: set[PendingKey]
+    """Where a transaction was about to move one of the groups."""
 
 
 class _Batch:
@@ -110,8 +120,8 @@ class GroupStore:
         self._last: asyncio.Future[Any] | None = None  # of what was handed over to the thread
         self._reserved = 0  # generations up to here, this one excluded
         self._here: dict[str, Group] = {}  # groups whose members sit at this door, as the store knows
-        self._coming: Counter[str] = Counter()  # those that somebody is about to join
-        self._told: set[str] = set()  # groups that somebody was refused, and that the log tells of
+        self._coming: Counter[str] = Counter()  # those that a client is about to join
+        self._logged: set[str] = set()  # groups with a rejected join that was logged
         self._too_large: set[str] = set()  # groups whose members are in memory only; of the thread that writes
 
     @property
@@ -138,16 +148,21 @@ class GroupStore:
             self._batch = batch
         return (await asyncio.shield(batch.written))[place]
 
-    async def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> list[Offsets | KlammError]:
-        """What is committed: see WireGroups.offsets."""
+    async def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
+        """What is committed (see WireGroups.offsets), and what transactions may move."""
         behind = self._last is not None and not self._last.done()
         run = self._broker.write if behind else self._broker.catalog
-        return await run(self.groups.offsets, list(wanted))
+        return await run(self._offsets, list(wanted))
+
+    def _offsets(self, wanted: list[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
+        """In a thread. Pending offsets first: those of a transaction that ends in between are in what is read."""
+        pending = self._broker.transaction_coordinator.pending_offsets({name for name, _ in wanted})
+        return GroupOffsets(self.groups.offsets(wanted), pending)
 
     # ---- joining
 
     def admit(self, name: str) -> asyncio.Future[JoinPermit]:
-        """Before somebody new joins: have the group at this door, and look how many members one may have. GroupBusy if
+        """Before a new member joins: claim the group for Kafka, and read how many members it may have. GroupBusy if
         its members are processes that have the store open.
         """
         return self._broker.catalog(self._look) if name in self._here else self.write(self._claim, name)
@@ -186,33 +201,33 @@ class GroupStore:
         self._reserved = first + _GENERATIONS
         return first
 
-    def admitted(self, name: str, admission: JoinPermit) -> None:
+    def admitted(self, name: str, permit: JoinPermit) -> None:
         coordinator = self._broker.group_coordinator
-        self._told.discard(name)
-        if admission.group is not None:
-            self._here[name] = admission.group
-        coordinator.config = coordinator.config._replace(max_size=admission.max_size)
-        if admission.first_generation is not None:
-            coordinator.begin_above(admission.first_generation)
+        self._logged.discard(name)
+        if permit.group is not None:
+            self._here[name] = permit.group
+        coordinator.config = coordinator.config._replace(max_size=permit.max_size)
+        if permit.first_generation is not None:
+            coordinator.begin_above(permit.first_generation)
 
     def refused(self, name: str, error: GroupBusy) -> None:
         """Tell the log, once."""
-        if name not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(name)
-            _log.warning("clients are refused: %s", error)
+        if name not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add(name)
+            _log.warning("JoinGroup rejected: %s", error)
 
-    async def forget_blank(self) -> None:
+    async def forget_empty(self) -> None:
         """Forget groups without members and without offsets. Consumers that commit nothing leave one behind each time,
-        under a name that nobody will use again.
+        under a name that is never used again.
         """
         coordinator = self._broker.group_coordinator
         names = [
             name
-            for name in await self._broker.catalog(self.groups.blank)
+            for name in await self._broker.catalog(self.groups.empty)
             if not (name in self._here or name in self._coming) and not coordinator.delete(name)
         ]
         if names:
-            forgotten = self.write(self.groups.forget_blank, names)
+            forgotten = self.write(self.groups.forget_empty, names)
             forgotten.add_done_callback(partial(self._forgotten, names))
             await asyncio.shield(forgotten)
 
@@ -224,29 +239,33 @@ class GroupStore:
 
     # ---- members that outlive the server
 
-    def keep(self, image: GroupImage, number: int) -> None:
+    def persist(self, image: GroupImage, number: int) -> None:
         """For the coordinator, which is told when it is done."""
-        self.write(self._keep, image).add_done_callback(partial(self._kept, image.group_id, number))
+        self.write(self._persist, image).add_done_callback(partial(self._persisted, image.group_id, number))
 
-    def _keep(self, image: GroupImage) -> Group | None:
+    def _persist(self, image: GroupImage) -> Group | None:
         name, is_small = image.group_id, image.size <= MOST_STATE
         if is_small:
             self._too_large.discard(name)
-        elif name not in self._too_large and len(self._too_large) < _MOST_TOLD:
+        elif name not in self._too_large and len(self._too_large) < _MAX_LOGGED:
             self._too_large.add(name)
-            _log.warning("group %r: %d bytes of its members are too many to outlive the server", name, image.size)
-        return self.groups.keep(name, encoded(image) if image.members and is_small else None)
+            _log.warning(
+                "group %r: state of %d bytes is too large to persist: it is lost when the server stops",
+                name,
+                image.size,
+            )
+        return self.groups.persist(name, encoded(image) if image.members and is_small else None)
 
-    def _kept(self, name: str, number: int, done: asyncio.Future[Group | None]) -> None:
+    def _persisted(self, name: str, number: int, done: asyncio.Future[Group | None]) -> None:
         broker = self._of()
         if broker is None or done.cancelled():
             return
         error = done.exception()
         if error is not None:
-            _log.warning("group %r: its members cannot be written: %s", name, error)
+            _log.warning("group %r: state cannot be persisted: %s", name, error)
         elif (group := done.result()) is not None and group in broker.core.groups.held_doors():  # not left since
             self._here[name] = group
-        broker.group_coordinator.kept(name, number, ok=error is None, now_ms=broker.now_ms())
+        broker.group_coordinator.persisted(name, number, ok=error is None, now_ms=broker.now_ms())
 
     async def load(self) -> None:
         """Before anybody can ask: have the groups that an earlier server had."""
@@ -264,12 +283,12 @@ class GroupStore:
             try:
                 found.append((group, decoded(group.name, state)))
             except ValueError as error:
-                _log.warning("group %r: its members are forgotten: %s", group.name, error)
-                self.groups.keep(group.name, None)
+                _log.warning("group %r: state dropped: %s", group.name, error)
+                self.groups.persist(group.name, None)
                 self._broker.core.groups.leave_door(group)
         return (self._reserve_first() if found else None), found
 
-    async def settle(self, seconds: float) -> None:
+    async def flush(self, seconds: float) -> None:
         """Let what was handed over to the thread be written."""
         if self._last is not None:
             await asyncio.wait([self._last], timeout=seconds)
@@ -290,4 +309,4 @@ class GroupStore:
 
 def _reserved(done: asyncio.Future[None]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        _log.warning("generations of groups may begin anew when the server does: %s", error)
+        _log.warning("generations of groups may start again when the server restarts: %s", error)

@@ -59,9 +59,9 @@ class GroupTable:
         self._groups[group.id] = group
         return group
 
-    def forget_blank(self, group: Group) -> None:
+    def forget_empty(self, group: Group) -> None:
         """Remove a group of which nothing is lost."""
-        if group.is_blank:
+        if group.is_empty:
             self.retire(group)
 
     def retire(self, group: Group) -> None:

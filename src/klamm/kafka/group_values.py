@@ -104,7 +104,7 @@ class SyncResponse(NamedTuple):
 
 
 class LeavingMember(NamedTuple):
-    member_id: str  # "": whoever has the instance id
+    member_id: str  # "": the member with the instance id
     instance_id: str | None = None
 
 

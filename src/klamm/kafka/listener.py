@@ -22,7 +22,7 @@ _BUFFER = 256 * 1024
 _ROOM_STEP = 256 * 1024
 _MOST_SPARE = 4
 _LARGEST_SPARE = 2 * 1024 * 1024
-_MOST_KEPT = 4096  # descriptors that connections leave to the store: half of them, but no more than that
+_MAX_RESERVED = 4096  # descriptors that connections leave to the store: half of them, but no more than that
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -35,6 +35,7 @@ class Listener:
         self.admission = admission
         self.metrics = broker.metrics
         self.max_request = broker.settings.socket_request_max_bytes
+        self.max_control_request = broker.settings.control_request_max_bytes
         self.max_response = broker.settings.socket_response_max_bytes
         self.unread_bytes = Unread(broker.settings.queued_max_response_bytes, "queued.max.response.bytes")
         self.unread_ranges = Unread(broker.max_open_ranges, "max.open.ranges")
@@ -45,7 +46,7 @@ class Listener:
         self._most = broker.settings.max_connections
         self._why = "max.connections"
         open_files = files.most_open()
-        if (most := open_files - min(open_files // 2, _MOST_KEPT)) < self._most:
+        if (most := open_files - min(open_files // 2, _MAX_RESERVED)) < self._most:
             self._most = most
             self._why = f"of {open_files} open files (ulimit -n) the store needs the others"
         self.now = broker.loop.time
@@ -88,6 +89,7 @@ class Listener:
                 del self._per_ip[host]
         self.metrics.connections = len(self.connections)
         self.broker.purgatory.forget(connection.session)
+        self.broker.fetch_sessions.close(connection.session)
         self.broker.group_coordinator.disconnected(connection.session, now_ms=self.broker.now_ms())
 
     def close_idle(self, since: float) -> None:
@@ -113,6 +115,7 @@ class Listener:
     @property
     def is_quiet(self) -> bool:
         """Whether no request is being handled or answered."""
+        self.broker.sync_queue.look()
         return not any(connection.is_busy for connection in self.connections)
 
     def close(self) -> None:
@@ -133,6 +136,9 @@ class Listener:
 
     def reuse(self, room: memoryview) -> None:
         buffer = room.obj
-        assert isinstance(buffer, bytearray)
-        if len(self._spare) < _MOST_SPARE and _ROOM_STEP <= len(buffer) <= _LARGEST_SPARE:
+        if (
+            isinstance(buffer, bytearray)
+            and len(self._spare) < _MOST_SPARE
+            and _ROOM_STEP <= len(buffer) <= _LARGEST_SPARE
+        ):
             self._spare.append(buffer)

@@ -39,7 +39,7 @@ def to_stderr(form: str = "text", level: str = "info", stream: TextIO | None = N
     """Let this process log to stderr: Klamm from `level` on, everybody else warnings."""
     assert form in FORMATS
     assert level in LEVELS
-    logging.raiseExceptions = False  # a stderr that is gone is no reason to fail
+    logging.raiseExceptions = False  # a closed stderr must not fail the server
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     root = logging.getLogger()
@@ -52,7 +52,7 @@ def to_stderr(form: str = "text", level: str = "info", stream: TextIO | None = N
 class _Lines(logging.Formatter):
     """What both have in common: what is said of an event."""
 
-    def said(self, record: logging.LogRecord) -> tuple[str, str, dict[str, Any]]:
+    def event_of(self, record: logging.LogRecord) -> tuple[str, str, dict[str, Any]]:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = dict(getattr(record, "klamm_fields", {}))
         if record.name.partition(".")[0] != "klamm":
@@ -64,7 +64,7 @@ class _Lines(logging.Formatter):
 
 class _Text(_Lines):
     def format(self, record: logging.LogRecord) -> str:
-        at, message, fields = self.said(record)
+        at, message, fields = self.event_of(record)
         words = [at, f"{record.levelname:<7}", _one_line(message)]
         words += [f"{name}={_quoted(str(value))}" for name, value in fields.items()]
         return " ".join(words)
@@ -72,9 +72,9 @@ class _Text(_Lines):
 
 class _Json(_Lines):
     def format(self, record: logging.LogRecord) -> str:
-        at, message, fields = self.said(record)
-        said = {**fields, "time": at, "level": record.levelname.lower(), "event": message}
-        ordered = {name: said.pop(name) for name in ("time", "level", "event")} | said
+        at, message, fields = self.event_of(record)
+        event_of = {**fields, "time": at, "level": record.levelname.lower(), "event": message}
+        ordered = {name: event_of.pop(name) for name in ("time", "level", "event")} | event_of
         return json.dumps(ordered, default=str)
 
 

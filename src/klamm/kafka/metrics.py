@@ -42,11 +42,15 @@ class Metrics:
         "errors",
         "failed",
         "fetch_waits",
+        "login_timeouts",
+        "logins",
         "malformed",
         "queued_bytes",
         "records_in",
         "refused",
         "requests",
+        "tls_handshakes",
+        "unauthenticated_requests",
     )
 
     def __init__(self) -> None:
@@ -56,6 +60,10 @@ class Metrics:
         self.closed_idle = 0  # after connections.max.idle.ms
         self.malformed = 0  # what was no request
         self.failed = 0  # requests whose handler raised
+        self.logins: dict[tuple[str, str], int] = {}  # by SASL mechanism and outcome
+        self.tls_handshakes: dict[str, int] = {}  # by outcome
+        self.login_timeouts = 0  # connections that did not log in in time
+        self.unauthenticated_requests = 0  # before a login, or after it has expired
         self.bytes_in = 0
         self.bytes_out = 0
         self.batches_in = 0  # appended
@@ -73,6 +81,15 @@ class Metrics:
             timings = self.requests[api] = Timings()
         timings.seconds += seconds
         timings.buckets[bisect_left(BOUNDS, seconds)] += 1
+
+    def login(self, mechanism: str, outcome: str) -> None:
+        """Count a login: "success" or "failure"."""
+        key = mechanism, outcome
+        self.logins[key] = self.logins.get(key, 0) + 1
+
+    def tls_handshake(self, outcome: str) -> None:
+        """Count a TLS handshake: "success", "failure" or "timeout"."""
+        self.tls_handshakes[outcome] = self.tls_handshakes.get(outcome, 0) + 1
 
     def error(self, api: str, code: int) -> None:
         """An answer bore an error: of the whole request, or of a part of it."""

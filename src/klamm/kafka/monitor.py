@@ -4,9 +4,9 @@
     /healthz   200 while clients are served; 503 before that, and while the server drains
     /status    the same, and what there is to know at a glance, as JSON
 
-It listens before the server does, so that whoever asks early is told "not yet". It has a thread of its own and at most
-_MAX_ASKERS others; whoever comes beyond that is hung up on. It answers GET and HEAD, keeps no connection, reads nothing
-but a request's head, and waits at most _PATIENCE_S seconds for the next byte of it.
+It listens before the server does, so that an early request gets "not yet". It has a thread of its own and at most
+_MAX_ASKERS others; further connections are closed. It answers GET and HEAD, keeps no connection, reads nothing
+but a request's head, and waits at most _TIMEOUT_S seconds for the next byte of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 _MAX_ASKERS = 16
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 class Monitor:
@@ -79,7 +79,7 @@ class Monitor:
         self.state = "stopped"
         host, port, *_ = self._server.server_address
         try:
-            socket.create_connection((str(host), port), _PATIENCE_S).close()  # wakes the thread
+            socket.create_connection((str(host), port), _TIMEOUT_S).close()  # wakes the thread
         except OSError:  # its queue is full: it is awake
             pass
         self._thread.join()
@@ -138,7 +138,7 @@ class _Server(HTTPServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, address = found[0]
         self.monitor = monitor
-        self._places = threading.Semaphore(_MAX_ASKERS)
+        self._connections = threading.Semaphore(_MAX_ASKERS)
         super().__init__((str(address[0]), int(address[1])), _Handler)
 
     def server_bind(self) -> None:
@@ -150,7 +150,7 @@ class _Server(HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
         threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
@@ -162,11 +162,11 @@ class _Server(HTTPServer):
             pass
         finally:
             self.shutdown_request(request)
-            self._places.release()
+            self._connections.release()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _PATIENCE_S
+    timeout = _TIMEOUT_S
     server: _Server
 
     def do_GET(self) -> None:
@@ -185,4 +185,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "klamm"
 
     def log_message(self, *_: object) -> None:
-        """Nothing: a scrape is no event."""
+        """Log nothing for a scrape."""

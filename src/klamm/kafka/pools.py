@@ -5,11 +5,13 @@ decompress delay each other, but not the reading of the catalog, which requests 
 
 catalog       reads of SQLite: topics, groups, offsets           2, in any order
 disk          segment files: cold reads, seeks, look-ups         4, in any order
-codec         decompression, checks of large batches,            2, in any order
-              requests of many elements
+codec         decompression, checks of large batches             2, in any order
+decode        requests of many elements: all of it is Python,    1, in the order of the calls
+              which one such thread at a time takes from the loop
 write         short writes of SQLite                             1, in the order of the calls
-transact      transactions: their rows, syncs and markers        16, in any order
+transact      transactions: their rows, syncs and markers        16, of a transactional id one (transaction_queue.py)
 administer    what takes long: create, alter, compact            4, in any order
+authenticate  look-ups of users, hashes of passwords             2, in any order
 sync          what native threads leave of syncs (sync_queue.py)   16, in any order
 
 What is queued is bounded by the number of connections: each has one request at a time.
@@ -45,9 +47,11 @@ class Pools:
         self._catalog = ThreadPoolExecutor(2, "klamm-catalog")
         self._disk = ThreadPoolExecutor(4, "klamm-disk")
         self._codec = ThreadPoolExecutor(2, "klamm-codec")
+        self._decode = ThreadPoolExecutor(1, "klamm-decode")
         self._write = ThreadPoolExecutor(1, "klamm-write")
         self._transact = ThreadPoolExecutor(16, "klamm-transact")
         self._administer = ThreadPoolExecutor(4, "klamm-admin")
+        self._authenticate = ThreadPoolExecutor(2, "klamm-login")
         self._sync = ThreadPoolExecutor(16, "klamm-sync")
 
     def catalog(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
@@ -59,6 +63,9 @@ class Pools:
     def codec(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         return self._loop.run_in_executor(self._codec, function, *args)
 
+    def decode(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        return self._loop.run_in_executor(self._decode, function, *args)
+
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         return self._loop.run_in_executor(self._write, function, *args)
 
@@ -68,14 +75,17 @@ class Pools:
     def administer(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         return self._loop.run_in_executor(self._administer, function, *args)
 
+    def authenticate(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        return self._loop.run_in_executor(self._authenticate, function, *args)
+
     def sync(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
         """For syncs that wait for another process, or write again what a failed one may have dropped."""
         return self._loop.run_in_executor(self._sync, function, *args)
 
     def close(self) -> None:
         """What is queued is done; what is stuck is left."""
-        first = self._catalog, self._disk, self._codec, self._write
-        for pool in (*first, self._transact, self._administer, self._sync):
+        first = self._catalog, self._disk, self._codec, self._decode, self._write
+        for pool in (*first, self._transact, self._administer, self._authenticate, self._sync):
             pool.shutdown(wait=False)
 
 
@@ -125,7 +135,7 @@ class PartitionExecutors:
                 job, done = executor.jobs[0]
             try:
                 result, error = job(), None
-            except BaseException as raised:  # noqa: BLE001  # it is told to whoever waits
+            except BaseException as raised:  # noqa: BLE001  # it is raised in the caller
                 result, error = None, raised
             with self._mutex:
                 executor.jobs.popleft()
@@ -133,14 +143,14 @@ class PartitionExecutors:
                 if last:
                     del self._by_key[key]
             try:
-                self._loop.call_soon_threadsafe(_settle, done, result, error)
+                self._loop.call_soon_threadsafe(_complete, done, result, error)
             except RuntimeError:
-                return  # the loop is closed: nobody waits
+                return  # the loop is closed: no caller waits
             if last:
                 return
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _complete(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if done.cancelled():
         return
     if error is not None:

@@ -1,14 +1,18 @@
 """Fetches that wait for records.
 
-A delayed fetch is tried again when one of its partitions moves, whoever appended there: this server, which says so
-itself, or any other process, which rings the bell of the store (log/_chime.pxi: one thread listens, without the GIL).
-When its time is over it is answered with what there is.
+A delayed fetch is tried again when one of its partitions moves, by any writer: this server, which says so
+itself, or any other process, which rings the bell of the store (log/_bell_thread.pxi: one thread listens, without the
+GIL). When its time is over it is answered with what there is.
 
 Promises
-  P1  No wake-up is lost: a partition is watched before the fetch looks for the last time whether there is something.
-  P2  Many waiters delay no other client: they are tried in slices, and the loop does other work in between; those
-      whose records have to be looked for on a disk are tried by a thread. The producer has its response before.
-  P3  A waiter costs an entry in a few dictionaries and its handler's task; timeouts share one timer.
+  PUR1  No wake-up is lost: a partition is watched before the fetch looks for the last time whether there is something.
+  PUR2  Many waiters delay no other client: they are tried in slices, and the loop does other work in between; those
+        whose records have to be looked for on a disk are tried by a thread. The producer has its response before.
+  PUR3  A waiter costs an entry in a few dictionaries, and a task only if its handler had to wait before; timeouts share
+        one timer.
+  PUR4  A fetch session that waits again and again costs in proportion to the partitions that moved, not to those that
+        it has: its subscription stays. Where a partition moves while the session does not wait, it is taken off that
+        partition, and put back when it waits again.
 """
 
 from __future__ import annotations
@@ -21,19 +25,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.disk.page_cache import WouldBlock
+from klamm.kafka.call import PausedReply
 from klamm.kafka.loop_signal import signal_to
 from klamm.kafka.wire.structs import Struct
-from klamm.log.head import Chime, Heads
+from klamm.log.head import BellThread, Heads
 
 if TYPE_CHECKING:
     from klamm.kafka.call import Call, Reply
     from klamm.log.partition import Partition
 
-__all__ = ["FetchPurgatory", "Fetching"]
+__all__ = ["FetchPurgatory", "Fetching", "Subscription"]
 
 _SLICE = 32  # so many waiters are tried before the loop looks at other things
-_TICK_S = 0.01  # time-outs are this exact
-_SWEEP_S = 5.0  # how long a partition is watched for nobody
+_TICK_S = 0.01  # timeouts are this exact
+_SWEEP_S = 5.0  # how long a partition is watched without a waiting fetch
 
 
 class Fetching(Protocol):
@@ -46,14 +51,34 @@ class Fetching(Protocol):
         """Like `attempt`, but wait for disks."""
 
 
-class _DelayedFetch:
-    __slots__ = ("fetching", "is_due", "is_in_thread", "is_ready", "partitions", "reply", "session", "tick")
+class Subscription:
+    """The partitions that a fetch waits for."""
 
-    def __init__(self, call: Call, fetching: Fetching, partitions: tuple[Partition, ...], tick: int) -> None:
+    __slots__ = ("delayed", "is_standing", "joined", "missing")
+
+    def __init__(self) -> None:
+        self.is_standing = False
+        """Whether it stays when the fetch has its response: a fetch session's."""
+        self.delayed: _DelayedFetch | None = None
+        """The fetch that waits."""
+        self.joined: set[Partition] = set()
+        """Where it is put down."""
+        self.missing: dict[Partition, None] = {}
+        """Where it has to be, before a fetch waits."""
+
+    def add(self, partition: Partition) -> None:
+        if partition not in self.joined:
+            self.missing[partition] = None
+
+
+class _DelayedFetch:
+    __slots__ = ("fetching", "is_due", "is_in_thread", "is_ready", "reply", "session", "subscription", "tick")
+
+    def __init__(self, call: Call, fetching: Fetching, subscription: Subscription, tick: int, is_task: bool) -> None:
         self.session = call.session
-        self.reply: Reply[Struct] = call.reply()
+        self.reply: Reply[Struct] | PausedReply[Struct] = call.reply() if is_task else PausedReply()
         self.fetching = fetching
-        self.partitions = partitions
+        self.subscription = subscription
         self.tick = tick
         self.is_ready = False  # to be tried: it is in the queue, or in a thread
         self.is_in_thread = False
@@ -67,8 +92,8 @@ class FetchPurgatory:
         """`disk` calls a function in a thread."""
         self._loop = loop
         self._disk = disk
-        self._waiting: dict[Partition, dict[_DelayedFetch, None]] = {}
-        self._places: dict[Partition, int] = {}
+        self._waiting: dict[Partition, dict[Subscription, None]] = {}
+        self._indexes: dict[Partition, int] = {}
         self._partitions: dict[int, Partition] = {}
         self._by_session: dict[object, _DelayedFetch] = {}
         self._ticks: dict[int, dict[_DelayedFetch, None]] = {}
@@ -77,8 +102,8 @@ class FetchPurgatory:
         self._ready: deque[_DelayedFetch] = deque()
         self._is_serving = False
         self._signal = signal_to(loop, self._rung)
-        self._chime = Chime(heads, self._signal.fd)
-        self._thread = threading.Thread(target=self._chime.run, name="klamm-bell", daemon=True)
+        self._bell_thread = BellThread(heads, self._signal.fd)
+        self._thread = threading.Thread(target=self._bell_thread.run, name="klamm-bell", daemon=True)
         self._thread.start()
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
@@ -86,20 +111,19 @@ class FetchPurgatory:
         """How many wait."""
         return len(self._by_session)
 
-    def delay(self, call: Call, fetching: Fetching, partitions: Iterable[Partition], wait_s: float) -> Reply[Struct]:
-        """Return the response when an attempt succeeds, or when `wait_s` have passed."""
+    def delay(
+        self, call: Call, fetching: Fetching, subscription: Subscription, wait_s: float, *, is_task: bool
+    ) -> Reply[Struct] | PausedReply[Struct]:
+        """Return the response when an attempt succeeds, or when `wait_s` have passed. `is_task`: the handler had to
+        wait before.
+        """
         if call.is_gone:
-            return call.reply()  # it is cancelled
+            return call.reply() if is_task else PausedReply()  # nothing comes
         tick = int((self._loop.time() + wait_s) / _TICK_S) + 1
-        delayed = _DelayedFetch(call, fetching, tuple(partitions), tick)
-        for partition in delayed.partitions:
-            if partition not in self._places:
-                place = self._chime.watch(partition.log)
-                self._places[partition] = place
-                self._partitions[place] = partition
-            self._waiting.setdefault(partition, {})[delayed] = None
+        delayed = subscription.delayed = _DelayedFetch(call, fetching, subscription, tick, is_task)
+        self._join(subscription)
         self._by_session[call.session] = delayed
-        self._chime.arm()
+        self._bell_thread.arm()
         self._try(delayed)  # something may have come before it was watched
         if self._by_session.get(call.session) is not delayed:
             return delayed.reply
@@ -115,7 +139,7 @@ class FetchPurgatory:
     def wake_soon(self, partition: Partition) -> None:
         """Something was appended there, by this server: try those who wait, when the loop comes round."""
         if self._waiting.get(partition):
-            self._chime.seen(self._places[partition])
+            self._bell_thread.seen(self._indexes[partition])
             self._moved[partition] = None
             self._serve_soon()
 
@@ -124,6 +148,20 @@ class FetchPurgatory:
         delayed = self._by_session.pop(connection, None)
         if delayed is not None:
             self._leave(delayed)
+            delayed.reply.drop()
+
+    def remove(self, subscription: Subscription, partition: Partition) -> None:
+        """Take a subscription off a partition."""
+        subscription.missing.pop(partition, None)
+        if partition in subscription.joined:
+            subscription.joined.discard(partition)
+            self._waiting[partition].pop(subscription, None)
+
+    def end(self, subscription: Subscription) -> None:
+        """Take a subscription off all its partitions, as soon as no fetch waits."""
+        subscription.is_standing = False
+        if subscription.delayed is None:
+            self._unsubscribe(subscription)
 
     def release_all(self) -> None:
         """Answer everybody, with what there is."""
@@ -135,24 +173,35 @@ class FetchPurgatory:
         self._sweeper.cancel()
         if self._timer is not None:
             self._timer[1].cancel()
-        self._chime.stop()
+        self._bell_thread.stop()
         self._thread.join()
         self._signal.close()
 
     # ---- when something moves
 
     def _rung(self) -> None:
-        for place in self._chime.moved():
-            self._moved[self._partitions[place]] = None
+        for index in self._bell_thread.moved():
+            self._moved[self._partitions[index]] = None
         self._serve_soon()
         if self._by_session:
-            self._chime.arm()
+            self._bell_thread.arm()
 
     def _serve_soon(self) -> None:
-        """Not now: whoever appended gets its answer first, and to go over all who wait takes a while, too."""
+        """Later: the producer's response goes first, and going over all waiting fetches takes time."""
         if not self._is_serving and (self._moved or self._ready):
             self._is_serving = True
             self._loop.call_soon(self._serve)
+
+    def _wake(self, partition: Partition) -> None:
+        """Make those ready that wait for a partition; take those off it that do not wait."""
+        waiting = self._waiting.get(partition)
+        if not waiting:
+            return
+        self._make_ready([each.delayed for each in waiting if each.delayed is not None])
+        for idle in [each for each in waiting if each.delayed is None]:
+            del waiting[idle]
+            idle.joined.discard(partition)
+            idle.missing[partition] = None
 
     def _make_ready(self, waiting: Iterable[_DelayedFetch]) -> None:
         for delayed in waiting:
@@ -163,7 +212,7 @@ class FetchPurgatory:
     def _serve(self) -> None:
         moved, self._moved = self._moved, {}
         for partition in moved:
-            self._make_ready(self._waiting.get(partition, ()))
+            self._wake(partition)
         ready = self._ready
         for _ in range(min(_SLICE, len(ready))):
             delayed = ready.popleft()
@@ -231,7 +280,8 @@ class FetchPurgatory:
             self._fail(delayed, error)
 
     def _fail(self, delayed: _DelayedFetch, error: Exception) -> None:
-        self.forget(delayed.session)
+        self._by_session.pop(delayed.session, None)
+        self._leave(delayed)
         delayed.reply.fail(error)
 
     def _answer(self, delayed: _DelayedFetch, response: Struct) -> None:
@@ -239,9 +289,26 @@ class FetchPurgatory:
         self._leave(delayed)
         delayed.reply(response)
 
+    def _join(self, subscription: Subscription) -> None:
+        for partition in subscription.missing:
+            if partition not in self._indexes:
+                index = self._bell_thread.watch(partition.log)
+                self._indexes[partition] = index
+                self._partitions[index] = partition
+            self._waiting.setdefault(partition, {})[subscription] = None
+            subscription.joined.add(partition)
+        subscription.missing.clear()
+
+    def _unsubscribe(self, subscription: Subscription) -> None:
+        for partition in subscription.joined:
+            self._waiting[partition].pop(subscription, None)
+        subscription.missing.update(dict.fromkeys(subscription.joined))
+        subscription.joined.clear()
+
     def _leave(self, delayed: _DelayedFetch) -> None:
-        for partition in delayed.partitions:
-            self._waiting[partition].pop(delayed, None)
+        delayed.subscription.delayed = None
+        if not delayed.subscription.is_standing:
+            self._unsubscribe(delayed.subscription)
         due = self._ticks.get(delayed.tick)
         if due is not None:
             due.pop(delayed, None)
@@ -249,10 +316,13 @@ class FetchPurgatory:
                 del self._ticks[delayed.tick]
 
     def _sweep(self) -> None:
-        """Stop watching what nobody waits for."""
+        """Stop watching partitions without waiting fetches."""
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
+        places = []
         for partition in [each for each, waiting in self._waiting.items() if not waiting]:
             del self._waiting[partition]
-            place = self._places.pop(partition)
-            del self._partitions[place]
-            self._chime.unwatch(place)
+            index = self._indexes.pop(partition)
+            del self._partitions[index]
+            places.append(index)
+        if places:
+            self._bell_thread.unwatch(*places)

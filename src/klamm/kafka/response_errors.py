@@ -30,32 +30,32 @@ class _ErrorCodeField(NamedTuple):
     below: tuple[tuple[str, _ErrorCodeField], ...]
 
 
-_places: dict[int, _ErrorCodeField] = {}
+_fields: dict[int, _ErrorCodeField] = {}
 
 
 def errors_in(api: Api, response: Struct) -> list[int]:
     """The codes that are not 0."""
-    place = _places.get(api.key)
-    if place is None:
-        place = _places[api.key] = _place(api.response.shape, _DEPTHS.get(api.key, _ALL))
+    error_field = _fields.get(api.key)
+    if error_field is None:
+        error_field = _fields[api.key] = _find_field(api.response.shape, _DEPTHS.get(api.key, _ALL))
     found: list[int] = []
-    _collect(place, response, found)
+    _collect(error_field, response, found)
     return found
 
 
-def _place(shape: Shape, depth: int) -> _ErrorCodeField:
+def _find_field(shape: Shape, depth: int) -> _ErrorCodeField:
     below = []
     for field in shape.fields if depth else ():
         if field.is_array and field.shape is not None:
-            place = _place(field.shape, depth - 1)
-            if place.has_code or place.below:
-                below.append((field.name, place))
+            error_field = _find_field(field.shape, depth - 1)
+            if error_field.has_code or error_field.below:
+                below.append((field.name, error_field))
     return _ErrorCodeField(any(field.name == _CODE for field in shape.fields), tuple(below))
 
 
-def _collect(place: _ErrorCodeField, part: Struct, found: list[int]) -> None:
-    if place.has_code and part.error_code:
+def _collect(error_field: _ErrorCodeField, part: Struct, found: list[int]) -> None:
+    if error_field.has_code and part.error_code:
         found.append(int(part.error_code))
-    for name, below in place.below:
+    for name, below in error_field.below:
         for each in getattr(part, name) or ():
             _collect(below, each, found)

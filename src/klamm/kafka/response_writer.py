@@ -83,6 +83,13 @@ class ResponseWriter:
         """Whether a part of a response is still to be sent."""
         return self._is_stuck or bool(self._out)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor, for a response that another thread sends; -1 if there is none, or it is not a plain
+        socket's.
+        """
+        return -1 if self.is_closed or os.name == "nt" else self._socket.fileno()
+
     def close(self) -> None:
         self.is_closed = True
         self._socket.detach()  # the transport closes it

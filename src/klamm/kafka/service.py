@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from klamm.kafka.addresses import CANNOT_LISTEN, is_loopback, refused
+from klamm.kafka.addresses import is_loopback, spelled
 from klamm.kafka.logs import event
 from klamm.kafka.server import Server
 
 if TYPE_CHECKING:
     from klamm.api import Store
     from klamm.kafka.monitor import Monitor
+    from klamm.kafka.security.endpoints import Endpoint
     from klamm.kafka.settings import ServerSettings
 
 __all__ = ["Service"]
 
+_OPEN = (
+    "there is no authentication and no encryption, so every client that reaches the port can read, write and delete"
+    " (host=127.0.0.1 is this machine alone)"
+)
+_UNASKED = "clients need no certificate (ssl.client.auth), so everyone can read, write and delete"
+_READABLE = (
+    "there is no encryption, so everyone on the way can read records, and the passwords of clients that log in by PLAIN"
+)
+
 _log = logging.getLogger("klamm.kafka")
+_T = TypeVar("_T")
+
+
+def warning_about(endpoint: Endpoint, settings: ServerSettings) -> str:
+    """Return what strangers can do at a listener; empty if they can do nothing."""
+    if endpoint.uses_sasl:
+        return "" if endpoint.uses_tls else _READABLE
+    if not endpoint.uses_tls:
+        return _OPEN
+    return "" if settings.ssl_client_auth == "required" else _UNASKED
 
 
 class Service:
@@ -34,6 +56,11 @@ class Service:
         return self.server.address
 
     @property
+    def listeners(self) -> str:
+        """All that it listens at."""
+        return self.server.listeners
+
+    @property
     def store_id(self) -> str:
         return self.server.broker.cluster_id
 
@@ -46,28 +73,41 @@ class Service:
             self.monitor = Monitor(settings.host, settings.metrics)
         try:
             await self.server.start()
-        except BaseException as error:
+        except BaseException:
             self._close_monitor()
-            if isinstance(error, OSError) and error.errno in CANNOT_LISTEN:
-                raise refused(error, "kafka", settings.host, settings.kafka) from None
             raise
         if self.monitor is not None:
             self.monitor.ready(self.server.broker, self.address)
-        if not is_loopback(self.server.host):
-            _log.warning(
-                "listening on %s, beyond this machine: there is no authentication and no encryption, so every client"
-                " that reaches the port can read, write and delete (host=127.0.0.1 is this machine alone)",
-                self.address,
-            )
-        event("listening", address=self.address, store_id=self.store_id, pid=os.getpid(), metrics=self.metrics or None)
+        for endpoint in self.server.endpoints:
+            why = warning_about(endpoint, self._settings)
+            if why and not is_loopback(endpoint.host):
+                _log.warning("listening on %s, beyond this machine: %s", spelled(endpoint.host, endpoint.port), why)
+        event(
+            "listening", address=self.listeners, store_id=self.store_id, pid=os.getpid(), metrics=self.metrics or None
+        )
 
     @property
     def metrics(self) -> str:
         """Where /metrics is; empty if it is nowhere."""
         return self.monitor.address if self.monitor is not None else ""
 
+    async def serve_until(self, end: Coroutine[Any, Any, _T]) -> _T:
+        """Return what `end` returns; raise NotAStore as soon as the store is not at its path any more.
+
+        Clients would read on in what is gone, and a supervisor starts a server that serves what is there.
+        """
+        waits = asyncio.ensure_future(end), asyncio.ensure_future(self.server.watch_store())
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if waits[1] in done:
+            raise waits[1].result()
+        return waits[0].result()
+
     async def stop(self, *, drain_s: float = 5.0) -> None:
-        """Take nobody new, let requests that are under way end for at most `drain_s` seconds, close."""
+        """Accept no new connections, let running requests end within `drain_s` seconds, then close."""
         if self.monitor is not None:
             self.monitor.draining()
         event("draining", connections=self.server.broker.metrics.connections)

@@ -13,19 +13,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.call import SMALL, Call, Pause
+from klamm.kafka.large_requests import LARGE_FRAME, LARGE_RESPONSE
 from klamm.kafka.response_errors import errors_in
+from klamm.kafka.security.login import Login
 from klamm.kafka.tasks import Begun
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
 from klamm.kafka.wire.frames import response_frame
-from klamm.kafka.wire.messages import API_VERSIONS
+from klamm.kafka.wire.messages import API_VERSIONS, PRODUCE
 from klamm.kafka.wire.structs import Struct
+from klamm.log.head import Reply
 
 if TYPE_CHECKING:
+    from klamm.kafka.call import SupportedApi
     from klamm.kafka.channel import Channel
     from klamm.kafka.listener import Listener
     from klamm.kafka.wire.frames import RequestHeader
 
-__all__ = ["Session"]
+__all__ = ["ANONYMOUS", "Session"]
+
+ANONYMOUS = "User:ANONYMOUS"
+"""A client of a listener without authentication."""
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -33,18 +40,48 @@ _log = logging.getLogger("klamm.kafka")
 class Session:
     """Of one channel."""
 
-    __slots__ = ("_channel", "_copied", "_listener", "_waits", "call", "dialled", "peer_host", "peer_port")
+    __slots__ = (
+        "_channel",
+        "_copied",
+        "_listener",
+        "_waits",
+        "call",
+        "certificate_user",
+        "endpoint",
+        "has_all_rights",
+        "local_address",
+        "login",
+        "peer_host",
+        "peer_port",
+        "reply",
+    )  # fmt: skip
 
-    def __init__(self, channel: Channel, listener: Listener, peer: tuple[str, int], dialled: tuple[str, int]) -> None:
+    def __init__(
+        self, channel: Channel, listener: Listener, peer: tuple[str, int], local_address: tuple[str, int]
+    ) -> None:
         self._channel = channel
         self._listener = listener
         self._copied = 0  # bytes of the budget, for the call
         self._waits: asyncio.Future[Any] | None = None  # what its handler waits for, as long as the client is there
-        self.call: Call | None = None
-        """The request that is being handled."""
+        self.call: object | None = None
+        """The request that is being handled: a Call, or what an ordinary handler waits with."""
+        self.reply: Reply | None = None
+        """The response to it, if the thread that syncs may send it."""
         self.peer_host, self.peer_port = peer
-        self.dialled = dialled
+        self.local_address = local_address
         """The address of the server that the client connected to."""
+        self.endpoint = endpoint = channel.endpoint
+        self.certificate_user = ""
+        """Whom the certificate of the client stands for."""
+        self.login: Login | None = None
+        """Of a client that has to log in."""
+        if endpoint.uses_sasl:
+            self.login = Login(listener.broker, channel.close)
+            channel.reader.max_request = listener.broker.settings.sasl_server_max_receive_size
+        self.has_all_rights = True
+        """Whether the client has every right that a row of the dispatch table may name: there are no ACLs, so each has.
+        The requests of one that has not are never handled as ordinary ones, which look up no rights.
+        """
 
     def __repr__(self) -> str:
         return f"{self.peer_host}:{self.peer_port}"
@@ -55,7 +92,11 @@ class Session:
 
     def close(self) -> None:
         """The connection is closed."""
+        if self.login is not None:
+            self.login.close()
         self._release_copies()
+        if self.reply is not None:
+            self._listener.broker.sync_queue.withdraw(self.reply)
         if self._waits is not None:
             self._waits.cancel()
 
@@ -71,23 +112,77 @@ class Session:
         if listener.is_closing:
             self._channel.close()
             return
+        if self.login is not None and not self.login.permits(frame):
+            return
         admission = listener.admission
+        done: tuple[int, ...] = ()
+        ordinary = admission.ordinary(self, frame)
+        if ordinary is not None:
+            try:
+                rest = ordinary(listener.broker, self, frame)
+            except Exception:  # noqa: BLE001  # as in `_go_on`
+                self._fail("an ordinary request")
+                return
+            if rest is None:
+                return
+            done = rest
         try:
             header, row = admission.look_up(frame)
         except UnsupportedVersion as error:
             self._reject_version(error)
             return
+        if len(frame) > LARGE_FRAME and header.api is not PRODUCE:
+            self._wait_for_turn(row, header, frame)
+            return
         request = admission.decode_now(header, row, frame)
         if request is None:
-            self.call = Call(self, row, header, header.api.request(), self._channel.active)
-            listener.broker.tasks.spawn(self._run_decoded(self.call, header, self.copy(frame)))
+            self.call = call = Call(self, row, header, header.api.request(), self._channel.active, done)
+            listener.broker.tasks.spawn(self._run_decoded(call, header, self.copy(frame)))
         elif admission.needs_catalog(row, header.version, request):
             request = admission.decode(header, row, self.copy(frame))
-            self.call = Call(self, row, header, request, self._channel.active)
-            listener.broker.tasks.spawn(self._run_after_refresh(self.call))
+            self.call = call = Call(self, row, header, request, self._channel.active, done)
+            listener.broker.tasks.spawn(self._run_after_refresh(call))
+        elif self._is_large(row, header.version, request):
+            self._wait_for_turn(row, header, frame)
         else:
-            self.call = Call(self, row, header, request, self._channel.active)
-            self._run(self.call)
+            self.call = call = Call(self, row, header, request, self._channel.active, done)
+            self._run(call)
+
+    def _is_large(self, row: SupportedApi, version: int, request: Struct) -> bool:
+        """Whether the response is: see large_requests.py."""
+        return row.cost is not None and row.cost(self._listener.broker, version, request) > LARGE_RESPONSE
+
+    def _wait_for_turn(self, row: SupportedApi, header: RequestHeader, frame: memoryview) -> None:
+        """Handle a request that takes long in its turn: see large_requests.py."""
+        self.call = call = Call(self, row, header, header.api.request(), self._channel.active)
+        turn = partial(self._handle_large, call, header, self.copy(frame))
+        self._listener.broker.large_requests.run(turn)
+
+    def _handle_large(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
+        if self.is_closed:
+            return
+        listener = self._listener
+        try:
+            request = listener.admission.decode_now(header, call.row, frame)
+        except MalformedMessage as error:
+            self._channel.reject(error)
+            return
+        except Exception:  # noqa: BLE001  # as in `_go_on`
+            self._fail(call)
+            return
+        if request is None:
+            listener.broker.tasks.spawn(self._run_decoded(call, header, frame))
+            return
+        call.request = request
+        if listener.admission.needs_catalog(call.row, call.version, request):
+            listener.broker.tasks.spawn(self._run_after_refresh(call))
+        else:
+            self._run_in_turn(call)
+
+    def _run_in_turn(self, call: Call) -> None:
+        if not self.is_closed:
+            self._run(call)
+            self._channel.go_on()
 
     def _reject_version(self, error: UnsupportedVersion) -> None:
         """ApiVersions of an unknown version gets the list of versions; clients know other APIs from that list."""
@@ -125,7 +220,7 @@ class Session:
         """A thread decodes a request of many elements: on the loop, other clients would wait for that."""
         admission, broker = self._listener.admission, self._listener.broker
         try:
-            call.request = await broker.codec(admission.decode, header, call.row, frame)
+            call.request = await broker.pools.decode(admission.decode, header, call.row, frame)
             if admission.needs_catalog(call.row, call.version, call.request):
                 await broker.topics.refresh()
         except MalformedMessage as error:
@@ -134,9 +229,7 @@ class Session:
         except Exception:  # noqa: BLE001  # as in `_run`
             self._fail(call)
             return
-        if not self.is_closed:
-            self._run(call)
-            self._channel.go_on()
+        broker.large_requests.run(partial(self._run_in_turn, call))
 
     async def _run_after_refresh(self, call: Call) -> None:
         """The catalog has changed: read it, then handle the request."""
@@ -145,8 +238,10 @@ class Session:
         except Exception:  # noqa: BLE001  # as in `_run`
             self._fail(call)
             return
-        self._run(call)
-        self._channel.go_on()
+        if self._is_large(call.row, call.version, call.request):
+            self._listener.broker.large_requests.run(partial(self._run_in_turn, call))
+        else:
+            self._run_in_turn(call)
 
     async def _run_to_end(self, call: Call, work: Begun[Struct | None]) -> None:
         try:
@@ -156,6 +251,69 @@ class Session:
                 self._channel.go_on()
         except Exception:  # noqa: BLE001  # as in `_run`
             self._fail(call)
+
+    # ---- who it is
+
+    @property
+    def principal(self) -> str:
+        """The client, in the words of Kafka's ACLs."""
+        user = self.login.user if self.login is not None else self.certificate_user
+        return f"User:{user}" if user else ANONYMOUS
+
+    def certified(self, user: str) -> None:
+        """The TLS handshake is done; `user`: whom the certificate of the client stands for, if it has one."""
+        self.certificate_user = user
+
+    def log_event(self, what: str) -> None:
+        """Write one line about this client to the log."""
+        self._listener.log_connection_event(self._channel, what)
+
+    def logged_in(self) -> None:
+        """The client has logged in: it may send requests of any size."""
+        self._channel.reader.max_request = self._listener.max_request
+
+    # ---- for ordinary handlers
+
+    @property
+    def received_at(self) -> float:
+        """When the request was read, on the loop's clock."""
+        return self._channel.active
+
+    def respond(self, api: str, started: float, response: bytes | None) -> None:
+        """Send the frame of a response, if the client expects one. The request was handled without a Call."""
+        self.call = None
+        listener = self._listener
+        listener.metrics.observe(api, listener.now() - started)
+        if response is not None:
+            self._channel.send([response], listener.max_response)
+
+    def respond_later(self, api: str, started: float, response: bytes) -> None:
+        """Like `respond`, after the loop has done other things: the next request may be here already. What a thread has
+        sent of the response is not sent again.
+        """
+        reply, self.reply = self.reply, None
+        if self.is_closed:
+            return
+        sent = 0 if reply is None else reply.sent
+        self._channel.sent(sent)
+        if reply is not None and sent == len(response):
+            self.call = None
+            self._listener.metrics.observe(api, reply.ended - started)
+        else:
+            self.respond(api, started, response[sent:])
+        self._channel.go_on()
+
+    def make_reply(self, response: bytes) -> Reply | None:
+        """Return the response as one that a thread may send, if it may."""
+        fd = self._channel.fd
+        if fd >= 0:
+            self.reply = Reply(fd, response)
+        return self.reply
+
+    def want_reply(self) -> None:
+        """The client sends more: it may have the response already."""
+        assert self.reply is not None
+        self._listener.broker.sync_queue.want(self.reply)
 
     # ---- for calls
 
@@ -173,10 +331,10 @@ class Session:
             self._waits.cancel()
         return self._waits
 
-    def _fail(self, call: Call) -> None:
+    def _fail(self, what: object) -> None:
         """Log the exception that is being handled, and close the connection."""
         self._listener.metrics.failed += 1
-        _log.exception("%r: %s v%d failed; the connection is closed", self, call.api.name, call.version)
+        _log.exception("%r: %s failed; the connection is closed", self, what)
         self.call = None
         self._channel.close()
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from klamm.errors import InvalidSetting
+from klamm.kafka.security.endpoints import endpoints_of, mechanisms_of
+from klamm.kafka.security.principals import PrincipalRules
 from klamm.store.names import nearest
 from klamm.store.settings import Setting, Value
 
@@ -34,17 +36,57 @@ def _switch(name: str, default: str, *, doc: str) -> Any:
     return field(default=default == "true", metadata={"setting": row})
 
 
+def _choice(name: str, default: str, choices: tuple[str, ...], *, doc: str) -> Any:
+    return field(default=default, metadata={"setting": Setting(name, "string", default, doc, choices=choices)})
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The settings of one server, typed: `settings.max_connections` is `max.connections`."""
 
     # fmt: off
     kafka: int = _number("kafka", 9092, 0, 65535,
-        doc="The port that Kafka clients dial; 0: any that is free.")
+        doc="Port for Kafka clients; 0: any free one.")
     host: str = _text("host", "127.0.0.1",
         doc="The address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for all, :: for all with IPv6.")
     advertise: str = _text("advertise", "",
-        doc="The host:port that clients are told to dial. Empty: the address that each client dialled itself.")
+        doc="Advertised host:port for clients. Empty: the address that each client connected to.")
+    listeners: str = _text("listeners", "",
+        doc="Where to listen, and with which security: NAME://host:port, separated by commas. NAME is"
+            " PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, or is in listener.security.protocol.map. Empty: host and"
+            " kafka say where, and clients need not log in.")
+    listener_security_protocol_map: str = _text("listener.security.protocol.map", "",
+        doc="The security protocol of listeners that have names of their own: NAME:PROTOCOL, separated by commas.")
+    advertised_listeners: str = _text("advertised.listeners", "",
+        doc="What clients of a listener are told to connect to: NAME://host:port, separated by commas. A listener that"
+            " is not here: the address that each client connected to.")
+    sasl_enabled_mechanisms: str = _text("sasl.enabled.mechanisms", "SCRAM-SHA-256,SCRAM-SHA-512",
+        doc="How clients of SASL listeners may log in: SCRAM-SHA-256, SCRAM-SHA-512, PLAIN, separated by commas. PLAIN"
+            " sends the password as it is. (Kafka: GSSAPI, which is not supported.)")
+    ssl_keystore_location: str = _text("ssl.keystore.location", "",
+        doc="A PEM file with the certificate of the server, its chain and its private key, which is not encrypted. It"
+            " is loaded again when it changes.")
+    ssl_key_location: str = _text("ssl.key.location", "",
+        doc="A PEM file with the private key, if ssl.keystore.location has none.")
+    ssl_truststore_location: str = _text("ssl.truststore.location", "",
+        doc="A PEM file with the certificates of the authorities whose clients are let in; see ssl.client.auth.")
+    ssl_client_auth: str = _choice("ssl.client.auth", "none", ("none", "requested", "required"),
+        doc="Whether clients of SSL listeners have to have a certificate. Clients of SASL_SSL listeners log in"
+            " instead.")
+    ssl_principal_mapping_rules: str = _text("ssl.principal.mapping.rules", "DEFAULT",
+        doc="The user that a client's certificate stands for: RULE:pattern/replacement/[LU], separated by commas; the"
+            " first that matches the distinguished name counts. DEFAULT: the name itself.")
+    connection_setup_timeout_ms: int = _number("connection.setup.timeout.ms", 10_000, 100,
+        doc="A connection of a listener with security that has not finished its TLS handshake and logged in"
+            " within this time is closed.")
+    connection_failed_authentication_delay_ms: int = _number(
+        "connection.failed.authentication.delay.ms", 100, 0, 10_000,
+        doc="How long a client whose login failed waits for the response.")
+    connections_max_reauth_ms: int = _number("connections.max.reauth.ms", 0, 0, _INT64,
+        doc="How long a login is valid; a client that has not logged in again by then is disconnected with its next"
+            " request. 0: as long as the connection lasts.")
+    sasl_server_max_receive_size: int = _number("sasl.server.max.receive.size", 64 * 1024, 1024,
+        doc="The largest request that is read of a client that has not logged in. (Kafka: 524288.)")
     node_id: int = _number("node-id", 1, 0,
         doc="The number of this broker, as clients see it.")
     default_partitions: int = _number("default-partitions", 1, 1, 10_000,
@@ -66,6 +108,9 @@ class ServerSettings:
         doc="A connection on which nothing was received or sent for this time is closed, also one whose request waits.")
     socket_request_max_bytes: int = _number("socket.request.max.bytes", 100 * _MIB, 1024,
         doc="The largest request that is read; a connection with a larger one is closed.")
+    control_request_max_bytes: int = _number("control.request.max.bytes", 8 * _MIB, 64 * 1024,
+        doc="The largest request other than Produce that is read; a connection with a larger one is closed when its"
+            " first bytes arrive. At least group.max.bytes.")
     queued_max_request_bytes: int = _number("queued.max.request.bytes", 256 * _MIB, _MIB, _INT64,
         doc="How many bytes of requests may be in memory, of all connections together; beyond it, nothing is read.")
     socket_response_max_bytes: int = _number("socket.response.max.bytes", 100 * _MIB, 64 * 1024,
@@ -80,6 +125,13 @@ class ServerSettings:
         doc="Whether consumers see records only when they are on disk. If not, a power cut or a failed sync may take"
             " back records that were consumed; clients that check leader epochs notice (Java, librdkafka since 2.1)."
             " If so, a fetch of records that are not on disk has them synced, and waits for that.")
+    max_incremental_fetch_session_cache_slots: int = _number("max.incremental.fetch.session.cache.slots", 1000, 0,
+        doc="How many fetch sessions there may be at a time. A consumer without one names all its partitions in each"
+            " Fetch; a session that was not used for two minutes gives way to a new one.")
+    max_incremental_fetch_session_cache_partitions: int = _number(
+        "max.incremental.fetch.session.cache.partitions", 100_000, 0,
+        doc="How many partitions all fetch sessions together may have, at about 1 KiB each; one session has up to"
+            " 10,000.")
     max_open_ranges: int = _number("max.open.ranges", 0, 0,
         doc="How many ranges of segment files the responses may hold open that clients have not read, of all"
             " connections together; 0: a quarter of the open files that the process may have. Beyond it, the connection"
@@ -101,13 +153,13 @@ class ServerSettings:
     group_initial_rebalance_delay_ms: int = _number("group.initial.rebalance.delay.ms", 0, 0,
         doc="How long an empty group waits for more members before its first assignment. (Kafka: 3000.)")
     group_min_session_timeout_ms: int = _number("group.min.session.timeout.ms", 6_000, 1,
-        doc="The shortest session time-out that a member may ask for.")
+        doc="The shortest session timeout that a member may ask for.")
     group_max_session_timeout_ms: int = _number("group.max.session.timeout.ms", 1_800_000, 1,
-        doc="The longest session time-out that a member may ask for.")
+        doc="The longest session timeout that a member may ask for.")
     offset_metadata_max_bytes: int = _number("offset.metadata.max.bytes", 4096, 0, 4096,
-        doc="How long the text beside a committed offset may be.")
+        doc="Maximum size, in bytes, of the metadata of a committed offset.")
     transaction_max_timeout_ms: int = _number("transaction.max.timeout.ms", 900_000, 1,
-        doc="The longest time-out that a transactional producer may ask for.")
+        doc="The longest timeout that a transactional producer may ask for.")
     transactional_id_expiration_ms: int = _number("transactional.id.expiration.ms", 604_800_000, 1,
         doc="How long after its last use a transactional id is remembered.")
     transaction_remove_expired_transaction_cleanup_interval_ms: int = _number(
@@ -125,10 +177,13 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not self.host.strip():
             raise InvalidSetting(
-                "is empty", setting="host", hint="want an address: 127.0.0.1 is this machine alone, 0.0.0.0 all"
+                "is empty", setting="host", hint="expected an address: 127.0.0.1 is this machine alone, 0.0.0.0 all"
             )
-        if self.advertise:
-            self.advertised()
+        if self.control_request_max_bytes < self.group_max_bytes:
+            raise InvalidSetting("is less than group.max.bytes", setting="control.request.max.bytes")
+        endpoints_of(self)
+        mechanisms_of(self)
+        PrincipalRules(self.ssl_principal_mapping_rules)
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             raise InvalidSetting("is more than group.max.session.timeout.ms", setting="group.min.session.timeout.ms")
 
@@ -151,7 +206,7 @@ class ServerSettings:
         host, _, port = self.advertise.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
-            raise InvalidSetting(f"{self.advertise!r} does not fit", setting="advertise", hint="want host:port")
+            raise InvalidSetting(f"{self.advertise!r} is invalid", setting="advertise", hint="expected host:port")
         return host, int(port)
 
     def __getitem__(self, name: str) -> str:
@@ -167,9 +222,9 @@ def _key(name: str) -> str:
 def _parse(setting: Setting, value: Value | bool) -> Value | bool:
     if setting.type == "boolean":
         return setting.parse(str(value).lower() if isinstance(value, bool) else value) == "true"
-    if setting.type == "string":
+    if setting.type == "string" and not setting.choices:
         if not isinstance(value, str):
-            raise InvalidSetting(f"{value!r} does not fit", setting=setting.name, hint="want a text")
+            raise InvalidSetting(f"{value!r} is invalid", setting=setting.name, hint="expected a text")
         return value
     return setting.parse(value)
 

@@ -9,10 +9,15 @@ as many as partitions were ever to be synced at once, up to 16. What they cannot
 pool, which may wait for another process that syncs, or write again what a failed sync may have dropped
 (Partition.sync).
 
+Where one waits alone, its response can be sent by the thread that syncs (`reply`). Then the loop is not woken: it finds
+out when the client's next request arrives, when another waits for the partition, or with the server's next beat
+(`look`).
+
 Promises
   SYQ1  `done` is called once for each `wait`: without an error only when everything below its offset is on disk.
   SYQ2  An error is told to all that waited for that sync, and to no others.
   SYQ3  After `close` every one that still waited has been told so, and no thread of it writes to the loop.
+  SYQ4  A reply that was sent, in part or whole, says so when `done` is called; none is sent after `withdraw`.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from typing import TYPE_CHECKING
 from klamm.disk.threads import DaemonThread
 from klamm.errors import Closed
 from klamm.kafka.loop_signal import signal_to
-from klamm.log.head import Syncer
+from klamm.log.head import Reply, Syncer
 
 if TYPE_CHECKING:
     from klamm.kafka.pools import Pools
@@ -42,12 +47,13 @@ _STOP_S = 5.0  # a disk that takes longer for a sync is not waited for
 class _Sync:
     """One sync of a partition, and who waits for it."""
 
-    __slots__ = ("end_offset", "is_started", "partition", "waiting")
+    __slots__ = ("end_offset", "is_started", "partition", "reply", "waiting")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.end_offset = 0
         self.is_started = False
+        self.reply: Reply | None = None  # of the one that waits, if it is alone
         self.waiting: list[Done] = []
 
 
@@ -69,12 +75,18 @@ class SyncQueue:
         """How many partitions are being synced."""
         return len(self._running)
 
-    def wait(self, partition: Partition, end_offset: int, done: Done) -> None:
-        """Call `done` when everything below `end_offset` is on disk, or with the error that says it is not."""
+    def wait(self, partition: Partition, end_offset: int, done: Done, reply: Reply | None = None) -> None:
+        """Call `done` when everything below `end_offset` is on disk, or with the error that says it is not.
+
+        The reply may be sent before that: see its `sent`.
+        """
         if self._is_closed:
             done(_closed())
             return
         sync = self._running.get(partition)
+        if sync is not None and sync.reply is not None:
+            self.want(sync.reply)  # it may have ended long ago
+            sync = self._running.get(partition)
         if sync is not None and sync.is_started:
             sync = self._next.get(partition)
             if sync is None:
@@ -84,6 +96,7 @@ class SyncQueue:
             if self._is_shared:  # what other clients have sent by now is appended first
                 self._loop.call_soon(self._start, sync)
         sync.end_offset = max(sync.end_offset, end_offset)
+        sync.reply = None if sync.waiting else reply
         sync.waiting.append(done)
         if not self._is_shared and sync is self._running[partition]:
             self._start(sync)
@@ -92,9 +105,23 @@ class SyncQueue:
         if sync.is_started or self._is_closed:
             return
         sync.is_started = True
-        wants_thread = self._syncer.submit(sync.partition.log, sync.end_offset, sync)
+        wants_thread = self._syncer.submit(sync.partition.log, sync.end_offset, sync, sync.reply)
         if wants_thread and len(self._threads) < _MAX_THREADS:
             self._threads.append(DaemonThread(self._syncer.run, "klamm-sync"))
+
+    def want(self, reply: Reply) -> None:
+        """Have `done` called for the one with this reply as soon as its sync has ended: now, if it has."""
+        if self._syncer.want(reply):
+            self._take()
+
+    def look(self) -> None:
+        """Call `done` for all whose syncs have ended, also those whose replies were sent."""
+        if self._running:
+            self._take()
+
+    def withdraw(self, reply: Reply) -> None:
+        """Have nothing more sent of it: its socket is about to be closed."""
+        self._syncer.withdraw(reply)
 
     def _take(self) -> None:
         """Some are done."""

@@ -1,4 +1,4 @@
-"""Deadlines without a clock: whoever owns the time asks when to come back, and says what time it is then.
+"""Deadlines without a clock: the caller asks when the next one is due, and passes the time.
 
 Most deadlines are moved further away before they come: each heartbeat moves one. So a timer that moves later keeps its
 place in the heap, and is put where it belongs when that place comes up; only one that moves earlier is put in again.

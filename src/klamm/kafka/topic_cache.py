@@ -32,7 +32,8 @@ class Topics:
         self._version = -1
         self._by_name: dict[str, OpenTopic] = {}
         self._by_id: dict[bytes, OpenTopic] = {}
-        self._sorted: list[OpenTopic] = []
+        self._sorted: list[OpenTopic] | None = []
+        self._partition_count: int | None = 0
         self._refreshing: asyncio.Future[None] | None = None
 
     @property
@@ -52,7 +53,16 @@ class Topics:
 
     def all(self) -> list[OpenTopic]:
         """By name."""
+        if self._sorted is None:
+            self._sorted = sorted(self._by_name.values(), key=attrgetter("name"))
         return self._sorted
+
+    @property
+    def partition_count(self) -> int:
+        """Of all topics together."""
+        if self._partition_count is None:
+            self._partition_count = sum(topic.count for topic in self._by_name.values())
+        return self._partition_count
 
     @staticmethod
     def uuid(opened: OpenTopic) -> bytes:
@@ -88,7 +98,7 @@ class Topics:
         for topic in changes.changed:
             self._by_name[topic.name] = self._by_id[self.uuid(topic)] = topic
         if changes.changed or changes.gone:
-            self._sorted = sorted(self._by_name.values(), key=attrgetter("name"))
+            self._sorted = self._partition_count = None
         self._version = changes.version
 
     async def create(

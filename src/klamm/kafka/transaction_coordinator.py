@@ -22,23 +22,26 @@ now; EndTxn answers when the markers are on disk, so the next transaction meets 
 that was decided and could not be marked everywhere is answered, too: its end is certain.
 
 Promises
-  D1  An answer without error is on disk, and a server that is killed right after it goes on from there.
-  D2  Who is fenced changes nothing.
-  D3  A call that comes again because its answer was lost has the same effect, and the same answer, as once.
+  TCO1  An answer without error is on disk, and a server that is killed right after it goes on from there.
+  TCO2  Who is fenced changes nothing.
+  TCO3  A call that comes again because its answer was lost has the same effect, and the same answer, as once.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from enum import Enum
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
-from klamm.errors import GroupBusy, InvalidSetting
+from klamm.errors import GroupBusy, InvalidSetting, KlammError
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.parallel_sync import ParallelSync
+from klamm.store.markers import is_synced
 from klamm.store.transaction_state import (
     ABORT,
     COMMIT,
@@ -50,14 +53,17 @@ from klamm.store.transaction_state import (
     CommitOffsets,
     End,
     Init,
+    Marked,
     Outcome,
     Row,
     Step,
+    step,
 )
-from klamm.types import PartitionKey, TopicId
+from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
+    from klamm.log.partition import Partition
     from klamm.store.directory import Core
     from klamm.store.groups import OffsetRow
     from klamm.store.transactions import PendingKey
@@ -68,7 +74,6 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 _MAX_NAME = 4096
-_SYNCS = 16  # of partitions of transactions that end, at once
 _TRIES = 5
 
 STATES = {
@@ -126,8 +131,8 @@ class TransactionCoordinator:
         self._transactions = core.transactions
         self._resolver = core.transactions.resolver
         self._turns = self._resolver.turns
-        self._syncs = ThreadPoolExecutor(_SYNCS, "klamm-marker")
-        self._resolver.executor = self._syncs
+        self._syncs = ParallelSync()
+        self._resolver.sync_at_once = self._syncs.sync
         self._loading = threading.Lock()
         self._mutex = threading.Lock()  # of the copy, and of what is below
         self._changed: dict[int, str | None] | None = None  # while it is loaded: producer ids that change, their names
@@ -136,6 +141,8 @@ class TransactionCoordinator:
         self._rows: dict[int, Row] = {}
         self._names: dict[str, int] = {}
         self._pending: dict[int, frozenset[PendingKey]] = {}
+        self._marked: dict[int, Row] = {}
+        """Rows as klamm.db has them, whose markers are on disk. The next write of each makes it complete, or a tick."""
 
     def load(self) -> None:
         """Go on where the last server was: what it left undone is done, what is from before a boot aborted."""
@@ -143,11 +150,12 @@ class TransactionCoordinator:
         self._reload()
 
     def close(self) -> None:
-        """All is in klamm.db; let threads end."""
-        self._resolver.executor = None
-        self._syncs.shutdown(wait=False)
+        """Write what is left to be written, and let threads end."""
+        self._write_marked()
+        self._resolver.sync_at_once = None
+        self._syncs.close()
 
-    # ---- on the loop: asked of each batch, each fetched offset
+    # ---- on the loop: asked of each batch
 
     def check_produce(
         self, producer_id: int, epoch: int, key: PartitionKey
@@ -168,17 +176,12 @@ class TransactionCoordinator:
         """Produce v12 and later: a batch adds its partition to the transaction by itself."""
         if not transactional_id:
             return ErrorCode.INVALID_TXN_STATE
-        error = await broker.transact(self.add_partitions, transactional_id, producer_id, epoch, list(keys))
+        error = (await broker.apply(transactional_id, Add((producer_id, epoch), frozenset(keys)))).error
         return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
 
-    def has_pending(self, group: str, topic_id: TopicId, partition: int) -> bool:
-        """Whether a transaction that is not over may move the group there."""
-        key = (group, topic_id, partition)
-        return any(key in keys for keys in list(self._pending.values()))
-
-    def pending_offsets(self, group: str) -> set[PartitionKey]:
-        """Topic id and partition of all those."""
-        return {key[1:] for keys in list(self._pending.values()) for key in keys if key[0] == group}
+    def pending_offsets(self, groups: AbstractSet[str]) -> set[PendingKey]:
+        """Return where transactions that are not over may move these groups. For any thread."""
+        return {key for keys in list(self._pending.values()) for key in keys if key[0] in groups}
 
     def row(self, name: str) -> Row | None:
         """What is known of a transactional id."""
@@ -211,18 +214,79 @@ class TransactionCoordinator:
                     break
         return Identified(ErrorCode.CONCURRENT_TRANSACTIONS)
 
-    def add_partitions(self, name: str, producer_id: int, epoch: int, keys: Iterable[PartitionKey]) -> ErrorCode:
-        """AddPartitionsToTxn: they are part of the transaction when this returns NONE."""
-        return self._add(name, Add((producer_id, epoch), frozenset(keys)))
-
-    def add_group(self, name: str, producer_id: int, epoch: int, group: str) -> ErrorCode:
-        """AddOffsetsToTxn."""
-        return self._add(name, Add((producer_id, epoch), frozenset(), frozenset({group})))
-
     def _add(self, name: str, event: Add) -> ErrorCode:
         with self._turns.wait(name):
             self._retry_finish(name)
             return _CODES[self._apply(name, event).outcome]
+
+    def apply(self, name: str, event: Add | End) -> Identified:
+        """EndTxn, AddPartitionsToTxn, AddOffsetsToTxn: without an error, they are part of the transaction."""
+        if isinstance(event, Add):
+            return Identified(self._add(name, event))
+        return self.end(name, *event.client, commit=event.commit, bump=event.bumps)
+
+    def apply_together(self, requests: Sequence[tuple[str, Add | End]]) -> list[Identified | None]:
+        """Like `apply` for several transactional ids, with one write of klamm.db and one wait for all logs.
+
+        It waits for nothing that one of them alone is in the way of. None: nothing was done, or what was done does no
+        harm, and `apply` is to be called.
+        """
+        found: list[Identified | None] = [None] * len(requests)
+        with ExitStack() as turns:
+            ready = []
+            for index, (name, event) in enumerate(requests):
+                if turns.enter_context(self._turns.attempt(name)) and self._is_plain(name, event):
+                    ready.append((index, name, event))
+            try:
+                ready = self._sync_ready(ready)
+                marked = [self._marked.get(self._names.get(name, -1)) for _, name, _ in ready]
+                events = [(name, event, row) for (_, name, event), row in zip(ready, marked, strict=True)]
+                steps = self._transactions.apply_all(events) if events else []
+            except KlammError:
+                return found  # which of them it is, each finds out
+            ended: list[tuple[int, Row, Step]] = []
+            for (index, _, _), before, done in zip(ready, marked, steps, strict=True):
+                if done.outcome is not Outcome.OK or done.row is None:
+                    continue
+                self._remember_step(done, before)
+                if done.row.is_prepared:
+                    ended.append((index, done.row, done))
+                else:
+                    found[index] = _identified(done)
+            is_marked = self._resolver.mark_now([row for _, row, _ in ended])
+            for (index, row, done), is_done in zip(ended, is_marked, strict=True):
+                if is_done:
+                    self._remember_marked(row)
+                    found[index] = _identified(done)
+        return found
+
+    def _is_plain(self, name: str, event: Add | End) -> bool:
+        """Whether nothing is left to be done first, and no lineage to be kept."""
+        row = self.row(name)
+        if row is None or row.is_prepared:
+            return False
+        return isinstance(event, Add) or not event.commit or not self._transactions.lineage.retention_ms
+
+    def _sync_ready(self, requests: list[tuple[int, str, Add | End]]) -> list[tuple[int, str, Add | End]]:
+        """Have synced what is to be committed. Return the requests that may be written."""
+        ready: list[tuple[int, str, Add | End]] = []
+        ends: list[list[tuple[Partition, int]]] = []
+        for index, name, event in requests:
+            if isinstance(event, Add):
+                ends.append([])
+                ready.append((index, name, event))
+                continue
+            synced = self._to_sync(name, event)
+            if self._resolver.are_open(synced):  # opening may take a recovery
+                ends.append(self._transactions.ends(synced))
+                ready.append((index, name, event._replace(synced=synced)))
+        self._resolver.sync_now([end for some in ends for end in some])
+        return [each for each, some in zip(ready, ends, strict=True) if is_synced(some)]
+
+    def _to_sync(self, name: str, event: End) -> frozenset[PartitionKey]:
+        row = self.row(name)
+        is_known = row is not None and (row.producer_id, row.next_epoch) == event.client
+        return row.partitions if row is not None and is_known and event.commit else frozenset()
 
     def verify(
         self, name: str, producer_id: int, epoch: int, keys: Iterable[PartitionKey]
@@ -265,19 +329,18 @@ class TransactionCoordinator:
             keys = {(group, offset.topic_id, offset.partition) for offset in offsets}
             with self._mutex:
                 self._pending[producer_id] = self._pending.get(producer_id, frozenset()) | keys
-                self._note_change(producer_id, name)
+                self._record_change(producer_id, name)
         return ErrorCode.NONE
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
         """EndTxn. `bump` (v5 and later): the next transaction has the next epoch, which is answered."""
         with self._turns.wait(name):
+            event = End((producer_id, epoch), commit, bump)
             for _ in range(_TRIES):
-                known = self.row(name)
-                is_known = known is not None and (known.producer_id, known.next_epoch) == (producer_id, epoch)
-                synced = known.partitions if known is not None and is_known and commit else frozenset()
+                synced = self._to_sync(name, event)
                 if not self._transactions.sync(synced):
                     return Identified(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-                done = self._apply(name, End((producer_id, epoch), commit, bump, synced))
+                done = self._apply(name, event._replace(synced=synced))
                 if done.outcome is Outcome.NEEDS_SYNC:
                     self._reload()
                     continue
@@ -290,7 +353,8 @@ class TransactionCoordinator:
     # ---- time
 
     def tick(self) -> None:
-        """About once a second: what others did, what has timed out, what is still to be marked."""
+        """About once a second: what others did, what has timed out, what is still to be marked, or written."""
+        self._write_marked()
         if self._transactions.version() != self._version:
             self._reload()
         now = self._resolver.now()
@@ -329,9 +393,12 @@ class TransactionCoordinator:
                         _take_over(names, self._names, name)
                 self._version = None if self._changed else version
                 self._changed = None
+                for producer_id, row in list(self._marked.items()):
+                    if rows.get(producer_id) == row:
+                        rows[producer_id] = self._completed(row)
                 self._rows, self._names, self._pending = rows, names, pending
 
-    def _note_change(self, producer_id: int, name: str | None) -> None:
+    def _record_change(self, producer_id: int, name: str | None) -> None:
         """With the mutex."""
         if self._changed is not None:
             self._changed[producer_id] = name
@@ -344,20 +411,29 @@ class TransactionCoordinator:
         durable: bool = True,
         offsets: tuple[str, list[OffsetRow]] | None = None,
     ) -> Step:
-        done = self._transactions.apply(name, event, durable=durable, offsets=offsets)
+        marked = self._marked.get(self._names.get(name, -1))
+        done = self._transactions.apply(name, event, durable=durable, offsets=offsets, marked=marked)
         if done.outcome is Outcome.NEEDS_ID:  # which can only be had outside of the write lock
             assert isinstance(event, Init | End)
             fresh_id = self._core.catalog.allocate_producer_id()
-            done = self._transactions.apply(name, event._replace(fresh_id=fresh_id))
-        if done.outcome in (Outcome.OK, Outcome.CONCURRENT) and done.row is not None:
-            if done.retired is not None:
-                self._remember(done.retired, has_name=False)
-            self._remember(done.row, has_name=True)
+            done = self._transactions.apply(name, event._replace(fresh_id=fresh_id), marked=marked)
+        if done.outcome in (Outcome.OK, Outcome.CONCURRENT):
+            self._remember_step(done, marked)
         return done
+
+    def _remember_step(self, done: Step, marked: Row | None) -> None:
+        """What is written. `marked`: what was known to be marked before; it is written now that it is complete."""
+        if done.row is None:
+            return
+        if marked is not None:
+            self._marked.pop(marked.producer_id, None)
+        if done.retired is not None:
+            self._remember(done.retired, has_name=False)
+        self._remember(done.row, has_name=True)
 
     def _remember(self, row: Row, *, has_name: bool) -> None:
         with self._mutex:
-            self._note_change(row.producer_id, row.name)
+            self._record_change(row.producer_id, row.name)
             if not row.is_ongoing:
                 self._pending.pop(row.producer_id, None)
             if has_name and row.name is not None:
@@ -368,10 +444,17 @@ class TransactionCoordinator:
                 self._rows.pop(row.producer_id, None)
 
     def _finish(self, row: Row) -> Row | None:
-        """Mark a decided transaction. Return the same row, if not everything could be marked."""
+        """Mark a decided transaction. Return the same row, if not everything could be marked.
+
+        That it is complete is written with what comes next for its transactional id, or by a tick: if this server is
+        killed before, the next one finds it decided and marked.
+        """
+        has_name = row.name is not None and self._names.get(row.name) == row.producer_id
+        if has_name:
+            return self._remember_marked(row) if self._resolver.mark_all(row) else row
         done = self._resolver.complete([row])[row.key]
         with self._mutex:
-            self._note_change(row.producer_id, row.name)
+            self._record_change(row.producer_id, row.name)
             if done is not None:
                 self._rows[row.producer_id] = done
             else:
@@ -379,6 +462,30 @@ class TransactionCoordinator:
                 if row.name is not None and self._names.get(row.name) == row.producer_id:
                     del self._names[row.name]
         return done
+
+    def _remember_marked(self, row: Row) -> Row:
+        done = self._completed(row)
+        with self._mutex:
+            self._record_change(row.producer_id, row.name)
+            self._marked[row.producer_id] = row
+            self._rows[row.producer_id] = done
+        return done
+
+    def _completed(self, row: Row) -> Row:
+        done = step(row, Marked(), self._resolver.now()).row
+        assert done is not None
+        return done
+
+    def _write_marked(self) -> None:
+        """Write that rows are complete, but for those of transactional ids that another thread is at."""
+        with ExitStack() as turns:
+            rows = []
+            for row in list(self._marked.values()):
+                if turns.enter_context(self._turns.attempt(row.name)) and self._marked.get(row.producer_id) is row:
+                    rows.append(row)
+            self._resolver.write_complete(rows)
+            for row in rows:
+                del self._marked[row.producer_id]
 
     def _retry_finish(self, name: str) -> None:
         row = self.row(name)

@@ -1,9 +1,9 @@
 """Blocks ahead of the commit: the active segment of a log that is synced has them before it is written.
 
-To sync a file that has grown, the file system has to write its new size and the blocks it was given, through its journal.
-Where both are there before, a sync takes about a third less. So a process that syncs a log makes the active segment
-longer than the commit, by as much as it has, 64 KiB at least and 1 MiB at most, when it is about to write beyond what is
-allocated; the file system fills that with zeros. It gives the rest back when it closes its files.
+To sync a file that has grown, the file system has to write its new size and the blocks it was given, through its
+journal. Where both are there before, a sync takes about a third less. So a process that syncs a log makes the active
+segment longer than the commit, by as much as it has, 64 KiB at least and 1 MiB at most, when it is about to write
+beyond what is allocated; the file system fills that with zeros. It gives the rest back when it closes its files.
 
 Promises
   AHD1  The end of the active segment is the position of the commit, never the size of the file. Behind it are zeros, or
@@ -30,7 +30,9 @@ cdef int is_written(Writer *w, int64_t position) noexcept nogil:
 
 
 cdef void allocate_ahead(Writer *w, Commit *now, int64_t size) noexcept nogil:
-    """Under the append lock, before a batch is written. A disk without room for it is no error: the batch may still fit."""
+    """Under the append lock, before a batch is written. A disk without space for it is not an error: the batch may
+    still fit.
+    """
     cdef int64_t end = min(now.position + max(size, min(now.position, AHEAD_MOST)), w.segment_bytes)
     if now.position >= AHEAD_LEAST and end > now.position + size:
         os_allocate(w.log_fd, now.position, end - now.position)

@@ -12,7 +12,7 @@ cdef int take_snapshot(Slot *slot, Commit *out) noexcept nogil:
         seq = load64(&slot.seq)
         load_commit(out, &slot.ring[seq % RING])
         klamm_fence_acquire()
-        # With `seq` 7 ahead, a writer may already be filling the place that was copied.
+        # With `seq` 7 ahead, a writer may already be filling the entry that was copied.
         if load64(&slot.seq) - seq >= RING - 1:
             continue
         if out.seq != seq or out.crc != commit_crc(out):
@@ -27,16 +27,18 @@ cdef int take_snapshot(Slot *slot, Commit *out) noexcept nogil:
 # ---- changing it, under the append lock -------------------------------------------------------------------------
 
 cdef void publish(Slot *slot, Commit *next) noexcept nogil:
-    """Fill the next place of the ring, then store `seq`: that one store is the commit."""
+    """Fill the next entry of the ring, then store `seq`: that one store is the commit."""
     next.seq = slot.seq + 1
     next.crc = commit_crc(next)
-    klamm_fence_release()           # the previous `seq` is visible before this place changes (matters on ARM)
+    klamm_fence_release()           # the previous `seq` is visible before this entry changes (matters on ARM)
     store_commit(&slot.ring[next.seq % RING], next)
     store64(&slot.seq, next.seq)
 
 
 cdef int lock_append(Writer *w, int wait) noexcept nogil:
-    """The in-process mutex, then the word (owner.h). -EAGAIN without `wait`; with it, -EINTR: again, with OWNER_SLEPT."""
+    """The in-process mutex, then the word (owner.h). -EAGAIN without `wait`; with it, -EINTR: again, with
+    OWNER_SLEPT.
+    """
     cdef int error = klamm_mutex_lock(&w.append_mutex, wait)
     if error:
         return error
@@ -64,6 +66,14 @@ cdef int open_in(Writer *w, int64_t base, const char *suffix, int flags) noexcep
     return os_open(name, flags)
 
 
+cdef int open_to_append(Writer *w, int64_t base, const char *suffix, int flags) noexcept nogil:
+    """Like `open_in`, but ESTALE if other files were put into the directory: they must not be written by this head."""
+    if look_at(w.place):
+        errno = ESTALE
+        return -1
+    return open_in(w, base, suffix, flags)
+
+
 cdef int use_active(Writer *w, Commit *now) noexcept nogil:
     """Have the active segment open, with nothing but zeros beyond the commit."""
     cdef stat_t status
@@ -73,7 +83,7 @@ cdef int use_active(Writer *w, Commit *now) noexcept nogil:
             close(w.log_fd)
         w.log_base = now.active_base
         w.events |= EVENT_OPENED
-        w.log_fd = open_in(w, now.active_base, b".log", O_RDWR | (0 if now.position else O_CREAT))
+        w.log_fd = open_to_append(w, now.active_base, b".log", O_RDWR | (0 if now.position else O_CREAT))
         if w.log_fd < 0:
             return R_SHORT_SEGMENT if errno == ENOENT and now.position else -errno
         if fstat(w.log_fd, &status):
@@ -88,7 +98,8 @@ cdef int use_active(Writer *w, Commit *now) noexcept nogil:
             if written:
                 close(w.log_fd)
                 w.log_fd = -1
-                return R_OLDER_HEAD if written > 0 else written     # `heads` was put back, or another program wrote here
+                # `heads` was put back, or another program wrote here
+                return R_OLDER_HEAD if written > 0 else written   
     if w.slot.intent != now.seq:                        # a writer died
         if w.slot.intent - now.seq + 1 > 2:
             return R_DAMAGED_HEAD                       # not while it appended, or published by hand
@@ -108,8 +119,26 @@ cdef int cut(Writer *w, Commit *now) noexcept nogil:
     return 0
 
 
+cdef int64_t store_clock_at(Writer *w, int64_t boot_ms) noexcept nogil:
+    return w.store.anchor_wall_ms + boot_ms - w.store.anchor_boot_ms + store_ahead_ms(w.store)
+
+
 cdef int64_t store_clock_ms(Writer *w) noexcept nogil:
-    return w.store.anchor_wall_ms + klamm_boot_ms() - w.store.anchor_boot_ms + store_ahead_ms(w.store)
+    return store_clock_at(w, klamm_boot_ms())
+
+
+cdef int is_old(Writer *w) noexcept nogil:
+    """Whether the active segment is older than segment.ms, by a clock that may be 10 ms late.
+
+    To read the exact one takes five times as long as the coarse one, at each append.
+    """
+    cdef int64_t coarse
+    if w.segment_ms <= 0:
+        return 0
+    coarse = klamm_coarse_ns()
+    if coarse - w.boot_read_ns >= BOOT_CLOCK_NS:
+        w.boot_ms, w.boot_read_ns = klamm_boot_ms(), coarse
+    return store_clock_at(w, w.boot_ms) - w.slot.active_since_ms > w.segment_ms
 
 
 cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t size) noexcept nogil:
@@ -122,7 +151,7 @@ cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t si
         return 1
     if now.next_offset - now.active_base + records > 0x7fffffff:    # Kafka's tools keep relative offsets in 32 bits
         return 1
-    return w.segment_ms > 0 and store_clock_ms(w) - w.slot.active_since_ms > w.segment_ms
+    return is_old(w)
 
 
 cdef int roll(Writer *w, Commit *now) noexcept nogil:
@@ -156,11 +185,11 @@ cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timest
         if w.index_fd >= 0:
             close(w.index_fd)
         w.index_base = now.active_base
-        w.index_fd = open_in(w, now.active_base, b".index", O_RDWR | O_CREAT)
+        w.index_fd = open_to_append(w, now.active_base, b".index", O_RDWR | O_CREAT)
         if w.index_fd < 0 or fstat(w.index_fd, &status):
             return
         if status.st_size < <int64_t>(sizeof(header) + count * sizeof(entry)):
-            count = 0                                   # somebody removed or cut it: it begins again
+            count = 0                                   # it was removed or cut: it begins again
     if count == 0:
         if read_header_crc(w, 0, &first):
             return
@@ -252,7 +281,7 @@ cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexc
     if entry.first_offset < 0:
         return 0
     entry.crc = aborted_crc(&entry)
-    fd = open_in(w, now.active_base, b".aborted", O_RDWR | O_CREAT)
+    fd = open_to_append(w, now.active_base, b".aborted", O_RDWR | O_CREAT)
     if fd < 0:
         return -errno
     if fstat(fd, &status) or os_pwrite(fd, &entry, sizeof(entry), status.st_size // sizeof(entry) * sizeof(entry)) != sizeof(entry):
@@ -266,6 +295,22 @@ cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexc
 
 
 # ---- append -------------------------------------------------------------------------------------------------------
+
+cdef int is_replaced(StorePlace *place) noexcept nogil:
+    """Whether another file, or none, is where the store was opened; looked at now and then, for that takes a
+    microsecond.
+    """
+    cdef int64_t now = klamm_coarse_ns()
+    if now - place.seen_ns >= PLACE_NS:
+        place.seen_ns = now
+        look_at(place)
+    return place.replaced
+
+
+cdef int look_at(StorePlace *place) noexcept nogil:
+    place.replaced = os_is_replaced(place.path, place.root, place.device, place.inode)
+    return place.replaced
+
 
 cdef int refused(Writer *w) noexcept nogil:
     cdef uint64_t flags = load64(&w.slot.flags) ^ w.slot_generation
@@ -300,6 +345,8 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     cdef int error = refused(w)
     if error:
         return error
+    if is_replaced(w.place):
+        return R_REPLACED
     if load64(&w.store.catalog_version) != w.catalog_version:
         return R_SETTINGS_CHANGED
     if now.seq != w.slot.seq or now.crc != commit_crc(&now) or now.next_offset < flushed_offset_of(load64(&w.slot.flushed)):
@@ -399,7 +446,8 @@ cdef int is_too_far_ahead(Writer *w, int64_t timestamp) noexcept nogil:
 
 cdef int64_t append(Writer *w, unsigned char *batch, size_t size, int wait, int same_epoch, int64_t at,
                     int quick) noexcept nogil:
-    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is. `at`: where alone it may go.
+    """Append one encoded batch: its base offset, or why not. `same_epoch`: what kind of marker it is. `at`: where alone
+    it may go.
 
     `quick`: not if files have to be made for it.
     """

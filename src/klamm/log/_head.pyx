@@ -14,12 +14,12 @@ from enum import IntEnum
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EACCES, EAGAIN, EBADF, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, ENOMEM, EOVERFLOW, errno
+from libc.errno cimport EACCES, EAGAIN, EBADF, EBADMSG, EINTR, ENAMETOOLONG, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
 from klamm.disk import _os
-from klamm.errors import StoreBusy
+from klamm.errors import NotAStore, StoreBusy
 
 include "_slot.pxi"
 include "_append.pxi"
@@ -28,22 +28,7 @@ include "_reuse.pxi"
 
 klamm_share_trap(_os.trap_address())
 
-DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY = FLAG_DELETED, FLAG_READ_ONLY, FLAG_SYNC_FAILED, FLAG_NEEDS_RECOVERY
-NEW_HEAD = FLAG_NEW_HEAD
-OPENED, ROLLED, RECOVERY_POINT = EVENT_OPENED, EVENT_ROLLED, EVENT_RECOVERY_POINT
-MISSING_INDEX = EVENT_MISSING_INDEX
-Snapshot = namedtuple("Snapshot", "next_offset active_base position stable_offset max_timestamp log_start seq leader_epoch")
-Evidence = namedtuple("Evidence", "exists flushed_offset next_offset log_start leader_epoch had_point")
-MAGIC = b"KLAMMHDS"
-INDEX_MAGIC = b"KLAMMIDX"
-INDEX_VERSION = KNOWN_INDEX
-FORMAT = 2
-LIFE = LIFE_AT
-SLOT_BYTES = SLOT_SIZE
-ONE_BYTES = ONE_ROOM
-REPEATED = R_REPEATED
-EVENTFUL = -(1 << 61)               # append_one: EVENTFUL - offset is an offset, and there are events to see to
-MAX_SLOTS = 1 << 20                 # a mapping of 1 GiB, most of it beyond the end of the file
+include "_exports.pxi"
 
 
 include "_heads.pxi"
@@ -77,6 +62,7 @@ cdef class Log:
         pthread_mutex_init(&self.w.flush_mutex, NULL)
         self.w.slot = <Slot *>(heads.map + <size_t>number * SLOT_SIZE)
         self.w.store = heads.store()
+        self.w.place = &heads.place
         self.w.bell_bit = bell_bit
         self.w.identity = klamm_identity()
         self.w.lock_fd = -1 if lock_file is None else lock_file.fd
@@ -102,7 +88,7 @@ cdef class Log:
                   uint64_t catalog_version):
         """The topic's settings, as of a version of the catalog.
 
-        Without the lock: whoever opens a log, to read it, say, must not wait for a writer that is stopped. An append
+        Without the lock: opening a log, for reading, say, must not wait for a stopped writer. An append
         that is on its way may see some of them old and some new.
         """
         self.w.segment_bytes, self.w.segment_ms, self.w.segment_records = segment_bytes, segment_ms, segment_records
@@ -151,6 +137,19 @@ cdef class Log:
 
         Its offset; EVENTFUL - offset if there are events; or a negative result. "not_plain": use `append` instead.
         """
+        return self.append_record(key, value, timestamp)
+
+    def append_at_version(self, key, value, uint64_t version):
+        """Like `append_one`, with the time of now; SETTINGS_CHANGED if the catalog has another version than the given
+        one.
+
+        So a caller that knows its topic as of a version need not ask for the version before each append.
+        """
+        if load64(&self.w.store.catalog_version) != version:
+            return R_SETTINGS_CHANGED
+        return self.append_record(key, value, -1)
+
+    cdef object append_record(self, key, value, int64_t timestamp):
         cdef unsigned char batch[ONE_ROOM]
         cdef const unsigned char *key_data = NULL
         cdef const unsigned char *value_data = NULL
@@ -186,7 +185,7 @@ cdef class Log:
 
     @property
     def events(self):
-        """What appends did that somebody should see to: OPENED, ROLLED, RECOVERY_POINT (64 MiB beyond the last)."""
+        """What appends did that maintenance has to handle: OPENED, ROLLED, RECOVERY_POINT (64 MiB beyond the last)."""
         return self.w.events
 
     def take_events(self):
@@ -261,7 +260,8 @@ cdef class Log:
         store64(&self.w.slot.intent, now.seq)
 
     def make_up(self):
-        """Under the append lock, before a commit that is no append: what a writer that died still owes the table.
+        """Under the append lock, before a commit that is not an append: finish what a dead writer left undone in the
+        table.
 
         The note of it is for the very next commit; and a snapshot of the table would not have it.
         """
@@ -583,7 +583,7 @@ cdef class Log:
         pthread_mutex_init(&self.w.flush_mutex, NULL)
 
     def abandon(self):
-        """From now on every append and sync is refused; files are closed, when nobody is using them any more."""
+        """From now on every append and sync is refused; files are closed once they are not in use."""
         self.before_fork()
         give_back_idle(&self.w)
         let_go(&self.w)
@@ -594,6 +594,7 @@ include "_sync.pxi"
 include "_index_bytes.pxi"
 include "_watch.pxi"
 include "_poller.pxi"
-include "_chime.pxi"
+include "_bell_thread.pxi"
+include "_cut.pxi"
 include "_sync_thread.pxi"
 include "_peek.pxi"

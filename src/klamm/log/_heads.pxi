@@ -12,12 +12,22 @@ cdef class Heads:
     cdef int fd
     cdef readonly str path
     cdef readonly bint private, writable
+    cdef StorePlace place
+    cdef bytes place_path
 
-    def __cinit__(self, path, *, bint writable=True, bint private=False):
-        """`private`: changes stay in this process (recovery of a read-only store happens in memory)."""
+    def __cinit__(self, path, *, bint writable=True, bint private=False, root=None):
+        """`private`: changes stay in this process (recovery of a read-only store happens in memory).
+
+        `root`: the directory that `path` leads through (disk/roots.py); it is open until close_descriptor is called.
+        """
         self.map, self.fd, self.path, self.private, self.writable = NULL, -1, os.fspath(path), private, writable
         self.length = <size_t>MAX_SLOTS * SLOT_SIZE
         self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
+        status = os.fstat(self.fd)
+        self.place_path = os.fsencode(os.path.dirname(path) if root is None else root.path)
+        self.place.path, self.place.root = self.place_path, -1 if root is None else root.fd
+        self.place.device, self.place.inode = status.st_dev, status.st_ino
+        self.place.seen_ns, self.place.replaced = -PLACE_NS, 0
         self.hold_size()
         self.reach = self.length if KLAMM_MAPS_GROW else os.fstat(self.fd).st_size
         self.map = <unsigned char *>os_map(self.fd, self.length, writable, private)
@@ -51,11 +61,23 @@ cdef class Heads:
     cdef StoreSlot *store(self):
         return <StoreSlot *>self.map
 
+    def is_in_place(self):
+        """Return whether the store at the path is still this one: no copy was put there, and it was not moved away."""
+        return not look_at(&self.place)
+
+    def check_place(self, *, bint now=False):
+        """Raise NotAStore if another store, or none, is at the path: looked at `now`, or a tenth of a second ago."""
+        if look_at(&self.place) if now else is_replaced(&self.place):
+            raise NotAStore(
+                f"{os.fsdecode(self.place_path)}: the store was removed or replaced while it is open",
+                hint="close it, and open the one that is there; if its directory was moved, what was just appended is there",
+            )
+
     def close_descriptor(self):
-        """The mapping stays until nobody uses it any more."""
+        """The mapping stays until it is not in use."""
         if self.fd >= 0:
             close(self.fd)
-        self.fd = -1
+        self.fd = self.place.root = -1
 
     def size(self):
         """How many slots the file holds, slot 0 included."""
@@ -161,7 +183,9 @@ cdef class Heads:
         memcpy(store.boot_id, <char *>boot_id, 16)
 
     cdef int free_locks(self) except -1:
-        """While this process is alone: what is in the owner words is of another boot, of another store, or of no life."""
+        """While this process is alone: what is in the owner words is of another boot, of another store, or of no
+        life.
+        """
         cdef int64_t number
         cdef Slot *slot
         for number in range(1, self.size()):
@@ -275,7 +299,9 @@ cdef class Heads:
         return store.anchor_wall_ms + klamm_boot_ms() - store.anchor_boot_ms + store_ahead_ms(store)
 
     def followed_ms(self):
-        """The store's clock, set to the wall clock by `follow_wall`: it may jump, once the wall clock has for an hour."""
+        """The store's clock, set to the wall clock by `follow_wall`: it may jump, once the wall clock has for an
+        hour.
+        """
         return self.clock_ms() + store_shift_ms(self.store())
 
     def expiry_ms(self):
@@ -289,7 +315,7 @@ cdef class Heads:
     def follow_wall(self):
         """Set the followed clock to the wall clock, if the two have differed by the same amount for an hour.
 
-        Whoever expires records calls this; they are the only ones to whom it matters. Not for a read-only mapping.
+        Called before records are expired; nothing else needs it. Not for a read-only mapping.
         """
         cdef StoreSlot *store = self.store()
         cdef int64_t drift = self.wall_ms() - self.followed_ms()
@@ -316,7 +342,9 @@ cdef class Heads:
         return klamm_boot_ms() + store_ahead_ms(self.store())
 
     def advance(self, int64_t ms):
-        """For tests: all three clocks go ahead by so much, for everybody who has the store open, until the next boot."""
+        """For tests: all three clocks go ahead by so much, for everybody who has the store open, until the next
+        boot.
+        """
         cdef StoreSlot *store = self.store()
         cdef int64_t ahead = store_ahead_ms(store) + ms
         store_i64(&store.ahead_ms, ahead)

@@ -6,8 +6,8 @@ cdef class Log
 cdef class Life:
     """What this process is known by as an owner of append locks, from the opening of a store until it is closed.
 
-    `file` is a LockFile of `heads`: the byte of this life is held through it, and asked through it for others' lives. It
-    has a descriptor of its own, which is not mapped, and which a forked child closes.
+    `file` is a LockFile of `heads`: the byte of this life is held through it, and asked through it for others' lives.
+    It has a descriptor of its own, which is not mapped, and which a forked child closes.
     """
     cdef KlammLife life
     cdef Heads heads
@@ -36,7 +36,7 @@ cdef class Life:
             raise ValueError(f"{log.directory}: a life in another mapping of heads")
         if log.number not in self.slots:
             self.slots.add(log.number)
-            if owner & ~WAITERS == self.life.number:    # nobody stored it: `heads` was damaged, or put back
+            if owner & ~WAITERS == self.life.number:    # no process stored it: `heads` was damaged, or put back
                 owner_swap(&log.w.slot.owner, owner, 0)
         log.w.life, log.life = self.life, self
         return 0

@@ -1,4 +1,4 @@
-# What heads say of logs that nobody has opened.
+# Heads of logs that are not open.
 
 def leader_epochs(Heads heads not None, slots):
     """The leader epoch of each of these slots; -1 for a log that must be recovered first, or whose head is damaged."""
@@ -17,7 +17,7 @@ def leader_epochs(Heads heads not None, slots):
     return epochs
 
 
-def blank_slots(Heads heads not None, slots):
+def empty_slots(Heads heads not None, slots):
     """Those of the slots whose logs never had a record, and need nothing."""
     cdef int64_t number, end = heads.size()
     cdef Slot *slot

@@ -7,17 +7,17 @@ cdef enum:
     SPIN_MOST = 64                  # more heads than that, and looking at each costs more than sleeping
     NOTHING = -1
 
-cdef int64_t NAP_NS = 500000000             # a writer may die between its commit and the bell
-cdef int64_t nap_ns = NAP_NS
+cdef int64_t POLL_INTERVAL_NS = 500000000             # a writer may die between its commit and the bell
+cdef int64_t interval_ns = POLL_INTERVAL_NS
 cdef int64_t SPIN_NS = 10000000             # then signals are looked at
-cdef int64_t READ_ONLY_NAP_NS = 20000000    # a read-only mapping has no bell to listen to
+cdef int64_t READ_ONLY_POLL_INTERVAL_NS = 20000000    # a read-only mapping has no bell to listen to
 cdef uint32_t ANY_BIT = 0x80000000u
 
 
-def set_nap(int64_t ns=NAP_NS):
+def set_poll_interval(int64_t ns=POLL_INTERVAL_NS):
     """Let this process sleep that long at most before it looks for itself. For tests: of the bell alone."""
-    global nap_ns
-    nap_ns = ns
+    global interval_ns
+    interval_ns = ns
 
 
 cdef struct Watched:
@@ -131,7 +131,7 @@ cdef class Poller:
         catalog or of the groups is there than the given one.
         """
         cdef StoreSlot *store = self.heads.store()
-        cdef int64_t start = klamm_monotonic_ns(), now = start, until = start + timeout_us * 1000, nap
+        cdef int64_t start = klamm_monotonic_ns(), now = start, until = start + timeout_us * 1000, interval
         cdef int64_t spin_until = min(until, start + spin_us * 1000), size = 0, end_offset = 0
         cdef Py_ssize_t i = NOTHING
         cdef uint32_t word = 0
@@ -143,8 +143,8 @@ cdef class Poller:
         while True:
             with nogil:
                 if now < spin_until and self.count <= SPIN_MOST:
-                    nap = min(spin_until, now + SPIN_NS)
-                    while i < 0 and now < nap and not self.other_change(store, catalog_version, groups_version):
+                    interval = min(spin_until, now + SPIN_NS)
+                    while i < 0 and now < interval and not self.other_change(store, catalog_version, groups_version):
                         i = self.find_moved()
                         klamm_pause()
                         now = klamm_monotonic_ns()
@@ -153,12 +153,12 @@ cdef class Poller:
                         word = klamm_listen(&store.bell, self.bits)
                     i = self.find_moved()
                     if i < 0 and not self.other_change(store, catalog_version, groups_version) and now < until:
-                        nap = min(until, now + (nap_ns if writable else READ_ONLY_NAP_NS))
+                        interval = min(until, now + (interval_ns if writable else READ_ONLY_POLL_INTERVAL_NS))
                         if writable:
-                            os_futex_wait(&store.bell.word, word, self.bits, nap)
+                            os_futex_wait(&store.bell.word, word, self.bits, interval)
                         else:
                             word = 0
-                            os_futex_wait(&word, 0, 1, nap)
+                            os_futex_wait(&word, 0, 1, interval)
                         i = self.find_moved()
                 if i >= 0 and self.watched[i].tail.fd >= 0:
                     size = self.read(&self.watched[i], &end_offset)

@@ -153,7 +153,7 @@ cdef int grow_table(Writer *w) except -1:
 
 
 cdef fill_table(Writer *w, states):
-    """Make the table again, in place: other processes may have it mapped. It is nobody's until `changed_table`."""
+    """Make the table again, in place: other processes may have it mapped. It is invalid until `changed_table`."""
     cdef uint64_t capacity, most
     cdef uint32_t link
     cdef int64_t size

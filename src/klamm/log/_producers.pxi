@@ -30,15 +30,15 @@ is not written, and a batch that comes late, after the marker, is fenced.
 
 Producers over the wire that do not know this yet have one epoch for all their transactions. Their marker bears that
 same epoch, ends what is open of exactly it, and is not written where nothing is; their sequences go on after it, so it
-takes the last sequence over into its place. Nothing here tells a late one from one in time: whoever writes it knows
+takes the last sequence over into its place. Nothing here tells a late one from one in time: its writer knows
 (store/wire_transactions.py). The two kinds are told apart by their epochs alone: one has the epoch of what was last in
 the table, the other a newer one.
 """
 
 cdef extern from *:
     """
-    typedef struct { int64_t base_offset; int32_t first_sequence, last_sequence; int16_t epoch; int16_t unused[3]; } Place;
-    typedef struct {                        /* three cache lines; the first is what a search and a list touch */
+    typedef struct { int64_t base_offset; int32_t first_sequence, last_sequence; int16_t epoch; int16_t unused[3]; }
+    Place; typedef struct {                        /* three cache lines; the first is what a search and a list touch */
         int64_t id;
         uint64_t n;                         /* batches so far: the latest is places[(n - 1) % 5] */
         int64_t first_open_offset, last_seen_ms;
@@ -253,7 +253,9 @@ cdef void join_list(Writer *w, ProducerList *list, uint32_t link) noexcept nogil
 
 
 cdef uint32_t find_room(Writer *w) noexcept nogil:
-    """Link of the entry that a new producer gets: a free one, or the oldest idle one's. 0: the table has to grow first."""
+    """Link of the entry that a new producer gets: a free one, or the oldest idle one's. 0: the table has to grow
+    first.
+    """
     cdef TableHeader *header = &w.table.header
     cdef Entry *oldest
     if header.used < header.capacity:
@@ -435,7 +437,9 @@ cdef void put_batch(Writer *w, Entry *entry, Place *place) noexcept nogil:
 
 
 cdef int64_t drop_table(Writer *w) noexcept nogil:
-    """The table is damaged: it is nobody's from now on, and made again from the log before the next batch of a producer."""
+    """The table is damaged: it is invalid from now on, and made again from the log before the next batch of a
+    producer.
+    """
     store64(&w.table.header.seq, 0)
     return R_NEEDS_PRODUCERS
 

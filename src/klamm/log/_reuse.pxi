@@ -4,8 +4,8 @@
 cdef int is_reused(Writer *w) noexcept nogil:
     """Whether the partition was deleted and its slot is another one's by now.
 
-    Asked after what was read of the slot is copied: the generation moves before anything else changes. Whoever has one
-    of the slot's locks and was told no keeps the slot: to use it again takes all of them.
+    Asked after what was read of the slot is copied: the generation moves before anything else changes. A process that
+    has one of the slot's locks and was told no keeps the slot: to use it again takes all of them.
     """
     klamm_fence_acquire()
     return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0

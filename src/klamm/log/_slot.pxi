@@ -130,8 +130,11 @@ cdef extern from "slot.h" nogil:
     int64_t klamm_monotonic_ns()
     int64_t klamm_wall_ms()
     int64_t klamm_boot_ms()
+    int64_t klamm_coarse_ns()
     int os_open(const char *, int)
+    int os_is_replaced(const char *, int, uint64_t, uint64_t)
     ssize_t os_pread(int, void *, size_t, int64_t)
+    ssize_t os_pread_cached(int, void *, size_t, int64_t)
     ssize_t os_pwrite(int, const void *, size_t, int64_t)
     int os_ftruncate(int, int64_t)
     int os_fsync(int)
@@ -174,9 +177,10 @@ cdef enum:
     R_TOO_FAR_AHEAD = -10015        # a record's timestamp lies too far in the future
     R_OLDER_HEAD = -10016           # the log goes on beyond the commit, and no writer died
     R_NEEDS_FILES = -10017          # a quick append would have to make files
+    R_REPLACED = -10018             # another store, or none, is at the path by now
     R_TOO_MANY_PRODUCERS = -10030   # each of those that the table has room for has an open transaction
-    # Lock bytes of slot n: 4n + these; the notes of FLUSH and those after it have the same order. APPEND is no byte, but a
-    # word of the slot; processes that wait for it show that as for a byte.
+    # Lock bytes of slot n: 4n + these; the notes of FLUSH and those after it have the same order. APPEND is not a byte,
+    # but a word of the slot; processes that wait for it show that as for a byte.
     APPEND = 0
     FLUSH = 1
     POINT = 3
@@ -203,9 +207,18 @@ cdef enum:
     EVENT_ROLLED = 2
     EVENT_RECOVERY_POINT = 4
     EVENT_MISSING_INDEX = 8         # not of an append: a reader met a closed segment without a valid index
+    BOOT_CLOCK_NS = 10000000        # so late may the clock be that a roll by age asks
     SLEEP_NS = 20000000             # at most so long a process waits for a lock in one piece
     MOST_HEADERS = 65536            # that a roll reads to find the last batch of the segment
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
+    PLACE_NS = 100000000            # so late a process may learn that its store is not at its path any more
+
+cdef struct StorePlace:             # where a store was opened, and its file `heads`
+    const char *path
+    int root                        # a descriptor of the directory, or -1
+    uint64_t device, inode
+    int64_t seen_ns                 # when it was last looked at, by a coarse clock
+    int replaced
 
 cdef struct Writer
 
@@ -214,6 +227,7 @@ include "_producers.pxi"
 cdef struct Writer:
     Slot *slot
     StoreSlot *store
+    StorePlace *place
     uint32_t bell_bit, identity
     KlammLife life                  # without a number: no append
     int lock_fd, log_fd, index_fd, sync_fd, abandoned
@@ -228,6 +242,7 @@ cdef struct Writer:
     int64_t room                    # the active segment has blocks up to there; INT64_MAX: none are allocated ahead
     int64_t synced_base             # of the active segment that this process has synced; -1: none
     int64_t asked_base, asked_position      # where maintenance was last asked for
+    int64_t boot_ms, boot_read_ns   # what the boot clock said, and when it was read, by a coarse clock
     int events, duplicate
     Table *table
     size_t table_room               # bytes of the mapping
@@ -260,6 +275,7 @@ class Result(IntEnum):
     TOO_FAR_AHEAD = R_TOO_FAR_AHEAD
     OLDER_HEAD = R_OLDER_HEAD
     NEEDS_FILES = R_NEEDS_FILES
+    REPLACED = R_REPLACED
     TOO_MANY_PRODUCERS = R_TOO_MANY_PRODUCERS
 
 

@@ -160,7 +160,8 @@ cdef int flush_locked(Writer *w) noexcept nogil:
     word |= FLUSHING
     if flushed_offset_of(word) > now.active_base:
         error = sync_segment(w, now.active_base)
-    else:                                                   # a segment may be new, so its name must be made durable, too
+    # a segment may be new, so its name must be made durable, too
+    else:                                                 
         error = sync_since(w, flushed_offset_of(word), now.active_base)
     # After an error `flushing` stays set: the kernel reports it once, so the next sync must not be believed, either.
     if error:
@@ -192,8 +193,8 @@ cdef int sync_once(Writer *w, int64_t end_offset, int64_t wait_ns) noexcept nogi
 cdef class Wait:
     """A wait of this thread for a lock of `log`: interruptible, bounded, and shown to others while it lasts.
 
-    Made when the first nap is over, so what is not contended never sees one. The bound begins anew whenever the log moves:
-    it is for a holder that does nothing, not for many that take turns.
+    Made when the first nap is over, so what is not contended never sees one. The bound starts again whenever the log
+    moves: it is for a holder that does nothing, not for many that take turns.
     """
     cdef Log log
     cdef int lock
@@ -262,7 +263,7 @@ cdef class AppendLock:
     """The append lock of a log, for the length of a `with` block.
 
     A native type: CPython runs signal handlers between bytecodes, also at the first one of a Python `__exit__`, and an
-    exception there would leave the lock held for ever. Between these calls and the `with` statement there is none.
+    exception there would leave the lock held forever. Between these calls and the `with` statement there is none.
     """
     cdef Log log
 

@@ -10,7 +10,8 @@ cdef struct Tail:
 cdef int64_t size_behind(Writer *w, const Tail *tail, int64_t most, Commit *now) noexcept nogil:
     """Take a snapshot; return how many bytes to read, at most `most`.
 
-    0 whenever anything is out of the ordinary (nothing there, another segment, an open transaction): a Reader then looks
+    0 whenever anything is out of the ordinary (nothing there, another segment, an open transaction): a Reader then
+      looks
     into it.
     """
     if take_own_snapshot(w, now) or now.active_base != tail.base or now.stable_offset != now.next_offset:

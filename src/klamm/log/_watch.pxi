@@ -1,13 +1,20 @@
 """Whether heads have moved, for those who ask before each read: some nanoseconds, however many they are."""
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
 cdef uint64_t NO_SEQ = <uint64_t>-1
 
 
+cdef inline uint64_t state_of(Slot *slot) noexcept nogil:
+    """Changes with every commit, and when the topic is deleted."""
+    return load64(&slot.seq) ^ load64(&slot.flags) << 56
+
+
 cdef class Watch:
-    """`moved` as soon as a head has another seq, or the catalog another version, than what was last `seen`."""
+    """`moved` as soon as a head has another seq, or the catalog another version, than what was last `seen`; and while
+    the store is not at its path."""
     cdef list logs              # they keep the mapping
+    cdef StorePlace *place
     cdef uint64_t **words
     cdef uint64_t *known
     cdef Py_ssize_t count
@@ -27,6 +34,7 @@ cdef class Watch:
             log = self.logs[i]
             self.words[i], self.known[i] = &log.w.slot.seq, NO_SEQ
             self.words[self.count - 1] = &log.w.store.catalog_version
+            self.place = log.w.place
         if self.count == 1:
             raise ValueError("nothing to watch")
         self.known[self.count - 1] = NO_SEQ
@@ -41,10 +49,85 @@ cdef class Watch:
         for i in range(self.count):
             if load64(self.words[i]) != self.known[i]:
                 return True
-        return False
+        return bool(is_replaced(self.place))
 
-    def seen(self, Py_ssize_t place, uint64_t seq):
-        """The head of `logs[place]`, as it was; behind the last one, the version of the catalog."""
-        if not 0 <= place < self.count:
-            raise IndexError(place)
-        self.known[place] = seq
+    def seen(self, Py_ssize_t index, uint64_t seq):
+        """The head of `logs[index]`, as it was; behind the last one, the version of the catalog."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        self.known[index] = seq
+
+
+cdef class WatchedLogs:
+    """Logs at places, which come and go. `moved` has those whose heads have changed since it last looked: by a commit,
+    or because the topic is deleted. A new one counts as moved.
+    """
+    cdef list logs              # by place: they keep the mapping; None where a place is free
+    cdef list free
+    cdef Slot **slots
+    cdef uint64_t *known
+    cdef bint *is_new
+    cdef Py_ssize_t count, room
+
+    def __cinit__(self):
+        self.logs, self.free = [], []
+
+    def __dealloc__(self):
+        PyMem_Free(self.slots)
+        PyMem_Free(self.known)
+        PyMem_Free(self.is_new)
+
+    def __len__(self):
+        return self.count - len(self.free)
+
+    cdef int grow(self) except -1:
+        cdef Py_ssize_t room = max(8, 2 * self.room)
+        cdef void *more = PyMem_Realloc(self.slots, room * sizeof(Slot *))
+        if more == NULL:
+            raise MemoryError
+        self.slots = <Slot **>more
+        more = PyMem_Realloc(self.known, room * sizeof(uint64_t))
+        if more == NULL:
+            raise MemoryError
+        self.known = <uint64_t *>more
+        more = PyMem_Realloc(self.is_new, room * sizeof(bint))
+        if more == NULL:
+            raise MemoryError
+        self.is_new, self.room = <bint *>more, room
+        return 0
+
+    def add(self, Log log not None):
+        """Return the place of this log."""
+        cdef Py_ssize_t index
+        if self.free:
+            index = self.free.pop()
+            self.logs[index] = log
+        else:
+            if self.count == self.room:
+                self.grow()
+            index = self.count
+            self.logs.append(log)
+            self.count += 1
+        self.slots[index], self.is_new[index] = log.w.slot, True
+        return index
+
+    def remove(self, Py_ssize_t index):
+        """KeyError if nothing is watched there."""
+        if not 0 <= index < self.count or self.slots[index] == NULL:
+            raise KeyError(index)
+        self.slots[index] = NULL
+        self.logs[index] = None
+        self.free.append(index)
+
+    def moved(self):
+        """The places of those that have moved."""
+        cdef Py_ssize_t i
+        cdef uint64_t now
+        cdef list indexes = []
+        for i in range(self.count):
+            if self.slots[i] != NULL:
+                now = state_of(self.slots[i])
+                if self.is_new[i] or now != self.known[i]:
+                    self.known[i], self.is_new[i] = now, False
+                    indexes.append(i)
+        return indexes

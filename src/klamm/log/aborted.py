@@ -4,15 +4,15 @@
                                     32 bytes an entry, little-endian; made at the segment's first abort
 
 An entry says: what this producer wrote from the first offset up to the marker at the last one was aborted. It lies
-beside the segment of the marker and is written before the marker is committed, so whoever may read beyond the marker
-finds it.
+beside the segment of the marker and is written before the marker is committed, so a reader that may read beyond the
+marker finds it.
 
 Promises
   A1  Complete, not sparse: every abort marker below the commit that ended something has its entry.
   A2  An entry that a killed writer left without its marker is followed, sooner or later, by the same with the right
-      one: only that producer's records count, and until the marker is there it writes no others. Whoever counts
+      one: only that producer's records count, and until the marker is there it writes no others. A reader that counts
       transactions, as clients of the Kafka server do, is told each once (ranges.py).
-  A3  Entries below the youngest snapshot of producers are on disk; recovery makes the later ones anew from the log.
+  A3  Entries below the latest snapshot of producers are on disk; recovery re-creates the later ones from the log.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def find_lost(directory: str, listed: Iterable[Listed], entries_of: Callable[[in
 
 
 def holds(directory: str, base: int, entries: list[Aborted]) -> bool:
-    """Whether the file has these entries and nothing else: a power cut may leave an entry that nobody wrote."""
+    """Whether the file has these entries and nothing else: a power cut may leave an entry that was never written."""
     try:
         return files.read(segment.path_of(directory, base, SUFFIX)) == _packed(entries)
     except FileNotFoundError:

@@ -15,9 +15,9 @@ another one goes on from there.
 Killed anywhere in here, a pass leaves a segment as it was or as it will be; the next one starts over, and finds less to
 do. A reader that has the old file open reads it to its end.
 
-Steps 1, 3 and 4 are of a Pass, done by whoever holds the clean byte. What goes is said by Rules, and `sift` applies
-them to one segment: in this process with one table for all of them (Pass.run), or wherever somebody has a table of the
-keys that matter to that segment (spark/pipelines/compacting.py).
+Steps 1, 3 and 4 are of a Pass, done by the holder of the clean lock. What goes is said by Rules, and `filter_segment`
+applies them to one segment: in this process with one table for all of them (Pass.run), or wherever there is a table of
+the keys that matter to that segment (spark/pipelines/compact_pipeline.py).
 
 Tombstones (null values) go `delete.retention.ms` after the first pass that found them the latest of their key: that
 pass has removed everything before them, and the time is for readers that are on their way. It is kept in the batch, as
@@ -27,7 +27,7 @@ recovery would take the transaction for open; after that it is as a tombstone.
 
 Promises
   X1  Nothing goes that is not below the active segment, flushed_offset, the stable offset, the recovery point and the
-      youngest snapshot of producers. So what makes a record superfluous is on disk before the record goes, and recovery
+      latest snapshot of producers. So what makes a record superfluous is on disk before the record goes, and recovery
       needs nothing that went.
   X2  Segments are replaced in the order of their offsets, each durably before the next: a tombstone never goes before
       what it deletes.
@@ -44,26 +44,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.batch import KeyMap, Sieve, verify
+from klamm.batch import KeyMap, RecordFilter, verify
 from klamm.batch import header as batch_header
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreBusy
-from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
-from klamm.log.cleaned import Cleaned
-from klamm.log.cleaning import latest_in
+from klamm.log import aborted, cleaner_checkpoint, head, index, point, producers, recovery, segment
+from klamm.log.cleaner_checkpoint import CleanerCheckpoint
 from klamm.log.index import Entry
+from klamm.log.retention import latest_in
 
 __all__ = [
     "SUFFIX",
+    "CleanableSegments",
     "Compacted",
-    "Dirt",
     "Pass",
     "Rules",
-    "dirt",
+    "filter_segment",
+    "find_cleanable",
     "limit",
     "oldest_dirty_ms",
     "remove_leftovers",
-    "sift",
 ]
 
 SUFFIX = segment.LOG + segment.CLEANED
@@ -71,13 +71,13 @@ _CHUNK = 1 << 20
 _NEVER_MS = 1 << 62
 
 
-class Dirt(NamedTuple):
+class CleanableSegments(NamedTuple):
     """Closed segments that compaction may look at: [(base, end)], and how much of them is not compacted yet."""
 
     segments: list[tuple[int, int]]
     total_bytes: int
     dirty_bytes: int
-    known: Cleaned
+    known: CleanerCheckpoint
 
     @property
     def ratio(self) -> float:
@@ -88,9 +88,11 @@ class Dirt(NamedTuple):
         return self.segments[-1][1] if self.segments else 0
 
 
-def dirt(directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_lag_ms: int) -> Dirt:
+def find_cleanable(
+    directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_lag_ms: int
+) -> CleanableSegments:
     """What there is to compact below offset `upto`. Records younger than `min_lag_ms` are left alone."""
-    known = cleaned.load(directory)
+    known = cleaner_checkpoint.load(directory)
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     found: list[tuple[int, int]] = []
     total = dirty = 0
@@ -100,17 +102,17 @@ def dirt(directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_la
         if end > upto:
             break
         if end > known.offset and min_lag_ms > 0:
-            latest_ms = latest_in(directory, base, end, clock_ms, contiguous=not cleaned.exists(directory))
+            latest_ms = latest_in(directory, base, end, clock_ms, contiguous=not cleaner_checkpoint.exists(directory))
             if latest_ms is None or latest_ms > clock_ms - min_lag_ms:
                 break
         size = os.stat(segment.path_of(directory, base)).st_size
         found.append((base, end))
         total += size
         dirty += size if end > known.offset else 0
-    return Dirt(found, total, dirty, known)
+    return CleanableSegments(found, total, dirty, known)
 
 
-def oldest_dirty_ms(directory: str, found: Dirt) -> int | None:
+def oldest_dirty_ms(directory: str, found: CleanableSegments) -> int | None:
     """The timestamp of the first batch that was not compacted yet."""
     for base, end in found.segments:
         if end > found.known.offset:
@@ -120,7 +122,7 @@ def oldest_dirty_ms(directory: str, found: Dirt) -> int | None:
             finally:
                 os.close(fd)
             if len(data) == batch_header.HEADER_SIZE:
-                with suppress(CorruptBatch):  # whoever reads all of it will say so
+                with suppress(CorruptBatch):  # reading all of it raises
                     return batch_header.parse(data).max_timestamp
                 return None
     return None
@@ -143,7 +145,7 @@ def limit(log: head.Log) -> int:
 
 def remove_leftovers(directory: str) -> None:
     """What killed passes left behind."""
-    for path in segment.cleaned_aside(directory):
+    for path in segment.cleaned_temp_paths(directory):
         files.remove(path)
 
 
@@ -167,8 +169,8 @@ class Rules(NamedTuple):
     now_ms: int
     horizon_ms: int
 
-    def sieve(self, keys: KeyMap, open_ids: Iterable[int] = ()) -> Sieve:
-        return Sieve(keys, upto=self.upto, now_ms=self.now_ms, horizon_ms=self.horizon_ms, open_ids=open_ids)
+    def record_filter(self, keys: KeyMap, open_ids: Iterable[int] = ()) -> RecordFilter:
+        return RecordFilter(keys, upto=self.upto, now_ms=self.now_ms, horizon_ms=self.horizon_ms, open_ids=open_ids)
 
 
 # ---- one segment
@@ -210,26 +212,30 @@ def _damaged(path: str, position: int, error: CorruptBatch) -> CorruptBatch:
     )
 
 
-def sift(
-    directory: str, base: int, sieve: Sieve, aside: str, tick: Callable[[int], object] = lambda done: None
+def filter_segment(
+    directory: str,
+    base: int,
+    record_filter: RecordFilter,
+    temp_path: str,
+    on_progress: Callable[[int], object] = lambda done: None,
 ) -> int | None:
-    """Write what stays of a segment to `aside`, synced: its size. None if that is all of it, and there is no file.
+    """Write what stays of a segment to `temp_path`, synced: its size. None if that is all of it, and there is no file.
 
-    `tick` is told how many bytes were read since the last time.
+    `on_progress` is told how many bytes were read since the last time.
     """
     path = segment.path_of(directory, base)
     target, at = -1, 0
     try:
         for data, position in _batches(directory, base):
             try:
-                kept = sieve.sift(data)
+                kept = record_filter.filter(data)
             except CorruptBatch as error:
                 raise _damaged(path, position, error) from None
-            tick(len(data))
+            on_progress(len(data))
             if target < 0:
                 if kept is None:
                     continue
-                target = _os.open_file(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                target = _os.open_file(temp_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
                 at = _copy_start(path, position, target)
             left = data if kept is None else kept
             if left:
@@ -243,7 +249,7 @@ def sift(
         return at
     except BaseException:
         with suppress(OSError):
-            os.unlink(aside)
+            os.unlink(temp_path)
         raise
     finally:
         if target >= 0:
@@ -270,17 +276,17 @@ class Pass:
     def __init__(
         self,
         log: head.Log,
-        found: Dirt,
+        found: CleanableSegments,
         *,
         clock_ms: int,
         horizon_ms: int,
         interval: int,
         memory_bytes: int,
-        tick: Callable[[int, int], object] = lambda done, total: None,
+        on_progress: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
         """Tombstones that are due at `clock_ms` go; those met for the first time are due at `horizon_ms`.
 
-        `tick` is told how many bytes of how many were read; what it raises ends the pass.
+        `on_progress` is told how many bytes of how many were read; what it raises ends the pass.
         """
         self.log = log
         self.directory = log.directory
@@ -292,7 +298,7 @@ class Pass:
         self.horizon_ms = min(horizon_ms, _NEVER_MS)
         self.interval = interval
         self.memory_bytes = memory_bytes
-        self._tick = tick
+        self._on_progress = on_progress
         self._read = 0
         self._total = found.total_bytes + found.dirty_bytes
         self._replaced = 0
@@ -302,20 +308,22 @@ class Pass:
         keys, end = self._note_keys()
         self._total = self._read + sum(self._size(base) for base, _ in self.found.segments if base < end)
         self.begin(end)
-        sieve = self.rules(end).sieve(keys)
+        record_filter = self.rules(end).record_filter(keys)
         for base, following in self.found.segments:
             if base < end:
-                aside = segment.path_of(self.directory, base, SUFFIX)
-                size = sift(self.directory, base, sieve, aside, self.tick)
+                temp_path = segment.path_of(self.directory, base, SUFFIX)
+                size = filter_segment(self.directory, base, record_filter, temp_path, self.on_progress)
                 if size is not None:
-                    self.replace(base, following, aside, size)
-        self.finish(done, end, records=sieve.records, kept=sieve.kept, last_horizon=sieve.last_horizon)
+                    self.replace(base, following, temp_path, size)
+        self.finish(
+            done, end, records=record_filter.records, kept=record_filter.kept, last_horizon=record_filter.last_horizon
+        )
         return end >= self.found.end
 
-    def tick(self, count: int) -> None:
+    def on_progress(self, count: int) -> None:
         """So many bytes more were read."""
         self._read += count
-        self._tick(self._read, self._total)
+        self._on_progress(self._read, self._total)
 
     def rules(self, end: int) -> Rules:
         return Rules(self._aborted(), end, self.clock_ms, self.horizon_ms)
@@ -330,12 +338,12 @@ class Pass:
             self._close_our_files()
         gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
         self.known = self.known._replace(gaps_below=gaps_below)
-        cleaned.store(self.directory, self.known)
+        cleaner_checkpoint.store(self.directory, self.known)
 
     def finish(self, done: Compacted, end: int, *, records: int, kept: int, last_horizon: int) -> None:
         """After the last one: everything below `end` is compacted."""
         offset = max(end, self.known.offset)
-        cleaned.store(self.directory, self.known._replace(offset=offset, last_horizon=last_horizon))
+        cleaner_checkpoint.store(self.directory, self.known._replace(offset=offset, last_horizon=last_horizon))
         if not done.passes:
             done.bytes_before = self.found.total_bytes
         done.bytes_after = sum(self._size(base) for base, _ in self.found.segments)
@@ -368,43 +376,43 @@ class Pass:
                     end = keys.add(data, start)
                 except CorruptBatch as error:
                     raise _damaged(segment.path_of(self.directory, base), position, error) from None
-                self.tick(len(data))
+                self.on_progress(len(data))
                 if keys.full:
                     return keys, end
             end = following
         return keys, max(end, self.found.end)
 
-    def replace(self, base: int, following: int, aside: str, size: int) -> None:
-        """Put what `sift` wrote in the place of its segment; in the order of offsets (X2)."""
+    def replace(self, base: int, following: int, temp_path: str, size: int) -> None:
+        """Put what `filter_segment` wrote in the place of its segment; in the order of offsets (X2)."""
         try:
-            self._replace(base, following, aside, size)
+            self._replace(base, following, temp_path, size)
         except BaseException:
             with suppress(OSError):
-                os.unlink(aside)
+                os.unlink(temp_path)
             raise
         self._replaced += 1
 
-    def _replace(self, base: int, following: int, aside: str, size: int) -> None:
+    def _replace(self, base: int, following: int, temp_path: str, size: int) -> None:
         directory, log = self.directory, self.log
-        suffix = aside[len(segment.path_of(directory, base, "")) :]
+        suffix = temp_path[len(segment.path_of(directory, base, "")) :]
         scanned = recovery.scan_segment(
             directory, base, interval=self.interval, contiguous=False, suffix=suffix
         )  # what was written is what can be read, or the segment stays
         if scanned.fault is not None or scanned.position != size or scanned.offset > following:
-            raise _damaged(aside, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
+            raise _damaged(temp_path, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
         files.remove(segment.path_of(directory, base, ".index"))
         files.sync_directory(directory)  # not that one comes back which only happens to fit
         log.bump_segments_version()
-        self._rename(aside, segment.path_of(directory, base))
+        self._rename(temp_path, segment.path_of(directory, base))
         files.sync_directory(directory)  # index.write does it, too: redundant, so that X2 does not depend on that
         log.bump_segments_version()
         index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)], size=size)
 
-    def _rename(self, aside: str, path: str) -> None:
-        """The pass ends (X2) where Windows, or whoever scans for viruses there, does not let go of a file in use."""
+    def _rename(self, temp_path: str, path: str) -> None:
+        """The pass ends (X2) where Windows, or a virus scanner there, holds a file in use."""
         try:
-            _os.rename(aside, path)
+            _os.rename(temp_path, path)
         except PermissionError as error:
             if sys.platform != "win32":
                 raise
-            raise StoreBusy(f"{path}: in use, and not compacted", hint="try again when nobody reads it") from error
+            raise StoreBusy(f"{path}: in use, and not compacted", hint="try again when no process reads it") from error

@@ -11,7 +11,7 @@ A slot says where its log ends:
     seq               number of the latest commit, which lies in ring[seq % 8]
     ring[8]           commits: next_offset, active_base, position, stable_offset, max_timestamp (of the active segment),
                       log_start, seq, leader_epoch, CRC
-    intent            seq + 1 while somebody writes, else seq
+    intent            seq + 1 during a write, else seq
     flags             DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY, NEW_HEAD (this slot was laid out for an old log);
                       above them the slot's generation: a log with another one is of a partition that was deleted
     flushed           one word: flushed_offset (everything below is on disk), flushing (a process is syncing), and the
@@ -26,10 +26,10 @@ A slot says where its log ends:
     owner, holder     the append lock: the life number of the process that holds it (owner.h), and who took it last
     notes[3]          beside each lock byte: which process took it last, and what processes sleep on that wait for it
 
-**Commit.** Fill the next place of the ring, then store `seq`. That one store is the commit: before it nothing has
-happened, after it everything has. There are eight places so that a reader can copy one while writers fill the next.
+**Commit.** Fill the next entry of the ring, then store `seq`. That one store is the commit: before it nothing has
+happened, after it everything has. There are eight entries so that a reader can copy one while writers fill the next.
 
-**Read.** Load `seq`, copy its commit, load `seq` again; if it is 7 or more ahead, the place may have changed under the
+**Read.** Load `seq`, copy its commit, load `seq` again; if it is 7 or more ahead, the entry may have changed under the
 copy: try again. A wrong CRC, or another seq in the copy, is damage. No lock, no store.
 
 **Append**, holding the append lock: refuse by flags · if intent ≠ seq a writer died: cut the file to `position` · store
@@ -46,20 +46,21 @@ segment from the one that holds flushed_offset to the active one, and the direct
 it sets flushed_offset and clears flushing, in one store, and releases the byte. The others sleep on flush_round. After
 an error flushing stays set: the kernel reports a failed sync once and then claims success. Flushing found set while the
 byte is free means that a sync failed, or that the syncing process died, which counts as failed. Then everything above
-flushed_offset is written again, into new blocks, under SYNC_FAILED, the append lock and the flush lock (recovery.heal).
+flushed_offset is written again, into new blocks, under SYNC_FAILED, the append lock and the flush lock
+(recovery.rewrite_unsynced).
 
 **A syncing process that is stopped** (SIGSTOP, a debugger, `docker pause`) is replaced after a second. A process that
 waits for it takes the append lock and stores the next generation into `flushed`: from now on another byte is the flush
 byte, and it is free, with flushing set. What follows is what follows the death of a syncing process. Each change that
 the replaced process may still make is a compare-and-swap of `flushed`, which fails because of the generation; it then
 releases its own byte and waits as the others do. A process that is not stopped is never replaced: its disk is slow. If
-nobody can say (another pid namespace), it is replaced after ten seconds. Recovery and rewrites hold the append lock as
+that is unknown (another pid namespace), it is replaced after ten seconds. Recovery and rewrites hold the append lock as
 well, and so are never replaced, and nothing but those and a sync is done under the flush lock.
 
 Promises
   H1  A reader never sees a byte beyond the commit; a batch is there whole or not at all.
   H2  Only the holder of the append lock writes a segment, the intent or a commit; next_offset only grows.
-  H3  A writer killed at any instruction loses only what it had not committed, and delays nobody by more than 2 ms and
+  H3  A writer killed at any instruction loses only what it had not committed, and delays no other by more than 2 ms and
       a system call.
   H4  A segment that is not active never changes size.
   H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody, and never by a
@@ -91,19 +92,21 @@ from klamm.log._head import (
     ROLLED,
     SLOT_BYTES,
     SYNC_FAILED,
-    Chime,
+    BellThread,
     Evidence,
     HeadResult,
     Heads,
     Life,
     Log,
     Poller,
+    Reply,
     Result,
     Snapshot,
     SoleMapping,
     Syncer,
     Watch,
-    blank_slots,
+    WatchedLogs,
+    empty_slots,
     leader_epochs,
 )
 
@@ -124,20 +127,22 @@ __all__ = [
     "ROLLED",
     "SLOT_BYTES",
     "SYNC_FAILED",
-    "Chime",
+    "BellThread",
     "Evidence",
     "HeadResult",
     "Heads",
     "Life",
     "Log",
     "Poller",
+    "Reply",
     "Result",
     "Snapshot",
     "SoleMapping",
     "Syncer",
     "Watch",
-    "blank_slots",
+    "WatchedLogs",
     "clean_byte",
+    "empty_slots",
     "leader_epochs",
     "sync",
 ]

@@ -41,10 +41,7 @@ from klamm.batch.header import HEADER_SIZE as BATCH_HEADER_SIZE
 from klamm.disk import _os, files
 from klamm.log import _head, segment
 
-__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "Entry", "Index", "Read", "pack_header", "sync", "write"]
-
-Read = Callable[[int, int, int], bytes]
-"""Reads from a descriptor: so many bytes, from that byte of the file on."""
+__all__ = ["ENTRY_SIZE", "HEADER_SIZE", "Entry", "Index", "pack_header", "sync", "write"]
 
 _HEADER = struct.Struct("<8sqqqII16xII")
 _ENTRY = struct.Struct("<qqqII")
@@ -81,8 +78,8 @@ class Index:
         """
         self.base = base
         self.path = segment.path_of(directory, base, ".index")
-        self._fd = -1
-        self._end = 0
+        self.fd = -1
+        self._end = 0  # entries that speak of bytes beyond it do not count
         self.count = 0
         self.is_valid = False
         own_fd = -1
@@ -92,7 +89,7 @@ class Index:
             if os.fstat(log_fd).st_size == 0:
                 self.is_valid = True
                 return
-            self._fd = _os.open_file(self.path, os.O_RDONLY)
+            self.fd = _os.open_file(self.path, os.O_RDONLY)
             self.is_valid = self._is_of(log_fd, upto)
         except FileNotFoundError:
             return
@@ -100,10 +97,10 @@ class Index:
             if own_fd >= 0:
                 os.close(own_fd)
         if self.is_valid:
-            self.count = (os.fstat(self._fd).st_size - HEADER_SIZE) // ENTRY_SIZE
+            self.count = (os.fstat(self.fd).st_size - HEADER_SIZE) // ENTRY_SIZE
 
     def _is_of(self, log_fd: int, upto: int | None) -> bool:
-        data = _os.pread(self._fd, HEADER_SIZE, 0)
+        data = _os.pread(self.fd, HEADER_SIZE, 0)
         if len(data) < HEADER_SIZE or data[-4:] != crc32c(data[:-4]).to_bytes(4, "little"):
             return False
         magic, base, size, last_position, first, last, version, _ = _HEADER.unpack(data)
@@ -126,22 +123,16 @@ class Index:
         self.close()
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
-    def grow(self, upto: int) -> None:
-        """Take in entries that were written since it was opened, of an active segment with `upto` committed bytes."""
-        if self._fd >= 0:
-            self._end = upto
-            self.count = (os.fstat(self._fd).st_size - HEADER_SIZE) // ENTRY_SIZE
-
-    def entry(self, number: int, read: Read = _os.pread) -> Entry | None:
+    def entry(self, number: int) -> Entry | None:
         """Return the entry, or None if its checksum is wrong."""
-        data = read(self._fd, ENTRY_SIZE, HEADER_SIZE + number * ENTRY_SIZE)
+        data = _os.pread(self.fd, ENTRY_SIZE, HEADER_SIZE + number * ENTRY_SIZE)
         return _parse(data) if len(data) == ENTRY_SIZE else None
 
-    def _last(self, holds: Callable[[Entry], bool], read: Read = _os.pread) -> tuple[Entry, int]:
+    def _last(self, holds: Callable[[Entry], bool]) -> tuple[Entry, int]:
         """The last entry for which `holds`, and how many there are up to it; where none does, the segment's start.
 
         `holds` is true up to some entry and false from there on. A broken entry ends the part that is looked at, and so
@@ -151,7 +142,7 @@ class Index:
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
-            entry = self.entry(middle, read)
+            entry = self.entry(middle)
             if entry is not None and entry.position <= self._end and holds(entry):
                 best, low = entry, middle + 1
             else:
@@ -166,10 +157,6 @@ class Index:
         """Return the last entry at or before a byte of the segment, and how many there are up to it."""
         return self._last(lambda entry: entry.position <= position)
 
-    def before_both(self, position: int, offset: int, read: Read) -> Entry:
-        """Return the last entry at or before a byte of the segment and at or before `offset`, by means of `read`."""
-        return self._last(lambda entry: entry.position <= position and entry.offset <= offset, read)[0]
-
     def before_time(self, timestamp: int) -> Entry:
         """Return where to start looking for the first record at or after a time: all before is older."""
         return self._last(lambda entry: entry.max_timestamp < timestamp)[0]
@@ -181,7 +168,7 @@ class Index:
 
 
 def sync(directory: str, first: int, last: int) -> None:
-    """Make the indexes of these segments durable, with a recovery point: those below it are not made anew."""
+    """Make the indexes of these segments durable, with a recovery point: those below it are not re-created."""
     for base in segment.bases(directory, ".index"):
         if first <= base <= last:
             with suppress(OSError):  # removed just now, or not to be synced: then it is missing, no more

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from klamm.errors import KlammError, StoreBusy
-from klamm.log import cleaned, index, recovery, segment
+from klamm.log import cleaner_checkpoint, index, recovery, segment
 from klamm.log.index import Entry, Index
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class IndexRebuild:
                 raise Stopped
 
         stop()
-        gaps_below = cleaned.load(directory).gaps_below if cleaned.exists(directory) else 0
+        gaps_below = cleaner_checkpoint.load(directory).gaps_below if cleaner_checkpoint.exists(directory) else 0
         scanned = recovery.scan_segment(
             directory,
             base,

@@ -2,9 +2,9 @@
 
     offset_at      the first committed record that is at least as young as a time: what readers of records want
     first_since    the same in the log as it lies, markers and aborted records included: what Kafka answers
-    youngest       the first record that bears the largest timestamp, in the log as it lies
+    find_max_timestamp  the first record with the largest timestamp, in the order of the log
 
-The youngest timestamp of a segment, and its index, say where to begin; from there on every batch is looked at.
+The largest timestamp of a segment, and its index, say where to begin; from there on every batch is looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import RECORDS, decode, walk
 from klamm.errors import OffsetOutOfRange
-from klamm.log import cleaning
+from klamm.log import retention
 from klamm.log.index import Index
 from klamm.log.reader import Reader
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from klamm.log.head import Snapshot
     from klamm.log.partition import Partition
 
-__all__ = ["Found", "first_since", "offset_at", "youngest"]
+__all__ = ["TimestampLookup", "find_max_timestamp", "first_since", "offset_at"]
 
 
-class Found(NamedTuple):
+class TimestampLookup(NamedTuple):
     """A record, by what is known of it without its contents."""
 
     offset: int
@@ -40,23 +40,25 @@ def offset_at(partition: Partition, timestamp_ms: int) -> int | None:
     return None if found is None else found.offset
 
 
-def first_since(partition: Partition, timestamp_ms: int) -> Found | None:
+def first_since(partition: Partition, timestamp_ms: int) -> TimestampLookup | None:
     """The first record, or marker, that is at least as young as `timestamp_ms`; None if there is none."""
     return _first(partition, timestamp_ms, committed=False)
 
 
-def youngest(partition: Partition) -> Found | None:
+def find_max_timestamp(partition: Partition) -> TimestampLookup | None:
     """The first record, or marker, with the largest timestamp; None in an empty log."""
     now = partition.snapshot()
     largest = max((stamp for _, stamp in _segments(partition, now)), default=-1)
     if largest < 0:
         return None
-    return first_since(partition, largest) or _youngest_left(partition)
+    return first_since(partition, largest) or _find_max_timestamp_left(partition)
 
 
-def _youngest_left(partition: Partition) -> Found | None:
-    """The same, when the youngest of a segment lies before the start of the log: by a look at all that is left."""
-    best: Found | None = None
+def _find_max_timestamp_left(partition: Partition) -> TimestampLookup | None:
+    """The same, when the largest timestamp of a segment lies before the start of the log: by a look at all that is
+    left.
+    """
+    best: TimestampLookup | None = None
     now = partition.snapshot()
     with Reader(partition, now.log_start, committed=False) as reader:
         while data := reader.read():
@@ -71,7 +73,7 @@ def _youngest_left(partition: Partition) -> Found | None:
 
 
 def _segments(partition: Partition, now: Snapshot) -> Iterator[tuple[int, int]]:
-    """Base offset and youngest timestamp of each segment."""
+    """Base offset and largest timestamp of each segment."""
     found = partition.segments()
     for base, following in zip(found, [*found[1:], now.active_base], strict=False):
         if base == now.active_base:
@@ -79,7 +81,7 @@ def _segments(partition: Partition, now: Snapshot) -> Iterator[tuple[int, int]]:
             continue
         partition.look_for_gaps()
         try:
-            stamp = cleaning.max_timestamp_of(
+            stamp = retention.max_timestamp_of(
                 partition.directory,
                 base,
                 following,
@@ -91,7 +93,7 @@ def _segments(partition: Partition, now: Snapshot) -> Iterator[tuple[int, int]]:
             continue  # expired just now
 
 
-def _first(partition: Partition, timestamp_ms: int, *, committed: bool) -> Found | None:
+def _first(partition: Partition, timestamp_ms: int, *, committed: bool) -> TimestampLookup | None:
     while True:
         now = partition.snapshot()
         try:
@@ -102,7 +104,7 @@ def _first(partition: Partition, timestamp_ms: int, *, committed: bool) -> Found
             # else: expired while we looked
 
 
-def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, committed: bool) -> Found | None:
+def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, committed: bool) -> TimestampLookup | None:
     for base, stamp in _segments(partition, now):
         if stamp < timestamp_ms:
             continue
@@ -125,10 +127,12 @@ def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, commi
     return None
 
 
-def _in_batch(data: memoryview, batch: Header, timestamp_ms: int, start: int, *, markers: bool) -> Found | None:
+def _in_batch(
+    data: memoryview, batch: Header, timestamp_ms: int, start: int, *, markers: bool
+) -> TimestampLookup | None:
     if batch.is_control:
-        return Found(batch.base_offset, batch.max_timestamp, batch.leader_epoch) if markers else None
+        return TimestampLookup(batch.base_offset, batch.max_timestamp, batch.leader_epoch) if markers else None
     for record in decode(data, form=RECORDS, from_offset=start):
         if record.timestamp >= timestamp_ms:
-            return Found(record.offset, record.timestamp, batch.leader_epoch)
+            return TimestampLookup(record.offset, record.timestamp, batch.leader_epoch)
     return None

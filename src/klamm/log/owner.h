@@ -4,7 +4,7 @@
  *   lives      in slot 0: the latest life number that was given out
  *   LIFE + x   a byte of `heads`, held by the process whose life number is x for as long as it has the store open
  *
- * To take a lock that is free, and to drop it while nobody waits, is one compare-and-swap each: no system call. Whether
+ * To take a lock that is free, and to drop it while no other waits, is one compare-and-swap each: no system call. Whether
  * an owner lives is never asked of a pid: its byte is free or not, and the kernel frees it when the process has ended.
  *
  *   take     owner: 0 -> number. Taken: look again some 200 times; set WAITERS; sleep on the word, 2 ms at most
@@ -27,7 +27,7 @@
  *   LCK9  The descriptor of the bytes is an open file of its own that is never mapped: a mapping keeps the open file, and
  *         so the byte, in a forked child that has closed every descriptor.
  *
- * Where a store has one process at a time (no byte locks: macOS, Windows), the word is a lock between threads: nobody
+ * Where a store has one process at a time (no byte locks: macOS, Windows), the word is a lock between threads: no other process
  * else can have died, and each open clears it (LCK6). */
 #ifndef KLAMM_OWNER_H
 #define KLAMM_OWNER_H

@@ -17,16 +17,11 @@ from klamm.batch import Scan, encode_one, recompress
 from klamm.batch.markers import marker
 from klamm.disk import files, reserve
 from klamm.disk.locks import LockFile
-from klamm.errors import (
-    LogError,
-    OffsetOutOfRange,
-    ReadOnly,
-    SyncFailed,
-    UnknownTopic,
-)
+from klamm.disk.roots import Root
+from klamm.errors import LogError, OffsetOutOfRange, ReadOnly, SyncFailed, UnknownTopic, readable
 from klamm.log import (
     aborted,
-    cleaned,
+    cleaner_checkpoint,
     head,
     index,
     lookup,
@@ -40,7 +35,7 @@ from klamm.log import (
     timestamps,
 )
 from klamm.log.batch_rules import BatchRules
-from klamm.log.housekeeping import Housekeeping
+from klamm.log.cleanup import Cleanup
 from klamm.log.index_rebuild import IndexRebuild
 from klamm.log.log_settings import LogSettings
 from klamm.log.reader import Reader
@@ -50,8 +45,9 @@ from klamm.types import TopicId
 __all__ = ["Ends", "Partition"]
 
 _log = logging.getLogger("klamm")
-_PATIENCE = 20  # so often an obstacle is removed that is there again
+_MAX_TRIES = 20  # so often an obstacle is removed that is there again
 _NOT_PLAIN = int(head.Result.NOT_PLAIN)
+_NO_OFFSET = bytes(8)
 
 
 class Ends(NamedTuple):
@@ -81,19 +77,20 @@ class Partition:
         catalog_version: int,
         reload: Callable[[Partition], None],
         on_event: Callable[[Partition, int], None],
-        boots: int = 0,
+        boot_count: int = 0,
         topic_id: TopicId | None = None,
         life: head.Life | None = None,
+        root: Root | None = None,
     ) -> None:
         """Without `lock` and `life` it can only be read. `reload` is called when the catalog has changed."""
         self.topic = topic
         self.number = number
         self.slot = slot
-        self.directory = directory
+        self.directory, self._root = directory, root  # through which the directory is reached
         self.heads = heads
         self.lock = lock
         self._reload, self._on_event = reload, on_event
-        self._boots = boots
+        self._boot_count = boot_count
         self._epochs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
         mine = (topic_id, number) if topic_id else None
         self.log = head.Log(heads, slot, directory, lock, bell_bit, life=life, identity=mine)
@@ -103,7 +100,7 @@ class Partition:
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
         self.index_rebuild = IndexRebuild()
         self._listed: tuple[tuple[int, int], point.Point | Lack] = (-1, -1), Lack.MISSING  # and its recovery point
-        self.contiguous = not cleaned.exists(directory)
+        self.contiguous = not cleaner_checkpoint.exists(directory)
         self.settings = settings
         self.configure(settings, catalog_version)
         if self.log.flags & head.NEEDS_RECOVERY:
@@ -156,9 +153,9 @@ class Partition:
         return ReadOnly(f"{self.topic}/{self.number}: opened for reading only")
 
     @property
-    def housekeeping(self) -> Housekeeping:
+    def cleanup(self) -> Cleanup:
         """What removes records and compacts. The partition does not hold it: a cycle would outlive the store."""
-        return Housekeeping(self)
+        return Cleanup(self)
 
     @property
     def is_compacted(self) -> bool:
@@ -172,7 +169,9 @@ class Partition:
 
     def look_for_gaps(self) -> bool:
         """Whether the log turns out to have been compacted since it was opened: then offsets have gaps."""
-        if self.contiguous and (cleaned.exists(self.directory) or cleaned.is_missing(self.directory)):
+        if self.contiguous and (
+            cleaner_checkpoint.exists(self.directory) or cleaner_checkpoint.is_missing(self.directory)
+        ):
             self.contiguous = False
             return True
         return False
@@ -192,18 +191,18 @@ class Partition:
         log = self.log
         result = log.append(batch, size)
         if result < 0 or log.events:
-            return self._settle(result, batch, size)
+            return self._retry_append(result, batch, size)
         return result
 
     def append_one(self, key: bytes | None, value: bytes | None, timestamp: int = -1) -> int:
         """Commit one record without headers, the quick way where there is one: its offset."""
         result = self._one(key, value, timestamp) if self._plain else _NOT_PLAIN
-        return result if result >= 0 else self.settle_one(result, key, value, timestamp)
+        return result if result >= 0 else self.retry_one(result, key, value, timestamp)
 
-    def settle_one(self, result: int, key: bytes | None, value: bytes | None, timestamp: int) -> int:
+    def retry_one(self, result: int, key: bytes | None, value: bytes | None, timestamp: int) -> int:
         """See to what was in the way of append_one."""
         if result <= head.EVENTFUL:
-            return self._settle(head.EVENTFUL - result, b"", 0)
+            return self._retry_append(head.EVENTFUL - result, b"", 0)
         batch = bytearray(head.ONE_BYTES)
         return self.append(batch, encode_one(batch, key, value, None, self.now_ms() if timestamp == -1 else timestamp))
 
@@ -212,7 +211,7 @@ class Partition:
         return self.heads.wall_ms()
 
     def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
-        """The same, but None if somebody else holds the append lock just now."""
+        """Like `append`, but return None if the append lock is held."""
         if size < 0:
             size = len(batch)
         if size > self._max_bytes or self._checked:
@@ -221,7 +220,7 @@ class Partition:
         if result == -errno.EAGAIN or result == -errno.EACCES:
             return None
         if result < 0 or self.log.events:
-            return self._settle(result, batch, size)
+            return self._retry_append(result, batch, size)
         return result
 
     def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
@@ -236,14 +235,25 @@ class Partition:
         result = self.log.append(batch, size, False, False, -1, True)
         if result < 0:
             return None
-        return self._settle(result, batch, size) if self.log.events else result
+        return self._retry_append(result, batch, size) if self.log.events else result
+
+    def append_plain(self, batch: memoryview) -> int | None:
+        """Like `append_now`, for a valid batch of a topic without rules; None: unchanged, but for its epoch."""
+        size, log = len(batch), self.log
+        if self._checked or size > self._max_bytes:
+            return None
+        result = log.append(batch, size, False, False, -1, True)
+        if result < 0:
+            batch[:8] = _NO_OFFSET  # it may have been given one before the disk refused
+            return None
+        return self._retry_append(result, batch, size) if log.events else result
 
     def append_at(self, offset: int, batch: bytearray | memoryview) -> None:
         """The same, if the log goes on at `offset`; else LogError, and nothing was appended."""
         size = len(batch)
         if size > self._max_bytes or self._checked:
             batch, size = self._rules.prepare(self, batch, size)
-        self._settle(self.log.append(batch, size, True, False, offset), batch, size, at=offset)
+        self._retry_append(self.log.append(batch, size, True, False, offset), batch, size, at=offset)
 
     # ---- transactions
 
@@ -259,9 +269,15 @@ class Partition:
         batch = marker(producer_id, epoch, commit=commit, timestamp=self.heads.wall_ms())
         try:
             result = self.log.append(batch, len(batch), True, same_epoch)
-            return self._settle(result, batch, len(batch), same_epoch=same_epoch)
+            return self._retry_append(result, batch, len(batch), same_epoch=same_epoch)
         except results.Ended:
             return None
+
+    def append_marker_now(self, producer_id: int, epoch: int, *, commit: bool, same_epoch: bool = False) -> int:
+        """Like `append_marker`, but return what is in the way, -errno or a Result, rather than block or make files."""
+        batch = marker(producer_id, epoch, commit=commit, timestamp=self.heads.wall_ms())
+        result = self.log.append(batch, len(batch), False, same_epoch, -1, True)
+        return self._retry_append(result, batch, len(batch)) if result >= 0 and self.log.events else result
 
     def open_transactions(self) -> list[tuple[int, int, int]]:
         """Producer id, epoch and first offset of each transaction that has no marker here."""
@@ -279,9 +295,8 @@ class Partition:
             return self.log.producers(only_open=only_open)
 
     def producers(self) -> list[producers.ProducerState]:
-        """What is known of each producer: its id, where its open transaction begins (-1: it has none), when it was last
-        seen (store's clock), and its last batches: offset, first and last sequence, epoch. A marker's first one is -1.
-        """
+        """Return of each: id, first offset of its open transaction or -1, when it was last seen (store's clock), its
+        last batches: offset, first sequence (-1: a marker), last sequence, epoch."""
         return self._list_producers(only_open=False)
 
     def recompressed(self, batch: memoryview) -> bytearray | memoryview:
@@ -293,7 +308,7 @@ class Partition:
         """Return the earliest and the latest timestamp that the topic accepts now."""
         return timestamps.bounds(self.heads, self.settings.timestamp_limits_ms)
 
-    def _settle(
+    def _retry_append(
         self,
         result: int,
         batch: bytearray | memoryview | bytes,
@@ -326,7 +341,7 @@ class Partition:
 
     def _see_to(self, result: int, tries: int) -> None:
         """Remove an obstacle, or raise it."""
-        if tries > _PATIENCE:
+        if tries > _MAX_TRIES:
             raise LogError(f"{self.directory}: cannot append: {results.text_of(result)}, again and again")
         if result == head.Result.SETTINGS_CHANGED:
             self._reload(self)
@@ -335,7 +350,7 @@ class Partition:
         elif result == head.Result.OLDER_HEAD:
             self._recover_older()
         elif result == head.Result.SYNC_FAILED:
-            self.heal()
+            self.rewrite_unsynced()
         elif result == head.Result.NEEDS_PRODUCERS:
             with self.log.append_lock():
                 producer_recovery.use_table(self, grow=True)
@@ -357,40 +372,43 @@ class Partition:
         try:
             head.sync(self.log, upto)
         except SyncFailed:
-            self.heal()
+            self.rewrite_unsynced()
             self.repeat_sync(lambda: head.sync(self.log, upto))
         except head.HeadResult as error:
             raise results.error_of(self, error.result) from None
 
-    def heal(self) -> bool:
+    def rewrite_unsynced(self) -> bool:
         """After a failed sync: write again what it may have dropped. False if this process may not write."""
         if self.lock is None:
             return False
+        self.heads.check_place(now=True)
         with self.translate_errors():
-            recovery.heal(self.log)  # what is not synced was never compacted: there are no gaps
+            recovery.rewrite_unsynced(self.log)  # what is not synced was never compacted: there are no gaps
         return True
 
-    def checkpoint(self, *, anew: bool = False) -> None:
-        """Sync, and note how far in the file `recovery`, with a snapshot of the producers.
+    def checkpoint(self, *, force: bool = False) -> None:
+        """Sync, and save how far in the file `recovery`, with a snapshot of the producers.
 
-        If nothing came since the last one, only when it is wanted `anew`: recovery notes how far without a snapshot.
+        If nothing came since the last one, only when it is with `force`: recovery saves how far without a snapshot.
+        Raise NotAStore if another store is at the path by now.
         """
         log = self.log
         if self.lock is None or log.flags & (head.DELETED | head.NEEDS_RECOVERY):
             return
         now = log.snapshot()
-        if log.recovery_point == (now.active_base, now.position) and not anew:
+        if log.recovery_point == (now.active_base, now.position) and not force:
             return
+        self.heads.check_place(now=True)
         with self.translate_errors():
             self.repeat_sync(self._write_point)
 
     def repeat_sync(self, action: Callable[[], None]) -> None:
         """Do what syncs, and again after a failed sync was rewritten: processes that sync may be killed one by one."""
-        for _ in range(_PATIENCE):
+        for _ in range(_MAX_TRIES):
             try:
                 action()
             except SyncFailed:
-                self.heal()  # raises, if the disk will not
+                self.rewrite_unsynced()  # raises, if the disk will not
             else:
                 return
         action()
@@ -415,10 +433,10 @@ class Partition:
             known = recovery.last_point(log, contiguous=self.contiguous)
             index.sync(self.directory, known.base, now.active_base)
             start = max(known.log_start, now.log_start)  # a cleaner may be about to publish what it has stored
-            places = now.next_offset, now.active_base, now.position, start
-            compacted = cleaned.exists(self.directory) or known.compacted
+            positions = now.next_offset, now.active_base, now.position, start
+            compacted = cleaner_checkpoint.exists(self.directory) or known.compacted
             snapshot = max(snapshot_offset, known.snapshot)
-            point.store(self.directory, point.Point(*places, known.epochs, snapshot, compacted))
+            point.store(self.directory, point.Point(*positions, known.epochs, snapshot, compacted))
             log.set_recovery_point(now.active_base, now.position)
 
     def has_producers(self) -> bool:
@@ -427,6 +445,7 @@ class Partition:
 
     def _recover(self) -> None:
         if self.lock is not None:
+            self.heads.check_place(now=True)
             reserve.lend(os.path.dirname(self.heads.path))
         with self.translate_errors():
             self.look_for_gaps()
@@ -435,8 +454,8 @@ class Partition:
                 clock_ms=self.heads.clock_ms(),
                 interval=self.settings.index_interval_bytes,
                 contiguous=self.contiguous,
-                dry=self.lock is None,
-                boots=self._boots,
+                dry_run=self.lock is None,
+                boot_count=self._boot_count,
             )
 
     @contextmanager
@@ -553,12 +572,8 @@ class Partition:
     # ---- the end
 
     def mark_deleted(self) -> None:
-        """From now on nobody appends or reads. Under the append lock, so that no append is on its way."""
-        with (
-            suppress(UnknownTopic),
-            self.translate_errors(),
-            self.log.append_lock(),
-        ):  # suppressed: another process was faster
+        """Refuse appends and reads from now on. Under the append lock, so that no append is on its way."""
+        with suppress(UnknownTopic), self.translate_errors(), self.log.append_lock():  # another process was faster
             self.log.set_flags(head.DELETED)
         self.log.ring()
 
@@ -569,6 +584,7 @@ class Partition:
                 self.checkpoint()
         finally:
             self.log.abandon()  # whatever happened: the descriptor of the lock goes next
+            self.directory, self._root = readable(self.directory), None
 
     def before_fork(self) -> None:
         self.log.before_fork()

@@ -8,7 +8,7 @@
 Sealed as sealed.py tells. Everything below `offset`, which lies at `position` of segment `base`, was on disk when this
 was written: recovery scans from there. Replaced as a whole, synced before and after.
 
-An epoch ends where the next one starts. Each recovery starts a new epoch: records may have been lost that somebody
+An epoch ends where the next one starts. Each recovery starts a new epoch: records may have been lost that a reader
 had already read, and a position stored with the older epoch is then known to end where that epoch ended.
 
 `segments` lists the segments up to `base`; those below `log_start` may have gone since. `snapshot` is the offset of the

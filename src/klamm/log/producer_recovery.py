@@ -107,11 +107,11 @@ def _producers_before(
     return 0, []
 
 
-def open_and_aborted(directory: str, end: int, known: Point) -> tuple[int, list[Aborted]]:
+def open_and_aborted(directory: str, end: int, known: Point, *, whole: bool = False) -> tuple[int, list[Aborted]]:
     """Like `restore`, in memory: return where the oldest open transaction begins, or `end`, and what was
     aborted.
     """
-    offset, states = _producers_before(directory, end, known)
+    offset, states = _producers_before(directory, end, known, whole=whole)
     found = {producer: first for producer, first, _, _ in states if first >= 0}
     entries: list[Aborted] = []
     for base in segment.bases(directory, aborted.SUFFIX):
@@ -145,6 +145,8 @@ def _since(
 def _batches_since(
     directory: str, base: int, offset: int, end: int, *, is_last: bool
 ) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
+    if max(base, offset) >= end:
+        return
     upto = os.stat(segment.path_of(directory, base)).st_size if is_last else None
     with index.Index(directory, base, upto=upto) as known:
         position = known.before_offset(offset).position
@@ -156,6 +158,8 @@ def _batches_since(
                 return
             if batch.base_offset >= offset and batch.producer_id >= 0:
                 yield batch, data, batch.is_control and not markers.commits(data)
+            if batch.next_offset >= end:
+                return  # behind it may be blocks that are allocated ahead
             position += batch.size
             file.seek(position)
 
@@ -189,5 +193,5 @@ def restore_lost_aborted(partition: Partition, base: int) -> None:
     with partition.translate_errors(), log.append_lock():
         restore(log, log.snapshot().next_offset, point.load(log.directory), whole=True)
         log.bump_segments_version()
-    partition.checkpoint(anew=True)
+    partition.checkpoint(force=True)
     _log.warning("%s: was missing, or entries in it: made again from the log", lost)

@@ -121,7 +121,9 @@ class _Links(NamedTuple):
 
 
 def wrong_in_table(data: bytes, next_offset: Callable[[], int], *, is_at_rest: bool = False) -> tuple[int, str] | None:
-    """Return the first thing wrong in a table of producers: where, and what. `is_at_rest`: nobody changes it."""
+    """Return the first thing wrong in a table of producers: where, and what. `is_at_rest`: it is not changed
+    meanwhile.
+    """
     if len(data) < _TABLE.size:
         return 0, "it is cut short"
     magic, version, capacity, _, key, used, buckets, *ends, _ = _TABLE.unpack_from(data)

@@ -2,7 +2,9 @@
 
 A range is whole batches of one segment, below the commit. A client that reads on asks next for the offset after the
 range, so that position is remembered; others are looked up as a reader does, by the index and a walk over headers.
-Positions hold for one version of the segments, and in the very file that they were found in.
+Positions hold for one version of the segments, and in the very file that they were found in. The commit is a position,
+too: it is looked at after the version, so that it speaks of the file that has the name of the active segment under that
+version. Looked at before, it could be a position in a file that has since been rolled and replaced by compaction.
 
 `find` may wait for a disk. `find_now` is for an event loop: it uses positions that are remembered, files and indexes
 that are open, and bytes that are in memory, walks over a few headers, and raises WouldBlock where that is not enough.
@@ -18,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import header as batch_header
 from klamm.disk import _os
-from klamm.disk.page_cache import WouldBlock, read_cached
+from klamm.disk.page_cache import CAN_TELL, WouldBlock
 from klamm.errors import CorruptBatch
-from klamm.log import cleaned, segment
+from klamm.log import _head, cleaner_checkpoint, segment
 from klamm.log.aborted_spans import AbortedSpans
-from klamm.log.index import Entry, Index
+from klamm.log.index import Index
 from klamm.log.reader import Reader
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = ["Range", "Ranges", "SegmentFile", "SegmentFiles"]
 
 _MAX_POSITIONS = 64
 _MAX_HEADERS = 128  # that `find_now` walks over
+_NO_BATCH = -2  # see _head.cut_range
 
 
 class SegmentFile:
@@ -51,7 +54,7 @@ class SegmentFile:
 
     @property
     def size(self) -> int:
-        """As it is now: what was opened while somebody appended to it has grown."""
+        """As it is now: a file that was opened during appends has grown."""
         return os.fstat(self.fd).st_size
 
     @property
@@ -154,61 +157,74 @@ class Ranges:
         self._aborted = AbortedSpans(partition)
         self._aborted_mutex = threading.Lock()
 
-    def find(self, offset: int, max_bytes: int, limit: int, now: Snapshot, *, at_least_one: bool) -> Range | None:
+    def find(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool) -> Range | None:
         """Return batches from the one that holds `offset` on, before the offset `limit`: up to `max_bytes` of them.
 
-        `at_least_one`: the first batch, however large. None if there is nothing to send. `now` is a commit that has
-        `offset` and `limit`. CorruptBatch if the files are not as they should be.
+        `at_least_one`: the first batch, however large. None if there is nothing to send. `limit` is not above the end
+        of the log. CorruptBatch if the files are not as they should be.
         """
         partition = self._partition
         requested = offset
         while True:
             version = partition.log.segments_version
-            place = self._remembered(offset, version) or self._look_up(offset, now)
+            now = partition.snapshot()
+            file_position = self._remembered(offset, version) or self._look_up(offset, now)
             try:
-                file = self._files.get(partition.directory, place.base, version)
+                file = self._files.get(partition.directory, file_position.base, version)
             except FileNotFoundError:
                 file = None
-            if file is None or file.inode != place.inode:
+            if file is None or file.inode != file_position.inode:
                 self._positions.clear()
-                self._files.forget(partition.directory, place.base)  # replaced since it was opened
-                now = self._again(requested)
-                if file is None and partition.log.segments_version == version and not self._is_there(place.base):
+                self._files.forget(partition.directory, file_position.base)  # replaced since it was opened
+                self._check_in_range(requested)
+                if (
+                    file is None
+                    and partition.log.segments_version == version
+                    and not self._is_there(file_position.base)
+                ):
                     raise CorruptBatch(
-                        f"{partition.directory}: the segment {place.base} is gone", path=partition.directory
+                        f"{partition.directory}: the segment {file_position.base} is gone", path=partition.directory
                     )
                 continue
-            if place.base == now.active_base or place.position < file.size:
-                return self._range(file, place, max_bytes, limit, now, at_least_one, may_block=True)
+            if file_position.base == now.active_base and partition.log.segments_version != version:
+                continue  # rolled since `now`: the file may have been replaced before it was opened
+            if file_position.base == now.active_base or file_position.position < file.size:
+                return self._range(file, file_position, max_bytes, limit, now, at_least_one, may_block=True)
             # Nothing is left of what came next in there: cleaned, or it has rolled since. Go on in the next one.
             self._positions.pop(offset, None)
-            following = self._base_after(place.base, now)
+            following = self._base_after(file_position.base, now)
             if following > offset and partition.contiguous and not partition.look_for_gaps():
-                raise cleaned.gap(partition.directory, offset, following)
+                raise cleaner_checkpoint.gap(partition.directory, offset, following)
             offset = max(offset, following)
             if offset >= limit:
                 return None
 
-    def find_now(self, offset: int, max_bytes: int, limit: int, now: Snapshot, *, at_least_one: bool) -> Range | None:
+    def find_now(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool) -> Range | None:
         """Like `find`, but raise WouldBlock rather than wait for a disk."""
         version = self._partition.log.segments_version
-        place = self._remembered(offset, version)
-        file = self._files.get_open(self._partition.directory, place.base, version) if place is not None else None
-        if place is None or file is None or file.inode != place.inode:
+        now = self._partition.snapshot()
+        file_position = self._remembered(offset, version)
+        file = (
+            self._files.get_open(self._partition.directory, file_position.base, version)
+            if file_position is not None
+            else None
+        )
+        if file_position is None or file is None or file.inode != file_position.inode:
             raise WouldBlock
-        if place.base != now.active_base and place.position >= file.size:
+        if file_position.base != now.active_base and file_position.position >= file.size:
             raise WouldBlock
-        return self._range(file, place, max_bytes, limit, now, at_least_one, may_block=False)
+        return self._range(file, file_position, max_bytes, limit, now, at_least_one, may_block=False)
 
-    def is_followed(self, found: Range, limit: int, now: Snapshot, *, may_block: bool = True) -> bool:
+    def is_followed(self, found: Range, limit: int, *, may_block: bool = True) -> bool:
         """Return whether a range ends with its segment, and more batches before `limit` lie in later segments."""
+        now = self._partition.snapshot()
         if found.next_offset >= 0 or limit > now.active_base:
             return found.next_offset < 0
         if not may_block:
             raise WouldBlock
         return self._base_after(found.base, now) < limit
 
-    def aborted_in(self, offset: int, found: Range, now: Snapshot, *, may_block: bool = True) -> list[tuple[int, int]]:
+    def aborted_in(self, offset: int, found: Range, *, may_block: bool = True) -> list[tuple[int, int]]:
         """Return producer id and first offset of each aborted transaction with records in a range, from `offset` on."""
         if not self._aborted_mutex.acquire(blocking=may_block):
             raise WouldBlock
@@ -223,7 +239,7 @@ class Ranges:
             if end < 0:
                 if not may_block:
                     raise WouldBlock
-                end = self._base_after(found.base, now)
+                end = self._base_after(found.base, self._partition.snapshot())
             return self._aborted.within(offset, end)
         finally:
             self._aborted_mutex.release()
@@ -235,32 +251,31 @@ class Ranges:
         """Of the next segment."""
         return min((each for each in self._partition.segments() if each > base), default=now.active_base)
 
-    def _again(self, offset: int) -> Snapshot:
+    def _check_in_range(self, offset: int) -> None:
         now = self._partition.snapshot()
         if not now.log_start <= offset < now.next_offset:
             raise self._partition.out_of_range(offset, now)
-        return now
 
     def _remembered(self, offset: int, version: int) -> _FilePosition | None:
-        place = self._positions.get(offset)
-        return place if place is not None and place.version == version else None
+        file_position = self._positions.get(offset)
+        return file_position if file_position is not None and file_position.version == version else None
 
-    def _remember(self, offset: int, place: _FilePosition) -> None:
+    def _remember(self, offset: int, file_position: _FilePosition) -> None:
         self._positions.pop(offset, None)
-        self._positions[offset] = place
+        self._positions[offset] = file_position
         if len(self._positions) > _MAX_POSITIONS:
             self._positions.popitem(last=False)
 
     def _look_up(self, offset: int, now: Snapshot) -> _FilePosition:
         with Reader(self._partition, offset, committed=False) as reader:
-            place = _FilePosition(*reader.place(now))
-        self._remember(offset, place)
-        return place
+            file_position = _FilePosition(*reader.file_position(now))
+        self._remember(offset, file_position)
+        return file_position
 
     def _range(
         self,
         file: SegmentFile,
-        place: _FilePosition,
+        file_position: _FilePosition,
         max_bytes: int,
         limit: int,
         now: Snapshot,
@@ -268,72 +283,57 @@ class Ranges:
         *,
         may_block: bool,
     ) -> Range | None:
-        """Return the range from `place` on, cut where it has to be."""
-        active = place.base == now.active_base
+        """Return the range from `file_position` on, cut where it has to be."""
+        active = file_position.base == now.active_base
         end, following = (now.position, now.next_offset) if active else (file.size, -1)
-        if limit < now.next_offset or end - place.position > max_bytes:
-            max_end = place.position + max_bytes
-            entry = self._entry_before(file, place.base, max_end, limit, now.position if active else None, may_block)
-            if entry.position < end:
-                cut, offset = self._cut(file, place, entry, end, max_end, limit, at_least_one, may_block)
-                if cut < end:
-                    end, following = cut, offset
-        if end <= place.position:
+        if limit < now.next_offset or end - file_position.position > max_bytes:
+            index = self._index(file, file_position.base, now.position if active else None, may_block)
+            start = file_position.position
+            cut = _head.cut_range(
+                file.fd,
+                index.fd if index.is_valid else -1,
+                end,
+                start,
+                end,
+                start + max_bytes,
+                limit,
+                at_least_one=at_least_one,
+                may_block=may_block,
+                max_headers=-1 if may_block else _MAX_HEADERS,
+            )
+            if cut is None:
+                raise WouldBlock
+            if cut[1] == _NO_BATCH:
+                raise self._corrupt(file, file_position.base, cut[0])
+            if cut[0] < end:
+                end, following = cut
+        if end <= file_position.position:
             return None
         if following >= 0:
-            self._remember(following, place._replace(position=end))
-        return Range(file, place.position, end - place.position, place.base, following)
+            self._remember(
+                following, _FilePosition(file_position.base, end, file_position.inode, file_position.version)
+            )
+        return Range(file, file_position.position, end - file_position.position, file_position.base, following)
 
-    def _entry_before(
-        self, file: SegmentFile, base: int, max_end: int, limit: int, active_end: int | None, may_block: bool
-    ) -> Entry:
-        """Return the last entry of the index at or before a byte and an offset. `active_end`: see Index, `upto`."""
+    def _index(self, file: SegmentFile, base: int, active_end: int | None, may_block: bool) -> Index:
+        """Return the index of an open segment. `active_end`: see Index, `upto`."""
         index = file.index
         if index is not None:
-            if active_end is not None:
-                index.grow(active_end)
-            return index.before_both(max_end, limit, _os.pread if may_block else read_cached)
+            if not may_block and not CAN_TELL:
+                raise WouldBlock
+            return index
         if not may_block:
             raise WouldBlock
         index = Index(self._partition.directory, base, upto=active_end, log_fd=file.fd)
-        entry = index.before_both(max_end, limit, _os.pread)
         if index.is_valid:
             file.index = index
-        return entry
+        return index
 
-    def _cut(
-        self,
-        file: SegmentFile,
-        place: _FilePosition,
-        entry: Entry,
-        end: int,
-        max_end: int,
-        limit: int,
-        at_least_one: bool,
-        may_block: bool,
-    ) -> tuple[int, int]:
-        """Return the last boundary of batches at or before byte `max_end` and offset `limit`, and the offset there."""
-        read = _os.pread if may_block else read_cached
-        position, following = place.position, -1
-        if position < entry.position and self._begins_at(file, entry, may_block):
-            position, following = entry.position, entry.offset
-        steps = 0
-        while position < end:
-            if steps == _MAX_HEADERS and not may_block:
-                raise WouldBlock
-            steps += 1
-            header = batch_header.parse(read(file.fd, batch_header.HEADER_SIZE, position))
-            is_first = position == place.position and at_least_one
-            if header.next_offset > limit or (position + header.size > max_end and not is_first):
-                break
-            position, following = position + header.size, header.next_offset
-        return position, following
-
-    def _begins_at(self, file: SegmentFile, entry: Entry, may_block: bool) -> bool:
-        """An index is a hint, and this is its check."""
-        read = _os.pread if may_block else read_cached
+    def _corrupt(self, file: SegmentFile, base: int, position: int) -> CorruptBatch:
+        """Return what is wrong with the batch at a byte of a segment."""
         try:
-            found = batch_header.parse(read(file.fd, batch_header.HEADER_SIZE, entry.position))
-        except CorruptBatch:
-            return False
-        return found.base_offset == entry.offset
+            batch_header.parse(_os.pread(file.fd, batch_header.HEADER_SIZE, position))
+        except CorruptBatch as error:
+            return error
+        path = segment.path_of(self._partition.directory, base)
+        return CorruptBatch(f"{path}: byte {position}: changed while it was read", path=path, position=position)

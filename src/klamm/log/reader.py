@@ -18,7 +18,7 @@ from klamm.batch import verify, walk
 from klamm.choices import Isolation, options_of
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
-from klamm.log import cleaned, segment
+from klamm.log import cleaner_checkpoint, segment
 from klamm.log._head import SYNC_FAILED
 from klamm.log.aborted_spans import AbortedSpans
 from klamm.log.index import Index
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader", "reads_committed"]
 
-_PATIENCE = 200  # looks, 10 ms apart, at what a failed sync may have taken
+_MAX_TRIES = 200  # looks, 10 ms apart, at what a failed sync may have taken
 
 
 def reads_committed(isolation: object) -> bool:
     """What `isolation` says, in Kafka's words."""
     known = options_of(Isolation)
     if isolation not in known:
-        raise InvalidSetting(f"isolation: {isolation!r} does not fit", hint=f"want {' or '.join(map(repr, known))}")
+        raise InvalidSetting(f"isolation: {isolation!r} is invalid", hint=f"expected {' or '.join(map(repr, known))}")
     return isolation == "read_committed"
 
 
@@ -53,7 +53,7 @@ class Reader:
         self._file = (-1, -1)  # version of the segments and inode, when it was opened: compaction replaces files
         self._position = 0
         self._expected = 0  # the base offset of the batch at _position
-        self._patience = _PATIENCE
+        self._tries_left = _MAX_TRIES
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class Reader:
             if done:
                 self._position += done
                 self._expected = following
-                self._patience = _PATIENCE
+                self._tries_left = _MAX_TRIES
                 if following <= self.offset:
                     continue  # cleaning took what we were looking for out of this batch
                 self.offset = following
@@ -201,7 +201,7 @@ class Reader:
                 raise self._torn(len(data))
             max_bytes = whole
 
-    def place(self, now: Snapshot) -> tuple[int, int, int, int]:
+    def file_position(self, now: Snapshot) -> tuple[int, int, int, int]:
         """Return where the batch of `offset` begins: base of its segment, position, inode of that file, and the version
         of the segments before it was opened.
         """
@@ -213,14 +213,14 @@ class Reader:
 
     def _once_more(self) -> bool:
         """Whether to look again at what seems damaged: a failed sync is being healed, or who did that was killed."""
-        if self.partition.log.flags & SYNC_FAILED and self._patience > 0:
-            self._patience -= 1
-            if not self.partition.heal():
+        if self.partition.log.flags & SYNC_FAILED and self._tries_left > 0:
+            self._tries_left -= 1
+            if not self.partition.rewrite_unsynced():
                 time.sleep(0.01)
             return True
-        self._patience, again = _PATIENCE, self._patience > 0
+        self._tries_left, again = _MAX_TRIES, self._tries_left > 0
         if again:
-            self._patience = 0  # healed just now? once more, then it is damage
+            self._tries_left = 0  # healed just now? once more, then it is damage
         return again
 
     def _enter(self, now: Snapshot) -> bool:
@@ -296,7 +296,7 @@ class Reader:
         following = min(later, default=now.active_base)
         if following != self._expected and partition.contiguous and partition.snapshot().log_start <= self.offset:
             partition.refuse_deleted()
-            raise cleaned.gap(partition.directory, self._expected, following)
+            raise cleaner_checkpoint.gap(partition.directory, self._expected, following)
         self.close()
         self._base = -1
         if not partition.contiguous:
@@ -305,7 +305,7 @@ class Reader:
     def _corrupt(self, error: CorruptBatch) -> CorruptBatch:
         path = segment.path_of(self.partition.directory, self._base)
         what = error.message.removeprefix(f"byte {error.position}: ")  # of what was read, not of the file
-        what += cleaned.what_is_missing(self.partition.directory)
+        what += cleaner_checkpoint.what_is_missing(self.partition.directory)
         return CorruptBatch(
             f"{path}: byte {self._position}: {what}",
             path=path,

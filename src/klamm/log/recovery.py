@@ -1,4 +1,4 @@
-"""Bringing a partition back: after a dead machine (recover) and after a failed sync (heal).
+"""Bringing a partition back: after a dead machine (recover) and after a failed sync (rewrite_unsynced).
 
 A head that may not be believed (another boot, a copied store, damage) carries NEEDS_RECOVERY. The first process that
 uses the partition takes its append and flush locks and rebuilds the head from the files:
@@ -15,7 +15,7 @@ uses the partition takes its append and flush locks and rebuilds the head from t
 Killed anywhere in here, the flag is still set, and the next one starts over. A reader's stored position may lie
 beyond the new end, where other records will come to lie: the new epoch is how that is noticed (see point.py). The
 power cut may have taken every trace of a log that was never synced; so an epoch is never less than the number of
-times that the store had to be recovered (`boots`, which is synced before), and no epoch comes twice.
+times that the store had to be recovered (`boot_count`, which is synced before), and no epoch comes twice.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from klamm.batch import header as batch_header
 from klamm.batch import verify, walk
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, SyncFailed
-from klamm.log import aborted, cleaned, head, index, point, producer_recovery, producers, segment
+from klamm.log import aborted, cleaner_checkpoint, head, index, point, producer_recovery, producers, segment
 from klamm.log.aborted import Aborted
 from klamm.log.index import Entry
 from klamm.log.point import Point
 from klamm.log.sealed import Lack
 
-__all__ = ["Scanned", "damage", "heal", "is_older", "known_point", "last_point", "recover", "scan_segment"]
+__all__ = ["Scanned", "damage", "is_older", "known_point", "last_point", "recover", "rewrite_unsynced", "scan_segment"]
 
 _log = logging.getLogger("klamm")
 _CHUNK = 4 << 20
@@ -46,7 +46,7 @@ _UNSYNCED = ".unsynced"
 class Scanned(NamedTuple):
     """What a segment really holds: up to `position`, which is the first byte of what is not a good batch.
 
-    A rest of zeros is no fault and not part of its `size`: it was allocated ahead (_ahead.pxi).
+    A rest of zeros is not a fault and not part of its `size`: it was allocated ahead (_ahead.pxi).
     """
 
     offset: int
@@ -147,17 +147,17 @@ def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
 
 
 def recover(
-    log: head.Log, *, clock_ms: int, interval: int, contiguous: bool = True, dry: bool = False, boots: int = 0
+    log: head.Log, *, clock_ms: int, interval: int, contiguous: bool = True, dry_run: bool = False, boot_count: int = 0
 ) -> list[Aborted] | None:
-    """Rebuild the head from the files. `dry`: only in memory, for a store that may not be written: what was aborted."""
-    if dry:
-        found = _rebuild(log, clock_ms, interval, contiguous, dry, boots)
+    """Rebuild the head from the files. `dry_run`: in memory only; return what was aborted."""
+    if dry_run:
+        found = _rebuild(log, clock_ms, interval, contiguous, dry_run, boot_count)
         log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
         return found
     with log.point_lock(), log.append_lock(), log.flush_lock():
-        if log.flags & head.NEEDS_RECOVERY:  # else somebody was faster
+        if log.flags & head.NEEDS_RECOVERY:  # else another process was faster
             log.forget_files()
-            _rebuild(log, clock_ms, interval, contiguous, dry, boots)
+            _rebuild(log, clock_ms, interval, contiguous, dry_run, boot_count)
             log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
     return None
 
@@ -173,10 +173,10 @@ def is_older(log: head.Log) -> bool:
     except FileNotFoundError:
         return False
     beyond = beyond or (now.position > 0 and os.path.exists(segment.path_of(log.directory, now.next_offset)))
-    if not beyond and cleaned.exists(log.directory):  # compaction may have left nothing of what follows
+    if not beyond and cleaner_checkpoint.exists(log.directory):  # compaction may have left nothing of what follows
         known = point.load(log.directory)
         beyond = isinstance(known, Point) and known.offset > now.next_offset
-    return beyond and log.bookkeeping[:2] == (seq, intent)  # else somebody appended just now
+    return beyond and log.bookkeeping[:2] == (seq, intent)  # else a batch was appended just now
 
 
 def _is_written(path: str, position: int) -> bool:
@@ -191,29 +191,31 @@ def _is_written(path: str, position: int) -> bool:
 
 
 def _rebuild(
-    log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry: bool, boots: int
+    log: head.Log, clock_ms: int, interval: int, contiguous: bool, dry_run: bool, boot_count: int
 ) -> list[Aborted] | None:
     directory = log.directory
     proof = log.evidence()
     found = segment.bases(directory)
-    known = known_point(directory, found, proof)
+    loaded = point.load(directory)
+    known = known_point(directory, loaded, found, proof)
+    is_listed = isinstance(loaded, Point)  # else any .aborted file may be missing, too
     fresh = not found and not known.epochs
     flushed = 0 if known.repaired else proof.flushed_offset
     known = known._replace(log_start=max(known.log_start, proof.log_start))
     if known.base not in found and known.offset <= known.log_start:  # it lay at the end of what was deleted since
         known = known._replace(base=known.offset, position=0)
     contiguous = contiguous and not known.compacted
-    highest = max(boots, proof.leader_epoch, known.epochs[-1][0]) if known.epochs else -1
-    reading = _Reading(directory, known, found, flushed, interval, contiguous, highest)
-    good, stale = _scan(reading, dry)
+    highest = max(boot_count, proof.leader_epoch, known.epochs[-1][0]) if known.epochs else -1
+    reading = _ScanLimits(directory, known, found, flushed, interval, contiguous, highest)
+    good, stale = _scan(reading, dry_run)
     end = stable = good.offset
     found_aborted: list[Aborted] | None = None
     snapshots = segment.bases(directory, producers.SUFFIX)
     has_producers = bool(snapshots) or os.path.exists(f"{directory}/producers")
     has_producers = has_producers or known.snapshot >= 0 or good.has_producers
-    if dry and has_producers:
-        stable, found_aborted = producer_recovery.open_and_aborted(directory, end, known)
-    if not dry:
+    if dry_run and has_producers:
+        stable, found_aborted = producer_recovery.open_and_aborted(directory, end, known, whole=not is_listed)
+    if not dry_run:
         _cut(directory, good, stale)
         if not fresh:
             for base in segment.bases(directory):
@@ -221,19 +223,19 @@ def _rebuild(
                     files.sync_file(segment.path_of(directory, base))
             segment.sync_names(directory)
         if has_producers:
-            producer_recovery.restore(log, end, known)
+            producer_recovery.restore(log, end, known, whole=not is_listed)
             oldest = log.oldest_open()
             stable = oldest if oldest >= 0 else end
             snapshots = segment.bases(directory, producers.SUFFIX)
-    epoch = boots
+    epoch = boot_count
     if not fresh:
         epochs = _joined(known.epochs, good.epochs)
-        epoch = max(boots, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)
+        epoch = max(boot_count, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)
         epochs = point.with_epoch(epochs, epoch, end)
-        if not dry:
+        if not dry_run:
             snapshot = snapshots[-1] if snapshots else -1
-            places = end, good.base, good.position, known.log_start
-            stored = Point(*places, epochs, snapshot, not contiguous, repaired=known.repaired)
+            positions = end, good.base, good.position, known.log_start
+            stored = Point(*positions, epochs, snapshot, not contiguous, repaired=known.repaired)
             point.store(directory, stored)
             _log.info("%s: recovered: offsets %d to %d", directory, known.log_start, end - 1)
             if end < proof.next_offset and not known.repaired:
@@ -252,18 +254,18 @@ def _rebuild(
     log.set_index(good.base, good.index_count, good.index_position)
     log.set_recovered(end, clock_ms)
     log.set_recovery_point(-1 if fresh else good.base, good.position)
-    if known.repaired and not dry:  # only when the new head is on disk may recovery rely on it again
+    if known.repaired and not dry_run:  # only when the new head is on disk may recovery rely on it again
         log.sync_head()
         point.store(directory, stored._replace(repaired=False))
     return found_aborted
 
 
-def known_point(directory: str, found: list[int], proof: head.Evidence) -> Point:
-    """Return where recovery starts. Without a readable point all is scanned; what the old head proves counts then.
+def known_point(directory: str, known: Point | Lack, found: list[int], proof: head.Evidence) -> Point:
+    """Return where recovery starts, `known` being what the file says. Without a readable point all is scanned; what the
+    old head proves counts then.
 
     The point is written before any segment goes. So without one, and without a head that had one, the log is whole.
     """
-    known = point.load(directory)
     path = point.path_of(directory)
     if isinstance(known, Point):
         gone = point.missing_segments(known, found, max(known.log_start, proof.log_start))
@@ -279,7 +281,7 @@ def known_point(directory: str, found: list[int], proof: head.Evidence) -> Point
     if not proof.exists:
         what = f"{known.value}, and `heads` is a new one: where the log starts is not known"
         raise damage(path, 0, what)
-    if cleaned.exists(directory):
+    if cleaner_checkpoint.exists(directory):
         raise damage(path, 0, f"{known.value}: whether every segment of the compacted log is there is not known")
     if found[0] > proof.log_start:
         raise damage(path, 0, f"{known.value}, and so are the offsets {proof.log_start} to {found[0] - 1}")
@@ -317,7 +319,7 @@ class _Good(NamedTuple):
         return bool(self.unwritten) and self.unwritten[-1][0] == self.base
 
 
-class _Reading(NamedTuple):
+class _ScanLimits(NamedTuple):
     """What a scan needs to know. Everything below `flushed` was synced; no batch has an epoch above the highest."""
 
     directory: str
@@ -329,12 +331,12 @@ class _Reading(NamedTuple):
     highest_epoch: int
 
 
-def _scan(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
+def _scan(reading: _ScanLimits, dry_run: bool) -> tuple[_Good, list[int]]:
     """Read from the recovery point on: where the good part ends, and the segments that come after it.
 
     It must not end before `flushed`: everything below was synced.
     """
-    good, stale = _read_on(reading, dry)
+    good, stale = _read_on(reading, dry_run)
     directory, flushed = reading.directory, reading.flushed
     if good.offset < flushed:
         path = segment.path_of(directory, good.base)
@@ -343,17 +345,17 @@ def _scan(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
             path,
             good.position,
             f"byte {good.position}: {what}, but everything up to offset {flushed - 1} had been synced: "
-            f"damage, a file put back from a backup, or a torn copy{cleaned.what_is_missing(directory)}",
+            f"damage, a file put back from a backup, or a torn copy{cleaner_checkpoint.what_is_missing(directory)}",
         )
     return good, stale
 
 
-def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
+def _read_on(reading: _ScanLimits, dry_run: bool) -> tuple[_Good, list[int]]:
     directory, known, found, flushed, interval, contiguous, highest_epoch = reading
     _check_below(directory, known, found)
     good = _Good(known.offset, known.base, known.position, -1, (), 0, 0, 0)
     later = [base for base in found if base >= known.base]
-    gaps_below = 0 if contiguous else cleaned.load(directory).gaps_below
+    gaps_below = 0 if contiguous else cleaner_checkpoint.load(directory).gaps_below
     for number, base in enumerate(later):
         if base != known.base and not good.offset <= base <= max(good.offset, 0 if good.is_zero_ended else gaps_below):
             return good, later[number:]
@@ -397,9 +399,9 @@ def _read_on(reading: _Reading, dry: bool) -> tuple[_Good, list[int]]:
             entries.append(Entry(end, scanned.position, scanned.max_timestamp))
         if scanned.fault is not None and scanned.offset < flushed:
             break  # damage: nothing is written
-        if not dry:  # before anything is cut: an index that tells of more than there is would lie
+        if not dry_run:  # before anything is cut: an index that tells of more than there is would lie
             index.write(directory, base, entries, keep=keep, size=scanned.position if closed else None)
-        if scanned.fault is not None or (dry and scanned.unwritten):
+        if scanned.fault is not None or (dry_run and scanned.unwritten):
             return good, later[number + 1 :]
     return good, []
 
@@ -439,14 +441,14 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
             os.close(fd)
     for base in segment.bases(directory, segment.LOG + _UNSYNCED):
         files.remove(segment.path_of(directory, base, segment.LOG + _UNSYNCED))
-    for path in segment.cleaned_aside(directory):  # of a compaction that was killed (compaction.py)
+    for path in segment.cleaned_temp_paths(directory):  # of a compaction that was killed (compaction.py)
         files.remove(path)
     for offset in segment.bases(directory, producers.SUFFIX):
         if offset > good.offset:
             files.remove(segment.path_of(directory, offset, producers.SUFFIX))
 
 
-def heal(log: head.Log, *, contiguous: bool = True) -> None:
+def rewrite_unsynced(log: head.Log, *, contiguous: bool = True) -> None:
     """After a failed sync: write everything above flushed_offset again, and sync it. Only then does SYNC_FAILED go.
 
     Bytes that a failed sync dropped still look written, and writing them again in place does not always help: ext4 then
@@ -462,7 +464,7 @@ def heal(log: head.Log, *, contiguous: bool = True) -> None:
                 _log.error(told, log.directory, what, log.flushed_offset, log.snapshot().next_offset - 1)
             log.set_flags(head.SYNC_FAILED)
             _rewrite(log, contiguous)
-            _log.warning("%s: wrote all that was not synced again, and synced it", log.directory)
+            _log.warning("%s: recovered from a failed sync: unsynced bytes were rewritten and synced", log.directory)
 
 
 def _rewrite(log: head.Log, contiguous: bool) -> None:
@@ -498,7 +500,7 @@ class _Tail:
     ) -> None:
         self.upto = upto
         self.path = segment.path_of(directory, base)
-        self.aside = self.path + _UNSYNCED
+        self.temp_path = self.path + _UNSYNCED
         self.first = max(base, flushed)
         self.end = end
         self.contiguous = contiguous
@@ -532,7 +534,7 @@ class _Tail:
                     raise
             else:
                 self._set_aside(fd, size)
-            source = _os.open_file(self.aside, os.O_RDONLY)
+            source = _os.open_file(self.temp_path, os.O_RDONLY)
             try:
                 _os.truncate(fd, self.position)
                 self._copy(source, 0, os.fstat(source).st_size, fd)
@@ -541,11 +543,11 @@ class _Tail:
             _os.fsync(fd)
         finally:
             os.close(fd)
-        files.remove(self.aside)
+        files.remove(self.temp_path)
 
     def _was_set_aside(self) -> bool:
         try:
-            fd = _os.open_file(self.aside, os.O_RDONLY)
+            fd = _os.open_file(self.temp_path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
@@ -557,7 +559,7 @@ class _Tail:
         return True
 
     def _set_aside(self, fd: int, size: int) -> None:
-        target = _os.open_file(self.aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        target = _os.open_file(self.temp_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             self._copy(fd, self.position, size, target, at=0)
             _os.fsync(target)

@@ -14,6 +14,7 @@ from klamm.errors import (
     Forked,
     KlammError,
     LogError,
+    NotAStore,
     OutOfOrderSequence,
     ReadOnly,
     UnknownTopic,
@@ -37,9 +38,11 @@ def error_of(partition: Partition, result: int) -> KlammError:
         return UnknownTopic(f"{partition.topic}: the topic was deleted")
     if result == Result.READ_ONLY or result == -errno.EROFS or (result == -errno.EBADF and partition.is_read_only):
         return ReadOnly(f"{where}: opened for reading only")
+    if result in (Result.REPLACED, -errno.ESTALE):
+        return replaced(partition)
     if result == Result.OLDER_HEAD:
         return CorruptBatch(
-            f"{partition.heads.path}: is older than the log of {where}: was it put back from a backup?",
+            f"{partition.heads.path}: is older than the log of {where}; it may have been restored from a backup",
             path=partition.heads.path,
             position=partition.slot * SLOT_BYTES,
             hint="open the store for writing once: the head is made again from the log",
@@ -56,7 +59,7 @@ def error_of(partition: Partition, result: int) -> KlammError:
         return CorruptBatch(
             f"{partition.directory}: the active segment is shorter than what was committed",
             path=partition.directory,
-            hint="somebody cut or removed a file; run `check(repair=True)` on the store",
+            hint="a file was cut or removed; run `check(repair=True)` on the store",
         )
     if result == Result.ABANDONED:
         if partition.is_forked:
@@ -68,7 +71,7 @@ def error_of(partition: Partition, result: int) -> KlammError:
         return Ended(f"{where}: the transaction is over")
     if result == Result.ELSEWHERE:
         return LogError(
-            f"{where}: goes on at offset {partition.snapshot().next_offset}: somebody else has appended to it"
+            f"{where}: goes on at offset {partition.snapshot().next_offset}: another process has appended to it"
         )
     if result == Result.OUT_OF_ORDER:
         return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
@@ -80,6 +83,15 @@ def error_of(partition: Partition, result: int) -> KlammError:
     if result in (-errno.ENOSPC, -errno.EDQUOT):
         return DiskFull(f"{where}: no space left on the device", hint="nothing was appended; free some space")
     return LogError(f"{where}: cannot append: {text_of(result)}")
+
+
+def replaced(partition: Partition) -> KlammError:
+    """Return the error for a store that is not at its path any more; it may be there again by now."""
+    try:
+        partition.heads.check_place()
+    except NotAStore as error:
+        return error
+    return LogError(f"{partition.topic}/{partition.number}: not appended: the store was moved away, and is back")
 
 
 def text_of(result: int) -> str:

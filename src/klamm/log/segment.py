@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from klamm.disk import _os, files
 
-__all__ = ["CLEANED", "LOG", "bases", "bytes_in", "cleaned_aside", "holding", "is_zero", "path_of", "sync_names"]
+__all__ = ["CLEANED", "LOG", "bases", "bytes_in", "cleaned_temp_paths", "holding", "is_zero", "path_of", "sync_names"]
 
 LOG = ".log"
 CLEANED = ".cleaned"
@@ -43,7 +43,7 @@ def bases(directory: str, suffix: str = LOG) -> list[int]:
     )
 
 
-def cleaned_aside(directory: str) -> list[str]:
+def cleaned_temp_paths(directory: str) -> list[str]:
     """What compactions wrote beside segments, and not put in their place yet: <base>.log[.…].cleaned."""
     try:
         names = os.listdir(directory)

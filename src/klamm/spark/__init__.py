@@ -12,6 +12,18 @@ the same for a directory and for kafka://host:9092.
 from __future__ import annotations
 
 from klamm.spark.remote import read, read_stream, write, write_stream
-from klamm.spark.session import java_home, session, session_settings
+from klamm.spark.session import java_home, session, session_settings, use
+from klamm.spark.value_decoder import decode_avro, decode_protobuf
 
-__all__ = ["java_home", "read", "read_stream", "session", "session_settings", "write", "write_stream"]
+__all__ = [
+    "decode_avro",
+    "decode_protobuf",
+    "java_home",
+    "read",
+    "read_stream",
+    "session",
+    "session_settings",
+    "use",
+    "write",
+    "write_stream",
+]

@@ -10,11 +10,11 @@
     note          where the batch ended in its sources, for startingOffsets of another query; empty if it is not known
 
 Promises
-  M1  A batch whose number is not greater than the row's is never appended (ONC1).
-  M4  A batch is skipped only if writer, target, number and fingerprint are those of the row; else BatchConflict.
-      Fingerprints are the same if the offsets are, or, where these are not known, the records. With the same offsets,
-      other records are those of a query that gives others each time it runs; in one run they are another write.
-      A row without a fingerprint, of an older format, stands for the batch of its number.
+  BID1  A batch whose number is not greater than the row's is never appended (ONC1).
+  BID4  A batch is skipped only if writer, target, number and fingerprint are those of the row; else BatchConflict.
+        Fingerprints are the same if the offsets are, or, where these are not known, the records. With the same offsets,
+        other records are those of a query that gives others each time it runs; in one run they are another write.
+        A row without a fingerprint, of an older format, stands for the batch of its number.
 """
 
 from __future__ import annotations
@@ -111,12 +111,8 @@ def _conflict(batch: BatchId, last: Once) -> BatchConflict:
             f"{what} {batch.number} was used already for another write of this micro-batch ({batch.target}):"
             " nothing was written"
         )
-        return BatchConflict(
-            message,
-            number=batch.number,
-            last_number=last.number,
-            hint="give each write of a micro-batch a txnAppId of its own",
-        )
+        hint = "give each write of a micro-batch a txnAppId of its own"
+        return BatchConflict(message, number=batch.number, last_number=last.number, hint=hint)
     elif has_plan:
         message = (
             f"{what} {batch.number} is in the log ({batch.target}), but was planned again with other offsets{where}:"
@@ -128,12 +124,8 @@ def _conflict(batch: BatchId, last: Once) -> BatchConflict:
             " the batch was planned again, or what it computes differs each time"
         )
     if not from_query and name.startswith(PIPELINES):
-        return BatchConflict(
-            message,
-            number=batch.number,
-            last_number=last.number,
-            hint="put the pipeline's folder back as it was, or begin again in a new one",
-        )
+        hint = "put the pipeline's folder back as it was, or begin again in a new one"
+        return BatchConflict(message, number=batch.number, last_number=last.number, hint=hint)
     start = f"startingOffsets={last.note}" if last.note else "startingOffsets"
     name_too = "" if from_query else ", another txnAppId"
     hint = (

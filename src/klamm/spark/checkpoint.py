@@ -9,9 +9,9 @@ Spark writes a plan before it runs the batch, and reads it again if the batch wa
 has the same plan. But Spark renames and never syncs. After a power cut the plan may be gone while the batch, which we
 have synced, is in the log; then Spark plans another batch of the same number.
 
-  K1  A plan, and the query's id, are on disk before the batch is committed (`read_plan` syncs them).
-  K2  A fingerprint is of what decides which records a batch reads, and of nothing else: not of the time of the plan, so
-      that a plan that was lost and made again alike counts as the same.
+  CKP1  A plan, and the query's id, are on disk before the batch is committed (`read_plan` syncs them).
+  CKP2  A fingerprint is of what decides which records a batch reads, and of nothing else: not of the time of the plan,
+        so that a plan that was lost and made again alike counts as the same.
 """
 
 from __future__ import annotations
@@ -20,16 +20,34 @@ import hashlib
 import json
 import os
 import re
+import time
+import uuid
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from klamm.disk import files
 from klamm.errors import NotAStore
 from klamm.spark.batches import MAX_ENDS
-from klamm.spark.offsets import OURS
+from klamm.spark.offsets import OURS, StreamOffsets, TopicIdPartition
 
-__all__ = ["BatchPlan", "check_id", "is_here", "local_path", "read_plan", "sync_plan"]
+__all__ = [
+    "PREAMBLE",
+    "BatchPlan",
+    "check_id",
+    "committed",
+    "ends_of",
+    "is_here",
+    "local_path",
+    "query_of",
+    "read_plan",
+    "sync_plan",
+    "watermark_ms",
+    "write_commit",
+    "write_plan",
+]
 
-_PREAMBLE = 2  # lines before those of the sources
+PREAMBLE = 2
+"""Lines before those of the sources."""
 _LOCAL = re.compile(r"file:(?://(?=/))?(/.*)", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _synced: set[tuple[str, int]] = set()  # checkpoints whose id and directories are on disk: path, and when it was made
@@ -56,7 +74,7 @@ def check_id(location: str) -> None:
     """Raise NotAStore if the file with the query's id is there and broken: what Spark says of it names no file."""
     checkpoint = local_path(location)
     path = f"{checkpoint}/metadata"
-    if checkpoint is not None and os.path.exists(path) and _query_of(checkpoint) is None:
+    if checkpoint is not None and os.path.exists(path) and query_of(checkpoint) is None:
         raise NotAStore(
             f"{path}: damaged: it does not name a query",
             hint='put it back, as {"id": "<the id in the logs of Spark>"}, or give the query a new checkpointLocation',
@@ -66,7 +84,7 @@ def check_id(location: str) -> None:
 def is_here(location: str | None) -> bool:
     """Return whether there is a checkpoint at `location` that this machine sees as files."""
     checkpoint = None if location is None else local_path(location)
-    return checkpoint is not None and _query_of(checkpoint) is not None
+    return checkpoint is not None and query_of(checkpoint) is not None
 
 
 def read_plan(location: str | None, query: str, number: int) -> BatchPlan | None:
@@ -75,12 +93,12 @@ def read_plan(location: str | None, query: str, number: int) -> BatchPlan | None
     A path without a scheme may lie on a cluster's file system; so the checkpoint has to know the query.
     """
     checkpoint = None if location is None else local_path(location)
-    if checkpoint is None or _query_of(checkpoint) != query:
+    if checkpoint is None or query_of(checkpoint) != query:
         return None
     path = f"{checkpoint}/offsets/{number}"
     try:
         sync_plan(checkpoint, number)
-        lines = files.read(path).decode().splitlines()[_PREAMBLE:]
+        lines = files.read(path).decode().splitlines()[PREAMBLE:]
     except FileNotFoundError:
         raise NotAStore(
             f"{path}: missing: Spark's plan of this batch was removed while it ran",
@@ -95,6 +113,32 @@ def read_plan(location: str | None, query: str, number: int) -> BatchPlan | None
         )
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return BatchPlan(f"offsets {digest}", _ends(lines), path)
+
+
+def committed(checkpoint: str) -> int | None:
+    """Return the number of the last micro-batch that is done; None if there is none."""
+    try:
+        return max((int(name) for name in os.listdir(f"{checkpoint}/commits") if name.isdigit()), default=None)
+    except FileNotFoundError:
+        return None
+
+
+def ends_of(checkpoint: str, batch: int) -> list[tuple[TopicIdPartition, int]]:
+    """Return where a micro-batch that Spark has planned ends: partitions of ours, with offsets."""
+    found: list[tuple[TopicIdPartition, int]] = []
+    for line in files.read(f"{checkpoint}/offsets/{batch}").decode().splitlines()[PREAMBLE:]:
+        data = json.loads(line)
+        if isinstance(data, dict) and OURS in data:
+            found += StreamOffsets.from_json(data)
+    return found
+
+
+def watermark_ms(checkpoint: str, batch: int) -> int:
+    """Return the watermark that a micro-batch went by, since 1970; 0 before the first."""
+    if batch < 0:
+        return 0
+    about = json.loads(files.read(f"{checkpoint}/offsets/{batch}").decode().splitlines()[PREAMBLE - 1])
+    return int(about["batchWatermarkMs"])
 
 
 def sync_plan(checkpoint: str, number: int) -> None:
@@ -118,13 +162,38 @@ def sync_plan(checkpoint: str, number: int) -> None:
             _synced.add(made)
 
 
+def write_plan(checkpoint: str, number: int, end: StreamOffsets) -> None:
+    """Write the plan of a micro-batch with one source, durably, as Spark does; the query's id, too, if there is none.
+
+    Spark takes its own defaults for settings that a plan does not have. It reads a file that has no checksum.
+    """
+    files.make_directories(f"{checkpoint}/offsets")
+    if query_of(checkpoint) is None:
+        files.replace(f"{checkpoint}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+    about = {"batchWatermarkMs": 0, "batchTimestampMs": time.time_ns() // 1_000_000, "conf": {}}
+    lines = ("v1", json.dumps(about, separators=(",", ":")), json.dumps(end.to_json()))
+    _write(f"{checkpoint}/offsets", number, lines)
+    sync_plan(checkpoint, number)
+
+
+def write_commit(checkpoint: str, number: int) -> None:
+    """Say that a micro-batch is done, as Spark does."""
+    files.make_directories(f"{checkpoint}/commits")
+    _write(f"{checkpoint}/commits", number, ("v1", '{"nextBatchWatermarkMs":0}'))
+
+
+def _write(directory: str, number: int, lines: Iterable[str]) -> None:
+    files.remove(f"{directory}/.{number}.crc")  # of a file that a killed run has not renamed
+    files.replace(f"{directory}/{number}", "\n".join(lines).encode())
+
+
 def _sync_checksum(directory: str, name: str) -> None:
     path = f"{directory}/.{name}.crc"
     if os.path.exists(path):
         files.sync_file(path)
 
 
-def _query_of(checkpoint: str) -> str | None:
+def query_of(checkpoint: str) -> str | None:
     """Return the id of the query that the checkpoint is of; None if there is none."""
     try:
         found = json.loads(files.read(f"{checkpoint}/metadata"))

@@ -8,6 +8,7 @@ without; so Spark gets a `bin/java` that leaves that argument out and then becom
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -109,7 +110,7 @@ def _shim(home: str) -> str:
     java = shlex.quote(f"{home}/bin/java")
     script = (
         "#!/bin/sh\n"
-        "# Made by klamm.spark: this Java has no incubator modules, and Spark can do without them.\n"
+        "# Made by klamm.spark: this Java has no incubator modules, and Spark does without them.\n"
         "for argument do\n"
         "  shift\n"
         f'  [ "$argument" = {shlex.quote(_MISSING_THERE)} ] || set -- "$@" "$argument"\n'
@@ -119,14 +120,16 @@ def _shim(home: str) -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     made = f"{cache}/klamm/java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     try:
-        return _write_shim(made, script)
+        return _write_shim(made, script, home)
     except OSError:  # no home, or one that cannot be written
-        return _write_shim(tempfile.mkdtemp(prefix="klamm-java-"), script)
+        return _write_shim(tempfile.mkdtemp(prefix="klamm-java-"), script, home)
 
 
-def _write_shim(made: str, script: str) -> str:
+def _write_shim(made: str, script: str, home: str) -> str:
     if not os.access(f"{made}/bin/java", os.X_OK):
         os.makedirs(f"{made}/bin", exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(f"{home}/release", f"{made}/release")
         fd, temporary = tempfile.mkstemp(dir=f"{made}/bin")
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(script)

@@ -2,6 +2,7 @@
 
     startingOffsets, endingOffsets    "earliest", "latest", or JSON: {"orders": {"0": 23, "1": -2}}; -2 is the earliest,
                                       -1 the latest
+    …OffsetsByTimestamp               JSON, with milliseconds since 1970 in the place of offsets
     a stream's checkpoint             {"orders": {"0": 23, "1": 5}, "@klamm": {"store": "…", "topics": {"orders": "…"},
                                       "epochs": {"orders": {"0": 2, "1": 2}}}}
 
@@ -37,13 +38,15 @@ __all__ = [
     "TopicIdPartition",
     "parse_bound",
     "parse_offset_map",
+    "parse_times",
 ]
 
 EARLIEST = -2
 LATEST = -1
 OURS = "@klamm"
 
-_EXAMPLE = 'want "earliest", "latest" or JSON such as {"orders": {"0": 23, "1": -2}}'
+_EXAMPLE = 'expected "earliest", "latest" or JSON such as {"orders": {"0": 23, "1": -2}}'
+_TIMES_EXAMPLE = 'expected JSON with milliseconds since 1970, such as {"orders": {"0": 1700000000000}}'
 
 
 class TopicIdPartition(NamedTuple):
@@ -59,20 +62,23 @@ class TopicIdPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to begin, or to end: an offset (or EARLIEST, LATEST) for all partitions, for each, or a time."""
+    """Where to begin, or to end: an offset (or EARLIEST, LATEST), or a time; for all partitions, or one for each."""
 
     option: str
     everywhere: int | None = None
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
     timestamp_ms: int | None = None
+    timestamps_ms: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    needs_record: bool = False
+    """Whether a partition without a record at or after its time is an error; else the bound is its end."""
 
-    def check(self, places: Iterable[tuple[str, int]]) -> None:
-        """That offsets are given for exactly these partitions, if they are given one by one."""
+    def check(self, tps: Iterable[tuple[str, int]]) -> None:
+        """Refuse offsets or times that are given one by one, but not for exactly these partitions."""
         if self.everywhere is not None or self.timestamp_ms is not None:
             return
-        wanted = set(places)
-        extra = sorted(self.offsets.keys() - wanted)
-        missing = sorted(wanted - self.offsets.keys())
+        wanted, given = set(tps), self.timestamps_ms or self.offsets
+        extra = sorted(given.keys() - wanted)
+        missing = sorted(wanted - given.keys())
         if extra:
             raise InvalidSetting(
                 f"{self.option}: names {_listed(extra)}, which is not subscribed to, or not there",
@@ -81,19 +87,24 @@ class Bound:
         if missing:
             raise InvalidSetting(
                 f"{self.option}: says nothing of {_listed(missing)}",
-                hint="name every partition; -2 is its earliest offset, -1 its latest",
+                hint="name every partition"
+                + ("" if self.timestamps_ms else "; -2 is its earliest offset, -1 its latest"),
             )
 
-    def at(self, place: TopicIdPartition) -> int:
-        """The offset, EARLIEST or LATEST; only if it is no time."""
+    def time_at(self, tp: TopicIdPartition) -> int | None:
+        """Return the time in milliseconds; None if the bound is an offset."""
+        return self.timestamps_ms.get((tp.topic, tp.partition), self.timestamp_ms)
+
+    def at(self, tp: TopicIdPartition) -> int:
+        """The offset, EARLIEST or LATEST; only if it is not a time."""
         if self.everywhere is not None:
             return self.everywhere
-        return self.offsets[place.topic, place.partition]
+        return self.offsets[tp.topic, tp.partition]
 
 
-def _listed(places: list[tuple[str, int]]) -> str:
-    shown = ", ".join(f"{topic}/{number}" for topic, number in places[:3])
-    return shown if len(places) <= 3 else f"{shown} and {len(places) - 3} more"
+def _listed(tps: list[tuple[str, int]]) -> str:
+    shown = ", ".join(f"{topic}/{number}" for topic, number in tps[:3])
+    return shown if len(tps) <= 3 else f"{shown} and {len(tps) - 3} more"
 
 
 def parse_bound(text: str, option: str) -> Bound:
@@ -106,30 +117,42 @@ def parse_bound(text: str, option: str) -> Bound:
     return Bound(option, offsets=parse_offset_map(word, option))
 
 
+def parse_times(text: str, option: str) -> Bound:
+    """Return what startingOffsetsByTimestamp or endingOffsetsByTimestamp says."""
+    times = _number_map(text.strip(), option, "time", _TIMES_EXAMPLE, least=0)
+    if not times:
+        raise InvalidSetting(f"{option}: names no partition", hint=_TIMES_EXAMPLE)
+    return Bound(option, timestamps_ms=times)
+
+
 def parse_offset_map(text: str, option: str) -> dict[tuple[str, int], int]:
-    """{"orders": {"0": 23}}, by topic and partition."""
+    """Return {"orders": {"0": 23}}, by topic and partition."""
+    return _number_map(text, option, "offset", _EXAMPLE, least=EARLIEST)
+
+
+def _number_map(text: str, option: str, noun: str, example: str, *, least: int) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
-    for topic, numbers in _object(text, option).items():
+    for topic, numbers in _object(text, option, example).items():
         if topic == OURS:
             continue
         if not isinstance(numbers, dict):
-            raise InvalidSetting(f"{option}: {topic!r} has no offsets by partition", hint=_EXAMPLE)
-        for number, offset in numbers.items():
-            if not number.isascii() or not number.isdigit():
-                raise InvalidSetting(f"{option}: {topic}: {number!r} is no partition", hint=_EXAMPLE)
-            if not isinstance(offset, int) or isinstance(offset, bool) or not EARLIEST <= offset < 1 << 63:
-                raise InvalidSetting(f"{option}: {topic}/{number}: {offset!r} is no offset", hint=_EXAMPLE)
-            found[topic, int(number)] = offset
+            raise InvalidSetting(f"{option}: {topic!r} has no {noun}s by partition", hint=example)
+        for partition, number in numbers.items():
+            if not partition.isascii() or not partition.isdigit():
+                raise InvalidSetting(f"{option}: {topic}: {partition!r} is not a partition", hint=example)
+            if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
+                raise InvalidSetting(f"{option}: {topic}/{partition}: {number!r} is not a valid {noun}", hint=example)
+            found[topic, int(partition)] = number
     return found
 
 
-def _object(text: str, option: str) -> dict[str, Any]:
+def _object(text: str, option: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
-        raise InvalidSetting(f"{option}: {text[:60]!r} does not fit", hint=_EXAMPLE) from None
+        raise InvalidSetting(f"{option}: {text[:60]!r} is invalid", hint=example) from None
     if not isinstance(found, dict):
-        raise InvalidSetting(f"{option}: {text[:60]!r} does not fit", hint=_EXAMPLE)
+        raise InvalidSetting(f"{option}: {text[:60]!r} is invalid", hint=example)
     return found
 
 
@@ -143,28 +166,26 @@ class StreamOffsets:
     origin: Mapping[TopicIdPartition, int] | None = None
     """Where the micro-batch that ends here begins, if it is the query's first."""
 
-    def get(self, place: TopicIdPartition) -> int | None:
-        return self.offsets.get(place)
+    def get(self, tp: TopicIdPartition) -> int | None:
+        return self.offsets.get(tp)
 
-    def epoch(self, place: TopicIdPartition) -> int:
+    def epoch(self, tp: TopicIdPartition) -> int:
         """Return the leader epoch of the record before the offset; -1 if it is not known."""
-        return self.epochs.get(place, -1)
+        return self.epochs.get(tp, -1)
 
     def is_at(self, other: StreamOffsets) -> bool:
         """Return whether nothing lies between the two. The same offset of a later epoch has other records before it."""
-        return self.offsets == other.offsets and all(
-            other.epoch(place) in (-1, self.epoch(place)) for place in self.offsets
-        )
+        return self.offsets == other.offsets and all(other.epoch(tp) in (-1, self.epoch(tp)) for tp in self.offsets)
 
     def topics(self) -> dict[str, TopicId]:
         """The id that each topic had."""
-        return {place.topic: place.topic_id for place in sorted(self.offsets)}
+        return {tp.topic: tp.topic_id for tp in sorted(self.offsets)}
 
     def __iter__(self) -> Iterator[tuple[TopicIdPartition, int]]:
-        for place in sorted(self.offsets):
-            yield place, self.offsets[place]
+        for tp in sorted(self.offsets):
+            yield tp, self.offsets[tp]
 
-    def to_json(self, **more: int) -> dict[str, Any]:
+    def to_json(self, **more: float) -> dict[str, Any]:
         """As Spark keeps it. `more` is for people to read."""
         found = _by_topic(self.offsets)
         ours: dict[str, Any] = {"store": self.store_id, "topics": self.topics(), **more}
@@ -184,9 +205,9 @@ class StreamOffsets:
             offsets = {topic: numbers for topic, numbers in data.items() if topic != OURS}
             return StreamOffsets(
                 str(ours["store"]),
-                _by_place(offsets, ids),
-                _by_place(ours.get("epochs", {}), ids),
-                _by_place(ours["from"], ids) if "from" in ours else None,
+                _by_partition(offsets, ids),
+                _by_partition(ours.get("epochs", {}), ids),
+                _by_partition(ours["from"], ids) if "from" in ours else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InvalidSetting(
@@ -197,12 +218,12 @@ class StreamOffsets:
 
 def _by_topic(numbers: Mapping[TopicIdPartition, int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for place in sorted(numbers):
-        found.setdefault(place.topic, {})[str(place.partition)] = numbers[place]
+    for tp in sorted(numbers):
+        found.setdefault(tp.topic, {})[str(tp.partition)] = numbers[tp]
     return found
 
 
-def _by_place(topics: Mapping[str, Mapping[str, Any]], ids: Mapping[str, TopicId]) -> dict[TopicIdPartition, int]:
+def _by_partition(topics: Mapping[str, Mapping[str, Any]], ids: Mapping[str, TopicId]) -> dict[TopicIdPartition, int]:
     return {
         TopicIdPartition(topic, ids[topic], int(partition)): int(number)
         for topic, numbers in topics.items()

@@ -6,12 +6,18 @@
     assign                JSON: {"orders": [0, 1]}
     startingOffsets       earliest (a batch's default), latest (a stream's), or JSON: offsets.py
     endingOffsets         latest (default), or JSON; a batch's only
-    startingTimestamp     milliseconds since 1970: the first record that is as young
+    startingTimestamp     milliseconds since 1970: the first record at or after that time
     endingTimestamp       the same; a batch's only
+    startingOffsetsByTimestamp  the same for each partition, as JSON: {"orders": {"0": 1700000000000}}
+    endingOffsetsByTimestamp  the same; a batch's only
+    startingOffsetsByTimestampStrategy  if a partition has no record at or after its time: error (default), or latest
     columns               which columns, with commas between them; Spark does not tell a Python source what it needs
     includeHeaders        true: have the column `headers`, too
     minPartitions         at least so many tasks, if the log can be split at batches
+    maxRecordsPerPartition  at most so many offsets in a task
     maxOffsetsPerTrigger  at most so many offsets in a micro-batch, of all partitions together; a stream's only
+    minOffsetsPerTrigger  no micro-batch of fewer offsets, unless maxTriggerDelay has passed since the last one
+    maxTriggerDelay       15m (default), 90s, 1h30m, or milliseconds
     failOnDataLoss        true (default): records that are gone fail the query; false: go on with what is there
     isolation             read_committed (default), read_uncommitted
     groupId               a group that is to stand where the query does; a stream's only
@@ -24,40 +30,27 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from klamm.arrow.schema import COLUMNS, chosen
 from klamm.choices import Isolation
 from klamm.errors import InvalidSetting
 from klamm.log.reader import reads_committed
-from klamm.spark.offsets import EARLIEST, LATEST, Bound, parse_bound
+from klamm.spark.checkpoint import local_path
+from klamm.spark.offsets import EARLIEST, LATEST, Bound, parse_bound, parse_times
+from klamm.spark.option_names import SINK_OPTIONS, SOURCE_OPTIONS, check_names
 from klamm.store.groups import checked_name
-from klamm.store.names import nearest
+from klamm.times import parse_duration
 
-__all__ = ["SOURCE_OPTIONS", "ReadOptions", "Subscription", "boolean", "check_names", "directory_of", "whole_number"]
+__all__ = ["ReadOptions", "Subscription", "boolean", "choice", "directory_of", "whole_number"]
 
-SOURCE_OPTIONS = (
-    "path",
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "columns",
-    "includeHeaders",
-    "minPartitions",
-    "maxOffsetsPerTrigger",
-    "failOnDataLoss",
-    "isolation",
-    "groupId",
-)
+_STRATEGY = "startingOffsetsByTimestampStrategy"
 _SUBSCRIBING = ("subscribe", "subscribePattern", "assign")
-_OF_BATCHES = ("endingOffsets", "endingTimestamp")
-_OF_STREAMS = ("maxOffsetsPerTrigger", "groupId")
+_OF_BATCHES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupId")
+_TRIGGER_DELAY_MS = 15 * 60 * 1000
 _NO_HEADERS = tuple(name for name in COLUMNS if name != "headers")
 
 
@@ -90,7 +83,12 @@ class ReadOptions:
     columns: tuple[str, ...]
     columns_given: bool
     min_partitions: int
+    max_records: int | None
+    """In a task."""
     max_offsets: int | None
+    min_offsets: int | None
+    """A micro-batch waits until there are so many, but no longer than:"""
+    trigger_delay_s: float
     fail_on_data_loss: bool
     isolation: Isolation
     group: str | None
@@ -102,7 +100,7 @@ class ReadOptions:
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
         """`streaming` None: it is not known yet whether a batch or a stream will read, so either may be meant."""
-        options = check_names(given, SOURCE_OPTIONS)
+        options = check_names(given, SOURCE_OPTIONS, other=SINK_OPTIONS)
         for name in _OF_BATCHES if streaming else _OF_STREAMS if streaming is False else ():
             if name in options:
                 only = "batch" if streaming else "streaming"
@@ -111,7 +109,11 @@ class ReadOptions:
         reads_committed(isolation)
         group = options.get("groupId")
         with_headers = boolean(options, "includeHeaders", default=False)
-        most = whole_number(options, "maxOffsetsPerTrigger")
+        most, least = whole_number(options, "maxOffsetsPerTrigger"), whole_number(options, "minOffsetsPerTrigger")
+        if most is not None and least is not None and least > most:
+            raise InvalidSetting(
+                f"minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}", hint="make it smaller"
+            )
         return ReadOptions(
             path=directory_of(options),
             subscription=_subscription(options),
@@ -120,53 +122,41 @@ class ReadOptions:
             columns=_columns(options, with_headers=with_headers),
             columns_given="columns" in options,
             min_partitions=whole_number(options, "minPartitions") or 0,
+            max_records=whole_number(options, "maxRecordsPerPartition"),
             max_offsets=most,
+            min_offsets=least,
+            trigger_delay_s=_trigger_delay_s(options),
             fail_on_data_loss=boolean(options, "failOnDataLoss", default=True),
             isolation=isolation,
             group=None if group is None else checked_name(group, "groupId"),
         )
 
 
-def check_names(given: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """The options by the names they are known by; InvalidSetting, with the nearest name, for one that is not."""
-    names = {name.lower(): name for name in known}
-    found: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() not in names:
-            near = nearest(name.lower(), names)
-            for lower, spelled in names.items():
-                near = near and near.replace(repr(lower), repr(spelled))
-            if name.lower().startswith("kafka."):
-                near = 'options of Kafka clients are for format("kafka")'
-            raise InvalidSetting(
-                f"format klamm has no option {name!r}", hint=near or f"there are {', '.join(names.values())}"
-            )
-        found[names[name.lower()]] = value
-    return found
-
-
 def directory_of(options: Mapping[str, str]) -> str:
     """The store's directory, absolute: tasks may run elsewhere."""
     path = options.get("path", "").strip()
     if not path:
-        raise InvalidSetting("the option path is missing", hint="the directory of the store: .load('events/')")
-    local = re.match(r"file:(?://(?=/))?(/.*)", path)
-    if local:
-        path = local[1]
-    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path):
+        hint = (
+            "the directory of the store: .load('events/'); an INSERT names columns: INSERT INTO orders (key, value) …"
+        )
+        raise InvalidSetting("the option path is missing", hint=hint)
+    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", path):
         raise InvalidSetting(
             f"path: {path!r} is not a directory", hint='what listens on a port is read with format("kafka")'
         )
-    return os.path.abspath(path)
+    return local_path(path) or os.path.abspath(path)
+
+
+def choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return which of the `choices`, the first of which is the default, an option is."""
+    text = options.get(name, choices[0])
+    if text.strip().lower() not in choices:
+        raise InvalidSetting(f"{name}: {text!r} is invalid", hint=f"expected {' or '.join(choices)}")
+    return text.strip().lower()
 
 
 def boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = options.get(name)
-    if value is None:
-        return default
-    if value.strip().lower() not in ("true", "false"):
-        raise InvalidSetting(f"{name}: {value!r} does not fit", hint="want true or false")
-    return value.strip().lower() == "true"
+    return choice(options, name, ("true", "false") if default else ("false", "true")) == "true"
 
 
 def whole_number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
@@ -178,7 +168,7 @@ def whole_number(options: Mapping[str, str], name: str, *, least: int = 1) -> in
     except ValueError:
         number = least - 1
     if not least <= number < 1 << 63:
-        raise InvalidSetting(f"{name}: {value!r} does not fit", hint=f"want a whole number from {least} on")
+        raise InvalidSetting(f"{name}: {value!r} is invalid", hint=f"expected a whole number from {least} on")
     return number
 
 
@@ -207,7 +197,7 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
         try:
             re.compile(text)
         except re.error as error:
-            raise InvalidSetting(f"subscribePattern: {text!r} is no regular expression: {error}") from None
+            raise InvalidSetting(f"subscribePattern: {text!r} is not a regular expression: {error}") from None
         if not text.strip():
             raise InvalidSetting("subscribePattern: is empty")
         return Subscription(pattern=text)
@@ -216,7 +206,7 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
 
 
 def _assigned(text: str) -> dict[str, tuple[int, ...]]:
-    wrong = InvalidSetting(f"assign: {text[:60]!r} does not fit", hint='want JSON such as {"orders": [0, 1]}')
+    wrong = InvalidSetting(f"assign: {text[:60]!r} is invalid", hint='expected JSON such as {"orders": [0, 1]}')
     try:
         found: Any = json.loads(text)
     except ValueError:
@@ -231,25 +221,44 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     return {topic: tuple(sorted(set(numbers))) for topic, numbers in found.items()}
 
 
-def _bound(options: Mapping[str, str], offsets: str, timestamp: str) -> Bound | None:
-    if offsets in options and timestamp in options:
-        raise InvalidSetting(f"{offsets} and {timestamp} are both given", hint="give one")
+def _trigger_delay_s(options: Mapping[str, str]) -> float:
+    text = options.get("maxTriggerDelay")
+    if text is None:
+        return _TRIGGER_DELAY_MS / 1000
+    word = text.strip().lower().replace("min", "m")
+    milliseconds = int(word) if word.isascii() and word.isdigit() else parse_duration(word)
+    if milliseconds is None:
+        raise InvalidSetting(f"maxTriggerDelay: {text!r} is invalid", hint="expected 90s, 15m, 1h30m, or milliseconds")
+    if "minOffsetsPerTrigger" not in options:
+        raise InvalidSetting("maxTriggerDelay: is for minOffsetsPerTrigger", hint="give both, or neither")
+    return milliseconds / 1000
+
+
+def _bound(options: Mapping[str, str], offsets: str, timestamp: str, by_timestamp: str) -> Bound | None:
+    given = [name for name in (offsets, timestamp, by_timestamp) if name in options]
+    if len(given) > 1:
+        raise InvalidSetting(f"{given[0]} and {given[1]} are both given", hint="give one")
     if timestamp in options:
         return Bound(timestamp, timestamp_ms=whole_number(options, timestamp, least=0))
+    if by_timestamp in options:
+        return parse_times(options[by_timestamp], by_timestamp)
     return parse_bound(options[offsets], offsets) if offsets in options else None
 
 
 def _starting(options: Mapping[str, str], streaming: bool | None) -> Bound:
-    bound = _bound(options, "startingOffsets", "startingTimestamp")
+    bound = _bound(options, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    needs_record = choice(options, _STRATEGY, ("error", "latest")) == "error"
     if bound is None:
         return Bound("startingOffsets", LATEST if streaming else EARLIEST)
+    if bound.timestamp_ms is not None or bound.timestamps_ms:
+        return replace(bound, needs_record=needs_record)
     if streaming is False and (bound.everywhere == LATEST or LATEST in bound.offsets.values()):
         raise InvalidSetting("startingOffsets: a batch cannot start at the latest offset", hint="nothing is there yet")
     return bound
 
 
 def _ending(options: Mapping[str, str]) -> Bound:
-    bound = _bound(options, "endingOffsets", "endingTimestamp")
+    bound = _bound(options, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     if bound is None:
         return Bound("endingOffsets", LATEST)
     if bound.everywhere == EARLIEST or EARLIEST in bound.offsets.values():

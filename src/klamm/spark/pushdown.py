@@ -16,13 +16,13 @@ from typing import Any
 
 from klamm.times import to_ms
 
-__all__ = ["EVERYTHING", "Wanted", "push"]
+__all__ = ["EVERYTHING", "PushedFilters", "push"]
 
 _FIRST, _LAST = 0, (1 << 63) - 1
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PushedFilters:
     """The part of a subscription that filters leave: topics, partitions in [low, high], offsets in [low, high]."""
 
     topics: frozenset[str] | None = None
@@ -43,10 +43,10 @@ class Wanted:
         return max(start, self.offsets[0]), min(end, self.offsets[1] + 1)
 
 
-EVERYTHING = Wanted()
+EVERYTHING = PushedFilters()
 
 
-def push(filters: Iterable[Any]) -> tuple[Wanted, list[Any]]:
+def push(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
     """What is wanted, and the filters that Spark has to apply itself."""
     wanted, rest = EVERYTHING, []
     for each in filters:
@@ -57,7 +57,7 @@ def push(filters: Iterable[Any]) -> tuple[Wanted, list[Any]]:
     return wanted, rest
 
 
-def _narrowed(wanted: Wanted, each: Any) -> tuple[Wanted, bool]:
+def _narrowed(wanted: PushedFilters, each: Any) -> tuple[PushedFilters, bool]:
     kind = type(each).__name__
     column = getattr(each, "attribute", None)
     value: Any = getattr(each, "value", None)
@@ -82,7 +82,7 @@ def _narrowed(wanted: Wanted, each: Any) -> tuple[Wanted, bool]:
     return wanted, False
 
 
-def _by_topic(wanted: Wanted, kind: str, value: Any) -> tuple[Wanted, bool]:
+def _by_topic(wanted: PushedFilters, kind: str, value: Any) -> tuple[PushedFilters, bool]:
     if kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str):
         names = frozenset([value])
     elif kind == "In" and all(isinstance(name, str) for name in value):
@@ -114,7 +114,7 @@ def _between(known: tuple[int, int], kind: str, value: Any) -> tuple[int, int] |
     return None
 
 
-def _by_time(wanted: Wanted, value: Any) -> Wanted:
+def _by_time(wanted: PushedFilters, value: Any) -> PushedFilters:
     if not isinstance(value, datetime):
         return wanted
     if value.tzinfo is None:  # the session's zone is not known here: nothing is left out that may be meant

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark.checkpoint import check_id
+from klamm.spark.internals import checkpoint_of_batch
 from klamm.spark.session import PATH
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def write(df: DataFrame, store: Path = None, **options: Any) -> None:
     wanted, plan = _writing(df, store, options, streaming=False)
     names = {name.lower() for name in plan.options}
     if plan.hosts is None and "txnappid" in names and "checkpointlocation" not in names:
-        plan.options |= _checkpoint_of(df)
+        location = checkpoint_of_batch(df)
+        plan.options |= {} if location is None else {"checkpointLocation": location}
     with _explained(plan):
         df.select(*wanted).write.format(plan.format).options(**plan.options).mode("append").save()
 
@@ -63,24 +65,7 @@ def write_stream(df: DataFrame, store: Path = None, **options: Any) -> DataStrea
     return df.select(*wanted).writeStream.format(plan.format).options(**plan.options)
 
 
-def _checkpoint_of(df: Any) -> dict[str, str]:
-    """Return the option checkpointLocation, in foreachBatch; nothing elsewhere, or where Spark does not tell.
-
-    So the sink knows the micro-batch by Spark's plan of it (spark/checkpoint.py). Spark has no public way to ask.
-    """
-    try:
-        spark = df.sparkSession
-        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if query is None:
-            return {}
-        queries = spark._jsparkSession.sharedState().activeStreamingQueries()
-        execution = queries.get(spark.sparkContext._jvm.java.util.UUID.fromString(query))
-        return {} if execution is None else {"checkpointLocation": execution.resolvedCheckpointRoot()}
-    except Exception:  # noqa: BLE001  # Spark Connect, or another Spark: then the records say which batch it is
-        return {}
-
-
-class _Plan:
+class _Destination:
     def __init__(self, spark: Any, store: Path, options: Mapping[str, Any]) -> None:
         found = spark.conf.get(PATH, None) if store is None else os.fspath(store)
         if found is None:
@@ -91,7 +76,7 @@ class _Plan:
         self.given = {name: _text(value) for name, value in options.items()}
         cluster = _CLUSTER.fullmatch(found)
         if cluster is None and found.startswith("kafka:"):
-            raise InvalidSetting(f"{found}: is no address", hint="want kafka://host:9092, or several with commas")
+            raise InvalidSetting(f"{found}: not an address", hint="expected kafka://host:9092, or several with commas")
         self.hosts = cluster and cluster["hosts"]
         self.format = "kafka" if self.hosts else "klamm"
         self.options: dict[str, str] = {}
@@ -101,7 +86,7 @@ class _Plan:
 
     def for_cluster(self, known: tuple[str, ...], renamed: Mapping[str, str], refused: Mapping[str, str]) -> None:
         """The options as Spark's Kafka connector has them."""
-        from klamm.spark.options import check_names
+        from klamm.spark.option_names import check_names
 
         assert self.hosts is not None
         of_clients = {name: value for name, value in self.given.items() if name.lower().startswith("kafka.")}
@@ -122,7 +107,7 @@ def _text(value: Any) -> str:
 class _explained:  # noqa: N801  # used as a function
     """Turns Spark's word for a missing connector into one that says what to do."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _Destination) -> None:
         self._plan = plan
 
     def __enter__(self) -> None:
@@ -136,9 +121,10 @@ class _explained:  # noqa: N801  # used as a function
 
 
 def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> DataFrame:
-    from klamm.spark.options import SOURCE_OPTIONS, ReadOptions
+    from klamm.spark.option_names import SOURCE_OPTIONS
+    from klamm.spark.options import ReadOptions
 
-    plan = _Plan(spark, store, options)
+    plan = _Destination(spark, store, options)
     columns: tuple[str, ...] = ()
     if plan.hosts is None:
         plan.for_directory()
@@ -159,18 +145,17 @@ def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, s
         plan.options.pop("columns", None)
         plan.options.setdefault("kafka.isolation.level", parsed.isolation)
         plan.options.setdefault("includeHeaders", _text("headers" in columns))
-        if parsed.starting.timestamp_ms is not None or parsed.ending.timestamp_ms is not None:
-            plan.options.setdefault("startingOffsetsByTimestampStrategy", "latest")
     with _explained(plan):
         found: DataFrame = reader.format(plan.format).options(**plan.options).load()
     return found.select(*columns) if columns else found
 
 
-def _writing(df: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> tuple[list[Any], _Plan]:
+def _writing(df: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> tuple[list[Any], _Destination]:
+    from klamm.spark.option_names import SINK_OPTIONS
     from klamm.spark.sink import check_columns
-    from klamm.spark.sink_options import SINK_OPTIONS, WriteOptions
+    from klamm.spark.sink_options import WriteOptions
 
-    plan = _Plan(df.sparkSession, store, options)
+    plan = _Destination(df.sparkSession, store, options)
     if plan.hosts is None:
         plan.for_directory()
         check_columns(df.schema, WriteOptions.parse(plan.options, streaming=streaming))

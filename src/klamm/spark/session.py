@@ -6,6 +6,8 @@
     klamm.spark.session(remote="sc://host")                     Spark Connect
     klamm.spark.session(kafka=True)                             with Spark's Kafka connector, for kafka://
 
+The JVM of a session on this machine maps a class archive (class_archive.py), which lets it start in less time.
+
 What is given goes before what is set here. A session that this process has already is given back, as Spark does; its
 SQL settings are changed.
 """
@@ -19,20 +21,28 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, NotInstalled
-from klamm.spark import java
+from klamm.spark import class_archive, java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PATH", "connector", "java_home", "session", "session_settings", "settings"]
+__all__ = ["PATH", "connector", "java_home", "session", "session_settings", "settings", "use"]
 
 PATH = "spark.klamm.path"
-"""The setting that holds the store which read and write use when they are told none."""
+"""The setting that names the store of reads and writes, and of format("klamm"), that name none."""
 
 _SCALA = "2.13"
 _SQL = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
+}
+
+# Spark's default starts ten processes (chmod, readlink) for each file of a checkpoint on a local disk; this one, two.
+# Both write a file beside its name and rename it.
+_LOCAL_CHECKPOINTS = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 
 
@@ -47,7 +57,7 @@ def session(
 ) -> SparkSession:
     """A session, ready for format("klamm").
 
-    `path` is the store for `klamm.spark.read` and its siblings when they name none. `kafka` brings Spark's Kafka
+    `path` is the store of a read or a write that names none. `kafka` brings Spark's Kafka
     connector, by Maven, or from a directory that has its jars. Everything else is a setting of Spark's; dots are
     written as underscores: spark_sql_shuffle_partitions=8.
     """
@@ -69,10 +79,32 @@ def session(
             wanted[PATH] = os.path.abspath(path)
     else:
         builder = builder.appName(app_name)
+    if not elsewhere and (master is None or master.startswith("local")):
+        _add_class_archive(pyspark, wanted)
     for name, value in wanted.items():
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
+    if made.conf.get(PATH, None) is not None:
+        use(made)
     return made
+
+
+def use(spark: SparkSession, path: str | os.PathLike[str] | None = None) -> SparkSession:
+    """Let a session that you made yourself use the store at `path` where a query names none, and return the session.
+
+    `path` becomes the setting spark.klamm.path; without it, the setting that the session has counts. `session` does
+    this by itself.
+    """
+    _pyspark()
+    from klamm.spark.source import register
+
+    if path is not None:
+        spark.conf.set(PATH, os.path.abspath(path))
+    found = spark.conf.get(PATH, None)
+    if found is None:
+        raise InvalidSetting(f"{PATH} is not set", hint="name the store: klamm.spark.use(spark, 'events/')")
+    register(spark, found)
+    return spark
 
 
 def session_settings(
@@ -107,13 +139,27 @@ def settings(
         found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Of 200 partitions, Spark's default, each costs a task in every micro-batch that counts something.
         found["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
+        found |= _LOCAL_CHECKPOINTS
     if path is not None:
         found[PATH] = os.path.abspath(path)
     given = _spelled(conf)
+    _check_switch(given)
     if kafka:
         name, value = connector(kafka, version)
         found[name] = f"{given.pop(name)},{value}" if name in given else value
     return {**found, **given}
+
+
+def _add_class_archive(pyspark: Any, wanted: dict[str, str]) -> None:
+    """Let the JVM, if this process has none yet, map a class archive, or write one when it ends."""
+    if wanted.get(class_archive.SETTING, "true") == "false":
+        return
+    if pyspark.SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    spark_home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+    options = class_archive.java_options(java.find(), spark_home, pyspark.__version__, wanted)
+    if options is not None:
+        wanted[class_archive.OPTION] = " ".join(filter(None, [options, wanted.get(class_archive.OPTION)]))
 
 
 def connector(kafka: bool | str | os.PathLike[str], version: str) -> tuple[str, str]:
@@ -129,13 +175,19 @@ def connector(kafka: bool | str | os.PathLike[str], version: str) -> tuple[str, 
     return "spark.jars", ",".join(jars)
 
 
+def _check_switch(given: Mapping[str, str]) -> None:
+    value = given.get(class_archive.SETTING, "true")
+    if value not in ("true", "false"):
+        raise InvalidSetting(f"{class_archive.SETTING}: {value!r} is invalid", hint="expected true or false")
+
+
 def _spelled(conf: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for name, value in conf.items():
         spelled = name if "." in name else name.replace("_", ".")
         if not spelled.startswith("spark."):
             raise InvalidSetting(
-                f"{name}: is no setting of Spark's", hint="they begin with spark: spark_driver_memory='2g'"
+                f"{name}: not a setting of Spark", hint="they begin with spark: spark_driver_memory='2g'"
             )
         found[spelled] = str(value).lower() if isinstance(value, bool) else str(value)
     return found

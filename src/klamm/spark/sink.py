@@ -1,4 +1,4 @@
-"""How format("klamm") writes: tasks stage, the driver publishes (publishing.py).
+"""How format("klamm") writes: tasks stage, the driver publishes (publisher.py).
 
     key        string or binary                 null, or no such column: no key
     value      string or binary                 needed; null is a tombstone
@@ -17,7 +17,6 @@ told before a job starts. A task needs nothing of the store but the directory fo
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,11 +31,12 @@ from klamm.disk import files
 from klamm.errors import InvalidRecord, InvalidSetting, KlammError, UnknownTopic
 from klamm.spark import checkpoint, staged_files
 from klamm.spark.batches import BatchId, target_of
-from klamm.spark.publishing import core_of, publish
+from klamm.spark.internals import micro_batch
+from klamm.spark.publisher import core_of, publish
 from klamm.spark.sink_options import WriteOptions
-from klamm.spark.source import clearly
+from klamm.spark.source import plain_errors
+from klamm.spark.staged_batches import Staged, StagedTopic, StagingFile
 from klamm.spark.staged_files import StagedName
-from klamm.spark.staging import MicroBatch, Staged, StagedTopic, StagingFile
 from klamm.store import scratch
 from klamm.store.names import nearest
 from klamm.types import TopicId
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
 
-__all__ = ["BatchWriter", "Plan", "StreamWriter", "check_columns"]
+__all__ = ["BatchWriter", "StreamWriter", "WritePlan", "check_columns"]
 
 _KNOWN = ("value", "key", "topic", "partition", "headers", "timestamp")
 _IGNORED = frozenset({"offset", "timestamptype"})
@@ -53,7 +53,6 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _OPEN_BYTES = 64 << 20  # in batches of a task that are not full yet
 _DIGEST_MASK = (1 << 64) - 1
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 # ---- what can be known before there is a job
@@ -72,6 +71,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> dict[str, str]:
         if name in found:
             raise InvalidSetting(f"there are two columns {name!r}", hint="drop one")
         if name in _IGNORED or (name == "timestamp" and not options.keep_timestamps):
+            continue
+        if name == "headers" and not options.headers:
             continue
         if name not in _KNOWN:
             wrong = no_column(field.name, _KNOWN)
@@ -103,7 +104,7 @@ def _check_type(name: str, kind: str) -> None:
     if not fits:
         structured = kind.startswith(("struct", "array", "map", "variant"))
         hint = f"to_json({name}) AS {name}" if structured and name in ("key", "value") else f"{cast} AS {name}"
-        raise InvalidSetting(f"column {name!r} is {kind}, want {wanted}", hint=f"df.selectExpr(…, {hint!r})")
+        raise InvalidSetting(f"column {name!r} is {kind}, expected {wanted}", hint=f"df.selectExpr(…, {hint!r})")
 
 
 def _is_text(kind: str) -> bool:
@@ -115,7 +116,7 @@ class _Topic(NamedTuple):
     shape: Shape
 
 
-class Plan:
+class WritePlan:
     """What a task has to know."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, has_digest: bool = False) -> None:
@@ -123,6 +124,8 @@ class Plan:
         self.options = options
         self.has_digest = has_digest
         self.columns = check_columns(schema, options)
+        if options.is_insert and "offset" not in schema.fieldNames():
+            raise InvalidSetting("a table with the option columns is for reading only", hint="make another without it")
         core = core_of(options.path)
         self.store_id = core.catalog.store_id
         self.directory = staged_files.prepare(options.path, self.store_id)
@@ -158,45 +161,49 @@ class Plan:
 class _Stager:
     """One attempt of a task."""
 
-    def __init__(self, plan: Plan, name: StagedName) -> None:
+    def __init__(self, plan: WritePlan, name: StagedName) -> None:
         self._plan = plan
         self._name = name
-        self._file: StagingFile | None = None
-        self._file_name: str | None = None
+        self._file_name = name.new()
+        self._file: StagingFile  # from the start of the task: while it is open, nothing of its batch is swept
         self._encoders: dict[str, Encoder] = {}
-        self._places: dict[str, set[int]] = {}
+        self._partitions: dict[str, set[int]] = {}
         self._rows = 0
         self._digest = 0
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        self._file = StagingFile(f"{self._plan.directory}/{self._file_name}")
         try:
             for batch in batches:
                 if batch.num_rows:
                     self._take(batch)
             self._give_all()
-            if self._file is not None:
+            if self._rows:
                 self._file.finish(durable=self._plan.options.durable)
-        except BaseException:
-            if self._file is not None:
+            else:
                 self._file.discard()
+        except BaseException:
+            self._file.discard()
             raise
         return Staged(
             self._name.writer,
             self._name.batch,
             self._name.task,
-            self._file_name,
-            self._file.size if self._file is not None else 0,
+            self._file_name if self._rows else None,
+            self._file.size,
             self._rows,
             tuple(
                 StagedTopic(topic, self._plan.topic(topic).id, tuple(sorted(numbers)))
-                for topic, numbers in self._places.items()
+                for topic, numbers in self._partitions.items()
             ),
-            _micro_batch(),
+            micro_batch(_task()),
             self._digest if self._plan.has_digest else None,
         )
 
     def _take(self, batch: pa.RecordBatch) -> None:
         pa = pyarrow()
+        if self._plan.options.is_insert and batch.column("offset").null_count < batch.num_rows:
+            raise InvalidSetting("INSERT names no columns, or offset", hint="as in INSERT INTO orders (key, value) …")
         columns = {ours: batch.column(theirs) for ours, theirs in self._plan.columns.items()}
         topics = columns.pop("topic", None)
         rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
@@ -236,20 +243,14 @@ class _Stager:
     def _encoder(self, topic: str) -> Encoder:
         options = self._plan.options
         number = len(self._encoders)
-        places = self._places[topic] = set()
+        tps = self._partitions[topic] = set()
 
         def emit(partition: int, batch: memoryview, count: int) -> None:
-            places.add(partition)
-            self._opened().add(number, partition, batch)
+            tps.add(partition)
+            self._file.add(number, partition, batch)
 
         shape = self._plan.topic(topic).shape
         return Encoder(shape, emit, codec=options.codec, level=options.level, sticky=self._name.task)
-
-    def _opened(self) -> StagingFile:
-        if self._file is None:
-            self._file_name = self._name.new()
-            self._file = StagingFile(f"{self._plan.directory}/{self._file_name}")
-        return self._file
 
     def _give_all(self) -> None:
         for encoder in self._encoders.values():
@@ -257,26 +258,9 @@ class _Stager:
 
 
 def _task() -> Any:
-    context = _context()
-    assert context is not None, "a writer writes in tasks"
-    return context
-
-
-def _context() -> Any:
     from pyspark import TaskContext
 
     return TaskContext.get()
-
-
-def _micro_batch() -> MicroBatch | None:
-    """Return what this task runs for; None if that is no streaming query."""
-    task = _context()
-    query = task and task.getLocalProperty("sql.streaming.queryId")
-    number = task and task.getLocalProperty("streaming.sql.batchId")
-    if query is None or number is None:
-        return None
-    group = task.getLocalProperty("spark.jobGroup.id") or ""  # Spark's own for a query, unless the program set another
-    return MicroBatch(query, int(number), group if _UUID.fullmatch(group) else None)
 
 
 # ---- on the driver
@@ -286,28 +270,28 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [each for each in messages if isinstance(each, Staged)]
 
 
-def _publish(plan: Plan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None) -> None:
+def _publish(plan: WritePlan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None) -> None:
     staged = [each for each in _staged(messages) if each.file is not None]
     publish(core_of(plan.options.path), staged, plan.directory, batch, durable=plan.options.durable)
 
 
-def _batch_id(plan: Plan, writer: str, number: int, staged: Sequence[Staged]) -> BatchId:
+def _batch_id(plan: WritePlan, writer: str, number: int, staged: Sequence[Staged]) -> BatchId:
     """Identify a batch by Spark's plan, which is on disk then, or by its records where the plan is not to be seen."""
     options = plan.options
     target = target_of(options.topic)
     digests = [each.digest for each in staged]
     total = sum(each for each in digests if each is not None) & _DIGEST_MASK
     records = "" if None in digests else f"records {total:016x}/{sum(each.rows for each in staged)}"
-    (micro_batch,) = {each.micro_batch for each in staged}
-    if micro_batch is not None:
-        found = checkpoint.read_plan(options.checkpoint, micro_batch.query, micro_batch.number)
+    (batch,) = {each.micro_batch for each in staged}
+    if batch is not None:
+        found = checkpoint.read_plan(options.checkpoint, batch.query, batch.number)
         if found is not None:
-            run = f"run {micro_batch.run}" if micro_batch.run and records else ""
+            run = f"run {batch.run}" if batch.run and records else ""
             plan_text = " ".join(filter(None, (found.fingerprint, records, run)))
             return BatchId(writer, target, number, plan_text, found.ends, found.path)
     if not records:
         raise KlammError(
-            f"{options.checkpoint}: the checkpoint is gone, so nobody can say whether this batch is in the log",
+            f"{options.checkpoint}: the checkpoint is gone, so whether this batch is in the log is unknown",
             hint="nothing was written; put it back, or give the query a new checkpointLocation",
         )
     return BatchId(writer, target, number, records, may_differ=options.may_differ)
@@ -319,22 +303,22 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
         if overwrite:
             raise InvalidSetting(
-                "a log cannot be overwritten", hint='.mode("append"); a topic is emptied by deleting and making it anew'
+                "a log cannot be overwritten", hint='.mode("append"); a topic is emptied by deleting and re-creating it'
             )
         parsed = WriteOptions.parse(options, streaming=False)
-        self._plan = Plan(schema, parsed, has_digest=parsed.app is not None)
+        self._plan = WritePlan(schema, parsed, has_digest=parsed.app is not None)
         self._job = uuid.uuid4().hex
         self._plan.directory += f"/{self._job}"
         files.make_directory(self._plan.directory)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
-        with clearly():
+        with plain_errors():
             task = _task()
             name = StagedName(self._job, 0, task.partitionId(), task.taskAttemptId())
             return _Stager(self._plan, name).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        with clearly():
+        with plain_errors():
             app, staged = self._plan.options.app, _staged(messages)
             batch = None
             if app is not None and staged:
@@ -356,23 +340,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
         parsed = WriteOptions.parse(options, streaming=True)
-        self._plan = Plan(schema, parsed, has_digest=not checkpoint.is_here(parsed.checkpoint))
+        self._plan = WritePlan(schema, parsed, has_digest=not checkpoint.is_here(parsed.checkpoint))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
-        with clearly():
+        with plain_errors():
             task = _task()
-            query = task.getLocalProperty("sql.streaming.queryId")
-            batch = task.getLocalProperty("streaming.sql.batchId")
-            if query is None or batch is None:
+            batch = micro_batch(task)
+            if batch is None:
                 raise KlammError(
                     "this task does not know which query it is of, so a batch could not be written once",
                     hint="write with foreachBatch, and the options txnAppId and txnVersion",
                 )
-            name = StagedName(query, int(batch), task.partitionId(), task.taskAttemptId())
+            name = StagedName(batch.query, batch.number, task.partitionId(), task.taskAttemptId())
             return _Stager(self._plan, name).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        with clearly():
+        with plain_errors():
             staged = _staged(messages)
             for query in {each.writer for each in staged}:
                 _publish(self._plan, messages, _batch_id(self._plan, f"query {query}", batchId, staged))

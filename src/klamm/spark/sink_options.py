@@ -1,11 +1,12 @@
 """The options of writing with format("klamm"), as text in and as values out.
 
     path              the store's directory; save(path) says it, too
-    topic             the topic of all rows; goes before a column `topic`
+    topic             the topic of all rows; overrides a column `topic`. A table that reads one topic writes to it
     columns           which columns of the DataFrame are written, with commas between them; the others are passed over
     compression       none (default), gzip, snappy, lz4, zstd
     compressionLevel  as the codec counts it
     acks              all (default): on disk, it survives the machine; 1: it survives any process
+    includeHeaders    true (default): a column `headers` is written, if there is one; false: it is passed over
     keepTimestamps    true: records bear the time in the column `timestamp`, not the time of the write
     txnAppId          a name for the job, and                         both: a write that is repeated is done once;
     txnVersion        the number of its write; numbers only grow      for batch writes, foreachBatch above all
@@ -23,25 +24,11 @@ from dataclasses import dataclass
 
 from klamm.client.produce.target import codec_of
 from klamm.errors import InvalidSetting
-from klamm.spark.options import boolean, check_names, directory_of, whole_number
+from klamm.spark.option_names import SINK_OPTIONS, SOURCE_OPTIONS, check_names, is_table
+from klamm.spark.options import boolean, choice, directory_of, whole_number
 from klamm.store.groups import checked_name
 
-__all__ = ["SINK_OPTIONS", "WriteOptions"]
-
-SINK_OPTIONS = (
-    "path",
-    "topic",
-    "columns",
-    "compression",
-    "compressionLevel",
-    "acks",
-    "keepTimestamps",
-    "txnAppId",
-    "txnVersion",
-    "checkpointLocation",
-    "onConflict",
-)
-_SPARKS_OWN = ("queryName",)  # Spark passes it on
+__all__ = ["WriteOptions"]
 
 
 @dataclass(frozen=True)
@@ -54,18 +41,22 @@ class WriteOptions:
     codec: int
     level: int | None
     durable: bool
+    headers: bool
+    """Whether a column `headers` is written."""
     keep_timestamps: bool
     app: tuple[str, int] | None
     """Name and number of a write that is to be done once."""
     checkpoint: str | None
     """Of the query that the write belongs to, as it was given."""
+    is_insert: bool
+    """Whether it is a table of a catalog that is written to."""
     may_differ: bool
     """Whether a batch that is in the log with other records is skipped."""
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-        options = check_names(given, (*SINK_OPTIONS, *_SPARKS_OWN))
-        topic = options.get("topic")
+        options = check_names(given, SINK_OPTIONS, other=SOURCE_OPTIONS)
+        topic = options.get("topic", _topic_of_table(given))
         if topic is not None and not topic.strip():
             raise InvalidSetting("topic: is empty", hint="name one, or leave the option out and have a column topic")
         level = _level(options)
@@ -76,11 +67,19 @@ class WriteOptions:
             codec=codec_of(options.get("compression", "none").strip().lower(), level),
             level=level,
             durable=_durable(options),
+            headers=boolean(options, "includeHeaders", default=True),
             keep_timestamps=boolean(options, "keepTimestamps", default=False),
             app=_app(options, streaming=streaming),
             checkpoint=options.get("checkpointLocation"),
-            may_differ=_may_differ(options),
+            is_insert=is_table(given),
+            may_differ=choice(options, "onConflict", ("fail", "skip")) == "skip",
         )
+
+
+def _topic_of_table(given: Mapping[str, str]) -> str | None:
+    """Return the one topic that a table reads: that is where its rows go, too."""
+    subscribed = {name.lower(): value for name, value in given.items()}.get("subscribe", "")
+    return subscribed if is_table(given) and subscribed.strip() and "," not in subscribed else None
 
 
 def _level(options: Mapping[str, str]) -> int | None:
@@ -88,7 +87,7 @@ def _level(options: Mapping[str, str]) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError:
-        raise InvalidSetting(f"compressionLevel: {text!r} does not fit", hint="want a whole number") from None
+        raise InvalidSetting(f"compressionLevel: {text!r} is invalid", hint="expected a whole number") from None
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -100,17 +99,10 @@ def _durable(options: Mapping[str, str]) -> bool:
     acks = options.get("acks", "all").strip().lower()
     if acks not in ("all", "-1", "1"):
         raise InvalidSetting(
-            f"acks: {options['acks']!r} does not fit",
-            hint="want all (it survives the machine) or 1 (it survives any process); Spark always waits for an answer",
+            f"acks: {options['acks']!r} is invalid",
+            hint="expected all (it survives the machine) or 1 (it survives any process); Spark waits for a response",
         )
     return acks != "1"
-
-
-def _may_differ(options: Mapping[str, str]) -> bool:
-    text = options.get("onConflict", "fail").strip().lower()
-    if text not in ("fail", "skip"):
-        raise InvalidSetting(f"onConflict: {options['onConflict']!r} is invalid", hint="expected fail or skip")
-    return text == "skip"
 
 
 def _app(options: Mapping[str, str], *, streaming: bool) -> tuple[str, int] | None:

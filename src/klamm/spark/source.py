@@ -6,17 +6,20 @@ in the first two, before a job exists.
 
 Pushed filters. Spark asks a reader that overrides `pushFilters` to have spark.sql.python.filterPushdown.enabled set,
 and raises otherwise; it tells a reader nothing about that setting. So `pushFilters` here looks as if it were not
-overridden: with the setting it is called, without it nobody minds.
+overridden: with the setting it is called, without it nothing changes.
+
+Tables. CREATE TABLE orders USING klamm OPTIONS (…) gives its options when the table is made. When it is read or written
+to, Spark hands out the schema that was kept, and no options; so each column of a table has them, as metadata. An INSERT
+has them if Spark had to make its rows fit the table; rows that fit as they are have what their own columns have, which
+may be another table's. Those are told by an offset that is not null, or by columns that differ (sink.py).
 """
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark import __version__ as spark_version
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -34,27 +37,30 @@ from pyspark.sql.types import (
 
 from klamm.arrow.schema import COLUMNS, no_column, pyarrow
 from klamm.errors import InvalidSetting, KlammError
+from klamm.spark.internals import arrow_schema, freeze_modules, hide_traceback, is_worker, not_overridden
+from klamm.spark.option_names import is_table
 from klamm.spark.options import ReadOptions
-from klamm.spark.planning import Planner, Range
-from klamm.spark.pushdown import EVERYTHING, Wanted, push
-from klamm.spark.reading import Task, read
+from klamm.spark.planner import Planner, Range
+from klamm.spark.pushdown import EVERYTHING, PushedFilters, push
+from klamm.spark.range_reader import Task, read
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
 
 __all__ = [
     "BatchReader",
     "KlammSource",
     "RangePartition",
-    "arrow_schema",
     "check_schema",
-    "clearly",
-    "is_sparks",
+    "plain_errors",
+    "register",
     "tasks_for",
 ]
 
-_OLDEST = (4, 2)
+_OLDEST = (4, 1)
+_TABLE = "klamm.options"  # the metadata of a table's columns: JSON
 
 _TYPES: dict[str, DataType] = {
     "key": BinaryType(),
@@ -69,13 +75,8 @@ _TYPES: dict[str, DataType] = {
 _MAYBE_NULL = ("key", "value", "headers")
 
 
-# What Spark tells its processes: how to dial it by TCP, or by a Unix socket.
-_TOLD = {f"PYTHON_WORKER_FACTORY_{name}" for name in ("SECRET", "SOCK_PATH", "SOCK_DIR")}
-_settled = 0  # modules that there were
-
-
 @contextmanager
-def clearly() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """In a process of Spark's: let an error of ours be told by its sentence alone, without where it was raised.
 
     Such a process ends with its first error, so what is set here is set for that error only.
@@ -83,29 +84,11 @@ def clearly() -> Iterator[None]:
     try:
         yield
     except KlammError:
-        if is_sparks():
-            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        if is_worker():
+            hide_traceback()
         raise
     finally:
-        _settle()
-
-
-def is_sparks() -> bool:
-    """Whether Spark has started this process."""
-    return not _TOLD.isdisjoint(os.environ)
-
-
-def _settle() -> None:
-    """Let the garbage collector pass over what a process of Spark's has imported.
-
-    Spark has it collect after every task: tens of milliseconds with all that Arrow and Spark are made of, twice for
-    each partition of a micro-batch. Modules never become garbage; so it is done again only when there are new ones.
-    """
-    global _settled
-    if _settled != len(sys.modules) and is_sparks():
-        _settled = len(sys.modules)
-        gc.collect()
-        gc.freeze()
+        freeze_modules()
 
 
 def refuse_old_spark(version: str = spark_version) -> None:
@@ -120,53 +103,83 @@ def refuse_old_spark(version: str = spark_version) -> None:
 class KlammSource(DataSource):
     """What spark.read.format("klamm") and its siblings use."""
 
+    default_path: ClassVar[str | None] = None
+    """The store of a query that names none."""
+
     @classmethod
     def name(cls) -> str:
         return "klamm"
 
     def schema(self) -> StructType:
         """Of reading. Store and topics are looked at here already: it is the first that Spark asks."""
-        with clearly():
+        with plain_errors():
             refuse_old_spark()
             pyarrow()
-            options = ReadOptions.parse(self.options, streaming=None)
+            given = self._given()
+            options = ReadOptions.parse(given, streaming=None)
             planner = Planner(options)
             try:
-                planner.places(strict=True)
+                planner.tps(strict=True)
             finally:
                 planner.close()
-            return StructType([StructField(name, _TYPES[name]) for name in options.columns])
+            kept = {_TABLE: json.dumps(dict(given))} if is_table(given) else None
+            return StructType([StructField(name, _TYPES[name], metadata=kept) for name in options.columns])
+
+    def _given(self, schema: StructType | None = None) -> Mapping[str, str]:
+        """Return the options; those of a table, of which Spark keeps nothing but the schema, if there are none.
+
+        A table names its store: with the session's in its place, an INSERT could go to another topic.
+        """
+        if not self.options and schema is not None:
+            kept = {(field.metadata or {}).get(_TABLE) for field in schema.fields}
+            found: dict[str, str] = json.loads(text) if len(kept) == 1 and (text := kept.pop()) else {}
+            return found
+        if self.default_path is None or is_table(self.options) or any(name.lower() == "path" for name in self.options):
+            return self.options
+        return {"path": self.default_path, **self.options}
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with clearly():
+        with plain_errors():
             refuse_old_spark()
-            return BatchReader(schema, ReadOptions.parse(self.options, streaming=False))
+            return BatchReader(schema, ReadOptions.parse(self._given(schema), streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        with clearly():
+        with plain_errors():
             refuse_old_spark()
             from klamm.spark.stream import Refused, StreamReader
 
             try:
-                return StreamReader(schema, ReadOptions.parse(self.options, streaming=True))
+                return StreamReader(schema, ReadOptions.parse(self._given(schema), streaming=True))
             except KlammError as error:
-                if not is_sparks():
+                if not is_worker():
                     raise
                 return Refused(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        with clearly():
+        with plain_errors():
             refuse_old_spark()
             from klamm.spark.sink import BatchWriter
 
-            return BatchWriter(schema, self.options, overwrite)
+            return BatchWriter(schema, self._given(schema), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        with clearly():
+        with plain_errors():
             refuse_old_spark()
             from klamm.spark.sink import StreamWriter
 
-            return StreamWriter(schema, self.options, overwrite)
+            return StreamWriter(schema, self._given(schema), overwrite)
+
+
+def register(spark: SparkSession, path: str) -> None:
+    """Let format("klamm") of a session use the store at `path` where a query names none.
+
+    Spark tells a Python data source no settings of the session; so the session gets a source that has the path.
+    """
+
+    class SessionSource(KlammSource):
+        default_path = path
+
+    spark.dataSource.register(SessionSource)
 
 
 class RangePartition(InputPartition):
@@ -177,7 +190,7 @@ class RangePartition(InputPartition):
 
 
 def check_schema(schema: StructType, options: ReadOptions) -> None:
-    """That a schema which somebody gave names columns of ours, with their types."""
+    """Check that a given schema names columns of ours, with their types."""
     if not schema.fields:
         raise InvalidSetting("the schema has no columns", hint=f"there are {', '.join(COLUMNS)}")
     for field in schema.fields:
@@ -207,13 +220,6 @@ def _bare(kind: DataType) -> str:
     return kind.simpleString()  # without nullability
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """As Spark wants it from a Python source, to the letter."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
-
-
 def tasks_for(options: ReadOptions, store_id: str, ranges: list[Range]) -> list[InputPartition]:
     return [
         RangePartition(Task(options.path, store_id, each, options.isolation, options.fail_on_data_loss))
@@ -224,7 +230,7 @@ def tasks_for(options: ReadOptions, store_id: str, ranges: list[Range]) -> list[
 class _Pushdown:
     """`pushFilters` of one reader; passes for one that is not overridden."""
 
-    __func__ = staticmethod(DataSourceReader.__dict__.get("pushFilters", lambda *_: None))
+    __func__ = not_overridden(DataSourceReader, "pushFilters")
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
@@ -239,7 +245,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema, options)
-        self.wanted: Wanted = EVERYTHING
+        self.wanted: PushedFilters = EVERYTHING
         self._options = options
         self._schema = schema
 
@@ -248,7 +254,7 @@ class BatchReader(DataSourceReader):
         return _Pushdown(self)
 
     def partitions(self) -> list[InputPartition]:
-        with clearly():
+        with plain_errors():
             planner = Planner(self._options)
             try:
                 return tasks_for(self._options, planner.store_id, planner.batch(self.wanted))
@@ -256,6 +262,6 @@ class BatchReader(DataSourceReader):
                 planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with clearly():
+        with plain_errors():
             if isinstance(partition, RangePartition):  # Spark makes up a task if there is none
                 yield from read(partition.task, arrow_schema(self._schema))

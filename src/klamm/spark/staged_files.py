@@ -1,13 +1,14 @@
-"""What tasks of Spark have written and nobody has committed yet.
+"""Staged files: what tasks of Spark have written, not committed yet.
 
-    staging/<store id>/<query>.<batch>.<task>.<attempt>-<random>.staged      of a stream; inside: staging.py
+    staging/<store id>/<query>.<batch>.<task>.<attempt>-<random>.staged      of a stream; inside: staged_batches.py
     staging/<store id>/<job>/<job>.0.<task>.<attempt>-<random>.staged        of a batch write
 
 The directory bears the store's id, so that a task which finds it knows that it sees the files of that store. A job's
 own directory is made before its tasks and goes with its end, so that a task which comes late can leave nothing.
 
 A file is of no use but to the driver that waits for it. It is removed when its batch is committed or given up; whatever
-is left by those who were killed goes with a later batch of the same query, or when it is a day old (store/scratch.py).
+is left by those who were killed goes with a later batch of the same query, or a day after the last task of its batch
+wrote (store/scratch.py).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StagedName:
         self.attempt = attempt
 
     def new(self) -> str:
-        """One that nobody else has: attempts are numbered anew by every driver."""
+        """A unique one: attempts are numbered again by every driver."""
         return f"{self.writer}.{self.batch}.{self.task}.{self.attempt}-{os.urandom(8).hex()}{SUFFIX}"
 
     @staticmethod
@@ -84,7 +85,7 @@ def remove_job(directory: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.isdir(directory):
             return
-    _log.warning("%s: cannot be removed; maintenance tries again when it is a day old", directory)
+    _log.warning("%s: cannot be removed; maintenance tries again later", directory)
 
 
 def remove_of(directory: str, writer: str, upto: int) -> None:
@@ -100,4 +101,4 @@ def remove_file(path: str) -> None:
     try:
         files.remove(path)
     except OSError as error:
-        _log.warning("%s; maintenance tries again when it is a day old", error)
+        _log.warning("%s; maintenance tries again later", error)

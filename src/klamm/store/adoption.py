@@ -10,7 +10,7 @@ import os
 import re
 
 from klamm.errors import KlammError
-from klamm.log import cleaned, head
+from klamm.log import cleaner_checkpoint, head
 from klamm.store import slots
 from klamm.store.directory import Core
 from klamm.store.settings import Settings
@@ -24,7 +24,7 @@ _DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{32})")
 def adopt(core: Core, directory: str) -> str | None:
     """Make a topic of `topics/<directory>` again and return what was done. None: it is not a topic's directory."""
     match = _DIRECTORY.fullmatch(directory)
-    path = f"{core.path}/topics/{directory}"
+    path = f"{core.files}/topics/{directory}"
     if match is None or not os.path.isdir(path):
         return None
     name, topic_id = match["name"], TopicId(match["id"])
@@ -35,7 +35,10 @@ def adopt(core: Core, directory: str) -> str | None:
     if any(slot is not None and core.heads.flags_of(slot) & head.DELETED for slot in known):
         return None  # it was deleted, and klamm.db was lost before its directory was removed
     settings: dict[str, int | str] = {"retention.ms": -1}
-    if any(cleaned.exists(f"{path}/{number}") or cleaned.is_missing(f"{path}/{number}") for number in numbers):
+    if any(
+        cleaner_checkpoint.exists(f"{path}/{number}") or cleaner_checkpoint.is_missing(f"{path}/{number}")
+        for number in numbers
+    ):
         settings["cleanup.policy"] = "compact"
     try:
         topic = core.catalog.adopt_topic(name, topic_id, known, Settings.of(settings, where=name))
@@ -46,7 +49,7 @@ def adopt(core: Core, directory: str) -> str | None:
             slots.lay_out_old(core.heads, topic_id, number, range(slot, slot + 1))
         else:
             core.heads.mark(slot, head.NEEDS_RECOVERY)
-    core.changed()
+    core.changed()  # again: a process that heard of the topic before may have met slots that were not laid out
     return f"put back as topic {name} with {count} partitions; its settings are lost: {settings}"
 
 

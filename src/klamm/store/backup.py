@@ -1,17 +1,17 @@
 """A consistent copy of a store that is in use.
 
-  1  Under the gate: SQLite copies klamm.db, and every partition's commit is noted. Nothing that goes through klamm.db
-     can happen in between, so the copy is one moment of the store.
-  2  Without any lock: each log is synced and copied up to its noted commit, youngest segment first. Retention may take
+  1  Under the klamm.db lock: SQLite copies klamm.db, and every partition's commit is noted. Nothing that goes through
+     klamm.db can happen in between, so the copy is one moment of the store.
+  2  Without any lock: each log is synced and copied up to its noted commit, latest segment first. Retention may take
      old segments away meanwhile; the copy then starts later, and has no hole. Each copied batch is checked. If a log
      was compacted meanwhile because of records after its noted commit, everything starts over: they are not in
      the copy, and what they made superfluous may not be either.
-  3  `klamm.db.part` becomes klamm.db, last of all: an unfinished copy is no store.
+  3  `klamm.db.part` becomes klamm.db, last of all: an unfinished copy is not a store.
 
 Promises
-  K1  No byte beyond the noted commit is copied, and none that is not on disk in the store itself.
-  K2  The copy is durable when `backup` returns.
-  K3  A topic that is deleted meanwhile is in the copy whole, or not at all.
+  BAK1  No byte beyond the noted commit is copied, and none that is not on disk in the store itself.
+  BAK2  The copy is durable when `backup` returns.
+  BAK3  A topic that is deleted meanwhile is in the copy whole, or not at all.
 
 The copy has no head that could be believed: opening it recovers each log, which starts a new leader epoch.
 """
@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 
 from klamm.disk import _os, copy_on_write, files
 from klamm.errors import CorruptBatch, StoreError, UnknownTopic
-from klamm.log import aborted, cleaned, head, index, point, producers, recovery, segment
+from klamm.log import aborted, cleaner_checkpoint, head, index, point, producers, recovery, segment
 from klamm.log.index import Entry
 from klamm.log.partition import Partition
 from klamm.log.sealed import Lack
@@ -47,7 +47,7 @@ class _Overtaken(Exception):
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Gets the bytes of log that were copied, and those in all."""
-_Tick: TypeAlias = Callable[[int], object]
+_OnProgress: TypeAlias = Callable[[int], object]
 
 
 class Copied(NamedTuple):
@@ -58,7 +58,7 @@ class Copied(NamedTuple):
     size: int  # bytes of all segments
 
 
-class _Noted(NamedTuple):
+class _Snapshot(NamedTuple):
     topic: Topic
     partition: Partition
     now: head.Snapshot
@@ -103,26 +103,26 @@ def _clear(destination: str, made: bool) -> None:
 
 
 def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
-    noted = _note(core, f"{destination}/{_PART}")
+    snapshots = _take_snapshots(core, f"{destination}/{_PART}")
     _os.mkdir(f"{destination}/topics")
     size = 0
-    tick = None
+    on_progress = None
     if progress is not None:
-        total = sum(each.partition.log_size() for each in noted)
-        tick = lambda copied: progress(size + copied, total)  # noqa: E731  # of all before, and of this partition
+        total = sum(each.partition.log_size() for each in snapshots)
+        on_progress = lambda copied: progress(size + copied, total)  # noqa: E731  # of all before, and of this partition
     gone: dict[TopicId, Topic] = {}
-    for topic, partition, now in noted:
+    for topic, partition, now in snapshots:
         if topic.id not in gone:
             target = f"{destination}/topics/{topic.directory}"
             try:
-                size += _copy_partition(partition, now, target, writable=core.lock is not None, tick=tick)
+                size += _copy_partition(partition, now, target, writable=core.lock is not None, on_progress=on_progress)
             except (CorruptBatch, OSError, UnknownTopic):
                 if not partition.log.flags & head.DELETED:
                     _refuse_overtaken(partition.directory, now)
                     raise
                 gone[topic.id] = topic
     _drop(destination, gone)
-    kept = [each for each in noted if each.topic.id not in gone]
+    kept = [each for each in snapshots if each.topic.id not in gone]
     _lay_out(f"{destination}/heads", max((slot for each in kept for slot in each.topic.partitions), default=0) + 1)
     for each in {each.topic.directory for each in kept}:
         if os.path.isdir(f"{destination}/topics/{each}"):
@@ -135,26 +135,26 @@ def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
     return Copied(len({each.topic.id for each in kept}), len(kept), size)
 
 
-def _note(core: Core, database: str) -> list[_Noted]:
+def _take_snapshots(core: Core, database: str) -> list[_Snapshot]:
     """One moment of the store: its catalog, copied, and where each log ended."""
     opened: dict[PartitionKey, Partition] = {}
     while True:
-        # Opening may recover and takes append locks: not under the gate, which everybody needs.
+        # Opening may recover and takes append locks: not under the klamm.db lock, which everybody needs.
         for topic in core.catalog.topics():
             with suppress(UnknownTopic):
                 for partition in core.topic(topic.name).partitions():
                     opened[topic.id, partition.number] = partition
-        with core.catalog.database.gate():
+        with core.catalog.database.db_lock():
             topics = core.catalog.topics()
             wanted = [(topic, number) for topic in topics for number in range(len(topic.partitions))]
             if all((topic.id, number) in opened for topic, number in wanted):
                 core.catalog.backup(database)
                 partitions = [(topic, opened[topic.id, number]) for topic, number in wanted]
-                return [_Noted(topic, partition, partition.snapshot()) for topic, partition in partitions]
+                return [_Snapshot(topic, partition, partition.snapshot()) for topic, partition in partitions]
 
 
 def _copy_partition(
-    partition: Partition, now: head.Snapshot, topic_directory: str, *, writable: bool, tick: _Tick | None
+    partition: Partition, now: head.Snapshot, topic_directory: str, *, writable: bool, on_progress: _OnProgress | None
 ) -> int:
     """The segments up to the commit, with indexes, recovery point and producers: how many bytes of log."""
     if now.next_offset == 0:
@@ -170,7 +170,11 @@ def _copy_partition(
         active = base == now.active_base
         try:
             copied = _copy_file(
-                segment.path_of(source, base), segment.path_of(target, base), now.position if active else -1, size, tick
+                segment.path_of(source, base),
+                segment.path_of(target, base),
+                now.position if active else -1,
+                size,
+                on_progress,
             )
         except FileNotFoundError:
             break  # expired just now, or missing
@@ -193,11 +197,11 @@ def _copy_partition(
         known = point.Point(now.next_offset, now.active_base, now.position, log_start, epochs)
     else:  # all of it expired: an empty log that goes on at the same offset
         known = point.Point(now.next_offset, now.next_offset, 0, now.next_offset, epochs)
-    point.store(target, known._replace(snapshot=snapshot, compacted=cleaned.exists(target)))
+    point.store(target, known._replace(snapshot=snapshot, compacted=cleaner_checkpoint.exists(target)))
     return size
 
 
-def _copy_file(source: str, target: str, end: int, before: int, tick: _Tick | None) -> int:
+def _copy_file(source: str, target: str, end: int, before: int, on_progress: _OnProgress | None) -> int:
     """The first `end` bytes, all if negative, onto the disk; `before` were copied already."""
     reading = _os.open_file(source, os.O_RDONLY)
     try:
@@ -208,8 +212,8 @@ def _copy_file(source: str, target: str, end: int, before: int, tick: _Tick | No
             while position < end and (data := _os.pread(reading, min(_CHUNK, end - position), position)):
                 _os.pwrite(writing, data, position)
                 position += len(data)
-                if tick is not None:
-                    tick(before + position)
+                if on_progress is not None:
+                    on_progress(before + position)
             _os.fsync(writing)
         finally:
             os.close(writing)
@@ -242,20 +246,20 @@ def _finish_segment(partition: Partition, target: str, base: int, size: int, end
 
 def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
     """After the segments: a compaction says how far it will go before it takes the first record out."""
-    if cleaned.exists(source):
+    if cleaner_checkpoint.exists(source):
         _refuse_overtaken(source, now)
-        known = cleaned.load(source)
-        if known.gaps_below == cleaned.EVERYWHERE:
-            path = cleaned.path_of(source)
+        known = cleaner_checkpoint.load(source)
+        if known.gaps_below == cleaner_checkpoint.EVERYWHERE:
+            path = cleaner_checkpoint.path_of(source)
             raise CorruptBatch(
                 f"{path}: its checksum is wrong", path=path, hint="run `check(repair=True)` on the store"
             )
-        cleaned.store(target, known)
+        cleaner_checkpoint.store(target, known)
 
 
 def _refuse_overtaken(source: str, now: head.Snapshot) -> None:
     """What was the active segment is as it was, unless a compaction came that far."""
-    if now.active_base < cleaned.load(source).gaps_below < cleaned.EVERYWHERE:
+    if now.active_base < cleaner_checkpoint.load(source).gaps_below < cleaner_checkpoint.EVERYWHERE:
         raise _Overtaken
 
 

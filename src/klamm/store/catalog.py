@@ -13,18 +13,18 @@ Other tables belong to the modules that have their schema: groups.py, transactio
 lineage.py, free_slots.py.
 
 Promises
-  C1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
-      the commit. A creator killed between the two leaves slots that no topic has; the next one lays them out again.
-  C2  A slot that a topic had is given to another only when DELETED stands in it, and then with another generation; the
-      id of a topic never is.
-  C3  Names exclude each other as Kafka's do; the database itself refuses what slipped through.
-  C4  A producer id is given out once. Each process takes a thousand at a time.
-  C5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart (see log/recovery.py).
-      It follows the clock, in seconds, so that a backup that is opened later has another one, and a larger one.
-  C6  A row that is not what was written is an error: SQLite has no checksums, so the rows have.
-  C8  `changes` grows with every topic, setting, producer id and boot, and `heads` knows it: a klamm.db that was put
-      back from a backup is older than `heads`, and refused until `check(repair=True)` has put it right.
-  C7  A store of an older format is brought up to this one when it is first opened for writing, in one transaction.
+  CAT1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
+        the commit. A creator killed between the two leaves slots that no topic has; the next one lays them out again.
+  CAT2  A slot that a topic had is given to another only when DELETED stands in it, and then with another generation;
+        the id of a topic never is.
+  CAT3  Names exclude each other as Kafka's do; the database itself refuses what slipped through.
+  CAT4  A producer id is given out once. Each process takes a thousand at a time.
+  CAT5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart.
+        It follows the clock, in seconds, so that a backup that is opened later has another one, and a larger one.
+  CAT6  A row that is not what was written is an error: SQLite has no checksums, so the rows have.
+  CAT8  `changes` grows with every topic, setting, producer id and boot, and `heads` knows it: a klamm.db that was put
+        back from a backup is older than `heads`, and refused until `check(repair=True)` has put it right.
+  CAT7  A store of an older format is brought up to this one when it is first opened for writing, in one transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, StoreError, TopicExists, UnknownTopic
 from klamm.store import features, free_slots, groups, lineage, once, transaction_table, wire_groups
-from klamm.store.database import FORMAT_VERSION, REBUILD, Database, Execute, Gate
+from klamm.store.database import FORMAT_VERSION, REBUILD, Database, DbLock, Execute
 from klamm.store.features import Features
 from klamm.store.names import collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
@@ -47,7 +47,7 @@ from klamm.store.settings import Settings, Value
 from klamm.store.store_settings import StoreSettings
 from klamm.types import TopicId
 
-__all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "Topic", "WantedSlots"]
+__all__ = ["MAX_PARTITIONS", "MAX_SLOTS", "Catalog", "Prepare", "SlotRequest", "Topic"]
 
 MAX_PARTITIONS = 10_000  # of one topic
 MAX_SLOTS = 1_000_000  # of one store: `heads` then has 1 GB
@@ -56,7 +56,7 @@ _MAX_PRODUCER_ID = 2**63 - 1
 _MAX_EPOCH = 2**31 - 2**20
 
 
-class WantedSlots(NamedTuple):
+class SlotRequest(NamedTuple):
     """Slots that new partitions may get: free ones, and all from `fresh` on."""
 
     free: tuple[int, ...]
@@ -65,7 +65,7 @@ class WantedSlots(NamedTuple):
     """That are wanted."""
 
 
-Prepare = Callable[[WantedSlots, TopicId, int], tuple[int, ...]]
+Prepare = Callable[[SlotRequest, TopicId, int], tuple[int, ...]]
 """Lays out slots for partitions of the topic with that id, from that number on; which ones, it returns."""
 
 _SCHEMA = """
@@ -102,11 +102,11 @@ class Catalog:
     """The topics of one store. Safe for threads; at a fork it lets go of the file and opens it again when used."""
 
     def __init__(
-        self, path: str, gate: Gate, *, read_only: bool = False, before_upgrade: Callable[[], None] = lambda: None
+        self, path: str, db_lock: DbLock, *, read_only: bool = False, before_upgrade: Callable[[], None] = lambda: None
     ) -> None:
         """`before_upgrade` raises if the file has an older format and may not be upgraded now."""
-        self.database = Database(path, gate, read_only=read_only)
-        self.on_change: Callable[[int], None] = lambda changes: None  # told how many there are, after each
+        self.database = Database(path, db_lock, read_only=read_only)
+        self.on_change: Callable[..., None] = lambda changes, **_: None  # after each: see Core.count_changes
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
         self._listed: tuple[object, list[Topic]] = None, []  # likewise: `list()` asks for the length, too
         self._producer_ids = os.getpid(), iter(range(0))
@@ -121,10 +121,10 @@ class Catalog:
             raise
 
     @classmethod
-    def create(cls, path: str, gate: Gate, store_id: str) -> Catalog:
+    def create(cls, path: str, db_lock: DbLock, store_id: str) -> Catalog:
         """Open the catalog; make it, or finish one that was begun, if need be. One that is whole keeps its store id."""
         with suppress(NotAStore):
-            return cls(path, gate)
+            return cls(path, db_lock)
         first: list[tuple[str, str | int]] = [
             ("store_id", store_id),
             ("next_slot", 1),
@@ -133,11 +133,11 @@ class Catalog:
         ]
         Database.create(
             path,
-            gate,
+            db_lock,
             _statements(f"{_SCHEMA};{transaction_table.TABLE};{once.SCHEMA};{lineage.SCHEMA}", first)
             + _since_format(1),
         )
-        return cls(path, gate)
+        return cls(path, db_lock)
 
     def _refuse_unknown_features(self, text: str) -> None:
         try:
@@ -154,7 +154,7 @@ class Catalog:
                 hint="open it for writing once, or run `klamm upgrade`, which brings it up to date",
             )
         before()
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             version = int(execute("PRAGMA user_version").fetchone()[0])
             if version < FORMAT_VERSION:
                 for statement, values in _since_format(version):
@@ -229,10 +229,10 @@ class Catalog:
         *,
         internal: bool = False,
     ) -> Topic:
-        """A new topic. `prepare` gets the slots of its partitions, under the gate, and lays them out in `heads`."""
+        """Create a topic. `prepare` gets its slots, under the klamm.db lock, and lays them out in `heads`."""
         settings = self.check_new(name, partitions, settings, internal=internal)
         topic_id = TopicId(os.urandom(16).hex())
-        with self.database.gate():
+        with self.database.db_lock():
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
                 wanted = self._next_slots(execute, name, partitions)
@@ -250,7 +250,7 @@ class Catalog:
         """Put back a topic whose directory is there. A slot that is None gets a number; the caller lays it out."""
         self.database.refuse_read_only()
         validate(name, internal=True)
-        with self.database.gate():
+        with self.database.db_lock():
             with self.database.reading() as execute:
                 self._refuse_taken(execute, name)
                 fresh = itertools.count(self._next_slots(execute, name, len(slots)).fresh)
@@ -270,19 +270,19 @@ class Catalog:
     def skip_numbers(self, next_slot: int) -> None:
         """Give out no slot below `next_slot`, and no producer id that an older klamm.db may have given out."""
         self.database.refuse_read_only()
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             changes = self._count_change(execute)
             self.set_meta(execute, "next_slot", max(next_slot, int(self.meta(execute, "next_slot"))))
             free_slots.forget_all(execute)
             ids = max(int(self.meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
             self.set_meta(execute, "next_producer_id", ids)
-        self.on_change(changes)
+        self.on_change(changes, is_read=False)
 
     def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
         """Let the topic have `total` partitions, more than now. Keys may then map to other partitions than before."""
         self.database.refuse_read_only()
         _check_count(name, total)
-        with self.database.gate():
+        with self.database.db_lock():
             old = self.topic(name)
             if total <= len(old.partitions):
                 raise InvalidSetting(
@@ -303,7 +303,7 @@ class Catalog:
     def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> Topic:
         """Change some settings, put others back to their defaults, leave the rest."""
         self.database.refuse_read_only()
-        with self.database.gate():
+        with self.database.db_lock():
             old = self.topic(name)
             with self.database.transaction() as execute:
                 settings = self.read_settings(execute).apply(old.settings.changed(changes, resets, where=name))
@@ -316,13 +316,13 @@ class Catalog:
     def delete_topic(self, name: str, topic_id: TopicId | None = None) -> Topic:
         """Forget the topic and return what it was: the caller removes its heads and files, then its tombstone.
 
-        With `topic_id`, one that was deleted and made anew meanwhile is left alone.
+        With `topic_id`, one that was deleted and re-created meanwhile is left alone.
         """
         self.database.refuse_read_only()
-        with self.database.gate():
+        with self.database.db_lock():
             topic = self.topic(name)
             if topic_id is not None and topic.id != topic_id:
-                raise UnknownTopic(f"{name}: the topic was deleted and made anew")
+                raise UnknownTopic(f"{name}: the topic was deleted and re-created")
             with self.database.transaction() as execute:
                 changes = self._count_change(execute)
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
@@ -343,12 +343,12 @@ class Catalog:
 
     def forget_slots(self, topic_id: TopicId) -> None:
         """Let a deleted topic have no slots any more, without giving them to others."""
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
 
     def forget_deleted(self, topic_id: TopicId) -> None:
         """Remove a tombstone: the directory is gone, and DELETED stands in each slot, so the slots are free."""
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             slots = execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,)).fetchall()
             execute("DELETE FROM deleted WHERE id = ?", (topic_id,))
             execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
@@ -366,12 +366,12 @@ class Catalog:
 
     def cut_free_slots(self) -> int:
         """Forget the free slots at the end, as if they had never been given out, and return where the end is now."""
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             end = self._end_of_slots(execute)
             changes = self._count_change(execute)
             free_slots.forget_from(execute, end)
             self.set_meta(execute, "next_slot", end)
-        self.on_change(changes)
+        self.on_change(changes, is_read=False)
         return end
 
     def allocate_producer_id(self) -> int:
@@ -381,17 +381,17 @@ class Catalog:
         if owner == os.getpid():  # else: it is a parent's
             for number in block:
                 return number
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             first = int(self.meta(execute, "next_producer_id"))
             if not 0 <= first <= _MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
                 raise StoreError(f"{self.path}: all producer ids have been given out")
             changes = self._count_change(execute)
             self.set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
-        self.on_change(changes)
+        self.on_change(changes, is_read=False)
         self._producer_ids = os.getpid(), iter(range(first + 1, first + PRODUCER_ID_BLOCK))
         return first
 
-    def boots(self) -> int:
+    def boot_count(self) -> int:
         """How often `heads` could not be believed: after each boot of the machine, and in each copy of the store."""
         with self.database.reading() as execute:
             return int(self.meta(execute, "boots"))
@@ -399,13 +399,13 @@ class Catalog:
     def count_boot(self) -> int:
         """Raise the number of boots, durably, and return it."""
         since = int(time.time()) - _EPOCHS_SINCE
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             changes = self._count_change(execute)
-            boots = int(self.meta(execute, "boots")) + 1
-            boots = max(boots, since) if since < _MAX_EPOCH else boots
-            self.set_meta(execute, "boots", boots)
-        self.on_change(changes)
-        return boots
+            boot_count = int(self.meta(execute, "boots")) + 1
+            boot_count = max(boot_count, since) if since < _MAX_EPOCH else boot_count
+            self.set_meta(execute, "boots", boot_count)
+        self.on_change(changes, is_read=False)
+        return boot_count
 
     def changes(self) -> int:
         """Return how often anything in the catalog changed."""
@@ -427,12 +427,12 @@ class Catalog:
         try:
             return StoreSettings().changed(json.loads(text))
         except InvalidSetting as error:
-            raise NewerFormat(f"{self.path}: {error.message}", hint="was it set by a newer Klamm?") from None
+            raise NewerFormat(f"{self.path}: {error.message}", hint="it may have been set by a newer Klamm") from None
 
     def alter(self, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> StoreSettings:
         """Change settings of the store itself."""
         self.database.refuse_read_only()
-        with self.database.gate(), self.database.transaction() as execute:
+        with self.database.db_lock(), self.database.transaction() as execute:
             settings = self.read_settings(execute).changed(changes, resets)
             count = self._count_change(execute)
             self.set_meta(execute, "settings", json.dumps(settings.to_dict()))
@@ -470,7 +470,7 @@ class Catalog:
         return problems
 
     def backup(self, destination: str) -> None:
-        """A consistent copy of the catalog; the caller holds the gate, and syncs the directory afterwards."""
+        """A consistent copy of the catalog; the caller holds the klamm.db lock, and syncs the directory afterwards."""
         self.database.backup(destination)
 
     def close(self) -> None:
@@ -493,14 +493,14 @@ class Catalog:
                 raise ValueError("the row is not whole")
             numbers = tuple(slot for _, slot in numbered)
             if crc != _crc(topic_id, name, text, created_ms, *numbers) or not numbers:
-                raise ValueError("the checksum does not fit")
+                raise ValueError("the checksum is wrong")
         except (ValueError, TypeError) as error:
             raise NotAStore(f"{self.path}: topic {name!r} is damaged: {error}", hint=REBUILD) from None
         try:
             settings = defaults.apply(Settings.of(overrides))
         except InvalidSetting as error:
             raise NewerFormat(
-                f"{self.path}: topic {name!r}: {error.message}", hint="was it set by a newer Klamm?"
+                f"{self.path}: topic {name!r}: {error.message}", hint="it may have been set by a newer Klamm"
             ) from None
         return Topic(name, TopicId(topic_id), numbers, settings, created_ms)
 
@@ -531,7 +531,7 @@ class Catalog:
                 f"{name!r} collides with the topic {taken[0]!r}", hint="'.' and '_' count as the same, as in Kafka"
             )
 
-    def _next_slots(self, execute: Execute, name: str, count: int) -> WantedSlots:
+    def _next_slots(self, execute: Execute, name: str, count: int) -> SlotRequest:
         first = int(self.meta(execute, "next_slot"))
         highest = execute("SELECT max(slot) FROM partitions").fetchone()[0]
         if first < 1 or (highest is not None and highest >= first):
@@ -541,7 +541,7 @@ class Catalog:
             raise InvalidSetting(
                 f"{name}: partitions: {count} more are too many for this store, which can have {MAX_SLOTS - 1}"
             )
-        return WantedSlots(free, first, count)
+        return SlotRequest(free, first, count)
 
     def _add_slots(self, execute: Execute, topic: Topic, slots: tuple[int, ...]) -> None:
         first = len(topic.partitions) - len(slots)
@@ -591,7 +591,7 @@ def _check_count(name: str, partitions: int) -> None:
     if type(partitions) is not int:  # nor bool
         raise TypeError(f"partitions is an int, not {type(partitions).__name__}")
     if not 1 <= partitions <= MAX_PARTITIONS:
-        raise InvalidSetting(f"{name}: partitions: {partitions} does not fit", hint=f"want 1 to {MAX_PARTITIONS}")
+        raise InvalidSetting(f"{name}: partitions: {partitions} is invalid", hint=f"expected 1 to {MAX_PARTITIONS}")
 
 
 def _row(topic: Topic) -> tuple[str, str, str, int, int]:

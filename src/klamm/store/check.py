@@ -3,10 +3,10 @@
 A store may be checked while others use it: what they do meanwhile is not a breach. Without `repair` nothing is written.
 With it, everything is put right that can be without taking a good record away (repair.py), and told.
 
-    catalog    SQLite's own check; rows and their checksums; slots (catalog.py, C1 to C6)
+    catalog    SQLite's own check; rows and their checksums; slots (catalog.py, CAT1 to CAT6)
     groups     rows and their checksums (groups.py, G5)
     topics     no directory that no topic has
-    logs       see examine.py
+    logs       see check_partition.py
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from contextlib import closing, suppress
 
 from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
-from klamm.errors import KlammError, ReadOnly
-from klamm.store import directory, once
+from klamm.errors import KlammError, ReadOnly, readable
+from klamm.store import directory, once, users
 from klamm.store.adoption import adopt
 from klamm.store.catalog import Topic
+from klamm.store.check_partition import Breach, PartitionCheck, Report
 from klamm.store.database import REBUILD, REBUILD_BY_HAND
 from klamm.store.deletion import DELETED
 from klamm.store.directory import Core
-from klamm.store.examine import Breach, Examination, Report
 from klamm.store.salvage import cuts_of
 
 __all__ = ["Breach", "Report", "check"]
@@ -41,6 +41,7 @@ def check(
         if repair and store.lock is None:
             raise ReadOnly(f"{store.path}: opened for reading only, so nothing can be repaired")
         report = _Check(store, repair, progress).run()
+        report.breaches = [_readable(each) for each in report.breaches]
         promise = "klamm.db is there, whole, and as new as the logs"
         path = store.catalog.path
         report.breaches[:0] = [Breach(path, None, promise, *each) for each in store.rebuilt]
@@ -57,6 +58,11 @@ def check(
         return check(core, repair=repair, progress=progress)
     finally:
         directory.release(core)
+
+
+def _readable(breach: Breach) -> Breach:
+    """Return it with paths that mean something outside of this process."""
+    return Breach(*(readable(each) if isinstance(each, str) else each for each in breach))  # type: ignore[arg-type]
 
 
 def _size_of_logs(path: str) -> int:
@@ -77,13 +83,13 @@ class _Check:
         self.report = Report()
         self.on_progress: Callable[[int], object] | None = None
         if progress is not None:
-            total = _size_of_logs(f"{core.path}/topics")
+            total = _size_of_logs(f"{core.files}/topics")
             self.on_progress = lambda done: progress(done, total)
         self.lock: LockFile | None = None
 
     def run(self) -> Report:
         core, report = self.core, self.report
-        names = sorted(os.listdir(f"{core.path}/topics")) if os.path.isdir(f"{core.path}/topics") else []
+        names = sorted(os.listdir(f"{core.files}/topics")) if os.path.isdir(f"{core.files}/topics") else []
         problems = core.catalog.check()
         report.breaches += [
             Breach(core.catalog.path, None, "C6: rows are as they were written", f"{each} ({REBUILD})")
@@ -95,12 +101,13 @@ class _Check:
             ("T1: a transaction's row decides", core.transactions.check()),
             ("G5: rows of groups are as they were written", core.groups.check()),
             ("ONC4: numbers of writers are as they were written", once.check(core.catalog.database)),
+            ("USR3: credentials of users are as they were written", users.check(core.catalog.database)),
             ("LIN1: lineage is as it was written", core.transactions.lineage.check()),
         ):
             report.breaches += [
                 Breach(core.catalog.path, None, promise, f"{each} ({REBUILD_BY_HAND})") for each in found
             ]
-        topics = core.catalog.topics()  # after the directories: a topic made meanwhile is no orphan
+        topics = core.catalog.topics()  # after the directories: a topic made meanwhile is not an orphan
         self._orphans(names, topics)
         topics = core.catalog.topics()  # with those that were put back
         report.topics = len(topics)
@@ -114,9 +121,9 @@ class _Check:
 
     def _topics(self, topics: list[Topic]) -> None:
         for topic in topics:
-            self.report.cuts += cuts_of(self.core.path, topic)
+            self.report.cuts += cuts_of(self.core.files, topic)
             for number, slot in enumerate(topic.partitions):
-                Examination(
+                PartitionCheck(
                     self.core,
                     self.lock,
                     self.report,
@@ -132,7 +139,7 @@ class _Check:
         known = {topic.directory: len(topic.partitions) for topic in topics}
         deleted = self.core.catalog.deleted()
         for name in names:
-            path = f"{self.core.path}/topics/{name}"
+            path = f"{self.core.files}/topics/{name}"
             if name.endswith(DELETED) or name in deleted:
                 continue  # another process is deleting it, or the next sweep will
             if name not in known:
@@ -144,9 +151,9 @@ class _Check:
 
     def _orphan(self, path: str, message: str) -> None:
         catalog = self.core.catalog
-        with catalog.database.gate():
+        with catalog.database.db_lock():
             living = {topic.directory: len(topic.partitions) for topic in catalog.topics()}
-            name, _, inner = path.removeprefix(f"{self.core.path}/topics/").partition("/")
+            name, _, inner = path.removeprefix(f"{self.core.files}/topics/").partition("/")
             if not os.path.exists(path) or (
                 name in living and (not inner or (inner.isdigit() and int(inner) < living[name]))
             ):
@@ -154,14 +161,14 @@ class _Check:
             repaired = None
         if self.repair and not inner:
             repaired = adopt(self.core, name)
-        with catalog.database.gate():
+        with catalog.database.db_lock():
             if self.repair and repaired is None:
-                aside = f"{self.core.path}/orphans"
-                files.make_directory(aside)
-                files.sync_directory(self.core.path)  # the new directory is on disk before anything is moved into it
-                target = f"{aside}/{'-'.join(filter(None, (name, inner)))}"
+                orphans = f"{self.core.files}/orphans"
+                files.make_directory(orphans)
+                files.sync_directory(self.core.files)  # the new directory is on disk before anything is moved into it
+                target = f"{orphans}/{'-'.join(filter(None, (name, inner)))}"
                 _os.rename(path, target)
-                files.sync_directory(aside)
+                files.sync_directory(orphans)
                 files.sync_directory(os.path.dirname(path))
                 repaired = f"moved to {target}"
         self.report.breaches.append(Breach(path, None, "every directory belongs to a topic", message, repaired))

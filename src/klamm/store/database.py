@@ -3,21 +3,22 @@
     klamm.db  klamm.db-wal  klamm.db-shm       SQLite, write-ahead log; application_id "KLAM", user_version the format
 
 Promises
-  D1  Every write and every checkpoint happens under the gate byte; readers take no lock of ours. So SQLite's own locks
-      are never fought over: no busy loops, and no checkpoint beside a writer. (Closing the last connection makes SQLite
-      checkpoint once more; it does that alone, by its own exclusive lock.)
-  D2  A write is on disk when `transaction` is left: synchronous=FULL. Killed before that, nothing of it is there.
-      One that is not `durable` (progress of groups) survives any process, and a power cut once a durable one follows.
-  D3  The write-ahead log is bounded. Every CHECKPOINT_PAGES a commit makes SQLite copy it back, and the log begins anew
-      in the same place. That waits for nobody, so readers may keep it from beginning anew: whoever finds it longer
-      than WAL_LIMIT empties it, waiting for them a little; each process looks after every 16th of its commits.
-  D4  The order of locks is gate, then mutex. No code of a caller runs inside a transaction. Both are held by native
-      types (LockFile.hold, Section): an exception or a signal handler, wherever it comes, releases both and rolls back.
-  D5  No connection is open while the process forks. SQLite's locks belong to the process and are not inherited, but its
-      memory of holding them is: even a *fresh* connection in the child would believe in locks that are not there
-      (seen: neither the shared lock on klamm.db nor the one that keeps klamm.db-shm alive), and then the death of the
-      parent pulls the files away under the child.
-  D6  Nothing else in the process opens klamm.db: closing any descriptor of it drops SQLite's locks.
+  DBS1  Every write and every checkpoint happens under the klamm.db lock; readers take no lock of ours. So SQLite's own
+        locks are never fought over: no busy loops, and no checkpoint beside a writer. (Closing the last connection
+        makes SQLite checkpoint once more; it does that alone, by its own exclusive lock.)
+  DBS2  A write is on disk when `transaction` is left: synchronous=FULL. Killed before that, nothing of it is there.
+        One that is not `durable` (progress of groups) survives any process, and a power cut once a durable one follows.
+  DBS3  The write-ahead log is bounded. Every CHECKPOINT_PAGES a commit makes SQLite copy it back, and the log starts
+        again in the same place. That does not wait, so readers may keep it from starting again: a commit that finds it
+        longer than WAL_LIMIT empties it, waiting for them a little; each process looks after every 16th of its commits.
+  DBS4  The order of locks is klamm.db lock, then mutex. No code of a caller runs inside a transaction. Both are held by
+        native types (LockFile.hold, Section): an exception or a signal handler, wherever it comes, releases both and
+        rolls back.
+  DBS5  No connection is open while the process forks. SQLite's locks belong to the process and are not inherited, but
+        its memory of holding them is: even a *fresh* connection in the child would believe in locks that are not there
+        (seen: neither the shared lock on klamm.db nor the one that keeps klamm.db-shm alive), and then the death of the
+        parent pulls the files away under the child.
+  DBS6  Nothing else in the process opens klamm.db: closing any descriptor of it drops SQLite's locks.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ __all__ = [
     "REBUILD",
     "REBUILD_BY_HAND",
     "Database",
+    "DbLock",
     "Execute",
-    "Gate",
     "Unfinished",
 ]
 
@@ -63,7 +64,7 @@ REBUILD = f"{_RESTORE} and run `klamm check --repair`, which sets klamm.db aside
 REBUILD_BY_HAND = f"{_RESTORE}, move klamm.db and klamm.db-wal aside, and run `klamm check --repair`, which {_NEW_ONE}"
 """The same for other rows: repair does not give up a klamm.db for one of them."""
 
-Gate = Callable[[], AbstractContextManager[object]]
+DbLock = Callable[[], AbstractContextManager[object]]
 Execute = Callable[..., sqlite3.Cursor]
 
 # Connections from before a fork are neither used nor closed: their destructors must never run.
@@ -71,15 +72,15 @@ _abandoned: list[sqlite3.Connection | sqlite3.Cursor] = []
 
 
 class Unfinished(NotAStore):
-    """Whoever was making the file did not come to the end: `create` finishes it."""
+    """The creation of the file was interrupted: `create` finishes it."""
 
 
 class Database:
     """One connection a process, behind a mutex, opened at the first use and again after a fork."""
 
-    def __init__(self, path: str, gate: Gate, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, db_lock: DbLock, *, read_only: bool = False) -> None:
         self.path = path
-        self.gate = gate
+        self.db_lock = db_lock
         self.read_only = read_only
         self._mutex = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -92,7 +93,7 @@ class Database:
         self._generation = (
             0  # of this object's own writes and re-opened connections; `PRAGMA data_version` tells of others'
         )
-        self._connections = 0  # that were opened so far: `PRAGMA data_version` begins anew with each
+        self._connections = 0  # that were opened so far: `PRAGMA data_version` starts again with each
         self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
         self._name = os.fsencode(path)
         self._inode = _os.inode_of(self._name)
@@ -102,11 +103,11 @@ class Database:
             self._connect()
 
     @staticmethod
-    def create(path: str, gate: Gate, statements: Sequence[tuple[str, Sequence[object]]]) -> None:
+    def create(path: str, db_lock: DbLock, statements: Sequence[tuple[str, Sequence[object]]]) -> None:
         """Make the file, in one transaction; finish one whose creator was killed; leave a whole one as it is."""
-        with gate(), fork.guard, _explained(path):
+        with db_lock(), fork.guard, _explained(path):
             _make_file(path)
-            connection = _dial(path, "rwc")
+            connection = _open_connection(path, "rwc")
             try:
                 if _identity(connection) == (0, 0, 0):
                     connection.execute("PRAGMA journal_mode=WAL")
@@ -142,35 +143,39 @@ class Database:
         return Section(self, writes=True, durable=durable)
 
     def put(self, update: str, insert: str, rows: Sequence[Sequence[object]], *, durable: bool = True) -> bool:
-        """Take the gate and write rows, all or none: the short way for what is written most.
+        """Take the klamm.db lock and write rows, all or none: the short way for what is written most.
 
         A row that `update` does not find is `insert`ed; False if that changes nothing, either.
         """
-        self.refuse_read_only()
+        if self.read_only:
+            self.refuse_read_only()
         if len(rows) != 1:
             return self._put_many(update, insert, rows, durable)
-        self._refuse_replaced()
-        with self.gate(), self._mutex:  # a statement alone is a transaction of its own
+        if _os.inode_of(self._name) != self._inode:
+            self._refuse_replaced()
+        (row,) = rows
+        with self.db_lock(), self._mutex:  # a statement alone is a transaction of its own
             try:
-                connection = self._connect()
-                if durable != self._durable:
-                    self._set_durable(connection, durable)
                 cursor = self._cursor
                 if cursor is None:
-                    cursor = self._cursor = connection.cursor()
-                execute, row = cursor.execute, rows[0]
+                    cursor = self._cursor = self._connect().cursor()
+                if durable is not self._durable:
+                    self._set_durable(self._connect(), durable)
                 self._generation += 1  # before: an interrupt may come when the row is written
                 self._wrote = True
-                if not execute(update, row).rowcount and not execute(insert, row).rowcount:
+                cursor.execute(update, row)
+                if not cursor.rowcount and not cursor.execute(insert, row).rowcount:
                     return False
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise self._translated(error)  # noqa: B904  # it has its cause
-            self._bound_wal(connection)
+            self._unmeasured += 1
+            if self._unmeasured >= _MEASURE_EVERY:
+                self._measure_wal(self._connect())
             return True
 
     def _put_many(self, update: str, insert: str, rows: Sequence[Sequence[object]], durable: bool) -> bool:
         try:
-            with self.gate(), self.transaction(durable=durable) as execute:
+            with self.db_lock(), self.transaction(durable=durable) as execute:
                 for row in rows:
                     if not execute(update, row).rowcount and not execute(insert, row).rowcount:
                         raise _NothingChanged
@@ -216,10 +221,10 @@ class Database:
         return [row[0] for row in rows if row[0] != "ok"]
 
     def backup(self, destination: str) -> None:
-        """A consistent copy; the caller holds the gate, and syncs the directory of `destination`."""
+        """A consistent copy; the caller holds the klamm.db lock, and syncs the directory of `destination`."""
         with self._mutex, _explained(self.path):
             _make_file(destination)
-            copy = _dial(destination, "rwc")
+            copy = _open_connection(destination, "rwc")
             try:
                 copy.execute("PRAGMA synchronous=FULL")
                 self._connect().backup(copy)
@@ -229,7 +234,7 @@ class Database:
     def close(self) -> None:
         """Empty the write-ahead log if we filled it, and close."""
         if self._wrote and not self._closed:
-            with self.gate(), self._mutex:
+            with self.db_lock(), self._mutex:
                 if self._connection is not None:
                     self._empty_wal(self._connection)
         with self._mutex:
@@ -270,15 +275,17 @@ class Database:
         if self._frozen is not None and self._frozen != self._looks():
             self._disconnect()
         if self._connection is None:
-            connection = self._open_read_only() if self.read_only else _dial(self.path, "rw")
+            connection = self._open_read_only() if self.read_only else _open_connection(self.path, "rw")
             try:
                 _check_identity(self.path, connection)
                 if not self.read_only and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                     raise NotAStore(f"{self.path}: another program switched it out of WAL mode")
                 connection.execute("PRAGMA synchronous=FULL")
-                if not self.read_only:  # it happens in a COMMIT, so under the gate
+                if not self.read_only:  # it happens in a COMMIT, so under the klamm.db lock
                     connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
                 self._durable = True
+                if self._connections and not self.read_only:  # opened again, after a fork
+                    self._refuse_replaced()
             except BaseException:
                 connection.close()
                 raise
@@ -295,12 +302,12 @@ class Database:
                 connection.close()
 
     def _open_read_only(self) -> sqlite3.Connection:
-        """SQLite wants klamm.db-shm even to read; where it is not and cannot be made, nobody writes either.
+        """SQLite wants klamm.db-shm even to read; where it is not and cannot be made, no process writes either.
 
         It cannot be made where we may not write, and on a full disk.
         """
         looks = self._looks()
-        connection = _dial(self.path, "ro")
+        connection = _open_connection(self.path, "ro")
         try:
             _identity(connection)
             return connection
@@ -310,20 +317,27 @@ class Database:
             may_write = os.access(os.path.dirname(os.path.abspath(self.path)), os.W_OK) and not full
             if may_write or looks[-1] is not None:
                 raise
+        except BaseException:
+            connection.close()
+            raise
         self._frozen = self._looks()
         if looks[1] is None or looks[1] == 0:
-            return _dial(self.path, "ro&immutable=1")
-        # A log that nobody emptied. "immutable" would overlook it, so read a copy that has a place for its -shm.
+            return _open_connection(self.path, "ro&immutable=1")
+        # A log that was not emptied. "immutable" would overlook it, so read a copy that has a place for its -shm.
         with tempfile.TemporaryDirectory(prefix="klamm-") as directory:
             copy = os.path.join(directory, "klamm.db")
             for suffix in ("", "-wal"):
                 shutil.copyfile(self.path + suffix, copy + suffix)
-            connection = _dial(copy, "rw")
-            _identity(connection)
+            connection = _open_connection(copy, "rw")
+            try:
+                _identity(connection)
+            except BaseException:
+                connection.close()
+                raise
             return connection  # its files are open: their names may go
 
     def _looks(self) -> tuple[object, ...]:
-        """The file's time, the size of its log, and whether somebody has it open."""
+        """The file's time, the size of its log, and whether a process has it open."""
         found: list[object] = []
         for suffix in ("", "-wal", "-shm"):
             try:
@@ -334,12 +348,14 @@ class Database:
                 found.append({"": status.st_mtime_ns, "-wal": status.st_size, "-shm": True}[suffix])
         return tuple(found)
 
-    # The write-ahead log; under the gate and the mutex.
+    # The write-ahead log; under the klamm.db lock and the mutex.
 
     def _bound_wal(self, connection: sqlite3.Connection) -> None:
         self._unmeasured += 1
-        if self._unmeasured < _MEASURE_EVERY:
-            return
+        if self._unmeasured >= _MEASURE_EVERY:
+            self._measure_wal(connection)
+
+    def _measure_wal(self, connection: sqlite3.Connection) -> None:
         self._unmeasured = 0
         try:
             size = os.stat(self.path + "-wal").st_size
@@ -369,7 +385,7 @@ def _make_file(path: str) -> None:
         os.close(_os.open_file(path, os.O_RDWR | os.O_CREAT))
 
 
-def _dial(path: str, mode: str) -> sqlite3.Connection:
+def _open_connection(path: str, mode: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(os.path.abspath(os.fsencode(path)))}?mode={mode}",
         uri=True,
@@ -387,7 +403,7 @@ def _dial(path: str, mode: str) -> sqlite3.Connection:
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Application id, format version, number of tables: all 0 in a file that somebody began to make."""
+    """Application id, format version, number of tables: all 0 in a file whose creation was interrupted."""
     values = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     return values[0], values[1], connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 
@@ -396,7 +412,7 @@ def _check_identity(path: str, connection: sqlite3.Connection) -> None:
     application, version, tables = _identity(connection)
     if application == 0 and version == 0 and tables == 0:
         raise Unfinished(
-            f"{path}: is empty: whoever was making it did not come to the end",
+            f"{path}: empty: creation of the store was interrupted",
             hint="open the store with create=True to finish it",
         )
     if application != APPLICATION_ID:
@@ -442,11 +458,11 @@ def _explain(path: str, error: sqlite3.Error | UnicodeDecodeError) -> KlammError
         case sqlite3.SQLITE_IOERR:
             return StoreError(where, hint="the disk refused; nothing was changed")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreBusy(where, hint="does another program have klamm.db open?")
+            return StoreBusy(where, hint="another program may have klamm.db open")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return ReadOnly(where)
         case sqlite3.SQLITE_CANTOPEN if os.path.isfile(path):
-            return StoreError(where, hint="may this user read and write the file and its directory?")
+            return StoreError(where, hint="check the permissions of the file and its directory")
         case sqlite3.SQLITE_CANTOPEN:
             return NotAStore(f"{path}: there is no such file")
         case sqlite3.SQLITE_NOTADB:

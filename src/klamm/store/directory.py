@@ -6,15 +6,15 @@
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
     reserve                  blocks for a full disk (disk/reserve.py)
     server                   who the Kafka server is, while there is one (kafka/server.py)
-    tables/<name>-<id>/      the topic as a table, once somebody wanted that (client/table/rocks.py); can be made anew
-    pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/claim.py)
-    staging/<store id>/      what tasks of Spark wrote and nobody has committed yet (scratch.py)
+    tables/<name>-<id>/      the topic as a table, once it was asked for (client/table/rocksdb.py); can be re-created
+    pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/pipeline_directory.py)
+    staging/<store id>/      what tasks of Spark wrote, not committed yet (scratch.py)
 
 **Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
 inode) it says it is; a copied store is thus noticed. Otherwise the first opener, holding the presence byte alone, marks
 every partition NEEDS_RECOVERY and then stores the boot id; each partition is recovered at its first use. So a store of
-10,000 partitions opens at once after a power cut, too. If somebody else is present meanwhile, that is another kernel on
-the same volume, and we refuse.
+10,000 partitions opens at once after a power cut, too. If another process is present meanwhile, that is another kernel
+on the same volume, and we refuse.
 
 Two opens of one directory in a process share a Core: its locks know processes, not threads.
 """
@@ -28,24 +28,25 @@ import time
 import uuid
 import weakref
 import zlib
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from klamm.disk import _os, files, fork, reserve
-from klamm.disk.locks import BUSY_TIMEOUT_MS, GATE, GATE_QUEUE, LockFile
+from klamm.disk.locks import BUSY_TIMEOUT_MS, DB_LOCK, DB_LOCK_QUEUE, LockFile
+from klamm.disk.roots import Root
 from klamm.disk.threads import DaemonThread
 from klamm.errors import Closed, KlammError, NotAStore, ReadOnly, StoreBusy, UnknownTopic
 from klamm.log import head, index_rebuild
 from klamm.log.partition import Partition
 from klamm.store import found_catalog, layout, retention_check, slots, upgrade
-from klamm.store.catalog import Catalog, Topic, WantedSlots
+from klamm.store.catalog import Catalog, SlotRequest, Topic
 from klamm.store.groups import Groups
 from klamm.store.presence import Presence
 from klamm.store.settings import Value
 from klamm.store.transactions import Transactions
 from klamm.types import TopicId
 
-__all__ = ["Core", "OpenTopic", "acquire", "boot_id", "release"]
+__all__ = ["Core", "OpenTopic", "acquire", "boot_id", "opened", "release"]
 
 _CLOSING_S = 5.0  # so long recovery points are written when a store is closed
 OPENING = 1  # byte of `lock`: openers one after the other
@@ -69,7 +70,7 @@ class OpenTopic:
         self.topic = topic
         self.version = 0  # of the catalog, when `topic` was read
         self.name = topic.name
-        self.directory = f"{core.path}/topics/{topic.directory}"
+        self.directory = f"{core.files}/topics/{topic.directory}"
         self.open_partitions: dict[int, Partition] = {}
 
     @property
@@ -103,6 +104,8 @@ class Core:
     ) -> None:
         """With `rebuild`, make a missing klamm.db again, and accept one that was put back from a backup."""
         self.path = path
+        self.root: Root | None = Root(path)
+        self.files = self.root.files  # leads to the files of this very store, wherever its directory is moved
         self._busy_timeout_ms = BUSY_TIMEOUT_MS if busy_timeout_ms is None else busy_timeout_ms
         self.read_only = read_only
         self.users = 0
@@ -113,8 +116,8 @@ class Core:
         self._opening: dict[int, threading.Lock] = {}  # by slot
         self._with_files: dict[Partition, None] = {}
         self._max_open = max(16, min(1024, files.most_open() // 8))
-        self._janitor: DaemonThread | None = None
-        self._chores: dict[Partition, int] = {}
+        self._maintenance_thread: DaemonThread | None = None
+        self._maintenance_tasks: dict[Partition, int] = {}
         self._wake = _os.Monitor()
         self.lock: LockFile | None = None
         self.members: LockFile | None = None
@@ -122,21 +125,26 @@ class Core:
         self.life: head.Life | None = None
         self.rebuilt: list[tuple[str, str]] = []  # with `rebuild`: what was wrong, and what was done
         self.unknown_directories: set[str] = set()  # that were logged already
-        if read_only:
-            self._open_read_only()
-        else:
-            self._open(rebuild)
+        try:
+            self._open_read_only() if read_only else self._open(rebuild)
+        except BaseException:
+            self.root.close()
+            raise
         self.groups = Groups(self)
         self.transactions = Transactions(self, boot_id())
         fork.register(self, Core._in_child, Core._before_fork, Core._after_fork)
 
+    def is_in_place(self) -> bool:
+        """Return whether the store at the path is still the one that was opened, and not a copy that was put there."""
+        return self.heads.is_in_place()
+
     # ---- opening
 
     def _open(self, rebuild: bool) -> None:
-        reserve.lend(self.path)
+        reserve.lend(self.files)
         try:
-            self.lock = LockFile(f"{self.path}/lock", timeout_ms=self._busy_timeout_ms)
-            self.members = LockFile(f"{self.path}/members")
+            self.lock = LockFile(f"{self.files}/lock", timeout_ms=self._busy_timeout_ms)
+            self.members = LockFile(f"{self.files}/members")
             if not _os.HAS_BYTE_LOCKS and not self.members.try_hold_whole():
                 raise StoreBusy(
                     f"{self.path}: another process has it open", hint="on this system one process at a time can"
@@ -148,7 +156,7 @@ class Core:
             self._drop()
             raise
         try:
-            self.presence = Presence(self.path, self.lock, self.members)
+            self.presence = Presence(self.files, self.lock, self.members)
             with self.lock.hold(OPENING):
                 self._create_parts(rebuild)
                 self._join(rebuild)
@@ -171,12 +179,12 @@ class Core:
         """Lay out what is not there yet. A creator that was killed is finished by the next one."""
         assert self.lock is not None
         assert self.presence is not None
-        gate = self._gate
+        db_lock = self._db_lock
         database = f"{self.path}/klamm.db"
-        if not os.path.exists(f"{self.path}/heads"):
+        if not os.path.exists(f"{self.files}/heads"):
             self.presence.be_alone("`heads` is missing")
-            files.replace(f"{self.path}/heads", b"")
-        self.heads = head.Heads(f"{self.path}/heads")
+            files.replace(f"{self.files}/heads", b"")
+        self.heads = head.Heads(f"{self.files}/heads", root=self.root)
         self.presence.enter_heads()
         if not self.heads.is_sane():  # new, or beyond repair: everything will be recovered from the files
             self.presence.be_alone("`heads` is damaged")
@@ -186,26 +194,26 @@ class Core:
         if self.heads.format < head.FORMAT:
             self.presence.be_alone(upgrade.WHY)
         self.lock.record_in(self.heads)
-        files.make_directory(f"{self.path}/topics")
-        found = found_catalog.open_found(self, database, gate, rebuild=rebuild)
+        files.make_directory(f"{self.files}/topics")
+        found = found_catalog.open_found(self, database, db_lock, rebuild=rebuild)
         if found is not None:
             self.catalog = found
             upgrade.finish(self.heads)
             return
-        if os.listdir(f"{self.path}/topics") and not self.rebuilt:
+        if os.listdir(f"{self.files}/topics") and not self.rebuilt:
             if not rebuild:
                 raise layout.no_catalog(self.path)
             self.presence.be_alone("klamm.db is missing")
             self.rebuilt.append(("klamm.db was missing", "made a new one"))
-        files.sync_directory(self.path)
-        files.sync_ancestors(self.path)  # whoever made them may have been killed before syncing them
-        self.catalog = Catalog.create(database, gate, self.heads.store_id or uuid.uuid4().hex)
-        files.sync_directory(self.path)
+        files.sync_directory(self.files)
+        files.sync_ancestors(self.path)  # their creator may have been killed before syncing them
+        self.catalog = Catalog.create(database, db_lock, self.heads.store_id or uuid.uuid4().hex)
+        files.sync_directory(self.files)
         upgrade.finish(self.heads)
 
-    def _gate(self) -> AbstractContextManager[None]:
+    def _db_lock(self) -> AbstractContextManager[None]:
         assert self.lock is not None
-        return self.lock.hold(GATE, queue=GATE_QUEUE)
+        return self.lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE)
 
     def _join(self, rebuild: bool) -> None:
         """Become present; recover first if `heads` is not to be believed."""
@@ -222,23 +230,27 @@ class Core:
             topics = self.catalog.topics()
             slots.lay_out_missing(self.heads, topics)
             slots.lay_out_replaced(self.heads, topics)
-            self._boots = self.catalog.count_boot()
+            self._boot_count = self.catalog.count_boot()
             self.heads.mark_all(head.NEEDS_RECOVERY)
             self.heads.trust(boot)
         else:
             slots.lay_out_missing(self.heads, self.catalog.topics())
-            self._boots = self.catalog.boots()
+            self._boot_count = self.catalog.boot_count()
         slots.cut_free(self.heads, self.catalog)
         self.presence.join()
 
-    def count_changes(self, changes: int) -> None:
-        """Record in `heads` how many changes klamm.db has had."""
+    def count_changes(self, changes: int, *, is_read: bool = True) -> None:
+        """Record in `heads` how many changes klamm.db has had. Called after each of them; if other processes read what
+        was changed (`is_read`), tell them.
+        """
         if changes > self.heads.changes:
             self.heads.changes = changes
+        if is_read:
+            self.changed()
 
     def _open_read_only(self) -> None:
         try:
-            self.heads = head.Heads(f"{self.path}/heads", writable=False)
+            self.heads = head.Heads(f"{self.files}/heads", writable=False, root=self.root)
         except FileNotFoundError:
             raise NotAStore(
                 f"{self.path}: has no file `heads`", hint="open it for writing once, to recover it"
@@ -251,10 +263,14 @@ class Core:
             upgrade.refuse_older(self.heads)
         trusted = sane and self.heads.is_trusted(boot_id())
         if not trusted:
-            self.heads = head.Heads(f"{self.path}/heads", writable=False, private=True)
+            self.heads = head.Heads(f"{self.files}/heads", writable=False, private=True, root=self.root)
             self.heads.mark_all(head.NEEDS_RECOVERY)
         self.catalog = Catalog(f"{self.path}/klamm.db", nullcontext, read_only=True)
-        self._boots = self.catalog.boots() + (not trusted)
+        try:
+            self._boot_count = self.catalog.boot_count() + (not trusted)
+        except BaseException:
+            self.catalog.close()
+            raise
 
     # ---- topics
 
@@ -280,10 +296,11 @@ class Core:
         """Let topics that have not changed be those of this version. Return the keys of those that are others here."""
         others = []
         with self._mutex:
+            topics = self._topics
             for key, (opened, topic) in known.items():
-                if self._topics.get(opened.name) is not opened or (opened.topic is not topic and opened.topic != topic):
+                if (opened.topic is not topic and opened.topic != topic) or topics.get(opened.name) is not opened:
                     others.append(key)
-                elif opened.version < version:
+                elif opened.open_partitions and opened.version < version:
                     opened.version = version
                     for partition in opened.open_partitions.values():
                         partition.log.confirm(version)
@@ -302,10 +319,8 @@ class Core:
         return known
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, Value]) -> Topic:
-        """A new topic, and tell every process."""
-        topic = self.catalog.create_topic(name, partitions, settings, self.lay_out)
-        self.changed()
-        return topic
+        """Create a topic and return it."""
+        return self.catalog.create_topic(name, partitions, settings, self.lay_out)
 
     def open_partition(self, opened: OpenTopic, number: int) -> Partition:
         if not isinstance(number, int) or not 0 <= number < opened.count:
@@ -319,7 +334,7 @@ class Core:
                 return found
             slot = opened.topic.partitions[number]
             turn = self._opening.setdefault(slot, threading.Lock())
-        with turn:  # not under the mutex: it may be recovered, and wait for whoever appends there, stopped as he may be
+        with turn:  # outside the mutex: recovery takes the append lock, which a stopped process may hold
             found = opened.open_partitions.get(number)
             if found is None:
                 version = self.heads.catalog_version
@@ -339,7 +354,7 @@ class Core:
             raise NotAStore(f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it")
         heads = self.heads
         if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
-            heads = head.Heads(heads.path, writable=False, private=True)  # as it is now, recovered in memory
+            heads = head.Heads(heads.path, writable=False, private=True, root=self.root)  # as it is now, in memory
         try:
             return Partition(
                 heads,
@@ -352,10 +367,11 @@ class Core:
                 directory=f"{opened.directory}/{number}",
                 settings=opened.topic.settings,
                 catalog_version=version,
-                boots=self._boots,
+                boot_count=self._boot_count,
                 reload=lambda partition: self._reload(opened),
                 on_event=self._on_event,
                 life=self.life,
+                root=self.root,
             )
         except head.HeadResult as error:
             if error.result is head.Result.DELETED:
@@ -366,9 +382,9 @@ class Core:
         """The catalog changed: the topic may have other settings, or be gone."""
         self.topic(opened.name)
         if self._topics[opened.name] is not opened:
-            raise UnknownTopic(f"{opened.name}: the topic was deleted and made anew")
+            raise UnknownTopic(f"{opened.name}: the topic was deleted and re-created")
 
-    def lay_out(self, wanted: WantedSlots, topic_id: TopicId, number: int) -> tuple[int, ...]:
+    def lay_out(self, wanted: SlotRequest, topic_id: TopicId, number: int) -> tuple[int, ...]:
         """Lay out slots for new partitions of a topic, from `number` on, before the catalog names them."""
         assert self.lock is not None
         assert self.life is not None
@@ -390,27 +406,29 @@ class Core:
                 partition.log.close_idle()
 
     def opened(self) -> list[Partition]:
-        """Every partition that somebody may still use, for they share our descriptors."""
+        """Every partition that may still be in use: they share our descriptors."""
         with self._mutex:
             return list(self._handles)
 
-    # ---- chores: what appends leave to be done
+    # ---- maintenance tasks: what appends leave to be done
 
     def _on_event(self, partition: Partition, events: int) -> None:
         if events & head.OPENED:
             self._bound_files(partition)
         if events & (head.ROLLED | head.RECOVERY_POINT | head.MISSING_INDEX):
             with self._wake:
-                self._chores[partition] = self._chores.get(partition, 0) | events
+                self._maintenance_tasks[partition] = self._maintenance_tasks.get(partition, 0) | events
                 self._wake.notify_all()
         self.look_after()
 
     def look_after(self) -> None:
-        """Start the maintenance thread, if there is none: it does chores, and checks retention now and then."""
-        if self._janitor is None and not self.read_only:
+        """Start the maintenance thread, if there is none: it does maintenance tasks, and checks retention now and
+        then.
+        """
+        if self._maintenance_thread is None and not self.read_only:
             with self._wake:
-                if self._janitor is None and not self.closed:
-                    self._janitor = DaemonThread(self._do_chores, "klamm-maintenance")
+                if self._maintenance_thread is None and not self.closed:
+                    self._maintenance_thread = DaemonThread(self._run_maintenance, "klamm-maintenance")
 
     def _bound_files(self, partition: Partition) -> None:
         """Close the files that were not used for longest, so that any number of partitions can be appended to."""
@@ -423,15 +441,15 @@ class Core:
                         each.log.close_idle()
                         del self._with_files[each]
 
-    def _do_chores(self) -> None:
-        reserve.refill(self.path)
+    def _run_maintenance(self) -> None:
+        reserve.refill(self.files)
         while True:
             with self._wake:
-                while not self._chores and (wait_s := retention_check.wait_s(self)):
+                while not self._maintenance_tasks and (wait_s := retention_check.wait_s(self)):
                     if self.closed:
                         return
                     self._wake.wait(wait_s)
-                partition, events = self._chores.popitem() if self._chores else (None, 0)
+                partition, events = self._maintenance_tasks.popitem() if self._maintenance_tasks else (None, 0)
             if self.closed and partition is None:
                 return
             try:
@@ -441,12 +459,12 @@ class Core:
                 if events & (head.ROLLED | head.RECOVERY_POINT):
                     partition.checkpoint()
                 if events & head.ROLLED:
-                    partition.housekeeping.expire(wait=False)
+                    partition.cleanup.expire(wait=False)
                 if events & head.MISSING_INDEX:
-                    partition.housekeeping.rebuild_indexes(lambda: self.closed, is_missing=True)
+                    partition.cleanup.rebuild_indexes(lambda: self.closed, is_missing=True)
             except index_rebuild.Stopped:
                 continue
-            except Exception as error:  # noqa: BLE001  # a chore can wait; the next append asks again
+            except Exception as error:  # noqa: BLE001  # a task can wait; the next append asks again
                 if not self.closed:
                     _log.warning("%s: %s", partition.directory if partition else self.path, error)
 
@@ -467,10 +485,10 @@ class Core:
                 return
             self.closed = True
             self._wake.notify_all()
-        if self._janitor is not None and not self._janitor.is_current:
-            self._janitor.join()
+        if self._maintenance_thread is not None and not self._maintenance_thread.is_current:
+            self._maintenance_thread.join()
         failed: Exception | None = None
-        until = time.monotonic() + _CLOSING_S
+        until = time.monotonic() + _CLOSING_S if self.is_in_place() else 0.0
         for partition in self.opened():
             try:
                 partition.close(checkpoint=time.monotonic() < until)
@@ -478,6 +496,7 @@ class Core:
                 failed = failed or error
         self.catalog.close()
         self._drop()
+        self.files, self.root = self.path, None
         if failed is not None:
             raise failed
 
@@ -506,7 +525,7 @@ class Core:
         self._mutex = threading.RLock()
         self._opening = {}
         self._wake = _os.Monitor()
-        self._janitor = None
+        self._maintenance_thread = None
         self.closed = True
         self.heads.close_descriptor()
 
@@ -519,7 +538,7 @@ def bell_bit(topic_id: TopicId) -> int:
 # ---- one core a directory and process
 
 _cores: dict[tuple[int, int, bool], Core] = {}
-_cores_mutex = threading.RLock()  # a dropped Store may be collected, and released, by whoever holds it
+_cores_mutex = threading.RLock()  # a dropped Store may be collected, and released, by the thread that holds it
 
 
 def _forget_in_child() -> None:
@@ -550,7 +569,7 @@ def acquire(
     key = (status.st_dev, status.st_ino, read_only)
     with _cores_mutex:
         core = _cores.get(key)
-        if core is None or core.closed:
+        if core is None or core.closed or not core.is_in_place():  # a copy may have the directory's number
             core = _cores[key] = Core(path, read_only=read_only, busy_timeout_ms=busy_timeout_ms, rebuild=rebuild)
         elif busy_timeout_ms is not None and core.lock is not None:
             core.lock.timeout_ms = busy_timeout_ms
@@ -567,3 +586,13 @@ def release(core: Core) -> None:
         for key in [key for key, value in _cores.items() if value is core]:
             del _cores[key]
     core.close()
+
+
+@contextmanager
+def opened(path: str, *, read_only: bool = False, create: bool = False) -> Iterator[Core]:
+    """Hold the core of the store at `path` for a `with` block."""
+    core = acquire(path, read_only=read_only, create=create, force_filesystem=False)
+    try:
+        yield core
+    finally:
+        release(core)

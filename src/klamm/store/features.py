@@ -16,7 +16,10 @@ from typing import NamedTuple, Self
 
 from klamm.errors import NewerFormat
 
-__all__ = ["KNOWN", "Features"]
+__all__ = ["KNOWN", "USERS", "Features"]
+
+USERS = 1 << 0
+"""A compatible one, of klamm.db: it has a table of users (users.py)."""
 
 
 class Features(NamedTuple):
@@ -51,3 +54,4 @@ class Features(NamedTuple):
 
 
 KNOWN = Features()
+"""What a new store has. Compatible features need not be here: they are set when they are first used."""

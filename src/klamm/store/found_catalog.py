@@ -15,7 +15,7 @@ from klamm.disk import _os, files
 from klamm.errors import NotAStore, StoreError
 from klamm.store import layout, slots, upgrade
 from klamm.store.catalog import Catalog
-from klamm.store.database import Gate, Unfinished
+from klamm.store.database import DbLock, Unfinished
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["check_age", "open_found"]
 
 
-def open_found(core: Core, database: str, gate: Gate, *, rebuild: bool) -> Catalog | None:
+def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> Catalog | None:
     """Open klamm.db. Return None if there is none, it was never finished, or it is damaged and was set aside."""
     assert core.presence is not None
     presence = core.presence
@@ -31,7 +31,7 @@ def open_found(core: Core, database: str, gate: Gate, *, rebuild: bool) -> Catal
         return None
     _refuse_replaced(core, database)
     try:
-        catalog = Catalog(database, gate, before_upgrade=lambda: presence.be_alone(upgrade.WHY))
+        catalog = Catalog(database, db_lock, before_upgrade=lambda: presence.be_alone(upgrade.WHY))
     except Unfinished:
         return None
     except NotAStore as error:
@@ -67,12 +67,12 @@ def _set_aside(core: Core, database: str, problem: str) -> None:
     """Rename klamm.db and its log. No connection to it may be open: closing one removes a log by its name."""
     assert core.presence is not None
     core.presence.be_alone("klamm.db is damaged")
-    aside = f"{core.path}/{layout.DAMAGED}{time.time_ns() // 1_000_000}"
+    target = f"{core.path}/{layout.DAMAGED}{time.time_ns() // 1_000_000}"
     for suffix in ("-wal", "-shm", ""):  # the log first: SQLite removes one that is beside no database
         if os.path.exists(f"{database}{suffix}"):
-            _os.rename(f"{database}{suffix}", f"{aside}{suffix}")
+            _os.rename(f"{database}{suffix}", f"{target}{suffix}")
     files.sync_directory(core.path)
-    core.rebuilt.append((problem, f"set it aside as {aside}, and made a new one"))
+    core.rebuilt.append((problem, f"set it aside as {target}, and made a new one"))
 
 
 def check_age(core: Core, *, rebuild: bool) -> None:
@@ -83,7 +83,7 @@ def check_age(core: Core, *, rebuild: bool) -> None:
     if changes < known and not core.rebuilt:
         if not rebuild:
             raise StoreError(
-                f"{core.path}/klamm.db: is older than the logs beside it: was it put back from a backup?",
+                f"{core.path}/klamm.db: is older than the logs beside it; it may have been restored from a backup",
                 hint="run `klamm check --repair`: it keeps every log, and puts back topics that klamm.db does not "
                 "know; or restore the whole backup elsewhere",
             )
@@ -94,7 +94,7 @@ def check_age(core: Core, *, rebuild: bool) -> None:
         _drop_deleted(core)
         core.heads.changes = core.catalog.changes()
     else:
-        core.count_changes(changes)
+        core.count_changes(changes, is_read=False)
     core.heads.store_id = core.catalog.store_id
     core.heads.database_inode = os.stat(core.catalog.path).st_ino
     core.catalog.on_change = core.count_changes

@@ -2,7 +2,7 @@
 
     free_slots    slot
 
-A slot is put here when its topic's tombstone goes (deletion.py): then DELETED stands in it, and nobody opens it any
+A slot is put here when its topic's tombstone goes (deletion.py): then it is marked DELETED, and no process opens it any
 more. A log of the deleted partition that a process still has notices the new generation (log/slot.h).
 """
 

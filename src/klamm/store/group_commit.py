@@ -1,12 +1,14 @@
 """Group commit: what several threads write to klamm.db at the same time is one SQLite transaction, and one sync.
 
-A thread queues its write and waits for its turn to commit. Whoever gets the turn writes all that is queued by then; the
-others find theirs done. So a disk that takes a millisecond for a sync takes one for all that came in the meantime.
+A thread queues its write and waits for its turn to commit. The thread whose turn it is writes all that is queued by
+then; the others find theirs done. So a disk that takes a millisecond for a sync takes one for all that came in the
+meantime.
 
 Promises
   GCM1  When `run` returns, its write is committed, and on disk if it is `durable` (or shares the commit with one).
   GCM2  Each write has its own outcome: one that raises is undone, and the others of its group are not. Only what keeps
-        SQLite from committing at all (a full disk) fails all of them.
+        SQLite from committing at all (a full disk) fails all of them. A function may be called again, after what it
+        wrote was undone: savepoints for each would cost more than the writes, so a group is first tried without.
   GCM3  Writes happen in the order in which they were queued.
 """
 
@@ -40,6 +42,10 @@ class _Write(Generic[Result]):
         self.error: BaseException | None = None
 
 
+class _Undone(Exception):
+    """A write of a group has raised: the transaction is to be rolled back."""
+
+
 class GroupCommit:
     """For the threads of one process."""
 
@@ -61,12 +67,14 @@ class GroupCommit:
 
     def _commit(self, writes: list[_Write[Any]]) -> None:
         """In the turn of this thread."""
-        database = self._database
         try:
-            is_durable = any(write.durable for write in writes)
-            with database.gate(), database.transaction(durable=is_durable) as execute:
-                for write in writes:
-                    self._call(execute, write)
+            try:
+                self._try(writes, self._call)
+            except _Undone:
+                if len(writes) > 1:
+                    for write in writes:
+                        write.error = None
+                    self._try(writes, self._call_with_savepoint)
         except Exception as error:  # noqa: BLE001  # raised by `run` of each
             for write in writes:
                 write.error = error
@@ -78,8 +86,23 @@ class GroupCommit:
             for write in writes:
                 write.is_done = True
 
+    def _try(self, writes: list[_Write[Any]], call: Callable[[Execute, _Write[Any]], None]) -> None:
+        database = self._database
+        is_durable = any(write.durable for write in writes)
+        with database.db_lock(), database.transaction(durable=is_durable) as execute:
+            for write in writes:
+                call(execute, write)
+
     @staticmethod
     def _call(execute: Execute, write: _Write[Any]) -> None:
+        try:
+            write.result = write.function(execute)
+        except KlammError as error:
+            write.error = error
+            raise _Undone from None
+
+    @staticmethod
+    def _call_with_savepoint(execute: Execute, write: _Write[Any]) -> None:
         execute("SAVEPOINT one_of_a_group")
         try:
             write.result = write.function(execute)

@@ -9,12 +9,12 @@
                   while a member owns that partition, byte DOOR while members sit at the Kafka server
 
 Promises
-  G1  The number of a group is never given to another, so a lock byte means one group for ever (`next_group`).
+  G1  The number of a group is never given to another, so a lock byte means one group forever (`next_group`).
   G2  A member lives as long as its byte is held, whatever its row says. Rows of the dead are overwritten, or removed by
       the next who joins; only a named member's row outlives it, so that it finds its place again.
-  G3  A partition belongs to whoever holds its byte: one member at a time. Its owner commits while it holds the byte, so
+  G3  A partition belongs to the holder of its byte: one member at a time. Its owner commits while it holds the byte, so
       the next one, who reads the offset after taking the byte, starts where the last commit was.
-  G4  A group has members at one door at a time. Joining, and claiming the door, happen under the gate.
+  G4  A group has members at one door at a time. Joining, and claiming the door, happen under the klamm.db lock.
   G5  A row that is not what was written is an error, as in the catalog.
   G6  Offsets go with their topic, and carry the leader epoch of the last record before them.
 """
@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.disk._os import HeldBytes
-from klamm.disk.locks import DOOR, MAX_GROUPS, MAX_PLACES, OWNED, LockFile, group_region, held_by_others
+from klamm.disk.locks import DOOR, MAX_GROUPS, MAX_MEMBER_INDEX, OWNED, LockFile, group_lock_base, held_by_others
 from klamm.errors import (
     CommitGap,
     GroupBusy,
@@ -42,7 +42,7 @@ from klamm.errors import (
 )
 from klamm.store.database import REBUILD_BY_HAND
 from klamm.store.names import nearest
-from klamm.store.rows import crc
+from klamm.store.rows import crc, crc_of_text
 from klamm.types import PartitionKey, TopicId, TopicPartition
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ __all__ = [
     "SCHEMA",
     "Group",
     "Groups",
+    "JoinResult",
     "MemberRow",
     "OffsetRow",
-    "Seat",
     "checked_metadata",
     "checked_name",
     "delete_group",
@@ -105,7 +105,7 @@ class Group(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    place: int
+    member_index: int
     id: str
     name: str | None
     topics: Any  # a subscription, as client/subscription.py spells it
@@ -129,15 +129,15 @@ class OffsetRow(NamedTuple):
         return self.topic_id, self.partition
 
 
-class Seat(NamedTuple):
+class JoinResult(NamedTuple):
     """What joining gave: the group, the place, and the id the member has from now on."""
 
     group: Group
-    place: int
+    member_index: int
     id: str
 
 
-# ---- offsets, inside of somebody's transaction
+# ---- offsets, inside of a caller's transaction
 
 # Of one row, with the same values. A topic that is deleted takes its offsets with it, and gets no new ones.
 _UPDATE = """UPDATE offsets SET offset = ?4, leader_epoch = ?5, metadata = ?6, committed_ms = ?7, crc = ?8
@@ -156,7 +156,7 @@ def put_offsets(
     """Store offsets. `expect`, by (topic_id, partition): what has to be stored there now (None: nothing), else
     CommitGap, which undoes the transaction it is raised in. A key without a row to expect nothing of is not looked at.
 
-    The caller knows that the partitions are its own (Member.mutex, Member.owns), and holds the gate.
+    The caller knows that the partitions are its own (Member.mutex, Member.owns), and holds the klamm.db lock.
     """
     now_ms = time.time_ns() // 1_000_000
     for row in rows:
@@ -186,8 +186,11 @@ def put_offset(execute: Execute, group_number: int, row: OffsetRow, now_ms: int)
 
 def _values(group_number: int, row: OffsetRow, now_ms: int) -> tuple[object, ...]:
     topic_id, partition, offset, leader_epoch, metadata, committed_ms = row
-    values = (group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms or now_ms)
-    return (*values, crc(*values))
+    committed_ms = committed_ms or now_ms
+    # What rows.crc makes of these values, spelled out: it is done for each commit, and takes a third less so.
+    spelled = f"({group_number}, {topic_id!r}, {partition}, {offset}, {leader_epoch}, {metadata!r}, {committed_ms})"
+    checksum = crc_of_text(spelled)
+    return group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms, checksum
 
 
 def _deleted() -> UnknownTopic:
@@ -222,7 +225,9 @@ def checked_name(name: object, what: str = "group") -> str:
     if not isinstance(name, str):
         raise TypeError(f"{what} is a str, not {type(name).__name__}")
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
-        raise InvalidSetting(f"{what}: {name[:60]!r} does not fit", hint=f"want 1 to {_MAX_NAME} printable characters")
+        raise InvalidSetting(
+            f"{what}: {name[:60]!r} is invalid", hint=f"expected 1 to {_MAX_NAME} printable characters"
+        )
     return name
 
 
@@ -292,17 +297,17 @@ class Groups:
         other one. A server claims a group when its first member joins there, and leaves the door when the last one has
         gone.
         """
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             group = self.claim(execute, checked_name(name), door)
             if door == "kafka":
                 self.hold_door(group)
             return group
 
     def hold_door(self, group: Group) -> None:
-        """The server, under the gate: members of the group sit here."""
+        """The server, under the klamm.db lock: members of the group sit here."""
         self._locks()
         if group.number not in self._doors:
-            self._doors.take(group.number, group_region(group.number) + DOOR, group)
+            self._doors.take(group.number, group_lock_base(group.number) + DOOR, group)
 
     def leave_door(self, group: Group) -> None:
         """The server: no member of the group sits here any more."""
@@ -329,15 +334,15 @@ class Groups:
         if door == "klamm" and execute(pending, (group.number,)).fetchone():
             raise GroupBusy(
                 f"group {name!r}: a transaction over the wire has yet to commit offsets of it",
-                hint="it ends with its time-out at the latest; store.transactions tells of it",
+                hint="it ends with its timeout at the latest; store.transactions tells of it",
                 code="open_transaction",
             )
-        if door == "kafka" and self.live_places(group.number):
+        if door == "kafka" and self.live_member_indexes(group.number):
             raise GroupBusy(
                 f"group {name!r}: its members are processes that have the store open",
                 hint="stop those, or use another group over the wire",
             )
-        if door == "klamm":  # whoever was a member at the server, and waits for it, is none any more
+        if door == "klamm":  # members at the server, and clients that wait to join, are removed
             execute("DELETE FROM wire_groups WHERE group_number = ?", (group.number,))
         group = group._replace(door=door)
         execute("UPDATE groups SET door = ?, crc = ? WHERE name = ?", (door, crc(*group), name))
@@ -364,13 +369,13 @@ class Groups:
     def delete(self, name: str) -> None:
         """Forget a group that has no members, and its offsets."""
         self._database.refuse_read_only()
-        with self._hinting(name), self._database.gate(), self._database.transaction() as execute:
+        with self._hinting(name), self._database.db_lock(), self._database.transaction() as execute:
             group = self.existing(execute, checked_name(name))
             self.refuse_live(group)
             delete_group(execute, group)
 
     def refuse_live(self, group: Group) -> None:
-        """Under the gate: GroupBusy if the group has members, at whatever door."""
+        """Under the klamm.db lock: GroupBusy if the group has members, at whatever door."""
         self.refuse_embedded(group)
         if group.door == "kafka" and self._sits_at_server(group):
             raise GroupBusy(
@@ -378,23 +383,23 @@ class Groups:
             )
 
     def _sits_at_server(self, group: Group) -> bool:
-        return bool(self._locks().held(group_region(group.number) + DOOR))
+        return bool(self._locks().held(group_lock_base(group.number) + DOOR))
 
     def refuse_embedded(self, group: Group) -> None:
-        """Under the gate: GroupBusy if processes that have the store open are members."""
-        live = self.live_places(group.number)
+        """Under the klamm.db lock: GroupBusy if processes that have the store open are members."""
+        live = self.live_member_indexes(group.number)
         if live:
             raise GroupBusy(f"group {group.name!r}: has {len(live)} members", hint="stop them first")
 
     # ---- members
 
-    def live_places(self, number: int) -> set[int]:
+    def live_member_indexes(self, number: int) -> set[int]:
         """The places whose members live."""
-        return self._held(group_region(number), MAX_PLACES)
+        return self._held(group_lock_base(number), MAX_MEMBER_INDEX)
 
     def owned_slots(self, number: int) -> set[int]:
-        """The partitions, by slot, that somebody owns."""
-        return self._held(group_region(number) + OWNED, MAX_PLACES)
+        """Return the slots of partitions that have an owner."""
+        return self._held(group_lock_base(number) + OWNED, MAX_MEMBER_INDEX)
 
     def _held(self, byte: int, length: int) -> set[int]:
         members = self._core.members
@@ -402,7 +407,7 @@ class Groups:
             ranges = members.held(byte, length)
         else:  # a store opened for reading only asks the kernel, and holds nothing
             try:
-                fd = os.open(f"{self._core.path}/members", os.O_RDONLY)
+                fd = os.open(f"{self._core.files}/members", os.O_RDONLY)
             except FileNotFoundError:
                 return set()
             try:
@@ -423,11 +428,11 @@ class Groups:
     def _member(self, row: tuple[Any, ...]) -> MemberRow:
         try:
             if row[-1] != crc(*row[:-1]):
-                raise ValueError("the checksum does not fit")
-            place, member_id, name, topics, owned, rejoin_ms, joined_ms = row[1:-1]
-            return MemberRow(place, member_id, name, json.loads(topics), json.loads(owned), rejoin_ms, joined_ms)
+                raise ValueError("the checksum is wrong")
+            member_index, member_id, name, topics, owned, rejoin_ms, joined_ms = row[1:-1]
+            return MemberRow(member_index, member_id, name, json.loads(topics), json.loads(owned), rejoin_ms, joined_ms)
         except (ValueError, TypeError):
-            raise self._damaged(f"the member in place {row[1]} of group number {row[0]}") from None
+            raise self._damaged(f"the member with index {row[1]} of group number {row[0]}") from None
 
     def join(
         self,
@@ -437,70 +442,70 @@ class Groups:
         topics: Any,
         rejoin_ms: int,
         max_size: int,
-        take: Callable[[int, Seat], bool],
-    ) -> Seat:
+        take: Callable[[int, JoinResult], bool],
+    ) -> JoinResult:
         """Take a place: a named member its own, others the lowest that is free. The byte first, then the row.
 
         `take` takes the byte, so that it is the caller's from the first moment, and the caller releases it after an
         error.
         """
         self._locks()
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             group = self.claim(execute, name)
-            live = self.live_places(group.number)
+            live = self.live_member_indexes(group.number)
             rows = self._rows(execute, group.number)
-            kept = {row.place: row for row in rows if row.place in live or row.name is not None}
+            kept = {row.member_index: row for row in rows if row.member_index in live or row.name is not None}
             mine = next((row for row in rows if member is not None and row.name == member), None)
-            if mine is not None and mine.place in live:
+            if mine is not None and mine.member_index in live:
                 raise GroupBusy(f"group {name!r}: a member named {member!r} lives already")
             if len(live) >= max_size:
                 raise GroupBusy(
                     f"group {name!r}: has {len(live)} members, and group.max.size is {max_size}",
                     hint='raise it with store.alter({"group.max.size": …})',
                 )
-            place = mine.place if mine is not None else 0
-            while mine is None and (place in live or place in kept):
-                place += 1
-            seat = Seat(group, place, member_id)
-            if place >= MAX_PLACES or not take(group_region(group.number) + place, seat):
-                raise GroupBusy(f"group {name!r}: place {place} cannot be had")
+            member_index = mine.member_index if mine is not None else 0
+            while mine is None and (member_index in live or member_index in kept):
+                member_index += 1
+            joined = JoinResult(group, member_index, member_id)
+            if member_index >= MAX_MEMBER_INDEX or not take(group_lock_base(group.number) + member_index, joined):
+                raise GroupBusy(f"group {name!r}: member index {member_index} cannot be locked")
             for row in rows:
-                if row.place not in kept:
+                if row.member_index not in kept:
                     where = "group_number = ? AND member_index = ?"
-                    execute(f"DELETE FROM members WHERE {where}", (group.number, row.place))
-            row = MemberRow(place, member_id, member, topics, [], rejoin_ms, time.time_ns() // 1_000_000)
+                    execute(f"DELETE FROM members WHERE {where}", (group.number, row.member_index))
+            row = MemberRow(member_index, member_id, member, topics, [], rejoin_ms, time.time_ns() // 1_000_000)
             _put_member(execute, group.number, row)
         self.changed()
-        return seat
+        return joined
 
-    def note_owned(self, seat: Seat, owned: Iterable[TopicPartition]) -> None:
+    def save_owned(self, joined: JoinResult, owned: Iterable[TopicPartition]) -> None:
         """Let others see which partitions a member has."""
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
-            for row in self._rows(execute, seat.group.number):
-                if row.place == seat.place and row.id == seat.id:
-                    _put_member(execute, seat.group.number, row._replace(owned=sorted(owned)))
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
+            for row in self._rows(execute, joined.group.number):
+                if row.member_index == joined.member_index and row.id == joined.id:
+                    _put_member(execute, joined.group.number, row._replace(owned=sorted(owned)))
 
-    def left(self, seat: Seat, *, keep_row: bool) -> None:
+    def left(self, joined: JoinResult, *, keep_row: bool) -> None:
         """After a member has released its bytes: tell the others, and delete its row; a named member's stays."""
         self.changed()
         if not keep_row:
-            with self._database.gate(), self._database.transaction(durable=False) as execute:
+            with self._database.db_lock(), self._database.transaction(durable=False) as execute:
                 execute(
                     "DELETE FROM members WHERE group_number = ? AND member_index = ? AND id = ?",
-                    (seat.group.number, seat.place, seat.id),
+                    (joined.group.number, joined.member_index, joined.id),
                 )
 
     def expire(self, number: int, row: MemberRow) -> None:
         """A named member did not come back in time: others may have its place. Unless it just did."""
-        byte = group_region(number) + row.place
+        byte = group_lock_base(number) + row.member_index
         held: HeldBytes[int, None] = HeldBytes(self._locks())
-        with self._database.gate(), held:
+        with self._database.db_lock(), held:
             if not held.take(byte, byte):
                 return
             with self._database.transaction(durable=False) as execute:
                 execute(
                     "DELETE FROM members WHERE group_number = ? AND member_index = ? AND id = ? AND joined_ms = ?",
-                    (number, row.place, row.id, row.joined_ms),
+                    (number, row.member_index, row.id, row.joined_ms),
                 )
         self.changed()
 
@@ -539,7 +544,7 @@ class Groups:
             if not self._core.catalog.database.put(_UPDATE, _INSERT, values, durable=False):
                 raise _deleted()
             return
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             put_offsets(execute, number, rows, expect=expect)
 
     # ---- the whole
@@ -557,7 +562,7 @@ class Groups:
                     problems.append(f"groups: the row of {row[0]!r} is damaged")
                 elif not 0 <= row[1] < next_group:
                     problems.append(f"groups: {row[0]!r} has number {row[1]}, but next_group is {next_group}")
-            for table, what in (("members", "place"), ("offsets", "topic"), ("wire_groups", "")):
+            for table, what in (("members", "member"), ("offsets", "topic"), ("wire_groups", "")):
                 for row in execute(f"SELECT * FROM {table}").fetchall():
                     where = f"{table}: the row" + (f" of {what} {row[1]}" if what else "")
                     if row[-1] != crc(*row[:-1]):

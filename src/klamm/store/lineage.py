@@ -10,7 +10,7 @@ Promises
   LIN1  A row is written in the SQLite transaction that commits what it tells of: it is there if and only if that is
         committed, and the setting was on.
   LIN2  There are no more than KEPT rows, and maintenance removes those that are older than the setting.
-  LIN3  Whoever commits does not wait for a stopped process: of a log that one holds, the output is not told.
+  LIN3  A commit does not wait for a stopped process: the output of a log that one holds is not recorded.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class LineageTable:
         """Return what is wrong with the rows."""
         rows = self._core.catalog.database.read(f"SELECT {_COLUMNS}, crc FROM lineage")
         return [
-            f"lineage: a row of producer id {row[0]}: the checksum does not fit"
+            f"lineage: a row of producer id {row[0]}: the checksum is wrong"
             for row in rows
             if crc(*row[:-1]) != row[-1]
         ]
@@ -131,7 +131,7 @@ class LineageTable:
         query = "FROM lineage WHERE ended_ms < ?"
         if not database.read(f"SELECT 1 {query} LIMIT 1", (oldest_ms,)):
             return 0
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             return int(execute(f"DELETE {query}", (oldest_ms,)).rowcount)
 
 

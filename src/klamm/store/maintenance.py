@@ -17,7 +17,7 @@ from klamm.disk import reserve
 from klamm.disk.threads import DaemonThread, StopFlag
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.log import head
-from klamm.log.housekeeping import MEMORY_BYTES
+from klamm.log.cleanup import MEMORY_BYTES
 from klamm.log.index_rebuild import Stopped as IndexRebuildStopped
 from klamm.log.partition import Partition
 from klamm.store import once, scratch
@@ -44,7 +44,8 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
         if is_over():
             raise Stopped
 
-    sweep(core, thorough=True)
+    core.heads.check_place(now=True)
+    sweep(core, with_all_topics=True)
     core.transactions.sweep_names()
     once.sweep(core.catalog.database)
     core.transactions.lineage.sweep()
@@ -57,8 +58,8 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
             return
         try:
             partition.checkpoint()
-            partition.housekeeping.rebuild_indexes(is_over)
-            partition.housekeeping.expire()
+            partition.cleanup.rebuild_indexes(is_over)
+            partition.cleanup.expire()
             _compact(partition, progress, force=False, wait=False, memory_bytes=MEMORY_BYTES)
         except UnknownTopic:
             continue  # deleted meanwhile
@@ -66,7 +67,7 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
             return
         except KlammError as error:  # the others are looked after, too; then it is raised
             failed = failed or error
-    reserve.refill(core.path)
+    reserve.refill(core.files)
     if failed is not None:
         raise failed
 
@@ -76,7 +77,7 @@ def compact(
 ) -> CompactionReport:
     """Compact one topic, or all that are compacted, where it is worth it; with `force`, anyway."""
     if not isinstance(memory_bytes, int) or memory_bytes < 1:
-        raise InvalidSetting(f"memory_bytes: {memory_bytes!r} does not fit", hint="want a number of bytes")
+        raise InvalidSetting(f"memory_bytes: {memory_bytes!r} is invalid", hint="expected a number of bytes")
     begin = time.monotonic()
     found = []
     failed: KlammError | None = None
@@ -117,7 +118,7 @@ def partitions_of(core: Core, topic: str | None) -> list[Partition]:
             )
         return found
     _, topics = core.all_topics()
-    blank = head.blank_slots(core.heads, [slot for each in topics for slot in each.topic.partitions])
+    blank = head.empty_slots(core.heads, [slot for each in topics for slot in each.topic.partitions])
     return [
         each.partition(number)
         for each in topics
@@ -129,8 +130,8 @@ def partitions_of(core: Core, topic: str | None) -> list[Partition]:
 def _compact(partition: Partition, progress: Progress | None, **options: Any) -> Any:
     name, number = partition.topic, partition.number
     if progress is None:
-        return partition.housekeeping.compact(**options)
-    return partition.housekeeping.compact(tick=lambda done, total: progress(name, number, done, total), **options)
+        return partition.cleanup.compact(**options)
+    return partition.cleanup.compact(on_progress=lambda done, total: progress(name, number, done, total), **options)
 
 
 class Maintained(Protocol):

@@ -1,11 +1,13 @@
 """Markers of transactions: control batches that end one in a log; and logs that a stopped process holds.
 
-Whoever resolves a transaction must not wait for a stopped process (T4): so it asks first whether a log can be written.
+Resolving a transaction must not wait for a stopped process (T4): so it asks first whether a log can be written.
 """
 
 from __future__ import annotations
 
+import errno
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from klamm.log import head
@@ -15,10 +17,20 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core
     from klamm.store.transaction_state import Row
 
-__all__ = ["can_append", "is_deleted", "sync_if_possible", "write_marker"]
+__all__ = [
+    "can_append",
+    "is_deleted",
+    "is_flushed_elsewhere",
+    "is_synced",
+    "sync_if_possible",
+    "write_marker",
+    "write_marker_now",
+]
 
 _STOPPED_S = 0.05  # so long may an append lock be held, and the log not change, before its holder counts as stopped
-_STUCK_S = 1.0  # and a flush lock, without anything reaching the disk
+_TRIES = 20  # to get the append lock from another thread
+_BETWEEN_S = 0.0002
+_STALLED_S = 1.0  # and a flush lock, without anything reaching the disk
 
 
 def write_marker(partition: Partition, row: Row) -> int:
@@ -29,8 +41,27 @@ def write_marker(partition: Partition, row: Row) -> int:
     return partition.snapshot().next_offset if offset is None else offset + 1
 
 
+def write_marker_now(partition: Partition, row: Row) -> int | None:
+    """Like `write_marker`, but return None if that takes more than a moment, or there is nothing to do."""
+    for _ in range(_TRIES):
+        offset = partition.append_marker_now(
+            row.producer_id, row.next_epoch, commit=row.is_committed, same_epoch=row.keeps_epoch
+        )
+        if offset >= 0:
+            return offset + 1
+        if offset not in (-errno.EAGAIN, -errno.EACCES) or partition.log.is_locked_elsewhere:
+            return None
+        time.sleep(_BETWEEN_S)  # another thread appends
+    return None
+
+
 def is_deleted(partition: Partition) -> bool:
     return bool(partition.log.flags & head.DELETED)
+
+
+def is_synced(ends: Iterable[tuple[Partition, int]]) -> bool:
+    """Return whether logs are on disk up to these offsets."""
+    return all(partition.log.flushed_offset >= end_offset for partition, end_offset in ends)
 
 
 def can_append(partition: Partition) -> bool:
@@ -45,12 +76,17 @@ def can_append(partition: Partition) -> bool:
     return True
 
 
+def is_flushed_elsewhere(core: Core, partition: Partition) -> bool:
+    """Return whether another process syncs the log just now."""
+    assert core.lock is not None
+    return bool(core.lock.held(partition.log.flush_byte))
+
+
 def sync_if_possible(core: Core, partition: Partition, end_offset: int) -> bool:
     """Sync up to an offset. Return False if another process began to, and does not come to an end."""
-    lock, log = core.lock, partition.log
-    assert lock is not None
-    until = time.monotonic() + _STUCK_S
-    while log.flushed_offset < end_offset and lock.held(log.flush_byte):
+    log = partition.log
+    until = time.monotonic() + _STALLED_S
+    while log.flushed_offset < end_offset and is_flushed_elsewhere(core, partition):
         if time.monotonic() > until:
             return False
         time.sleep(0.001)

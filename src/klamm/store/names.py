@@ -53,6 +53,6 @@ def directory_name(name: str, topic_id: TopicId) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """A hint for somebody who mistyped `name`: the known name most like it."""
+    """Return a hint for a mistyped `name`: the known name most like it."""
     close = get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else None

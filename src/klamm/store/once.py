@@ -60,7 +60,7 @@ _COLUMNS = "writer, target, number, committed_ms, fingerprint, note"
 
 
 class AlreadyCommitted(TransactionError):
-    """What comes again is committed. Nobody outside sees this: there is nothing to do."""
+    """What comes again is committed. Never raised to callers: there is nothing to do."""
 
 
 class Once(NamedTuple):
@@ -85,7 +85,7 @@ def find(execute: Execute, writer: str, target: str) -> Once | None:
     *values, checksum = row
     if checksum != crc(*values):
         raise NotAStore(
-            f"klamm.db: the last number of {writer!r} is damaged: the checksum does not fit", hint=REBUILD_BY_HAND
+            f"klamm.db: the last number of {writer!r} is damaged: the checksum is wrong", hint=REBUILD_BY_HAND
         )
     return Once(values[0], values[1], values[2], values[4], values[5])
 
@@ -139,14 +139,14 @@ def sweep(database: Database, *, now_ms: int | None = None) -> int:
     )
     if not database.read(query, (before_ms, KEPT)):
         return 0
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         return int(execute(f"DELETE FROM once WHERE (writer, target) IN ({query})", (before_ms, KEPT)).rowcount)
 
 
 def check(database: Database) -> list[str]:
     """Return what is wrong with the rows."""
     rows = database.read(f"SELECT {_COLUMNS}, crc FROM once")
-    return [f"once: the row of {row[0]!r}: the checksum does not fit" for row in rows if crc(*row[:-1]) != row[-1]]
+    return [f"once: the row of {row[0]!r}: the checksum is wrong" for row in rows if crc(*row[:-1]) != row[-1]]
 
 
 def upgrade(execute: Execute, version: int) -> None:

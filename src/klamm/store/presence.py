@@ -66,7 +66,7 @@ class Presence:
         return StoreBusy(
             f"{self._path}: {why}, but another process has the store open",
             hint="close the store in every process, then open it again; "
-            "is the volume mounted by another machine, or was a file of a store in use removed or replaced?",
+            "the volume may be mounted by another machine, or a file of a store in use was removed or replaced",
         )
 
     def _share(self, file: LockFile, byte: int) -> None:
@@ -83,7 +83,7 @@ class Presence:
         why = f"`{'` and `'.join(names)}` or `heads` was removed or replaced: they do not belong together"
         self.be_alone(why if any(known) else "`heads` is new")
         if any(known):
-            _log.warning("%s: %s: is not the file that was used before", self._path, ", ".join(names))
+            _log.warning("%s: %s: replaced since it was last used", self._path, ", ".join(names))
         heads.lock_files = ours
 
     def join(self) -> None:

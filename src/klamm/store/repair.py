@@ -23,10 +23,10 @@ from klamm.batch import header as batch_header
 from klamm.batch import patch, verify
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch
-from klamm.log import cleaned, head, point, producers, recovery, segment
+from klamm.log import cleaner_checkpoint, head, point, producers, recovery, segment
 from klamm.store.damage import Batch, Damage, batches
 
-__all__ = ["hole", "mend"]
+__all__ = ["hole", "repair_log"]
 
 _MAX_DELTA = 0x7FFFFFFE
 _CHUNK = 4 << 20
@@ -42,7 +42,7 @@ def hole(first: int, end: int, epoch: int) -> bytes:
     return b"".join(parts)
 
 
-def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots: int) -> list[str]:
+def repair_log(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boot_count: int) -> list[str]:
     """Make the files whole and recover the log from them. The caller holds the clean byte. What was done, in words."""
     with log.point_lock(), log.append_lock(), log.flush_lock():
         now: head.Snapshot | None = None
@@ -53,19 +53,21 @@ def mend(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boots
                 now = None  # the head itself is damaged
         log.set_flags(head.NEEDS_RECOVERY)
         log.forget_files()
-        done = _Mending(log.directory, now, contiguous).run()
-    recovery.recover(log, clock_ms=clock_ms, interval=interval, contiguous=contiguous, boots=boots)
+        done = _Repair(log.directory, now, log.evidence(), contiguous).run()
+    recovery.recover(log, clock_ms=clock_ms, interval=interval, contiguous=contiguous, boot_count=boot_count)
     log.bump_segments_version()
     log.ring()
     return [*done, f"recovered the log, which now ends at offset {log.snapshot().next_offset}"]
 
 
-class _Mending:
-    def __init__(self, directory: str, now: head.Snapshot | None, contiguous: bool) -> None:
+class _Repair:
+    def __init__(self, directory: str, now: head.Snapshot | None, proof: head.Evidence, contiguous: bool) -> None:
+        """`proof`: what an old head proves, when there is no head to rely on (`now`)."""
         self.directory = directory
         self.now = now
+        self.proof = proof
         self.contiguous = contiguous
-        self.gaps_below = 0 if contiguous else cleaned.load(directory).gaps_below
+        self.gaps_below = 0 if contiguous else cleaner_checkpoint.load(directory).gaps_below
         self.suffix = f".cut-{time.time_ns() // 1_000_000}"
         self.done: list[str] = []
 
@@ -76,11 +78,13 @@ class _Mending:
         last_offset = max(self.now.next_offset if self.now else 0, known.offset if known else 0)
         log_start = self.now.log_start if self.now else known.log_start if known else found[0] if found else 0
         if not found and self.now is None and known is None:
-            raise CorruptBatch(
-                f"{self.directory}: no head, no recovery point and no segment: nobody knows the next offset",
-                path=self.directory,
-                hint="restore a backup",
-            )
+            if not self.proof.exists:
+                raise CorruptBatch(
+                    f"{self.directory}: no head, no recovery point and no segment: the next offset is unknown",
+                    path=self.directory,
+                    hint="restore a backup",
+                )
+            last_offset, log_start = max(self.proof.next_offset, self.proof.flushed_offset), self.proof.log_start
         kept = self._set_aside(found)
         end = kept[-1][1] if kept else last_offset
         rewritten = False
@@ -96,7 +100,7 @@ class _Mending:
             self.done.append(f"moved the start of the log from offset {log_start} to {first}")
         epochs = known.epochs if known else ()  # else recovery finds them in the batches
         if not self.contiguous:  # what comes to lie at offsets that were cut off has not been compacted
-            cleaned.store(self.directory, cleaned.Cleaned(0, min(self.gaps_below, end)))
+            cleaner_checkpoint.store(self.directory, cleaner_checkpoint.CleanerCheckpoint(0, min(self.gaps_below, end)))
         files.sync_directory(self.directory)
         snapshots = segment.bases(self.directory, producers.SUFFIX)
         snapshot = snapshots[-1] if snapshots else -1
@@ -125,8 +129,8 @@ class _Mending:
             )
             if following is None and not self.contiguous and not self._end_of(base) and base != found[-1]:
                 following = base  # all of it was compacted away
-            stray = self.now is not None and base > self.now.active_base
-            if following is None or stray or (kept and base < kept[-1][1]):
+            is_orphan = self.now is not None and base > self.now.active_base
+            if following is None or is_orphan or (kept and base < kept[-1][1]):
                 path = segment.path_of(self.directory, base)
                 files.remove(segment.path_of(self.directory, base, ".index"))
                 _os.rename(path, path + self.suffix)
@@ -148,11 +152,11 @@ class _Mending:
             )
             files.sync_directory(self.directory)  # what is taken away is kept, name and bytes, before it goes
         files.remove(segment.path_of(self.directory, base, ".index"))
-        self._write(path + ".new", self._mended(base, found))
+        self._write(path + ".new", self._repaired(base, found))
         _os.rename(path + ".new", path)
         for each, filling in found:
             what = f"{path}: byte {each.position}: {each.stop - each.position} bytes moved aside to {path}{self.suffix}"
-            self.done.append(f"{what}, {self._told(each, filling)}")
+            self.done.append(f"{what}, {self._describe(each, filling)}")
         return True
 
     def _damage(self, base: int, wanted: int, *, last: bool) -> Iterator[tuple[Damage, bytes]]:
@@ -187,7 +191,7 @@ class _Mending:
                 pass
         return hole(damage.offset, following, epoch)
 
-    def _told(self, damage: Damage, filling: bytes) -> str:
+    def _describe(self, damage: Damage, filling: bytes) -> str:
         if not filling:
             return f"the log was cut off there, at offset {damage.offset}"
         if len(filling) == damage.stop - damage.position and len(filling) > batch_header.HEADER_SIZE:
@@ -195,7 +199,7 @@ class _Mending:
         following = batch_header.parse(filling, len(filling) - batch_header.HEADER_SIZE).next_offset
         return f"offsets {damage.offset} to {following - 1} are lost; an empty batch stands for them"
 
-    def _mended(self, base: int, found: list[tuple[Damage, bytes]]) -> Iterator[bytes]:
+    def _repaired(self, base: int, found: list[tuple[Damage, bytes]]) -> Iterator[bytes]:
         path = segment.path_of(self.directory, base)
         position = 0
         for damage, filling in found:

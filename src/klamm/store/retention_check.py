@@ -1,4 +1,4 @@
-"""The retention check: expire what is too old, or too much, in topics that nobody writes to.
+"""The retention check: expire what is too old, or too much, in topics without writers.
 
 A process that appends cleans up behind itself when it begins a segment. For topics in which no segment begins, the
 maintenance thread of a process that appends to the store, or consumes from it, looks at every partition each five
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from klamm.disk import reserve
 from klamm.errors import KlammError, UnknownTopic
-from klamm.log import cleaned, cleaning, head, segment
+from klamm.log import cleaner_checkpoint, head, retention, segment
 
 if TYPE_CHECKING:
     from klamm.store.directory import Core, OpenTopic
@@ -51,7 +51,8 @@ def run(core: Core, is_over: Callable[[], bool]) -> None:
 
 def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
     heads = core.heads
-    reserve.refill(core.path)
+    core.heads.check_place(now=True)
+    reserve.refill(core.files)
     heads.follow_wall()
     clock_ms = heads.expiry_ms()
     _, topics = core.all_topics()
@@ -59,7 +60,7 @@ def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
         settings = topic.topic.settings
         if "delete" not in settings.cleanup_policy or (settings.retention_ms < 0 and settings.retention_bytes < 0):
             continue
-        blank = head.blank_slots(heads, topic.topic.partitions)
+        blank = head.empty_slots(heads, topic.topic.partitions)
         for number, slot in enumerate(topic.topic.partitions):
             if is_over():
                 return False
@@ -71,7 +72,7 @@ def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
 def _check(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) -> None:
     try:
         if _has_expired(core, topic, number, slot, clock_ms):
-            topic.partition(number).housekeeping.expire(wait=False)
+            topic.partition(number).cleanup.expire(wait=False)
     except (UnknownTopic, FileNotFoundError):
         pass  # deleted or expired since
     except (KlammError, OSError, head.HeadResult) as error:  # the others are checked, too
@@ -88,15 +89,15 @@ def _has_expired(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms:
         return _files_have_expired(directory, settings, clock_ms)
     now = log.snapshot()
     is_old = settings.retention_ms >= 0 and now.position > 0
-    if is_old and cleaning.age_of_active(directory, now, clock_ms) < clock_ms - settings.retention_ms:
+    if is_old and retention.age_of_active(directory, now, clock_ms) < clock_ms - settings.retention_ms:
         return True
-    start = cleaning.expired(
+    start = retention.expired(
         directory,
         now,
         retention_ms=settings.retention_ms,
         retention_bytes=settings.retention_bytes,
         clock_ms=clock_ms,
-        contiguous=not cleaned.exists(directory),
+        contiguous=not cleaner_checkpoint.exists(directory),
     )
     return start > now.log_start
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from klamm.batch import Record, decode
+from klamm.errors import readable
 from klamm.store.catalog import Topic
 from klamm.store.damage import Batch, batches
 from klamm.store.layout import DAMAGED
@@ -22,15 +23,15 @@ __all__ = ["cuts_of", "records_in", "set_aside"]
 _NAME = re.compile(r"(\d{20})\.log\.cut-(\d+)")
 
 
-def cuts_of(store_path: str, topic: Topic) -> list[Cut]:
+def cuts_of(files: str, topic: Topic) -> list[Cut]:
     """Return the files with what was cut off the logs of a topic, oldest first."""
     found = []
     for partition in range(len(topic.partitions)):
-        directory = f"{store_path}/topics/{topic.directory}/{partition}"
+        directory = f"{files}/topics/{topic.directory}/{partition}"
         for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
             if match := _NAME.fullmatch(name):
                 path = f"{directory}/{name}"
-                found.append(Cut(topic.name, partition, path, os.stat(path).st_size, int(match[2])))
+                found.append(Cut(topic.name, partition, readable(path), os.stat(path).st_size, int(match[2])))
     return sorted(found, key=lambda cut: (cut.cut_ms, cut.partition, cut.path))
 
 

@@ -150,7 +150,7 @@ class Settings:
     retention_bytes: int = _number("retention.bytes", -1, 0, _INT64, unlimited=True,
         doc="How large a partition may grow before its oldest segments are deleted; -1: no limit.")
     retention_ms: int = _number("retention.ms", 7 * _DAY_MS, 0, _INT64, unlimited=True,
-        doc="How old records may grow before their segment is deleted; -1: they are kept for ever.")
+        doc="How old records may grow before their segment is deleted; -1: they are kept forever.")
     segment_bytes: int = _number("segment.bytes", 1024 * 1024 * 1024, 14, _INT32,
         doc="A segment that would grow beyond this is closed, and the next one begun.")
     segment_ms: int = _number("segment.ms", 7 * _DAY_MS, 1, _INT64,

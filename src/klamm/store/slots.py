@@ -10,7 +10,7 @@ from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.disk.locks import LockFile
-    from klamm.store.catalog import Catalog, Topic, WantedSlots
+    from klamm.store.catalog import Catalog, SlotRequest, Topic
 
 __all__ = ["cut_free", "deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
 
@@ -19,7 +19,7 @@ _WORTH_CUTTING = 64  # slots: with fewer free ones at its end, `heads` stays as 
 
 
 def lay_out(
-    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: TopicId, number: int
+    heads: head.Heads, lock: LockFile, life: head.Life, wanted: SlotRequest, topic_id: TopicId, number: int
 ) -> tuple[int, ...]:
     """Lay out slots for new partitions of a topic, from `number` on: free ones first."""
     used = _use_again(heads, lock, life, wanted, topic_id, number)
@@ -31,23 +31,27 @@ def lay_out(
 
 
 def _use_again(
-    heads: head.Heads, lock: LockFile, life: head.Life, wanted: WantedSlots, topic_id: TopicId, number: int
+    heads: head.Heads, lock: LockFile, life: head.Life, wanted: SlotRequest, topic_id: TopicId, number: int
 ) -> tuple[int, ...]:
     """Lay out as many free slots as are wanted and can be had.
 
-    Whoever still has the deleted partition may be in the middle of an append or a sync, stopped perhaps. A slot with a
-    lock that is held is left for another time.
+    A process that still has the deleted partition may be in the middle of an append or a sync, stopped perhaps. A slot
+    with a lock that is held is left for another time.
     """
     used: list[head.Log] = []
+    if not wanted.free:
+        return ()
+    size, identity = heads.size(), bytes.fromhex(topic_id)
+    held = _held_slots(lock, wanted.free[0], wanted.free[-1] + 1)
     for slot in wanted.free:
         if len(used) == wanted.how_many:
             break
-        if slot >= heads.size() or any(lock.held(4 * slot + byte) for byte in (1, 2, 3)):
+        if slot >= size or slot in held:
             continue
         log = head.Log(heads, slot, "", lock, 0, life=life)
         if not log.is_locked_elsewhere:
             with lock.hold(head.clean_byte(slot)), log.point_lock(), log.append_lock(), log.flush_lock():
-                log.use_again(bytes.fromhex(topic_id), number + len(used))
+                log.use_again(identity, number + len(used))
             used.append(log)
     if used:
         heads.sync()
@@ -55,6 +59,13 @@ def _use_again(
             log.clear_flags(head.DELETED)
         heads.sync()  # a power cut must not bring it back
     return tuple(log.number for log in used)
+
+
+def _held_slots(lock: LockFile, start: int, end: int) -> set[int]:
+    """Return which of these slots have a lock that is held."""
+    return {
+        byte // 4 for first, count in lock.held(4 * start, 4 * (end - start)) for byte in range(first, first + count)
+    }
 
 
 def lay_out_old(heads: head.Heads, topic_id: TopicId, number: int, slots: range) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from klamm.disk.locks import MAX_PLACES
+from klamm.disk.locks import MAX_MEMBER_INDEX
 from klamm.store.settings import SETTINGS, Setting, Settings, Value, known
 
 __all__ = ["STORE_SETTINGS", "StoreSettings"]
 
 _ROWS = [
-    Setting("group.max.size", "int", 1000, "How many members a group may have at a time.", 1, MAX_PLACES),
+    Setting("group.max.size", "int", 1000, "How many members a group may have at a time.", 1, MAX_MEMBER_INDEX),
     Setting(
         "lineage.retention.ms",
         "long",

@@ -14,7 +14,8 @@ The server's rows are its own, as long as it lives; else a resolver takes the SE
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from klamm.disk import locks
@@ -22,7 +23,14 @@ from klamm.disk._os import HeldBytes
 from klamm.errors import KlammError, OutOfOrderSequence, UnknownTopic
 from klamm.store import transaction_table as table
 from klamm.store.group_commit import GroupCommit
-from klamm.store.markers import can_append, sync_if_possible, write_marker
+from klamm.store.markers import (
+    can_append,
+    is_flushed_elsewhere,
+    is_synced,
+    sync_if_possible,
+    write_marker,
+    write_marker_now,
+)
 from klamm.store.transaction_state import (
     PROCESS,
     SERVER,
@@ -38,20 +46,21 @@ from klamm.store.turns import Turns
 from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core
 
 __all__ = ["Resolver"]
 
+SyncAtOnce = Callable[[Sequence[tuple["Partition", int]]], object]
+"""Syncs logs up to offsets, as far as possible without waiting for others."""
+
 _MAX_OPENED = 10_000  # partitions that are found without looking into the catalog
 _log = logging.getLogger("klamm")
 
 
 class Resolver:
-    """That of a store, for any thread. `…_held`, `complete` of its rows, `abort_…`: for whoever holds SERVER."""
+    """That of a store, for any thread. `…_held`, `complete` of its rows, `abort_…`: for the holder of SERVER."""
 
     def __init__(self, core: Core, boot_id: str) -> None:
         self._core = core
@@ -64,29 +73,33 @@ class Resolver:
         """By transactional id: who changes a row of the server, or writes its markers, has its turn."""
         self.group_commit = GroupCommit(core.catalog.database)
         """For the server's rows, which several threads change."""
-        self.executor: Executor | None = None
+        self.sync_at_once: SyncAtOnce | None = None
         """Of the server: syncs of several partitions at once. Without it, one after the other."""
 
     def now(self) -> Now:
         heads = self._core.heads
         return Now(self.boot_id, heads.boot_ms(), heads.wall_ms(), heads.clock_ms())
 
-    def resolve(self, stuck: Iterable[Partition] = (), *, of: int | None = None, only_abandoned: bool = False) -> None:
+    def resolve(
+        self, stalled: Iterable[Partition] = (), *, of: int | None = None, only_abandoned: bool = False
+    ) -> None:
         """Do all of the above.
 
-        `stuck`: also look into these logs for what is open there and in no row. `of`: only that producer id's.
+        `stalled`: also look into these logs for what is open there and in no row. `of`: only that producer id's.
         `only_abandoned`: leave prepared rows to their processes, where those live. What cannot be done now, because a
         stopped process is in the way, or the disk is full, is left for the next time: nothing is raised.
         """
         if self._core.read_only:
             return
         try:
-            self._resolve(list(stuck), of, only_abandoned)
+            self._resolve(list(stalled), of, only_abandoned)
         except KlammError as error:
             _log.warning("transactions cannot be resolved now: %s", error)
 
-    def _resolve(self, stuck: list[Partition], of: int | None, only_abandoned: bool) -> None:
-        opened = [(log, *found) for log in stuck for found in self._open_in(log)]  # before the rows: a row comes first
+    def _resolve(self, stalled: list[Partition], of: int | None, only_abandoned: bool) -> None:
+        opened = [
+            (log, *found) for log in stalled for found in self._open_in(log)
+        ]  # before the rows: a row comes first
         with self._core.catalog.database.reading() as execute:
             rows = table.rows(execute, of)
             query = "SELECT producer_id, epoch, owner FROM transactions"
@@ -150,18 +163,19 @@ class Resolver:
             return []
         aborted = []
         database = self._core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             for key, event in due:
                 row = table.find(execute, key)  # again: it may have been decided since
                 done = step(row, event, now)
                 if done.outcome is Outcome.OK and done.row is not None:
-                    _log.info("Aborting transaction %d/%d of transactional id %s", *key, done.row.name)
                     table.write(execute, row, done)
                     aborted.append(done.row)
+        for ended in aborted:  # now that the write lock is released: a log may be slow
+            _log.info("Aborting transaction %d/%d of transactional id %s", *ended.key, ended.name)
         return aborted
 
     def fence(self, execute: Execute, producer_id: int, *, loses_name: bool = False) -> bool:
-        """Abort what a producer id has open, whoever its owner is. Return whether it had something open."""
+        """Abort what a producer id has open, for any owner. Return whether it had something open."""
         found = False
         for row in table.rows(execute, producer_id):
             done = step(row, Fence(), self.now())
@@ -181,14 +195,16 @@ class Resolver:
         """
         decided = sorted((row for row in rows if row.is_prepared), key=lambda row: row.key)  # of an id, the older first
         found: dict[tuple[int, int], Row | None] = {row.key: row for row in decided}
-        marked = [row for row in decided if self._mark_all(row)]
-        if marked:
-            run = self.group_commit.run
-            found.update(run(lambda execute: self._complete_all(execute, marked), durable=False))  # a later one is
+        found.update(self.write_complete([row for row in decided if self.mark_all(row)]))
         return found
 
-    def _complete_all(self, execute: Execute, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
-        return {row.key: self._complete(execute, row) for row in rows}
+    def write_complete(self, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
+        """Let rows whose markers are on disk go, or be complete: return what became of each."""
+
+        def write(execute: Execute) -> dict[tuple[int, int], Row | None]:
+            return {row.key: self._complete(execute, row) for row in rows}
+
+        return self.group_commit.run(write, durable=False) if rows else {}  # a later one is durable
 
     def _complete(self, execute: Execute, row: Row) -> Row | None:
         is_server = row.owner == SERVER
@@ -201,7 +217,7 @@ class Resolver:
             table.write(execute, current, done)
         return done.row
 
-    def _mark_all(self, row: Row) -> bool:
+    def mark_all(self, row: Row) -> bool:
         """Return whether every marker is on disk, or its partition gone. One failure does not skip the others."""
         ends: list[tuple[Partition, int]] = []
         marked = [self._mark(row, key, ends) for key in sorted(row.partitions)]
@@ -210,6 +226,44 @@ class Resolver:
                 _log.warning("transaction %d/%d: a marker cannot be synced now: %s", *row.key, synced)
             marked.append(synced is True)
         return all(marked)
+
+    def mark_now(self, rows: Sequence[Row]) -> list[bool]:
+        """Like `mark_all` for several rows of the server, with one wait for the disk and none for other processes.
+
+        Return of each whether every marker is on disk. If not, `mark_all` may still do it, or knows why it cannot.
+        """
+        ends: list[list[tuple[Partition, int]]] = []
+        marked = [self._mark_now(row, ends) for row in rows]
+        self.sync_now([end for some in ends for end in some])
+        return [is_marked and is_synced(some) for is_marked, some in zip(marked, ends, strict=True)]
+
+    def _mark_now(self, row: Row, ends: list[list[tuple[Partition, int]]]) -> bool:
+        ends.append([])
+        for key in sorted(row.partitions):
+            partition = self._opened.get(key)
+            if partition is None:
+                return False
+            try:
+                end_offset = write_marker_now(partition, row)
+            except KlammError:
+                return False
+            if end_offset is None:
+                return False
+            ends[-1].append((partition, end_offset))
+        return True
+
+    def sync_now(self, ends: list[tuple[Partition, int]]) -> None:
+        """Sync logs up to these offsets, as far as possible without waiting for another process that syncs."""
+        latest: dict[Partition, int] = {}
+        for partition, end_offset in ends:
+            latest[partition] = max(end_offset, latest.get(partition, 0))
+        left = [end for end in latest.items() if not is_synced([end])]
+        if len(left) > 1 and self.sync_at_once is not None:
+            self.sync_at_once(left)
+        for partition, end_offset in left:
+            if not is_synced([(partition, end_offset)]) and not is_flushed_elsewhere(self._core, partition):
+                with suppress(KlammError):  # it is not synced: that is what counts
+                    partition.sync(end_offset)
 
     def _mark(self, row: Row, key: PartitionKey, ends: list[tuple[Partition, int]]) -> bool:
         """Write a marker, and add to `ends` where it is. Return False if that cannot be done now."""
@@ -233,15 +287,14 @@ class Resolver:
         return True
 
     def sync_each(self, ends: list[tuple[Partition, int]]) -> list[bool | KlammError]:
-        """Sync logs up to these offsets. Return of each that was not on disk whether it is now, or why it is not."""
-        left = [end for end in ends if end[0].log.flushed_offset < end[1]]
-        if self.executor is not None and len(left) > 1:
-            return list(self.executor.map(self._sync, left))
-        return [self._sync(end) for end in left]
+        """Sync logs up to these offsets. Return of each whether it is on disk, or why it is not."""
+        if len(ends) > 1:
+            self.sync_now(ends)
+        return [self._sync(end) for end in ends]
 
     def _sync(self, end: tuple[Partition, int]) -> bool | KlammError:
         try:
-            return sync_if_possible(self._core, *end)
+            return is_synced([end]) or sync_if_possible(self._core, *end)
         except UnknownTopic:
             return True  # deleted: it has no readers either
         except KlammError as error:
@@ -259,6 +312,10 @@ class Resolver:
                 self._opened.clear()
             self._opened[key] = found
         return found
+
+    def are_open(self, keys: Iterable[PartitionKey]) -> bool:
+        """Return whether `partition` has returned all of these before: then it returns them at once."""
+        return all(key in self._opened for key in keys)
 
     def _open_in(self, partition: Partition) -> list[tuple[int, int, int]]:
         try:
@@ -305,7 +362,9 @@ class Resolver:
             return
         offset = partition.append_marker(producer_id, epoch, commit=False, same_epoch=True)
         if offset is not None:
-            _log.warning("%r: what %r wrote from offset %d on came too late", partition, row.name, first)
+            _log.warning(
+                "%r: aborting late records of transactional id %r from offset %d on", partition, row.name, first
+            )
 
     def _has(self, row: Row, partition: Partition) -> bool:
         for key in row.partitions:

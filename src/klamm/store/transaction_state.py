@@ -12,18 +12,18 @@ A row is one transaction, or a transactional id of the server between two of the
 While the transaction is ongoing they are the same. They stay the same if its producer keeps one epoch for all of them
 (EndTxn before 5); else, and whenever others than its producer end it, the next is one more, and fences.
 
-Who may end a row, besides a person and whoever takes its name, is its owner's:
+Who may end a row, besides a person and the next owner of its name, depends on its owner:
 
     process        its own process, which holds the lock byte of the producer id. A resolver when that is free, or when
                    it takes longer than its timeout. The row goes when every marker is on disk.
-    server         its client, through the server; which may be killed and come again while the client goes on. Whoever
-                   holds the SERVER byte when it takes longer than its timeout. After a boot it has.
-    coordinator    whoever decides it together with others (`Transactions.decide`). A resolver when it takes longer than
-                   its timeout; so what a dead coordinator has left is aborted.
+    server         its client, through the server; which may be killed and come again while the client goes on. The
+                   process that holds the SERVER byte when it takes longer than its timeout. After a boot it has.
+    coordinator    the process that decides it together with others (`Transactions.decide`). A resolver when it takes
+                   longer than its timeout; so what a dead coordinator has left is aborted.
 
 Promises
   TXN1  A state that was decided is never undone: ongoing is left once, and prepared only for complete, of the same end.
-  TXN2  Whoever names another epoch than `next_epoch` changes nothing, but for one that comes again (TXN3).
+  TXN2  A producer with another epoch than `next_epoch` changes nothing, but for one that comes again (TXN3).
   TXN3  A producer whose answer was lost names its `last_epoch`: the same has no effect again, and the same answer. This
         does not hold for one that was fenced.
   TXN4  `next_epoch` never goes back. Beyond MAX_EPOCH the server's producer gets another id, and a process takes one.
@@ -149,7 +149,7 @@ class Init(NamedTuple):
     timeout_ms: int
     client: Client | None = None
     fresh_id: int | None = None
-    """A producer id that nobody has, if one is wanted."""
+    """An unused producer id, if one is wanted."""
 
 
 class Add(NamedTuple):
@@ -186,7 +186,7 @@ class HandOver(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """Others abort it: a person, or whoever takes its name."""
+    """Others abort it: a person, or the next owner of its name."""
 
 
 class Resolve(NamedTuple):

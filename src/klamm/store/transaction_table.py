@@ -60,6 +60,11 @@ _COLUMNS = (
     "producer_id, epoch, owner, state, name, next_epoch, last_epoch, previous_id, timeout_ms, boot_id, "
     "started_boot_ms, started_ms, used_ms, partitions, groups"
 )
+_FIND_NAMED = (
+    f"SELECT n.producer_id, n.crc, {', '.join(f't.{column}' for column in _COLUMNS.split(', '))}, t.crc"
+    " FROM transaction_names n LEFT JOIN transactions t ON t.producer_id = n.producer_id AND t.owner = ?"
+    " WHERE n.name = ?"
+)
 _PUT = f"INSERT OR REPLACE INTO transactions ({_COLUMNS}, crc) VALUES ({', '.join('?' * 16)})"
 
 TABLE = """
@@ -111,10 +116,22 @@ def find_server(execute: Execute, producer_id: int) -> Row | None:
     return _find(execute, "producer_id = ? AND owner = ?", (producer_id, SERVER))
 
 
+def find_named(execute: Execute, name: str) -> tuple[int | None, Row | None]:
+    """Return the producer id that writes under a name, and its row if that is the server's. NotAStore: see `holder`."""
+    found = execute(_FIND_NAMED, (SERVER, name)).fetchone()
+    if found is None:
+        return None, None
+    producer_id, checksum, *columns = found
+    _check_holder(name, producer_id, checksum)
+    return producer_id, None if columns[0] is None else _parse_or_raise(tuple(columns))
+
+
 def _find(execute: Execute, where: str, values: tuple[object, ...]) -> Row | None:
     columns = execute(f"SELECT {_COLUMNS}, crc FROM transactions WHERE {where}", values).fetchone()
-    if columns is None:
-        return None
+    return None if columns is None else _parse_or_raise(columns)
+
+
+def _parse_or_raise(columns: tuple[Any, ...]) -> Row:
     try:
         return _parse(columns)
     except ValueError as error:
@@ -126,7 +143,7 @@ def _find(execute: Execute, where: str, values: tuple[object, ...]) -> Row | Non
 def _parse(columns: tuple[Any, ...]) -> Row:
     *values, checksum = columns
     if checksum != crc(*values):
-        raise ValueError("the checksum does not fit")
+        raise ValueError("the checksum is wrong")
     *plain, partitions, groups = values
     if plain[2] not in OWNERS or plain[3] not in STATES:
         raise ValueError(f"there is no owner {plain[2]!r} or state {plain[3]!r}")
@@ -148,7 +165,7 @@ def write(execute: Execute, before: Row | None, done: Step) -> None:
         if row is None:
             continue
         if before is not None and before.groups and row.producer_id == before.producer_id and not row.is_ongoing:
-            _settle_offsets(execute, row)
+            _complete_offsets(execute, row)
         if row is done.row or not row.is_over:
             put(execute, row)
 
@@ -179,9 +196,13 @@ def holder(execute: Execute, name: str) -> int | None:
     row = execute("SELECT producer_id, crc FROM transaction_names WHERE name = ?", (name,)).fetchone()
     if row is None:
         return None
-    if row[1] != crc(name, row[0]):
-        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint=REBUILD_BY_HAND)
+    _check_holder(name, *row)
     return int(row[0])
+
+
+def _check_holder(name: str, producer_id: int, checksum: int) -> None:
+    if checksum != crc(name, producer_id):
+        raise NotAStore(f"klamm.db: the transactional id {name!r} is damaged", hint=REBUILD_BY_HAND)
 
 
 def put_name(execute: Execute, name: str, producer_id: int) -> None:
@@ -214,7 +235,7 @@ def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, TopicI
     return execute(query, (producer_id,)).fetchall()
 
 
-def _settle_offsets(execute: Execute, row: Row) -> None:
+def _complete_offsets(execute: Execute, row: Row) -> None:
     """The transaction is decided: give the groups their offsets if it is committed, and forget them."""
     if row.is_committed:
         by_group: dict[int, list[OffsetRow]] = {}
@@ -254,11 +275,11 @@ def check(execute: Execute) -> list[str]:
             problems.append(f"transactions: producer id {row.producer_id} does not hold {row.name!r}")
     for name, producer_id, checksum in execute("SELECT name, producer_id, crc FROM transaction_names").fetchall():
         if checksum != crc(name, producer_id):
-            problems.append(f"transaction_names: the row of {name!r}: the checksum does not fit")
+            problems.append(f"transaction_names: the row of {name!r}: the checksum is wrong")
     for pending in execute("SELECT * FROM pending_offsets").fetchall():
         where = f"pending_offsets: producer id {pending[0]}, topic {pending[2]}, partition {pending[3]}"
         if pending[-1] != crc(*pending[:-1]):
-            problems.append(f"{where}: the checksum does not fit")
+            problems.append(f"{where}: the checksum is wrong")
         elif pending[0] not in producer_ids and not problems:
             problems.append(f"{where} belongs to no transaction")
     return problems

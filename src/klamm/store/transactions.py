@@ -21,7 +21,7 @@ that, in this order, for a transaction of a process, of a client of the server a
 What is left by a process or a server that is killed in between, and what `resolve` makes of it, in any process:
 
   after 1, 2    an `ongoing` row                               of a process: prepared_abort, 6, 7; a client goes on
-  after 3, 4    the same, and records that nobody has seen     the same
+  after 3, 4    the same, and records that were never seen     the same
   after 5, 6    a prepared row                                 6 and 7: markers that are there are not written again
   stopped       an `ongoing` row whose byte is held            left alone until `timeout_ms` have passed; then as above
   no row        open in a log, but in no row                   aborted. It cannot come from here (2 before 3, 6 before
@@ -35,18 +35,18 @@ Promises
   T1  A transaction's records and offsets become visible together, or never: the row's state alone decides, and
       everybody who writes a marker has read it there. Rows that are decided together have the same end.
   T2  From the commit point on it is on disk, whatever happens; the markers only tell the logs.
-  T3  Whoever comes late is refused. The row is not `ongoing` any more: no registration, no commit. A marker lies in
+  T3  A late producer is fenced. The row is not `ongoing` any more: no registration, no commit. A marker lies in
       every registered partition: no append there, for it has a newer epoch. So an aborted transaction gets no more
       records, and a late commit cannot touch the next one, which has another epoch.
-  T4  Nobody waits for a process that is gone, and for a stopped one no longer than the transaction's timeout. A
-      partition whose append lock a stopped process holds makes nobody else's wait, either.
+  T4  No process waits for one that is gone, and for a stopped one no longer than the transaction's timeout. A
+      partition whose append lock a stopped process holds delays no other partition, either.
   T5  A producer id is used by one process; its next epoch begins when every marker of the last one is written.
   T6  A name belongs to who asked for it last, a process or a client of the server. With that the transaction of the
       one before is aborted, and it can begin no other.
-  W1  Whatever the server answered is in klamm.db: a killed server forgets no name, epoch, registration, or decision.
-  W2  Offsets that are part of a client's transaction are no group's until it is committed. As long as they wait, the
-      group's members belong to the server.
-  W4  A row that is complete has no open record in any log, except one that came late: `abort_hanging` ends those.
+  WTX1  Whatever the server answered is in klamm.db: a killed server forgets no name, epoch, registration, or decision.
+  WTX2  Offsets that are part of a client's transaction are no group's until it is committed. As long as they wait, the
+        group's members belong to the server.
+  WTX4  A row that is complete has no open record in any log, except one that came late: `abort_hanging` ends those.
 
 No append lock is awaited under the write lock of klamm.db, nor the other way round. Time is CLOCK_BOOTTIME: timeouts
 pass while the machine sleeps, and a jump of the wall clock ends nothing. After a boot every byte is free.
@@ -55,7 +55,7 @@ pass while the machine sleeps, and a jump of the wall clock ends nothing. After 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,6 +75,7 @@ from klamm.store.transaction_state import (
     End,
     Event,
     HandOver,
+    Marked,
     Outcome,
     Row,
     Step,
@@ -134,7 +135,7 @@ class ServerRows(NamedTuple):
 
 
 class Transactions:
-    """Those of a store, for any thread. What is the server's is for whoever holds SERVER."""
+    """Those of a store, for any thread. What is the server's is for the holder of SERVER."""
 
     def __init__(self, core: Core, boot_id: bytes) -> None:
         self._core = core
@@ -147,7 +148,9 @@ class Transactions:
     # ---- a process's own, in the order of the steps above
 
     def identity(self, name: str | None = None, *, after: Identity | None = None) -> Identity:
-        """Return a new producer id. With a name it takes that over; `after`: only from that one, or from nobody."""
+        """Return a new producer id. With a name it takes that over; `after`: only from that one, or if the name is
+        free.
+        """
         core = self._core
         core.catalog.database.refuse_read_only()
         made = Identity(core.catalog.allocate_producer_id(), name)
@@ -156,7 +159,7 @@ class Transactions:
         if not made.held.take(made.producer_id, locks.TRANSACTION + made.producer_id):
             raise NotAStore(
                 f"{core.path}/members: producer id {made.producer_id} is new, and held by another process",
-                hint="was klamm.db replaced by an older one while the store was in use?",
+                hint="klamm.db may have been replaced by an older one while the store was in use",
             )
         if name is not None:
             try:
@@ -168,7 +171,7 @@ class Transactions:
 
     def _take_over(self, made: Identity, name: str, after: Identity | None) -> None:
         database = self._core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             before = table.holder(execute, name)
             if after is not None and before not in (after.producer_id, None):  # None: swept, when its process was gone
                 raise fenced(name)
@@ -183,7 +186,7 @@ class Transactions:
         with self._mutex:
             done = [finished for finished in self._finished if finished.is_on_disk()]
         database = self._core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             self._step(execute, self._check_ongoing(execute, mine, timeout_ms), Add(mine.key, frozenset(partitions)))
             table.forget(execute, (finished.key for finished in done))
         mine.partitions = {**mine.partitions, **partitions}
@@ -207,7 +210,7 @@ class Transactions:
                 identity: self.lineage.outputs(identity.producer_id, identity.partitions.items()) for identity in mine
             }
         database = self._core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             if commit:
                 rows = {identity: self._check_ongoing(execute, identity) for identity in mine}
                 if also is not None:
@@ -254,7 +257,7 @@ class Transactions:
         It may decide the transaction in any process, with others. If none does in time, it is aborted.
         """
         database = self._core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             self._step(execute, self._check_ongoing(execute, mine), HandOver(mine.key))
         self.let_go(mine)
         return mine.key
@@ -282,7 +285,7 @@ class Transactions:
         named = [identity for identity in names if identity.name is not None]
         if done or named:
             database = self._core.catalog.database
-            with database.gate(), database.transaction() as execute:
+            with database.db_lock(), database.transaction() as execute:
                 table.forget(execute, (finished.key for finished in done))
                 for identity in named:
                     table.forget_name(execute, identity.name, identity.producer_id)
@@ -319,7 +322,7 @@ class Transactions:
                 self._check_ongoing(execute, mine)
             except TransactionError as error:
                 return error
-        return Fenced(f"producer id {mine.producer_id} is used by somebody else")
+        return Fenced(f"producer id {mine.producer_id} is used by another process")
 
     # ---- the server's
 
@@ -344,18 +347,37 @@ class Transactions:
         return *self._core.catalog.database.others_version(), self.resolver.changes
 
     def apply(
-        self, name: str, event: Event, *, durable: bool = True, offsets: tuple[str, list[OffsetRow]] | None = None
+        self,
+        name: str,
+        event: Event,
+        *,
+        durable: bool = True,
+        offsets: tuple[str, list[OffsetRow]] | None = None,
+        marked: Row | None = None,
     ) -> Step:
-        """Let an event of a client happen to the row that has its name; `offsets`, of a group, wait for the end."""
+        """Let an event of a client happen to the row that has its name; `offsets`, of a group, wait for the end.
+
+        `marked`: if that is still the row, it is complete first.
+        """
         outputs = None
         if isinstance(event, End) and event.commit and event.synced is not None and self.lineage.retention_ms:
             outputs = self.lineage.outputs(event.client[0], self._open(event.synced))
         done, taken = self.resolver.group_commit.run(
-            lambda execute: self._apply(execute, name, event, offsets, outputs), durable=durable
+            lambda execute: self._apply(execute, name, event, offsets, outputs, marked), durable=durable
         )
         if taken is not None:
             self.resolve(of=taken)
         return done
+
+    def apply_all(self, requests: Sequence[tuple[str, Event, Row | None]]) -> list[Step]:
+        """Like `apply` for several names, with what is marked of each, in one write. None of them may take a name over,
+        and no lineage is kept.
+        """
+
+        def write(execute: Execute) -> list[Step]:
+            return [self._apply(execute, name, event, None, None, marked)[0] for name, event, marked in requests]
+
+        return self.resolver.group_commit.run(write)
 
     def _apply(
         self,
@@ -364,24 +386,28 @@ class Transactions:
         event: Event,
         offsets: tuple[str, list[OffsetRow]] | None,
         outputs: list[Output] | None,
+        marked: Row | None,
     ) -> tuple[Step, int | None]:
         """Return what became of the row, and the producer id of a process that has lost the name."""
-        producer_id = table.holder(execute, name)
-        row = taken = None
-        if producer_id is not None:
-            row = table.find_server(execute, producer_id) or Row(producer_id, 0, PROCESS, name=name)
-        done = step(row, event, self.resolver.now())
+        producer_id, before = table.find_named(execute, name)
+        now, taken = self.resolver.now(), None
+        row = before
+        if producer_id is not None and row is None:
+            row = Row(producer_id, 0, PROCESS, name=name)
+        elif row is not None and row == marked:
+            row = step(row, Marked(), now).row
+        done = step(row, event, now)
         if done.row is None or done.outcome not in (Outcome.OK, Outcome.CONCURRENT):
             return done, None
         if row is not None and row.owner == PROCESS:
             self.resolver.fence(execute, row.producer_id)
-            taken, row = row.producer_id, None
+            taken = row.producer_id
         if producer_id != done.row.producer_id:
             table.put_name(execute, name, done.row.producer_id)
-        if done.row != row:
-            if outputs is not None and row is not None and row.is_ongoing:
-                self.lineage.write(execute, row, table.pending_ranges(execute, row.producer_id), outputs)
-            table.write(execute, row, done)
+        if done.row != before:
+            if outputs is not None and before is not None and before.is_ongoing:
+                self.lineage.write(execute, before, table.pending_ranges(execute, before.producer_id), outputs)
+            table.write(execute, before, done)
         if offsets is not None and done.outcome is Outcome.OK:
             group = self._core.groups.claim(execute, checked_name(offsets[0]), "kafka")
             table.put_pending(execute, done.row.producer_id, group.number, offsets[1])
@@ -394,15 +420,19 @@ class Transactions:
 
     def sync(self, partitions: Iterable[PartitionKey]) -> bool:
         """Step 4, before a client's transaction is committed: return whether all in these partitions is on disk."""
-        ends = []
-        for _, partition in self._open(partitions):
-            with suppress(UnknownTopic):
-                ends.append((partition, partition.snapshot().next_offset))
-        synced = self.resolver.sync_each(ends)
+        synced = self.resolver.sync_each(self.ends(partitions))
         for error in synced:
             if isinstance(error, KlammError):
                 raise error
         return all(synced)
+
+    def ends(self, partitions: Iterable[PartitionKey]) -> list[tuple[Partition, int]]:
+        """Return where these logs end now, but for those that are deleted."""
+        found = []
+        for _, partition in self._open(partitions):
+            with suppress(UnknownTopic):
+                found.append((partition, partition.snapshot().next_offset))
+        return found
 
     def expire(self, unused_ms: int) -> None:
         """Forget names of clients that were not used for so long."""
@@ -413,7 +443,7 @@ class Transactions:
         unused = [row for row in rows if row.is_over and row.used_ms < oldest_ms]
         if not unused:
             return
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             for row in unused:
                 if table.find(execute, row.key) == row:
                     table.forget(execute, [row.key])
@@ -441,15 +471,17 @@ class Transactions:
         ]
 
     def abort(self, producer_id: int) -> bool:
-        """Abort what the producer id has open, whoever uses it. Return False if it has nothing open."""
+        """Abort what the producer id has open, for any owner. Return False if it has nothing open."""
         database = self._core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             found = self.resolver.fence(execute, producer_id)
         self.resolve(of=producer_id)
         return found
 
     def sweep_names(self) -> None:
-        """Forget names whose processes are gone: they protect from nobody. Others are the server's, or handed over."""
+        """Forget names whose processes are gone: they fence no one any more. Others are the server's, or handed
+        over.
+        """
         held = self._core.catalog.database.read(
             "SELECT name, producer_id FROM transaction_names"
             " WHERE producer_id NOT IN (SELECT producer_id FROM transactions WHERE owner != ?)",
@@ -460,7 +492,7 @@ class Transactions:
         ]
         if gone:
             database = self._core.catalog.database
-            with database.gate(), database.transaction() as execute:
+            with database.db_lock(), database.transaction() as execute:
                 for name, producer_id in gone:
                     table.forget_name(execute, name, producer_id)
 
@@ -472,7 +504,7 @@ class Transactions:
 
 def _ended(mine: Identity) -> Aborted:
     return Aborted(
-        f"the transaction of producer id {mine.producer_id} was ended by somebody else",
+        f"the transaction of producer id {mine.producer_id} was ended by another process",
         hint="it took longer than its timeout_ms; nothing of it will be read: begin another",
     )
 
@@ -480,5 +512,5 @@ def _ended(mine: Identity) -> Aborted:
 def fenced(name: str) -> Fenced:
     return Fenced(
         f"the transactional id {name!r} belongs to a newer producer",
-        hint="there can be one at a time; open the store anew to take over",
+        hint="there can be one at a time; open the store again to take over",
     )

@@ -48,7 +48,7 @@ TODAY = Formats(database.FORMAT_VERSION, head.FORMAT)
 def formats_of(path: str) -> Formats:
     """Return the formats of a store, without changing anything. NewerFormat if it has a newer one."""
     number = TODAY.heads
-    with suppress(FileNotFoundError):  # then it is made anew
+    with suppress(FileNotFoundError):  # then it is re-created
         heads = head.Heads(f"{path}/heads", writable=False)
         if heads.is_sane():
             refuse_newer(heads, read_only=True)

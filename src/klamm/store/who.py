@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.disk import holders
 from klamm.disk.locks import (
+    DB_LOCK,
+    DB_LOCK_QUEUE,
     DOOR,
-    GATE,
-    GATE_QUEUE,
     OWNED,
     PRESENCE,
     SERVER,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["who"]
 
-_STORE_LOCKS = {GATE: "klamm.db", 1: "opening", GATE_QUEUE: "klamm.db queue"}
+_STORE_LOCKS = {DB_LOCK: "klamm.db", 1: "opening", DB_LOCK_QUEUE: "klamm.db queue"}
 _PARTITION_LOCKS = ("append", "flush", "clean", "recovery point")
 _GENERATION_BITS = 40  # of a flush lock, above its byte (log/slot.h)
 _GROUP_BITS = 40
@@ -51,10 +51,12 @@ class _Lock(NamedTuple):
 def who(core: Core) -> list[LockInfo]:
     """Return the locks that processes hold or wait for, by lock and pid."""
     names = _Names(core)
-    held = [(byte, process) for byte, process in _held(f"{core.path}/lock") if byte != IN_LOCK]  # `members` has it, too
+    held = [
+        (byte, process) for byte, process in _held(f"{core.files}/lock") if byte != IN_LOCK
+    ]  # `members` has it, too
     held = sorted([*held, *_appending(core)], key=lambda each: each[0])
     rows = [_row(core, names, "lock", byte, process) for byte, process in held]
-    return rows + [_row(core, names, "members", byte, process) for byte, process in _held(f"{core.path}/members")]
+    return rows + [_row(core, names, "members", byte, process) for byte, process in _held(f"{core.files}/members")]
 
 
 def _held(path: str, first: int = 0, end: int = (1 << 63) - 1) -> list[tuple[int, Process | None]]:
@@ -83,7 +85,7 @@ def _appending(core: Core) -> list[tuple[int, Process | None]]:
     owners = [] if core.heads.private else core.heads.owners()
     if not owners:
         return []
-    lives = dict(_held(f"{core.path}/heads", head.LIFE, head.LIFE + (1 << 31)))
+    lives = dict(_held(f"{core.files}/heads", head.LIFE, head.LIFE + (1 << 31)))
     return [(4 * slot, lives[head.LIFE + life]) for slot, life in owners if head.LIFE + life in lives]
 
 
@@ -117,7 +119,7 @@ class _Names:
             for number, slot in enumerate(topic.partitions)
         }
         self._groups = {group.number: group.name for group in map(core.groups.get, core.groups.names())}
-        self._members = {(number, row.place): row for number in self._groups for row in core.groups.rows(number)}
+        self._members = {(number, row.member_index): row for number in self._groups for row in core.groups.rows(number)}
         self._transactions = {info.producer_id: info for info in core.transactions.infos()}
         names = core.catalog.database.read("SELECT producer_id, name FROM transaction_names")
         self._transactional_ids: dict[int, str] = dict(names)

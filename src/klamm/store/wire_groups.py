@@ -3,16 +3,18 @@
     wire_groups    group_number, state, crc      state: the members of a stable generation, as the server spells them
 
 Promises
-  W1  What is asked for in one call is one write. What is wrong with one of it is told, and the others are done.
-  W2  Nothing is committed to a group while processes that have the store open are its members. Where the server has
-      members, that is so by itself (G4 in groups.py). Who is no member, a consumer that assigns itself or a person,
-      moves no door: else those processes could not come back as long as the server runs.
-  W3  A number that a server has given to a generation is not given by a later one (`next_generation`). Nothing depends
-      on it here, members have ids that nobody had before; but assignors of clients compare generations they remember.
-  W4  A row of wire_groups is there only while the door is "kafka": whoever takes the group over for processes removes
-      it (groups.py, `claim`), also when the server is not there to be asked. So members that come back after others
-      had the group are no members, and commit nothing over what those have.
-  W5  A row of wire_groups that is not what was written is dropped, and told: clients then join anew, nothing is lost.
+  WGR1  What is asked for in one call is one write. What is wrong with one of it is told, and the others are done.
+  WGR2  Nothing is committed to a group while processes that have the store open are its members. Where the server has
+        members, that is so by itself (G4 in groups.py). A client that is not a member, a consumer that assigns itself
+        or a tool, moves no door: else those processes could not come back as long as the server runs.
+  WGR3  A number that a server has given to a generation is not given by a later one (`next_generation`). Nothing
+        depends on it here, members have ids that are never reused; but assignors of clients compare generations they
+        remember.
+  WGR4  A row of wire_groups is there only while the door is "kafka": taking the group over for embedded members removes
+        it (groups.py, `claim`), also when the server is not there to be asked. So members that come back after others
+        had the group are no members, and commit nothing over what those have.
+  WGR5  A row of wire_groups that is not what was written is dropped, and logged: clients then join again, nothing is
+        lost.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ SCHEMA = """
 CREATE TABLE wire_groups (group_number INTEGER PRIMARY KEY, state BLOB NOT NULL, crc INTEGER NOT NULL);
 """
 
-_BLANK = """
+_EMPTY = """
 SELECT name FROM groups WHERE door = 'kafka'
 AND NOT EXISTS (SELECT 1 FROM wire_groups WHERE wire_groups.group_number = groups.number)
 AND NOT EXISTS (SELECT 1 FROM offsets WHERE offsets.group_number = groups.number)
@@ -82,21 +84,21 @@ class WireGroups:
         return {name: self._embedded(group) for name, group in found.items()}
 
     def _embedded(self, group: Group) -> Embedded:
-        live = self._groups.live_places(group.number)
+        live = self._groups.live_member_indexes(group.number)
         rows = self._groups.rows(group.number) if live else []
-        return Embedded(group, tuple(row for row in rows if row.place in live))
+        return Embedded(group, tuple(row for row in rows if row.member_index in live))
 
     def all(self) -> list[tuple[str, bool]]:
         """The names of all, and whether they have members that are processes with the store open."""
         with self._database.reading() as execute:
             names = execute("SELECT name FROM groups ORDER BY name").fetchall()
             groups = [self._groups.existing(execute, name) for (name,) in names]
-        return [(each.name, bool(self._groups.live_places(each.number))) for each in groups]
+        return [(each.name, bool(self._groups.live_member_indexes(each.number))) for each in groups]
 
     def delete(self, names: Iterable[str]) -> list[KlammError | None]:
-        """Forget groups that have no members, and their offsets. The server lets nobody join meanwhile."""
+        """Forget groups that have no members, and their offsets. The server lets no client join meanwhile."""
         outcomes: list[KlammError | None] = []
-        with self._database.gate(), self._database.transaction() as execute:
+        with self._database.db_lock(), self._database.transaction() as execute:
             for name in names:
                 try:
                     group = self._groups.existing(execute, name)
@@ -107,27 +109,27 @@ class WireGroups:
                     outcomes.append(error)
         return outcomes
 
-    def blank(self) -> list[str]:
+    def empty(self) -> list[str]:
         """Groups that were at this door, and have neither members nor offsets, nor a transaction that brings some."""
         with self._database.reading() as execute:
-            return [name for (name,) in execute(_BLANK).fetchall()]
+            return [name for (name,) in execute(_EMPTY).fetchall()]
 
-    def forget_blank(self, names: Iterable[str]) -> None:
-        """Forget those that are still blank. The server lets nobody join meanwhile. A power cut may undo it."""
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
-            blank = {name for (name,) in execute(_BLANK).fetchall()}
-            for name in blank.intersection(names):
+    def forget_empty(self, names: Iterable[str]) -> None:
+        """Forget those that are still empty. The server lets no client join meanwhile. A power cut may undo it."""
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
+            empty = {name for (name,) in execute(_EMPTY).fetchall()}
+            for name in empty.intersection(names):
                 group = self._groups.existing(execute, name)
-                if not self._groups.live_places(group.number):
+                if not self._groups.live_member_indexes(group.number):
                     delete_group(execute, group)
 
     # ---- members that outlive the server
 
-    def keep(self, name: str, state: bytes | None) -> Group | None:
+    def persist(self, name: str, state: bytes | None) -> Group | None:
         """Let `state` be what the next server gets for the group, or (None) nothing. The group, if it has a state: it
         is at this door then. A power cut may undo it, a killed process does not: as with commits.
         """
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             if state is None:
                 number = "SELECT number FROM groups WHERE name = ?"
                 execute(f"DELETE FROM wire_groups WHERE group_number = ({number})", (name,))
@@ -141,7 +143,8 @@ class WireGroups:
     def resume(self) -> list[tuple[Group, bytes]]:
         """The groups that have a state, each at this door from now on."""
         found: list[tuple[Group, bytes]] = []
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
+        damaged: list[str | int] = []
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             names = dict(execute("SELECT number, name FROM groups").fetchall())
             for number, state, checksum in execute("SELECT * FROM wire_groups").fetchall():
                 group = self._groups.existing(execute, names[number]) if number in names else None
@@ -149,14 +152,16 @@ class WireGroups:
                     self._groups.hold_door(group)
                     found.append((group, state))
                 else:
-                    _log.warning("group %r: its members are forgotten: the row is damaged", names.get(number, number))
+                    damaged.append(names.get(number, number))
                     execute("DELETE FROM wire_groups WHERE group_number = ?", (number,))
+        for name in damaged:  # now that the write lock is released: a log may be slow
+            _log.warning("group %r: state dropped: the row is damaged", name)
         return found
 
     def reserve_generations(self, count: int) -> int:
         """The first of `count` numbers that were not reserved before."""
         catalog, key = self._core.catalog, "next_generation"
-        with self._database.gate(), self._database.transaction() as execute:
+        with self._database.db_lock(), self._database.transaction() as execute:
             first = int(catalog.meta(execute, key, 0))
             if not 0 <= first < _LAST_GENERATION:
                 first = 0
@@ -190,8 +195,8 @@ class WireGroups:
         """
         now_ms = time.time_ns() // 1_000_000
         outcomes: list[list[bool] | KlammError] = []
-        groups: dict[str, Group | KlammError] = {}  # the gate is ours, so nobody joins meanwhile
-        with self._database.gate(), self._database.transaction(durable=False) as execute:
+        groups: dict[str, Group | KlammError] = {}  # the klamm.db lock is ours, so no member joins meanwhile
+        with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             for commit in commits:
                 group = groups.get(commit.group)
                 if group is None:
@@ -215,7 +220,7 @@ class WireGroups:
 
     def forget(self, name: str, keys: Iterable[PartitionKey]) -> None:
         """Let nothing be committed there. GroupBusy if processes that have the store open are members."""
-        with self._database.gate(), self._database.transaction() as execute:
+        with self._database.db_lock(), self._database.transaction() as execute:
             group = self._groups.existing(execute, name)
             self._groups.refuse_embedded(group)
             for key in keys:

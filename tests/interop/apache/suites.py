@@ -116,6 +116,7 @@ SUITES: dict[str, Suite] = {
             "testPartitionReassignmentDuringDeleteTopic": LOOKS_INSIDE,
             "testAddPartitionDuringDeleteTopic": LOOKS_INSIDE,
             "testDeleteNonExistingTopic": LOOKS_INSIDE,
+            "testDisableDeleteTopic": LOOKS_INSIDE,
         }
     ),
     "admin.DescribeAuthorizedOperationsTest": Suite("Klamm has no rights yet"),

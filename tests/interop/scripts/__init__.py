@@ -1,9 +1,9 @@
 """Small scripts that are run against two brokers; what they note must be the same.
 
     @script
-    def an_offset_beyond_the_end(desk: Desk) -> None:
-        topic = desk.topic()
-        desk.ask("beyond", FETCH, 12, ...)
+    def an_offset_beyond_the_end(transaction coordinator: Desk) -> None:
+        topic = transaction coordinator.topic()
+        transaction coordinator.ask("beyond", FETCH, 12, ...)
 
 A note is the answer as plain data: error codes by name, and without what differs between any two runs: names that were
 made up (each by the word that it was made of), ids and members (by the order in which they appeared), ports. Times that
@@ -27,14 +27,14 @@ from tests.interop.raw import ConnectionEnded, Raw
 from tests.interop.records import NOW
 from tests.procs import until
 
-__all__ = ["RECORDS", "SCRIPTS", "Desk", "batch_of", "script", "tampered"]
+__all__ = ["RECORDS", "SCRIPTS", "ScriptContext", "batch_of", "script", "tampered"]
 
 RECORDS: list[Record] = [(b"key-%d" % n, b"value-%d" % n, (), NOW + n) for n in range(3)]
 
-SCRIPTS: list[Callable[[Desk], None]] = []
+SCRIPTS: list[Callable[[ScriptContext], None]] = []
 
 
-def script(function: Callable[[Desk], None]) -> Callable[[Desk], None]:
+def script(function: Callable[[ScriptContext], None]) -> Callable[[ScriptContext], None]:
     SCRIPTS.append(function)
     return function
 
@@ -51,7 +51,7 @@ def tampered(batch: bytes, position: int, replacement: bytes) -> bytes:
     return changed[:17] + crc32c(changed[21:]).to_bytes(4, "big") + changed[21:] if position >= 21 else changed
 
 
-class Desk:
+class ScriptContext:
     """One broker, and what a script has noted about it."""
 
     def __init__(self, address: str) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tests.interop import confluents, kafka_pythons
 from tests.interop.kafka_pythons import kafka
 from tests.interop.records import ODD, plain
-from tests.interop.scripts import Desk, script
+from tests.interop.scripts import ScriptContext, script
 
 
 def name_of(action: Any) -> str:
@@ -25,84 +25,84 @@ def name_of(action: Any) -> str:
 
 
 @script
-def records_through_librdkafka(desk: Desk) -> None:
-    topic = desk.topic(retention_ms="-1")
-    sent = confluents.produce(confluents.producer(desk.address), topic, ODD)
-    desk.note("written", [message.offset() for message in sent])
+def records_through_librdkafka(context: ScriptContext) -> None:
+    topic = context.topic(retention_ms="-1")
+    sent = confluents.produce(confluents.producer(context.address), topic, ODD)
+    context.note("written", [message.offset() for message in sent])
     for isolation in ("read_committed", "read_uncommitted"):
-        found = confluents.all_of(desk.address, topic, len(ODD), isolation_level=isolation)
-        desk.note(isolation, [(message.offset(), *confluents.record(message)) for message in found])
+        found = confluents.all_of(context.address, topic, len(ODD), isolation_level=isolation)
+        context.note(isolation, [(message.offset(), *confluents.record(message)) for message in found])
 
 
 @script
-def errors_through_librdkafka(desk: Desk) -> None:
-    topic = desk.topic(max_message_bytes="1000")
-    made = confluents.producer(desk.address)
+def errors_through_librdkafka(context: ScriptContext) -> None:
+    topic = context.topic(max_message_bytes="1000")
+    made = confluents.producer(context.address)
     large = [plain(1)[0]._replace(value=b"x" * 2000)]
-    desk.note("too large", name_of(lambda: confluents.produce(made, topic, large)))
-    with confluents.consumer(desk.address, auto_offset_reset="error") as reader:
+    context.note("too large", name_of(lambda: confluents.produce(made, topic, large)))
+    with confluents.consumer(context.address, auto_offset_reset="error") as reader:
         reader.assign([TopicPartition(topic, 0, 55)])
-        desk.note("out of range", name_of(lambda: confluents.read(reader, 1)))
-    with confluents.consumer(desk.address, allow_auto_create_topics=False) as reader:
-        reader.subscribe([desk.name("missing")])
-        desk.note("not there", name_of(lambda: confluents.read(reader, 1)))
-    with confluents.consumer(desk.address) as reader:
+        context.note("out of range", name_of(lambda: confluents.read(reader, 1)))
+    with confluents.consumer(context.address, allow_auto_create_topics=False) as reader:
+        reader.subscribe([context.name("missing")])
+        context.note("not there", name_of(lambda: confluents.read(reader, 1)))
+    with confluents.consumer(context.address) as reader:
         there = TopicPartition(topic, 0)
-        desk.note("watermarks", list(reader.get_watermark_offsets(there, timeout=20)))
-        lost = TopicPartition(desk.name("missing2"), 0)
+        context.note("watermarks", list(reader.get_watermark_offsets(there, timeout=20)))
+        lost = TopicPartition(context.name("missing2"), 0)
         failed = name_of(lambda: reader.get_watermark_offsets(lost, timeout=20))
-        desk.note("watermarks of nothing", failed)
-        desk.note(
+        context.note("watermarks of nothing", failed)
+        context.note(
             "times", [each.offset for each in reader.offsets_for_times([TopicPartition(topic, 0, 5)], timeout=20)]
         )
 
 
 @script
-def fenced_through_librdkafka(desk: Desk) -> None:
-    topic, name = desk.topic(), desk.name("txn")
-    first, second = (confluents.producer(desk.address, transactional_id=name) for _ in range(2))
+def fenced_through_librdkafka(context: ScriptContext) -> None:
+    topic, name = context.topic(), context.name("txn")
+    first, second = (confluents.producer(context.address, transactional_id=name) for _ in range(2))
     first.init_transactions(20)
     first.begin_transaction()
     confluents.produce(first, topic, plain(2))
     second.init_transactions(20)
-    desk.note("the first", name_of(lambda: first.commit_transaction(20)))
+    context.note("the first", name_of(lambda: first.commit_transaction(20)))
     second.begin_transaction()
-    desk.note("the second", name_of(lambda: second.commit_transaction(20)))
+    context.note("the second", name_of(lambda: second.commit_transaction(20)))
 
 
 @script
-def administration_through_librdkafka(desk: Desk) -> None:
-    admin = AdminClient({"bootstrap.servers": desk.address})
+def administration_through_librdkafka(context: ScriptContext) -> None:
+    admin = AdminClient({"bootstrap.servers": context.address})
 
     def ends(futures: dict[Any, Any]) -> str:
         (future,) = futures.values()
         return name_of(lambda: future.result(20))
 
-    topic = desk.topic(2)
-    desk.note("again", ends(admin.create_topics([NewTopic(topic, 1, 1)])))
-    desk.note("fewer partitions", ends(admin.create_partitions([NewPartitions(topic, 1)])))
-    desk.note("unknown setting", ends(admin.create_topics([NewTopic(desk.name("t"), 1, 1, config={"odd": "1"})])))
-    desk.note("delete what is not there", ends(admin.delete_topics([desk.name("missing")])))
-    desk.note("delete no group", ends(admin.delete_consumer_groups([desk.name("nobody")])))
-    desk.note("delete too much", ends(admin.delete_records([TopicPartition(topic, 0, 99)])))
+    topic = context.topic(2)
+    context.note("again", ends(admin.create_topics([NewTopic(topic, 1, 1)])))
+    context.note("fewer partitions", ends(admin.create_partitions([NewPartitions(topic, 1)])))
+    context.note("unknown setting", ends(admin.create_topics([NewTopic(context.name("t"), 1, 1, config={"odd": "1"})])))
+    context.note("delete what is not there", ends(admin.delete_topics([context.name("missing")])))
+    context.note("delete no group", ends(admin.delete_consumer_groups([context.name("nobody")])))
+    context.note("delete too much", ends(admin.delete_records([TopicPartition(topic, 0, 99)])))
     assert KafkaError.OFFSET_OUT_OF_RANGE
 
 
 @script
-def errors_through_kafka_python(desk: Desk) -> None:
-    topic = desk.topic(max_message_bytes="1000")
+def errors_through_kafka_python(context: ScriptContext) -> None:
+    topic = context.topic(max_message_bytes="1000")
     here = kafka.TopicPartition(topic, 0)
-    with kafka_pythons.producer(desk.address) as made:
+    with kafka_pythons.producer(context.address) as made:
         large = [plain(1)[0]._replace(value=b"x" * 2000)]
-        desk.note("too large", name_of(lambda: kafka_pythons.produce(made, topic, large)))
-    with kafka_pythons.consumer(desk.address, auto_offset_reset="none") as reader:
+        context.note("too large", name_of(lambda: kafka_pythons.produce(made, topic, large)))
+    with kafka_pythons.consumer(context.address, auto_offset_reset="none") as reader:
         reader.assign([here])
-        desk.note("no offset", name_of(lambda: reader.poll(timeout_ms=30_000)))
+        context.note("no offset", name_of(lambda: reader.poll(timeout_ms=30_000)))
         reader.seek(here, 55)
-        desk.note("out of range", name_of(lambda: kafka_pythons.read(reader, 1)))
-        desk.note("partitions", sorted(reader.partitions_for_topic(topic)))
-        desk.note("no topic", reader.partitions_for_topic("no good"))
-    with kafka_pythons.admin(desk.address) as admin:
-        desk.note("again", name_of(lambda: admin.create_topics({topic: {"num_partitions": 1}})))
-        desk.note("bad name", name_of(lambda: admin.create_topics({"no good": {"num_partitions": 1}})))
-        desk.note("not there", name_of(lambda: admin.delete_topics([desk.name("missing")])))
+        context.note("out of range", name_of(lambda: kafka_pythons.read(reader, 1)))
+        context.note("partitions", sorted(reader.partitions_for_topic(topic)))
+        context.note("no topic", reader.partitions_for_topic("no good"))
+    with kafka_pythons.admin(context.address) as admin:
+        context.note("again", name_of(lambda: admin.create_topics({topic: {"num_partitions": 1}})))
+        context.note("bad name", name_of(lambda: admin.create_topics({"no good": {"num_partitions": 1}})))
+        context.note("not there", name_of(lambda: admin.delete_topics([context.name("missing")])))

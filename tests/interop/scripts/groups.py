@@ -19,7 +19,7 @@ from klamm.kafka.wire.messages import (
     SYNC_GROUP,
 )
 from tests.interop.raw import Raw
-from tests.interop.scripts import Desk, script
+from tests.interop.scripts import ScriptContext, script
 
 RANGE = [JOIN_GROUP.request.Protocol(name="range", metadata=b"\0\1\0\0\0\0\0\0\0\0")]
 
@@ -36,9 +36,9 @@ def joining(group: str, member: str = "", **fields: Any) -> dict[str, Any]:
     return {**asked, **fields}
 
 
-def member_of(desk: Desk, group: str, raw: Raw | None = None, **fields: Any) -> tuple[str, int]:
+def member_of(context: ScriptContext, group: str, raw: Raw | None = None, **fields: Any) -> tuple[str, int]:
     """A member that has joined an empty group and is its leader, with an assignment."""
-    raw = raw or desk.raw
+    raw = raw or context.raw
     named = raw.ask(JOIN_GROUP, 7, **joining(group, **fields))
     joined = named if named.error_code == 0 else raw.ask(JOIN_GROUP, 7, **joining(group, named.member_id, **fields))
     assert joined.error_code == 0, joined
@@ -50,7 +50,7 @@ def member_of(desk: Desk, group: str, raw: Raw | None = None, **fields: Any) -> 
 
 
 def commit(
-    desk: Desk,
+    context: ScriptContext,
     what: str,
     group: str,
     topic: str,
@@ -64,103 +64,105 @@ def commit(
     part = OFFSET_COMMIT.request.Partition(
         partition_index=partition, committed_offset=offset, committed_metadata=metadata
     )
-    named = {"topic_id": desk.topic_id(topic)} if version >= 10 else {"name": topic}
+    named = {"topic_id": context.topic_id(topic)} if version >= 10 else {"name": topic}
     asked = [OFFSET_COMMIT.request.Topic(partitions=[part], **named)]
     fields = {"generation_id_or_member_epoch": generation, "member_id": member, "topics": asked}
-    return desk.ask(what, OFFSET_COMMIT, version, group_id=group, **fields)
+    return context.ask(what, OFFSET_COMMIT, version, group_id=group, **fields)
 
 
-def committed(desk: Desk, what: str, group: str, *topics: str, stable: bool = False) -> Any:
+def committed(context: ScriptContext, what: str, group: str, *topics: str, stable: bool = False) -> Any:
     parts = [OFFSET_FETCH.request.GroupTopic(name=topic, partition_indexes=[0, 1]) for topic in topics]
     asked = [OFFSET_FETCH.request.Group(group_id=group, topics=parts or None)]
-    return desk.ask(what, OFFSET_FETCH, 8, groups=asked, require_stable=stable)
+    return context.ask(what, OFFSET_FETCH, 8, groups=asked, require_stable=stable)
 
 
 @script
-def coordinators(desk: Desk) -> None:
-    group = desk.name("group")
+def coordinators(context: ScriptContext) -> None:
+    group = context.name("group")
     for version in range(4):
-        desk.ask(f"v{version}", FIND_COORDINATOR, version, key=group, key_type=0)
-    desk.ask("several", FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[group, desk.name("other")])
-    desk.ask("of a transaction", FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[desk.name("txn")])
-    desk.ask("of an odd kind", FIND_COORDINATOR, 4, key_type=9, coordinator_keys=[group])
-    desk.ask("of no name", FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[""])
-    desk.ask("none", FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[])
+        context.ask(f"v{version}", FIND_COORDINATOR, version, key=group, key_type=0)
+    context.ask("several", FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[group, context.name("other")])
+    context.ask("of a transaction", FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[context.name("txn")])
+    context.ask("of an odd kind", FIND_COORDINATOR, 4, key_type=9, coordinator_keys=[group])
+    context.ask("of no name", FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[""])
+    context.ask("none", FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[])
 
 
 @script
-def a_member_joins_works_and_leaves(desk: Desk) -> None:
-    group = desk.name("group")
-    named = desk.ask("without a name", JOIN_GROUP, 7, **joining(group))
-    joined = desk.ask("with its name", JOIN_GROUP, 7, **joining(group, named.member_id))
+def a_member_joins_works_and_leaves(context: ScriptContext) -> None:
+    group = context.name("group")
+    named = context.ask("without a name", JOIN_GROUP, 7, **joining(group))
+    joined = context.ask("with its name", JOIN_GROUP, 7, **joining(group, named.member_id))
     known = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
-    desk.ask("heartbeat before the sync", HEARTBEAT, 4, **known)
+    context.ask("heartbeat before the sync", HEARTBEAT, 4, **known)
     given = [SYNC_GROUP.request.Assignment(member_id=joined.member_id, assignment=b"mine")]
     agreed = {"protocol_type": "consumer", "protocol_name": "range"}
-    desk.ask("sync", SYNC_GROUP, 5, assignments=given, **agreed, **known)
-    desk.ask("sync again", SYNC_GROUP, 5, assignments=[], **agreed, **known)
-    desk.ask("heartbeat", HEARTBEAT, 4, **known)
-    desk.ask("described", DESCRIBE_GROUPS, 5, groups=[group])
-    desk.ask("join again", JOIN_GROUP, 7, **joining(group, joined.member_id))
-    desk.ask("leave", LEAVE_GROUP, 4, group_id=group, members=[LEAVE_GROUP.request.Member(member_id=joined.member_id)])
-    desk.ask("heartbeat after it left", HEARTBEAT, 4, **known)
-    desk.ask("described, empty", DESCRIBE_GROUPS, 5, groups=[group])
+    context.ask("sync", SYNC_GROUP, 5, assignments=given, **agreed, **known)
+    context.ask("sync again", SYNC_GROUP, 5, assignments=[], **agreed, **known)
+    context.ask("heartbeat", HEARTBEAT, 4, **known)
+    context.ask("described", DESCRIBE_GROUPS, 5, groups=[group])
+    context.ask("join again", JOIN_GROUP, 7, **joining(group, joined.member_id))
+    context.ask(
+        "leave", LEAVE_GROUP, 4, group_id=group, members=[LEAVE_GROUP.request.Member(member_id=joined.member_id)]
+    )
+    context.ask("heartbeat after it left", HEARTBEAT, 4, **known)
+    context.ask("described, empty", DESCRIBE_GROUPS, 5, groups=[group])
 
 
 @script
-def joins_that_are_refused(desk: Desk) -> None:
-    group = desk.name("group")
-    desk.ask("no group", JOIN_GROUP, 7, **joining(""))
-    desk.ask("short session", JOIN_GROUP, 7, **joining(group, session_timeout_ms=1))
-    desk.ask("long session", JOIN_GROUP, 7, **joining(group, session_timeout_ms=2**31 - 1))
-    desk.ask("unknown member", JOIN_GROUP, 7, **joining(group, "nobody"))
-    desk.ask("no protocols", JOIN_GROUP, 7, **joining(group, protocols=[]))
-    desk.ask("no type", JOIN_GROUP, 7, **joining(group, protocol_type=""))
-    member_of(desk, group)
-    desk.ask("unknown member of a group", JOIN_GROUP, 7, **joining(group, "nobody"))
+def joins_that_are_refused(context: ScriptContext) -> None:
+    group = context.name("group")
+    context.ask("no group", JOIN_GROUP, 7, **joining(""))
+    context.ask("short session", JOIN_GROUP, 7, **joining(group, session_timeout_ms=1))
+    context.ask("long session", JOIN_GROUP, 7, **joining(group, session_timeout_ms=2**31 - 1))
+    context.ask("unknown member", JOIN_GROUP, 7, **joining(group, "nobody"))
+    context.ask("no protocols", JOIN_GROUP, 7, **joining(group, protocols=[]))
+    context.ask("no type", JOIN_GROUP, 7, **joining(group, protocol_type=""))
+    member_of(context, group)
+    context.ask("unknown member of a group", JOIN_GROUP, 7, **joining(group, "nobody"))
     other = [JOIN_GROUP.request.Protocol(name="other", metadata=b"")]
-    desk.ask("nothing in common", JOIN_GROUP, 3, **joining(group, protocols=other))
-    desk.ask("another type", JOIN_GROUP, 3, **joining(group, protocol_type="connect"))
+    context.ask("nothing in common", JOIN_GROUP, 3, **joining(group, protocols=other))
+    context.ask("another type", JOIN_GROUP, 3, **joining(group, protocol_type="connect"))
 
 
 @script
-def joins_in_every_version(desk: Desk) -> None:
+def joins_in_every_version(context: ScriptContext) -> None:
     for version in range(2, 10):
-        group = desk.name(f"group{version}")
-        first = desk.ask(f"v{version}", JOIN_GROUP, version, **joining(group))
+        group = context.name(f"group{version}")
+        first = context.ask(f"v{version}", JOIN_GROUP, version, **joining(group))
         if first.error_code:
-            desk.ask(f"v{version}, named", JOIN_GROUP, version, **joining(group, first.member_id))
+            context.ask(f"v{version}, named", JOIN_GROUP, version, **joining(group, first.member_id))
 
 
 @script
-def two_members_rebalance(desk: Desk) -> None:
-    group, topic = desk.name("group"), desk.topic()
-    first, generation = member_of(desk, group)
-    other = desk.other()
+def two_members_rebalance(context: ScriptContext) -> None:
+    group, topic = context.name("group"), context.topic()
+    first, generation = member_of(context, group)
+    other = context.other()
     named = other.ask(JOIN_GROUP, 7, **joining(group))
     other.send(JOIN_GROUP, 7, **joining(group, named.member_id))
     known = {"group_id": group, "generation_id": generation, "member_id": first}
-    desk.until(HEARTBEAT, 4, lambda answer: answer.error_code, **known)
-    desk.ask("heartbeat while it rebalances", HEARTBEAT, 4, **known)
-    commit(desk, "commit while it rebalances", group, topic, 5, generation, first)
-    desk.ask("sync while it rebalances", SYNC_GROUP, 4, assignments=[], **known)
-    leads = desk.ask("the leader joins", JOIN_GROUP, 7, **joining(group, first))
+    context.until(HEARTBEAT, 4, lambda answer: answer.error_code, **known)
+    context.ask("heartbeat while it rebalances", HEARTBEAT, 4, **known)
+    commit(context, "commit while it rebalances", group, topic, 5, generation, first)
+    context.ask("sync while it rebalances", SYNC_GROUP, 4, assignments=[], **known)
+    leads = context.ask("the leader joins", JOIN_GROUP, 7, **joining(group, first))
     follows = read_response(JOIN_GROUP, 7, other.receive())[1]
-    desk.note("the other has joined", [follows.error_code, follows.generation_id, len(follows.members)])
-    desk.note("they agree", leads.leader == follows.leader == first)
+    context.note("the other has joined", [follows.error_code, follows.generation_id, len(follows.members)])
+    context.note("they agree", leads.leader == follows.leader == first)
     known = {"group_id": group, "generation_id": leads.generation_id}
     other.send(SYNC_GROUP, 4, member_id=follows.member_id, **known)
     parts = SYNC_GROUP.request.Assignment
     given = [parts(member_id=first, assignment=b"one"), parts(member_id=follows.member_id, assignment=b"other")]
-    desk.ask("the leader syncs", SYNC_GROUP, 4, member_id=first, assignments=given, **known)
-    desk.note("the other syncs", read_response(SYNC_GROUP, 4, other.receive())[1])
-    desk.ask("an old generation", HEARTBEAT, 4, group_id=group, generation_id=generation, member_id=first)
+    context.ask("the leader syncs", SYNC_GROUP, 4, member_id=first, assignments=given, **known)
+    context.note("the other syncs", read_response(SYNC_GROUP, 4, other.receive())[1])
+    context.ask("an old generation", HEARTBEAT, 4, group_id=group, generation_id=generation, member_id=first)
 
 
 @script
-def strangers_are_refused(desk: Desk) -> None:
-    group, missing, topic = desk.name("group"), desk.name("missing"), desk.topic()
-    member, generation = member_of(desk, group)
+def strangers_are_refused(context: ScriptContext) -> None:
+    group, missing, topic = context.name("group"), context.name("missing"), context.topic()
+    member, generation = member_of(context, group)
     for what, (name, who, number) in {
         "unknown group": (missing, "nobody", 1),
         "unknown member": (group, "nobody", generation),
@@ -168,74 +170,76 @@ def strangers_are_refused(desk: Desk) -> None:
         "no group": ("", member, generation),
     }.items():
         known = {"group_id": name, "generation_id": number, "member_id": who}
-        desk.ask(f"heartbeat: {what}", HEARTBEAT, 4, **known)
-        desk.ask(f"sync: {what}", SYNC_GROUP, 4, assignments=[], **known)
-        commit(desk, f"commit: {what}", name, topic, 5, number, who)
+        context.ask(f"heartbeat: {what}", HEARTBEAT, 4, **known)
+        context.ask(f"sync: {what}", SYNC_GROUP, 4, assignments=[], **known)
+        commit(context, f"commit: {what}", name, topic, 5, number, who)
         leaving = [LEAVE_GROUP.request.Member(member_id=who if who == "nobody" else "other")]
-        desk.ask(f"leave: {what}", LEAVE_GROUP, 4, group_id=name, members=leaving)
-        desk.ask(f"leave, old: {what}", LEAVE_GROUP, 2, group_id=name, member_id="nobody")
+        context.ask(f"leave: {what}", LEAVE_GROUP, 4, group_id=name, members=leaving)
+        context.ask(f"leave, old: {what}", LEAVE_GROUP, 2, group_id=name, member_id="nobody")
     wrong = {"group_id": group, "generation_id": generation, "member_id": member, "assignments": []}
-    desk.ask("sync: wrong type", SYNC_GROUP, 5, protocol_type="connect", protocol_name="range", **wrong)
-    desk.ask("sync: wrong protocol", SYNC_GROUP, 5, protocol_type="consumer", protocol_name="other", **wrong)
-    commit(desk, "commit of nobody to a group with members", group, topic)
+    context.ask("sync: wrong type", SYNC_GROUP, 5, protocol_type="connect", protocol_name="range", **wrong)
+    context.ask("sync: wrong protocol", SYNC_GROUP, 5, protocol_type="consumer", protocol_name="other", **wrong)
+    commit(context, "commit of nobody to a group with members", group, topic)
 
 
 @script
-def static_members(desk: Desk) -> None:
-    group = desk.name("group")
-    first = desk.ask("joins", JOIN_GROUP, 7, **joining(group, group_instance_id="one"))
+def static_members(context: ScriptContext) -> None:
+    group = context.name("group")
+    first = context.ask("joins", JOIN_GROUP, 7, **joining(group, group_instance_id="one"))
     known = {"group_id": group, "generation_id": first.generation_id, "group_instance_id": "one"}
     given = [SYNC_GROUP.request.Assignment(member_id=first.member_id, assignment=b"mine")]
-    desk.ask("syncs", SYNC_GROUP, 4, member_id=first.member_id, assignments=given, **known)
-    again = desk.ask("comes back", JOIN_GROUP, 7, **joining(group, group_instance_id="one"))
-    desk.ask("the one before it", HEARTBEAT, 4, member_id=first.member_id, **known)
-    desk.ask("syncs again", SYNC_GROUP, 4, member_id=again.member_id, **{**known, "generation_id": again.generation_id})
-    desk.ask("another name", HEARTBEAT, 4, member_id=again.member_id, **{**known, "group_instance_id": "two"})
-    commit(desk, "commit of the one before it", group, desk.topic(), 5, first.generation_id, first.member_id)
+    context.ask("syncs", SYNC_GROUP, 4, member_id=first.member_id, assignments=given, **known)
+    again = context.ask("comes back", JOIN_GROUP, 7, **joining(group, group_instance_id="one"))
+    context.ask("the one before it", HEARTBEAT, 4, member_id=first.member_id, **known)
+    context.ask(
+        "syncs again", SYNC_GROUP, 4, member_id=again.member_id, **{**known, "generation_id": again.generation_id}
+    )
+    context.ask("another name", HEARTBEAT, 4, member_id=again.member_id, **{**known, "group_instance_id": "two"})
+    commit(context, "commit of the one before it", group, context.topic(), 5, first.generation_id, first.member_id)
     leaving = [LEAVE_GROUP.request.Member(member_id="", group_instance_id=name) for name in ("one", "two")]
-    desk.ask("are removed by name", LEAVE_GROUP, 4, group_id=group, members=leaving)
+    context.ask("are removed by name", LEAVE_GROUP, 4, group_id=group, members=leaving)
 
 
 @script
-def commits_without_members(desk: Desk) -> None:
-    group, topic = desk.name("group"), desk.topic(2)
+def commits_without_members(context: ScriptContext) -> None:
+    group, topic = context.name("group"), context.topic(2)
     for version in range(2, 11):
-        commit(desk, f"v{version}", group, topic, version, version=version)
-    committed(desk, "all", group)
-    committed(desk, "some", group, topic, desk.name("missing"))
-    commit(desk, "no metadata", group, topic, 7, metadata=None)
-    commit(desk, "empty metadata", group, topic, 7, partition=1, metadata="")
-    committed(desk, "without metadata", group)
-    commit(desk, "a topic that is not there", group, desk.name("missing2"))
-    commit(desk, "a partition that is not there", group, topic, partition=7)
-    commit(desk, "too much metadata", group, topic, metadata="x" * 4097)
-    commit(desk, "just enough metadata", group, topic, metadata="x" * 4096)
-    commit(desk, "negative", group, topic, -5)
-    committed(desk, "of a group that is not there", desk.name("nobody"))
-    committed(desk, "of a group that is not there, by topic", desk.name("nobody2"), topic)
-    committed(desk, "of no group", "")
+        commit(context, f"v{version}", group, topic, version, version=version)
+    committed(context, "all", group)
+    committed(context, "some", group, topic, context.name("missing"))
+    commit(context, "no metadata", group, topic, 7, metadata=None)
+    commit(context, "empty metadata", group, topic, 7, partition=1, metadata="")
+    committed(context, "without metadata", group)
+    commit(context, "a topic that is not there", group, context.name("missing2"))
+    commit(context, "a partition that is not there", group, topic, partition=7)
+    commit(context, "too much metadata", group, topic, metadata="x" * 4097)
+    commit(context, "just enough metadata", group, topic, metadata="x" * 4096)
+    commit(context, "negative", group, topic, -5)
+    committed(context, "of a group that is not there", context.name("nobody"))
+    committed(context, "of a group that is not there, by topic", context.name("nobody2"), topic)
+    committed(context, "of no group", "")
 
 
 @script
-def offsets_are_fetched_in_every_version(desk: Desk) -> None:
-    group, topic = desk.name("group"), desk.topic()
-    commit(desk, "commit", group, topic)
+def offsets_are_fetched_in_every_version(context: ScriptContext) -> None:
+    group, topic = context.name("group"), context.topic()
+    commit(context, "commit", group, topic)
     for version in range(1, 8):
         asked = [OFFSET_FETCH.request.Topic(name=topic, partition_indexes=[0, 3])]
-        desk.ask(f"v{version}", OFFSET_FETCH, version, group_id=group, topics=asked)
+        context.ask(f"v{version}", OFFSET_FETCH, version, group_id=group, topics=asked)
     for version in range(2, 8):
-        desk.ask(f"v{version}, all", OFFSET_FETCH, version, group_id=group, topics=None)
+        context.ask(f"v{version}, all", OFFSET_FETCH, version, group_id=group, topics=None)
 
 
 @script
-def groups_are_listed_and_described(desk: Desk) -> None:
-    group, simple, topic = desk.name("group"), desk.name("simple"), desk.topic()
-    member_of(desk, group)
-    commit(desk, "a group of offsets only", simple, topic)
+def groups_are_listed_and_described(context: ScriptContext) -> None:
+    group, simple, topic = context.name("group"), context.name("simple"), context.topic()
+    member_of(context, group)
+    commit(context, "a group of offsets only", simple, topic)
 
     def listed(what: str, version: int = 5, **fields: Any) -> None:
-        found = desk.raw.ask(LIST_GROUPS, version, **fields)
-        desk.note(what, [each for each in found.groups if each.group_id in (group, simple)])
+        found = context.raw.ask(LIST_GROUPS, version, **fields)
+        context.note(what, [each for each in found.groups if each.group_id in (group, simple)])
 
     listed("all")
     listed("stable", states_filter=["Stable"])
@@ -244,46 +248,46 @@ def groups_are_listed_and_described(desk: Desk) -> None:
     listed("classic", types_filter=["classic"])
     listed("consumer", types_filter=["consumer"])
     listed("old", 2)
-    desk.ask("described", DESCRIBE_GROUPS, 5, groups=[group, simple])
-    desk.ask("not there", DESCRIBE_GROUPS, 5, groups=[desk.name("missing")])
-    desk.ask("not there, newer", DESCRIBE_GROUPS, 6, groups=[desk.name("missing2")])
-    desk.ask("no name", DESCRIBE_GROUPS, 5, groups=[""])
+    context.ask("described", DESCRIBE_GROUPS, 5, groups=[group, simple])
+    context.ask("not there", DESCRIBE_GROUPS, 5, groups=[context.name("missing")])
+    context.ask("not there, newer", DESCRIBE_GROUPS, 6, groups=[context.name("missing2")])
+    context.ask("no name", DESCRIBE_GROUPS, 5, groups=[""])
 
 
 @script
-def groups_are_deleted(desk: Desk) -> None:
-    busy, idle, topic = desk.name("busy"), desk.name("idle"), desk.topic()
-    member_of(desk, busy)
-    commit(desk, "commit", idle, topic)
-    names = [busy, idle, desk.name("missing"), ""]
-    desk.ask("deleted", DELETE_GROUPS, 2, groups_names=names)
-    committed(desk, "nothing is left", idle)
-    desk.ask("deleted again", DELETE_GROUPS, 2, groups_names=[idle])
+def groups_are_deleted(context: ScriptContext) -> None:
+    busy, idle, topic = context.name("busy"), context.name("idle"), context.topic()
+    member_of(context, busy)
+    commit(context, "commit", idle, topic)
+    names = [busy, idle, context.name("missing"), ""]
+    context.ask("deleted", DELETE_GROUPS, 2, groups_names=names)
+    committed(context, "nothing is left", idle)
+    context.ask("deleted again", DELETE_GROUPS, 2, groups_names=[idle])
 
 
 @script
-def offsets_are_deleted(desk: Desk) -> None:
-    group, topic, other = desk.name("group"), desk.topic(), desk.topic(word="other")
-    commit(desk, "commit", group, topic)
-    commit(desk, "commit other", group, other)
+def offsets_are_deleted(context: ScriptContext) -> None:
+    group, topic, other = context.name("group"), context.topic(), context.topic(word="other")
+    commit(context, "commit", group, topic)
+    commit(context, "commit other", group, other)
 
     def delete(what: str, name: str, *topics: str) -> None:
         parts = [OFFSET_DELETE.request.Partition(partition_index=0)]
         asked = [OFFSET_DELETE.request.Topic(name=each, partitions=parts) for each in topics]
-        desk.ask(what, OFFSET_DELETE, 0, group_id=name, topics=asked)
+        context.ask(what, OFFSET_DELETE, 0, group_id=name, topics=asked)
 
     delete("one", group, topic)
-    committed(desk, "the other is left", group)
+    committed(context, "the other is left", group)
     delete("again", group, topic)
-    delete("a topic that is not there", group, desk.name("missing"))
-    delete("a group that is not there", desk.name("nobody"), topic)
+    delete("a topic that is not there", group, context.name("missing"))
+    delete("a group that is not there", context.name("nobody"), topic)
     delete("no group", "", topic)
     # A member that subscribes to `other`.
     name = other.encode()
     metadata = b"\0\1\0\0\0\1" + len(name).to_bytes(2, "big") + name + b"\0\0\0\0\0\0\0\0"
-    busy = desk.name("busy")
+    busy = context.name("busy")
     protocols = [JOIN_GROUP.request.Protocol(name="range", metadata=metadata)]
-    member, generation = member_of(desk, busy, protocols=protocols)
-    commit(desk, "a member commits", busy, other, 5, generation, member)
-    commit(desk, "and something else", busy, topic, 5, generation, member)
+    member, generation = member_of(context, busy, protocols=protocols)
+    commit(context, "a member commits", busy, other, 5, generation, member)
+    commit(context, "and something else", busy, topic, 5, generation, member)
     delete("what a member reads, and what not", busy, other, topic)

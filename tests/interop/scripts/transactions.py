@@ -17,7 +17,7 @@ from klamm.kafka.wire.messages import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from tests.interop.scripts import RECORDS, Desk, batch_of, script
+from tests.interop.scripts import RECORDS, ScriptContext, batch_of, script
 from tests.interop.scripts.groups import member_of
 from tests.procs import until
 
@@ -28,15 +28,15 @@ CONCURRENT = 51
 class Writer:
     """A transactional producer, one request at a time. A request that comes while another ends is asked again."""
 
-    desk: Desk
+    context: ScriptContext
     name: str
     number: int = -1
     epoch: int = -1
     sequence: int = 0
 
     @classmethod
-    def of(cls, desk: Desk, word: str = "txn", **fields: Any) -> Writer:
-        made = cls(desk, desk.name(word))
+    def of(cls, context: ScriptContext, word: str = "txn", **fields: Any) -> Writer:
+        made = cls(context, context.name(word))
         made.init(None, **fields)
         return made
 
@@ -44,12 +44,12 @@ class Writer:
         asked = {"transactional_id": self.name, "transaction_timeout_ms": 60_000, **fields}
 
         def answer() -> Any:
-            told = self.desk.raw.ask(INIT_PRODUCER_ID, 4, **asked)
+            told = self.context.raw.ask(INIT_PRODUCER_ID, 4, **asked)
             return told if told.error_code != CONCURRENT else None
 
         told = until(answer, "a producer")
         if what:
-            self.desk.note(what, told)
+            self.context.note(what, told)
         if told.error_code == 0:
             self.number, self.epoch, self.sequence = told.producer_id, told.producer_epoch, 0
         return told
@@ -66,7 +66,7 @@ class Writer:
         fields = {f"v3_and_below_{name}": value for name, value in {**own, "topics": topics}.items()}
 
         def answer() -> Any:
-            told = self.desk.raw.ask(ADD_PARTITIONS_TO_TXN, 3, **fields)
+            told = self.context.raw.ask(ADD_PARTITIONS_TO_TXN, 3, **fields)
             codes = [
                 each.partition_error_code
                 for topic in told.results_by_topic_v3_and_below
@@ -76,7 +76,7 @@ class Writer:
 
         told = until(answer, "partitions are added")
         if what:
-            self.desk.note(what, told)
+            self.context.note(what, told)
         return told
 
     def write(
@@ -84,7 +84,7 @@ class Writer:
     ) -> Any:
         own = {"producer_id": self.number, "producer_epoch": self.epoch, "base_sequence": self.sequence, **changed}
         batch = batch_of(records or RECORDS, attributes=0x10, **own)
-        told = self.desk.produce(what, topic, batch, partition, transactional_id=self.name)
+        told = self.context.produce(what, topic, batch, partition, transactional_id=self.name)
         if told and told.responses[0].partition_responses[0].error_code == 0:
             self.sequence += len(RECORDS)
         return told
@@ -93,121 +93,121 @@ class Writer:
         fields = {**self.own, "committed": committed, **changed}
 
         def answer() -> Any:
-            told = self.desk.raw.ask(END_TXN, version, **fields)
+            told = self.context.raw.ask(END_TXN, version, **fields)
             return told if told.error_code != CONCURRENT else None
 
         told = until(answer, "it ends")
         if what:
-            self.desk.note(what, told)
+            self.context.note(what, told)
         return told
 
     def ended(self) -> None:
         """Wait until nothing of it is open any more: markers may come a moment after the answer."""
 
         def state() -> bool:
-            (told,) = self.desk.raw.ask(DESCRIBE_TRANSACTIONS, 0, transactional_ids=[self.name]).transaction_states
+            (told,) = self.context.raw.ask(DESCRIBE_TRANSACTIONS, 0, transactional_ids=[self.name]).transaction_states
             return told.transaction_state in ("CompleteCommit", "CompleteAbort", "Empty")
 
         until(state, "it is complete")
 
 
 @script
-def producers_are_named(desk: Desk) -> None:
+def producers_are_named(context: ScriptContext) -> None:
     def init(what: str, version: int = 4, **fields: Any) -> Any:
         asked = {"transactional_id": None, "transaction_timeout_ms": 60_000, **fields}
-        return desk.ask(what, INIT_PRODUCER_ID, version, **asked)
+        return context.ask(what, INIT_PRODUCER_ID, version, **asked)
 
     for version in range(5):
         init(f"v{version}", version)
     init("no name", transactional_id="")
-    init("no time", transactional_id=desk.name("t0"), transaction_timeout_ms=0)
-    init("negative time", transactional_id=desk.name("t1"), transaction_timeout_ms=-1)
-    init("too long a time", transactional_id=desk.name("t2"), transaction_timeout_ms=1_000_000_000)
-    init("half of a producer", transactional_id=desk.name("t3"), producer_id=5)
-    init("half of a producer, the other", transactional_id=desk.name("t4"), producer_epoch=5)
-    init("a producer of somebody else", transactional_id=desk.name("t5"), producer_id=10**9, producer_epoch=0)
-    writer = Writer(desk, desk.name("writer"))
+    init("no time", transactional_id=context.name("t0"), transaction_timeout_ms=0)
+    init("negative time", transactional_id=context.name("t1"), transaction_timeout_ms=-1)
+    init("too long a time", transactional_id=context.name("t2"), transaction_timeout_ms=1_000_000_000)
+    init("half of a producer", transactional_id=context.name("t3"), producer_id=5)
+    init("half of a producer, the other", transactional_id=context.name("t4"), producer_epoch=5)
+    init("a producer of somebody else", transactional_id=context.name("t5"), producer_id=10**9, producer_epoch=0)
+    writer = Writer(context, context.name("writer"))
     first = writer.init("a writer")
     writer.init("again")
     writer.init("with what it has", producer_id=writer.number, producer_epoch=writer.epoch)
     writer.init("with what it had", producer_id=first.producer_id, producer_epoch=first.producer_epoch)
-    desk.note("the same producer", first.producer_id == writer.number)
+    context.note("the same producer", first.producer_id == writer.number)
 
 
 @script
-def a_transaction_is_committed_and_one_aborted(desk: Desk) -> None:
-    topic = desk.topic(2)
-    writer = Writer.of(desk)
+def a_transaction_is_committed_and_one_aborted(context: ScriptContext) -> None:
+    topic = context.topic(2)
+    writer = Writer.of(context)
     for what, committed in (("commit", True), ("abort", False)):
         writer.add(f"{what}: partitions", (topic, 0), (topic, 1))
         writer.write(f"{what}: write", topic)
-        desk.fetch(f"{what}: read of what is committed, before", topic, 0, isolation_level=1)
-        desk.fetch(f"{what}: read of everything, before", topic, 0)
+        context.fetch(f"{what}: read of what is committed, before", topic, 0, isolation_level=1)
+        context.fetch(f"{what}: read of everything, before", topic, 0)
         writer.end(f"{what}: end", committed)
         writer.ended()
-        desk.fetch(f"{what}: read of what is committed", topic, 0, isolation_level=1)
-        desk.fetch(f"{what}: read of everything", topic, 0)
-        desk.fetch(f"{what}: the other partition", topic, 0, 1, isolation_level=1)
+        context.fetch(f"{what}: read of what is committed", topic, 0, isolation_level=1)
+        context.fetch(f"{what}: read of everything", topic, 0)
+        context.fetch(f"{what}: the other partition", topic, 0, 1, isolation_level=1)
     for level in (0, 1):
         parts = [LIST_OFFSETS.request.Partition(partition_index=0, timestamp=-1)]
         asked = [LIST_OFFSETS.request.Topic(name=topic, partitions=parts)]
-        desk.ask(f"ends, isolation {level}", LIST_OFFSETS, 7, replica_id=-1, isolation_level=level, topics=asked)
+        context.ask(f"ends, isolation {level}", LIST_OFFSETS, 7, replica_id=-1, isolation_level=level, topics=asked)
 
 
 @script
-def an_open_transaction_holds_readers_back(desk: Desk) -> None:
-    topic = desk.topic()
-    desk.produce(None, topic, batch_of(RECORDS))
-    first, second = Writer.of(desk, "first"), Writer.of(desk, "second")
+def an_open_transaction_holds_readers_back(context: ScriptContext) -> None:
+    topic = context.topic()
+    context.produce(None, topic, batch_of(RECORDS))
+    first, second = Writer.of(context, "first"), Writer.of(context, "second")
     first.add(None, (topic, 0))
     first.write(None, topic)
     second.add(None, (topic, 0))
     second.write(None, topic)
     second.end("the second ends", True)
     second.ended()
-    desk.produce(None, topic, batch_of(RECORDS))
-    desk.fetch("what is committed", topic, 0, isolation_level=1)
-    desk.fetch("behind it", topic, 6, isolation_level=1)
+    context.produce(None, topic, batch_of(RECORDS))
+    context.fetch("what is committed", topic, 0, isolation_level=1)
+    context.fetch("behind it", topic, 6, isolation_level=1)
     first.end("the first ends", False)
     first.ended()
-    desk.fetch("what is committed, after", topic, 0, isolation_level=1)
-    desk.fetch("from the middle of what was aborted", topic, 4, isolation_level=1)
+    context.fetch("what is committed, after", topic, 0, isolation_level=1)
+    context.fetch("from the middle of what was aborted", topic, 4, isolation_level=1)
 
 
 @script
-def transactions_that_are_refused(desk: Desk) -> None:
-    topic = desk.topic()
-    writer = Writer.of(desk)
+def transactions_that_are_refused(context: ScriptContext) -> None:
+    topic = context.topic()
+    writer = Writer.of(context)
     writer.init("its second epoch")
     writer.end("commit of nothing", True)
     writer.end("abort of nothing", False)
     writer.write("write without having said so", topic)
-    writer.add("a topic that is not there", (topic, 0), (desk.name("missing"), 0))
+    writer.add("a topic that is not there", (topic, 0), (context.name("missing"), 0))
     writer.add("a partition that is not there", (topic, 9))
     writer.add("an older epoch", (topic, 0), producer_epoch=writer.epoch - 1)
     writer.add("a newer epoch", (topic, 0), producer_epoch=writer.epoch + 1)
     writer.add("another producer", (topic, 0), producer_id=writer.number + 1_000_000)
-    writer.add("another name", (topic, 0), transactional_id=desk.name("nobody"))
+    writer.add("another name", (topic, 0), transactional_id=context.name("nobody"))
     writer.add("no name", (topic, 0), transactional_id="")
     writer.add("at last", (topic, 0))
     writer.write("an older epoch writes", topic, producer_epoch=writer.epoch - 1)
     writer.write("well", topic)
     writer.write("a gap", topic, base_sequence=50)
     plain = batch_of(RECORDS, producer_id=writer.number, producer_epoch=writer.epoch, base_sequence=writer.sequence)
-    desk.produce("not transactional, within one", topic, plain)
+    context.produce("not transactional, within one", topic, plain)
     writer.end("an older epoch ends", True, producer_epoch=writer.epoch - 1)
     writer.end("another producer ends", True, producer_id=writer.number + 1_000_000)
-    writer.end("another name ends", True, transactional_id=desk.name("nobody2"))
+    writer.end("another name ends", True, transactional_id=context.name("nobody2"))
     writer.end("commit", True)
     writer.end("commit again", True)
     writer.end("abort after it", False)
 
 
 @script
-def sequences_of_an_aborted_transaction_are_used_again(desk: Desk) -> None:
+def sequences_of_an_aborted_transaction_are_used_again(context: ScriptContext) -> None:
     """As librdkafka does: tests/interop/test_librdkafka_flaws.py."""
-    topic = desk.topic()
-    writer = Writer.of(desk)
+    topic = context.topic()
+    writer = Writer.of(context)
     writer.add(None, (topic, 0))
     writer.write("first", topic)
     writer.write("first again", topic, base_sequence=0)
@@ -220,14 +220,14 @@ def sequences_of_an_aborted_transaction_are_used_again(desk: Desk) -> None:
 
 
 @script
-def a_writer_is_fenced(desk: Desk) -> None:
-    topic = desk.topic()
-    first = Writer.of(desk)
+def a_writer_is_fenced(context: ScriptContext) -> None:
+    topic = context.topic()
+    first = Writer.of(context)
     first.add(None, (topic, 0))
     first.write(None, topic)
-    second = Writer(desk, first.name)
+    second = Writer(context, first.name)
     second.init("a second one comes")
-    desk.fetch("what the first wrote is aborted", topic, 0, isolation_level=1)
+    context.fetch("what the first wrote is aborted", topic, 0, isolation_level=1)
     first.write("the first writes", topic)
     first.add("the first adds", (topic, 0))
     first.end("the first commits", True)
@@ -236,10 +236,12 @@ def a_writer_is_fenced(desk: Desk) -> None:
     second.write("the second writes", topic)
     second.end("the second commits", True)
     second.ended()
-    desk.fetch("read", topic, 0, isolation_level=1)
+    context.fetch("read", topic, 0, isolation_level=1)
 
 
-def offsets(desk: Desk, what: str, writer: Writer, group: str, topic: str, offset: int, **changed: Any) -> Any:
+def offsets(
+    context: ScriptContext, what: str, writer: Writer, group: str, topic: str, offset: int, **changed: Any
+) -> Any:
     part = TXN_OFFSET_COMMIT.request.Partition(
         partition_index=changed.pop("partition", 0),
         committed_offset=offset,
@@ -247,70 +249,72 @@ def offsets(desk: Desk, what: str, writer: Writer, group: str, topic: str, offse
     )
     topics = [TXN_OFFSET_COMMIT.request.Topic(name=topic, partitions=[part])]
     fields = {**writer.own, "group_id": group, "topics": topics, **changed}
-    return desk.ask(what, TXN_OFFSET_COMMIT, 3, **fields)
+    return context.ask(what, TXN_OFFSET_COMMIT, 3, **fields)
 
 
-def committed(desk: Desk, what: str, group: str, topic: str, stable: bool = False) -> Any:
+def committed(context: ScriptContext, what: str, group: str, topic: str, stable: bool = False) -> Any:
     asked = [OFFSET_FETCH.request.Topic(name=topic, partition_indexes=[0])]
-    return desk.ask(what, OFFSET_FETCH, 7, group_id=group, topics=asked, require_stable=stable)
+    return context.ask(what, OFFSET_FETCH, 7, group_id=group, topics=asked, require_stable=stable)
 
 
 @script
-def offsets_in_a_transaction(desk: Desk) -> None:
-    topic, group = desk.topic(), desk.name("group")
-    writer = Writer.of(desk)
+def offsets_in_a_transaction(context: ScriptContext) -> None:
+    topic, group = context.topic(), context.name("group")
+    writer = Writer.of(context)
     for what, end in (("commit", True), ("abort", False)):
-        desk.ask(f"{what}: the group", ADD_OFFSETS_TO_TXN, 3, group_id=group, **writer.own)
-        offsets(desk, f"{what}: offsets", writer, group, topic, 7 if end else 9)
-        committed(desk, f"{what}: before", group, topic)
-        committed(desk, f"{what}: before, if stable", group, topic, stable=True)
+        context.ask(f"{what}: the group", ADD_OFFSETS_TO_TXN, 3, group_id=group, **writer.own)
+        offsets(context, f"{what}: offsets", writer, group, topic, 7 if end else 9)
+        committed(context, f"{what}: before", group, topic)
+        committed(context, f"{what}: before, if stable", group, topic, stable=True)
         writer.end(f"{what}: end", end)
         writer.ended()
-        desk.until(OFFSET_FETCH, 7, lambda told: not told.topics[0].partitions[0].error_code, group_id=group, topics=[OFFSET_FETCH.request.Topic(name=topic, partition_indexes=[0])], require_stable=True)  # fmt: skip  # noqa: E501
-        committed(desk, f"{what}: after", group, topic, stable=True)
+        context.until(OFFSET_FETCH, 7, lambda told: not told.topics[0].partitions[0].error_code, group_id=group, topics=[OFFSET_FETCH.request.Topic(name=topic, partition_indexes=[0])], require_stable=True)  # fmt: skip  # noqa: E501
+        committed(context, f"{what}: after", group, topic, stable=True)
 
 
 @script
-def offsets_that_a_transaction_cannot_commit(desk: Desk) -> None:
-    topic, group = desk.topic(), desk.name("group")
-    writer = Writer.of(desk)
+def offsets_that_a_transaction_cannot_commit(context: ScriptContext) -> None:
+    topic, group = context.topic(), context.name("group")
+    writer = Writer.of(context)
     own = writer.own
-    desk.ask("another producer", ADD_OFFSETS_TO_TXN, 3, group_id=group, **{**own, "producer_id": 10**9})
-    desk.ask("an older epoch", ADD_OFFSETS_TO_TXN, 3, group_id=group, **{**own, "producer_epoch": writer.epoch - 1})
-    desk.ask("another name", ADD_OFFSETS_TO_TXN, 3, group_id=group, **{**own, "transactional_id": desk.name("nobody")})
-    desk.ask("the group", ADD_OFFSETS_TO_TXN, 3, group_id=group, **own)
-    offsets(desk, "a topic that is not there", writer, group, desk.name("missing"), 1)
-    offsets(desk, "a partition that is not there", writer, group, topic, 1, partition=9)
-    offsets(desk, "too much metadata", writer, group, topic, 1, metadata="x" * 5000)
-    offsets(desk, "well", writer, group, topic, 1)
-    offsets(desk, "a member that is not there", writer, group, topic, 1, generation_id=3, member_id="nobody")
+    context.ask("another producer", ADD_OFFSETS_TO_TXN, 3, group_id=group, **{**own, "producer_id": 10**9})
+    context.ask("an older epoch", ADD_OFFSETS_TO_TXN, 3, group_id=group, **{**own, "producer_epoch": writer.epoch - 1})
+    context.ask(
+        "another name", ADD_OFFSETS_TO_TXN, 3, group_id=group, **{**own, "transactional_id": context.name("nobody")}
+    )
+    context.ask("the group", ADD_OFFSETS_TO_TXN, 3, group_id=group, **own)
+    offsets(context, "a topic that is not there", writer, group, context.name("missing"), 1)
+    offsets(context, "a partition that is not there", writer, group, topic, 1, partition=9)
+    offsets(context, "too much metadata", writer, group, topic, 1, metadata="x" * 5000)
+    offsets(context, "well", writer, group, topic, 1)
+    offsets(context, "a member that is not there", writer, group, topic, 1, generation_id=3, member_id="nobody")
     nobody = {"generation_id": 3, "member_id": "nobody"}
-    offsets(desk, "a group that is not there", writer, desk.name("missing-group"), topic, 1, **nobody)
-    busy = desk.name("busy")
-    member, generation = member_of(desk, busy)
-    desk.ask("a group with members", ADD_OFFSETS_TO_TXN, 3, group_id=busy, **own)
-    offsets(desk, "not as a member", writer, busy, topic, 1)
-    offsets(desk, "as a stranger", writer, busy, topic, 1, generation_id=generation, member_id="nobody")
-    offsets(desk, "of another generation", writer, busy, topic, 1, generation_id=generation + 1, member_id=member)
-    offsets(desk, "as a member", writer, busy, topic, 1, generation_id=generation, member_id=member)
+    offsets(context, "a group that is not there", writer, context.name("missing-group"), topic, 1, **nobody)
+    busy = context.name("busy")
+    member, generation = member_of(context, busy)
+    context.ask("a group with members", ADD_OFFSETS_TO_TXN, 3, group_id=busy, **own)
+    offsets(context, "not as a member", writer, busy, topic, 1)
+    offsets(context, "as a stranger", writer, busy, topic, 1, generation_id=generation, member_id="nobody")
+    offsets(context, "of another generation", writer, busy, topic, 1, generation_id=generation + 1, member_id=member)
+    offsets(context, "as a member", writer, busy, topic, 1, generation_id=generation, member_id=member)
     writer.end("abort", False)
 
 
 @script
-def transactions_are_described(desk: Desk) -> None:
-    topic = desk.topic(2)
-    writer = Writer.of(desk)
+def transactions_are_described(context: ScriptContext) -> None:
+    topic = context.topic(2)
+    writer = Writer.of(context)
     names = [writer.name]
 
     def listed(what: str, **fields: Any) -> None:
-        told = desk.raw.ask(LIST_TRANSACTIONS, 1, **fields)
+        told = context.raw.ask(LIST_TRANSACTIONS, 1, **fields)
         told.transaction_states = [each for each in told.transaction_states if each.transactional_id == writer.name]
-        desk.note(what, told)
+        context.note(what, told)
 
-    desk.ask("before", DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
+    context.ask("before", DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
     writer.add(None, (topic, 1))
     writer.write(None, topic, 1)
-    desk.ask("open", DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
+    context.ask("open", DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
     listed("listed")
     listed("by state", state_filters=["Ongoing"])
     listed("by another state", state_filters=["CompleteCommit"])
@@ -319,28 +323,28 @@ def transactions_are_described(desk: Desk) -> None:
     listed("by another producer", producer_id_filters=[writer.number + 1_000_000])
     listed("by age", duration_filter=3_600_000)
     asked = [DESCRIBE_PRODUCERS.request.Topic(name=topic, partition_indexes=[0, 1, 5])]
-    desk.ask("producers", DESCRIBE_PRODUCERS, 0, topics=asked)
-    missing = [DESCRIBE_PRODUCERS.request.Topic(name=desk.name("missing"), partition_indexes=[0])]
-    desk.ask("producers of a topic that is not there", DESCRIBE_PRODUCERS, 0, topics=missing)
+    context.ask("producers", DESCRIBE_PRODUCERS, 0, topics=asked)
+    missing = [DESCRIBE_PRODUCERS.request.Topic(name=context.name("missing"), partition_indexes=[0])]
+    context.ask("producers of a topic that is not there", DESCRIBE_PRODUCERS, 0, topics=missing)
     writer.end(None, True)
     writer.ended()
-    desk.ask("committed", DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
-    desk.ask("producers, after", DESCRIBE_PRODUCERS, 0, topics=asked[:1])
-    desk.ask("not there", DESCRIBE_TRANSACTIONS, 0, transactional_ids=[desk.name("nobody")])
-    desk.ask("no name", DESCRIBE_TRANSACTIONS, 0, transactional_ids=[""])
+    context.ask("committed", DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
+    context.ask("producers, after", DESCRIBE_PRODUCERS, 0, topics=asked[:1])
+    context.ask("not there", DESCRIBE_TRANSACTIONS, 0, transactional_ids=[context.name("nobody")])
+    context.ask("no name", DESCRIBE_TRANSACTIONS, 0, transactional_ids=[""])
 
 
 @script
-def records_of_an_open_transaction_may_be_deleted(desk: Desk) -> None:
+def records_of_an_open_transaction_may_be_deleted(context: ScriptContext) -> None:
     from klamm.kafka.wire.messages import DELETE_RECORDS
 
-    topic = desk.topic()
-    writer = Writer.of(desk)
+    topic = context.topic()
+    writer = Writer.of(context)
     writer.add(None, (topic, 0))
     writer.write(None, topic)
     part = DELETE_RECORDS.request.Partition(partition_index=0, offset=2)
     asked = [DELETE_RECORDS.request.Topic(name=topic, partitions=[part])]
-    desk.ask("deleted", DELETE_RECORDS, 2, topics=asked, timeout_ms=20_000)
+    context.ask("deleted", DELETE_RECORDS, 2, topics=asked, timeout_ms=20_000)
     writer.end("committed", True)
     writer.ended()
-    desk.fetch("read", topic, 2, isolation_level=1)
+    context.fetch("read", topic, 2, isolation_level=1)

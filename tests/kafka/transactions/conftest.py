@@ -1,4 +1,4 @@
-"""A store with a topic of three partitions, its desk, and clients of both kinds."""
+"""A store with a topic of three partitions, its transaction coordinator, and clients of both kinds."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def store(path: Path) -> Iterator[klamm.Store]:
 
 
 @pytest.fixture
-def desk(store: klamm.Store) -> Iterator[TransactionCoordinator]:
+def coordinator(store: klamm.Store) -> Iterator[TransactionCoordinator]:
     with serving(store) as made:
         yield made
 
 
 @pytest.fixture(params=[False, True], ids=["older", "kip-890"])
-def client(request: pytest.FixtureRequest, store: klamm.Store, desk: TransactionCoordinator) -> Client:
-    made = Client(store, desk, bumps=request.param)
+def client(request: pytest.FixtureRequest, store: klamm.Store, coordinator: TransactionCoordinator) -> Client:
+    made = Client(store, coordinator, bumps=request.param)
     assert made.init() is NONE
     return made
 
 
 @pytest.fixture
-def older(store: klamm.Store, desk: TransactionCoordinator) -> Client:
-    made = Client(store, desk, bumps=False)
+def older(store: klamm.Store, coordinator: TransactionCoordinator) -> Client:
+    made = Client(store, coordinator, bumps=False)
     assert made.init() is NONE
     return made
 
 
 @pytest.fixture
-def newer(store: klamm.Store, desk: TransactionCoordinator) -> Client:
-    made = Client(store, desk, bumps=True)
+def newer(store: klamm.Store, coordinator: TransactionCoordinator) -> Client:
+    made = Client(store, coordinator, bumps=True)
     assert made.init() is NONE
     return made

@@ -1,4 +1,6 @@
-"""The desk of transactional producers: what Kafka would answer, and what then is in the logs and in klamm.db."""
+"""The transaction coordinator of transactional producers: what Kafka would answer, and what then is in the logs and in
+klamm.db.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import klamm
 from klamm.errors import Aborted, Fenced, GroupBusy, OutOfOrderSequence
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION, TransactionCoordinator
-from klamm.store.transaction_state import MAX_EPOCH
+from klamm.store.transaction_state import MAX_EPOCH, Add
+from klamm.types import PartitionKey
 from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving, set_epoch
 from tests.procs import children, until
 from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
@@ -21,17 +24,17 @@ NONE = ErrorCode.NONE
 # ---- who they are
 
 
-def test_without_a_transactional_id_everybody_is_new(desk: TransactionCoordinator) -> None:
-    first, second = desk.init_producer_id(None, 0), desk.init_producer_id(None, 0, 5, 3)
+def test_without_a_transactional_id_everybody_is_new(coordinator: TransactionCoordinator) -> None:
+    first, second = coordinator.init_producer_id(None, 0), coordinator.init_producer_id(None, 0, 5, 3)
     assert first == (NONE, first.producer_id, 0) and second == (NONE, second.producer_id, 0)
     assert first.producer_id != second.producer_id
 
 
-def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(desk: TransactionCoordinator) -> None:
-    first = desk.init_producer_id("a", 1000)
+def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(coordinator: TransactionCoordinator) -> None:
+    first = coordinator.init_producer_id("a", 1000)
     assert first.epoch == 0
-    assert desk.init_producer_id("a", 1000) == (NONE, first.producer_id, 1)
-    assert desk.init_producer_id("b", 1000).producer_id != first.producer_id
+    assert coordinator.init_producer_id("a", 1000) == (NONE, first.producer_id, 1)
+    assert coordinator.init_producer_id("b", 1000).producer_id != first.producer_id
 
 
 @pytest.mark.parametrize(
@@ -47,21 +50,23 @@ def test_a_transactional_id_keeps_its_producer_id_and_its_epoch_grows(desk: Tran
     ],
 )
 def test_an_init_that_is_refused_leaves_no_row(
-    desk: TransactionCoordinator, arguments: tuple[str, int], code: ErrorCode
+    coordinator: TransactionCoordinator, arguments: tuple[str, int], code: ErrorCode
 ) -> None:
-    assert desk.init_producer_id(*arguments) == (code, -1, -1)
-    assert desk.rows() == []
+    assert coordinator.init_producer_id(*arguments) == (code, -1, -1)
+    assert coordinator.rows() == []
 
 
-def test_who_says_who_he_was_gets_the_next_epoch_once(desk: TransactionCoordinator) -> None:
-    producer_id = desk.init_producer_id("a", 1000).producer_id
-    assert desk.init_producer_id("a", 1000, producer_id, 0) == (NONE, producer_id, 1)
-    assert desk.init_producer_id("a", 1000, producer_id, 0) == (NONE, producer_id, 1), "the answer was lost"
-    assert desk.init_producer_id("a", 1000, producer_id, 1) == (NONE, producer_id, 2)
-    assert desk.init_producer_id("a", 1000, producer_id, 0).error is ErrorCode.PRODUCER_FENCED
-    assert desk.init_producer_id("a", 1000, producer_id + 1, 2).error is ErrorCode.PRODUCER_FENCED
-    assert desk.init_producer_id("a", 1000) == (NONE, producer_id, 3)
-    assert desk.init_producer_id("a", 1000, producer_id, 2).error is ErrorCode.PRODUCER_FENCED, "somebody newer came"
+def test_who_says_who_he_was_gets_the_next_epoch_once(coordinator: TransactionCoordinator) -> None:
+    producer_id = coordinator.init_producer_id("a", 1000).producer_id
+    assert coordinator.init_producer_id("a", 1000, producer_id, 0) == (NONE, producer_id, 1)
+    assert coordinator.init_producer_id("a", 1000, producer_id, 0) == (NONE, producer_id, 1), "the answer was lost"
+    assert coordinator.init_producer_id("a", 1000, producer_id, 1) == (NONE, producer_id, 2)
+    assert coordinator.init_producer_id("a", 1000, producer_id, 0).error is ErrorCode.PRODUCER_FENCED
+    assert coordinator.init_producer_id("a", 1000, producer_id + 1, 2).error is ErrorCode.PRODUCER_FENCED
+    assert coordinator.init_producer_id("a", 1000) == (NONE, producer_id, 3)
+    assert coordinator.init_producer_id("a", 1000, producer_id, 2).error is ErrorCode.PRODUCER_FENCED, (
+        "somebody newer came"
+    )
 
 
 def test_after_the_last_epoch_comes_another_producer_id(store: klamm.Store, older: Client) -> None:
@@ -69,17 +74,17 @@ def test_after_the_last_epoch_comes_another_producer_id(store: klamm.Store, olde
     first = older.producer_id
     assert older.init() is NONE
     assert older.producer_id != first and older.epoch == 0
-    assert [row.producer_id for row in older.desk.rows()] == [older.producer_id]
+    assert [row.producer_id for row in older.coordinator.rows()] == [older.producer_id]
     assert store.check().breaches == []
-    again = older.desk.init_producer_id("billing", 1000, first, MAX_EPOCH)
+    again = older.coordinator.init_producer_id("billing", 1000, first, MAX_EPOCH)
     assert again == (NONE, older.producer_id, 0), "it has not heard of it"
-    zombie = older.desk.init_producer_id("billing", 1000, first, 0)
+    zombie = older.coordinator.init_producer_id("billing", 1000, first, 0)
     assert zombie.error is ErrorCode.PRODUCER_FENCED, "it was fenced long before"
 
 
 def test_what_was_left_open_is_aborted_when_its_client_comes_again(store: klamm.Store, client: Client) -> None:
     assert client.send(0, 1) is NONE
-    zombie = Client(store, client.desk, bumps=client.bumps)
+    zombie = Client(store, client.coordinator, bumps=client.bumps)
     zombie.producer_id, zombie.epoch, zombie.sequences = client.producer_id, client.epoch, dict(client.sequences)
     assert client.init() is NONE
     assert client.producer_id == zombie.producer_id and client.epoch > zombie.epoch
@@ -98,9 +103,9 @@ def test_who_says_who_he_was_aborts_his_own(store: klamm.Store, client: Client) 
     before = client.producer_id, client.epoch
     assert client.init(again=True) is NONE
     assert client.epoch == before[1] + 1 and not stands_open(log_of(store))
-    assert client.desk.init_producer_id("billing", 1000, *before) == (NONE, client.producer_id, client.epoch)
+    assert client.coordinator.init_producer_id("billing", 1000, *before) == (NONE, client.producer_id, client.epoch)
     assert client.send(0) is NONE
-    assert client.desk.init_producer_id("billing", 1000, *before).error is ErrorCode.PRODUCER_FENCED
+    assert client.coordinator.init_producer_id("billing", 1000, *before).error is ErrorCode.PRODUCER_FENCED
     assert client.end(commit=True) is NONE
 
 
@@ -108,37 +113,39 @@ def test_who_says_who_he_was_aborts_his_own(store: klamm.Store, client: Client) 
 
 
 def test_a_batch_is_taken_where_its_transaction_has_the_partition(store: klamm.Store, client: Client) -> None:
-    desk, here, there = client.desk, place_of(store, 0), place_of(store, 1)
+    coordinator, here, there = client.coordinator, place_of(store, 0), place_of(store, 1)
     me = client.producer_id, client.epoch
-    assert desk.check_produce(*me, here) is NEEDS_REGISTRATION
+    assert coordinator.check_produce(*me, here) is NEEDS_REGISTRATION
     assert client.add(0) is NONE and client.add(0) is NONE
-    assert desk.check_produce(*me, here) is NONE
-    assert desk.check_produce(*me, there) is NEEDS_REGISTRATION
-    assert desk.check_produce(me[0], me[1] + 1, here) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert desk.check_produce(me[0], me[1] - 1, here) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert desk.check_produce(me[0] + 1, me[1], here) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    assert desk.verify("billing", *me, [here, there]) == {here}
-    assert desk.verify("billing", me[0], me[1] + 1, [here]) is ErrorCode.PRODUCER_FENCED
-    assert desk.verify("nobody", *me, [here]) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert coordinator.check_produce(*me, here) is NONE
+    assert coordinator.check_produce(*me, there) is NEEDS_REGISTRATION
+    assert coordinator.check_produce(me[0], me[1] + 1, here) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert coordinator.check_produce(me[0], me[1] - 1, here) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert coordinator.check_produce(me[0] + 1, me[1], here) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert coordinator.verify("billing", *me, [here, there]) == {here}
+    assert coordinator.verify("billing", me[0], me[1] + 1, [here]) is ErrorCode.PRODUCER_FENCED
+    assert coordinator.verify("nobody", *me, [here]) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert client.end(commit=True) is NONE
-    assert desk.check_produce(client.producer_id, client.epoch, here) is NEEDS_REGISTRATION
-    assert desk.verify("billing", client.producer_id, client.epoch, [here]) == set()
+    assert coordinator.check_produce(client.producer_id, client.epoch, here) is NEEDS_REGISTRATION
+    assert coordinator.verify("billing", client.producer_id, client.epoch, [here]) == set()
 
 
 def test_partitions_and_groups_are_added_only_by_the_producer_of_the_transaction(
     store: klamm.Store, client: Client
 ) -> None:
-    desk, here = client.desk, [place_of(store)]
+    coordinator, here = client.coordinator, [place_of(store)]
     me = client.producer_id, client.epoch
 
-    def add_group(name: str, producer_id: int, epoch: int, _: object) -> ErrorCode:
-        return desk.add_group(name, producer_id, epoch, "g")
-
-    for call in (desk.add_partitions, add_group):
-        assert call("nobody", *me, here) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        assert call("billing", me[0] + 1, me[1], here) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        assert call("billing", me[0], me[1] + 1, here) is ErrorCode.PRODUCER_FENCED
-        assert call("billing", me[0], me[1] - 1, here) is ErrorCode.PRODUCER_FENCED
+    for added in ((frozenset(here), frozenset[str]()), (frozenset[PartitionKey](), frozenset({"g"}))):
+        for name, producer_id, epoch, code in (
+            ("nobody", *me, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+            ("billing", me[0] + 1, me[1], ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+            ("billing", me[0], me[1] + 1, ErrorCode.PRODUCER_FENCED),
+            ("billing", me[0], me[1] - 1, ErrorCode.PRODUCER_FENCED),
+        ):
+            event = Add((producer_id, epoch), *added)
+            assert coordinator.apply_together([(name, event)]) == [None], "left to who is asked alone"
+            assert coordinator.apply(name, event).error is code
     assert list(store.transactions) == []
 
 
@@ -156,6 +163,8 @@ def test_transactions_one_after_the_other(store: klamm.Store, client: Client, co
     assert markers(log_of(store)) == [first + n + 1 if client.bumps else first for n in range(4)]
     assert seen(store, 0, 1) == [[b"0", b"1", b"2", b"3"] if commit else []] * 2
     assert client.epoch == (first + 4 if client.bumps else first)
+    assert [found.state for found in store.transactions] == ["prepared_commit" if commit else "prepared_abort"]
+    client.coordinator.tick()
     assert list(store.transactions) == [] and store.check().breaches == []
 
 
@@ -193,7 +202,7 @@ def test_ending_twice_is_ending_once_in_the_newer_kind(store: klamm.Store, newer
     assert newer.end(commit=True) is NONE and newer.epoch == 1
     assert newer.end(commit=True) is ErrorCode.INVALID_TXN_STATE, "that would be the next one, which has not begun"
     assert newer.send(0) is NONE
-    old = newer.desk.end("billing", newer.producer_id, newer.epoch - 1, commit=True, bump=True)
+    old = newer.coordinator.end("billing", newer.producer_id, newer.epoch - 1, commit=True, bump=True)
     assert old.error is ErrorCode.PRODUCER_FENCED, "a late one does not end the next"
     assert stands_open(log_of(store))
     assert newer.end(commit=False) is NONE
@@ -212,7 +221,7 @@ def test_a_transaction_is_ended_only_by_its_producer(client: Client) -> None:
     me = client.producer_id, client.epoch
 
     def end(name: str, producer_id: int, epoch: int) -> ErrorCode:
-        return client.desk.end(name, producer_id, epoch, commit=True, bump=client.bumps).error
+        return client.coordinator.end(name, producer_id, epoch, commit=True, bump=client.bumps).error
 
     assert end("nobody", *me) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert end("billing", me[0] + 1, me[1]) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -237,7 +246,7 @@ def test_the_last_epoch_of_a_producer_id_ends_with_another(
     assert newer.send(0, value=b"y") is NONE and newer.end(commit=True) is NONE
     assert seen(store, 0) == [[b"x", b"y"] if with_records else [b"y"]]
     assert offset_of(store, "g") == (None if with_records else 7)
-    assert store.check().breaches == [] and [row.producer_id for row in newer.desk.rows()] == [newer.producer_id]
+    assert store.check().breaches == [] and [row.producer_id for row in newer.coordinator.rows()] == [newer.producer_id]
     assert [row[0] for row in core_of(store).catalog.database.read("SELECT producer_id FROM transactions")] == [
         newer.producer_id
     ]
@@ -247,9 +256,11 @@ def test_a_deleted_topic_is_left_out(store: klamm.Store, client: Client) -> None
     assert client.send(0) is NONE
     store.topics.create("gone")
     there = core_of(store).topic("gone").topic.id, 0
-    assert client.desk.add_partitions("billing", client.producer_id, client.epoch, [there]) is NONE
+    event = Add((client.producer_id, client.epoch), frozenset({there}))
+    assert client.coordinator.apply("billing", event).error is NONE
     store.topics.delete("gone")
     assert client.end(commit=True) is NONE and seen(store, 0) == [[b"x"]]
+    client.coordinator.tick()
     assert list(store.transactions) == []
 
 
@@ -258,24 +269,25 @@ def test_a_deleted_topic_is_left_out(store: klamm.Store, client: Client) -> None
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_offsets_become_the_groups_with_the_commit(store: klamm.Store, client: Client, commit: bool) -> None:
-    desk, here = client.desk, place_of(store)
+    coordinator, here = client.coordinator, place_of(store)
     assert client.commit_offsets("g", 3) is NONE and client.commit_offsets("g", 5) is NONE
     assert client.send(1) is NONE
     assert offset_of(store, "g") is None
-    assert desk.has_pending("g", *here) and desk.pending_offsets("g") == {here}
-    assert not desk.has_pending("g", here[0], 1) and not desk.has_pending("h", *here)
+    assert coordinator.pending_offsets({"g", "i"}) == {("g", *here)} and coordinator.pending_offsets({"h"}) == set()
     assert client.end(commit=commit) is NONE
     assert offset_of(store, "g") == (5 if commit else None)
-    assert not desk.has_pending("g", *here) and desk.pending_offsets("g") == set()
+    assert coordinator.pending_offsets({"g"}) == set()
     assert core_of(store).catalog.database.read("SELECT * FROM pending_offsets") == []
     assert store.check().breaches == []
 
 
-def test_what_committing_offsets_refuses(store: klamm.Store, older: Client, desk: TransactionCoordinator) -> None:
+def test_what_committing_offsets_refuses(
+    store: klamm.Store, older: Client, coordinator: TransactionCoordinator
+) -> None:
     rows, me = [offset_row(store, 1)], (older.producer_id, older.epoch)
 
     def commit(name: str, producer_id: int, epoch: int, group: str = "g", *, implicit: bool = True) -> ErrorCode:
-        return desk.commit_offsets(name, producer_id, epoch, group, rows, implicit=implicit)
+        return coordinator.commit_offsets(name, producer_id, epoch, group, rows, implicit=implicit)
 
     assert commit("nobody", *me) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert commit("billing", me[0] + 1, me[1]) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -284,7 +296,7 @@ def test_what_committing_offsets_refuses(store: klamm.Store, older: Client, desk
     assert older.add(0) is NONE
     assert commit("billing", *me, implicit=False) is ErrorCode.INVALID_TXN_STATE
     assert commit("billing", *me, group="") is ErrorCode.INVALID_GROUP_ID
-    assert desk.pending_offsets("g") == set() and older.end(commit=True) is NONE
+    assert coordinator.pending_offsets({"g"}) == set() and older.end(commit=True) is NONE
     assert offset_of(store, "g") is None
 
 
@@ -292,14 +304,14 @@ def test_a_group_whose_members_are_programs_is_refused(store: klamm.Store, newer
     with store.consumer("t", group="g", wait=0) as consumer:
         consumer.poll()
         assert newer.commit_offsets("g", 3) is ErrorCode.UNKNOWN_MEMBER_ID
-        assert newer.desk.pending_offsets("g") == set() and list(store.transactions) == []
+        assert newer.coordinator.pending_offsets({"g"}) == set() and list(store.transactions) == []
     assert newer.commit_offsets("g", 3) is NONE and newer.end(commit=True) is NONE
     assert offset_of(store, "g") == 3
 
 
 def test_programs_cannot_join_a_group_that_a_transaction_is_about_to_move(path: Path, store: klamm.Store) -> None:
-    with serving(store) as desk:
-        client = Client(store, desk, bumps=True)
+    with serving(store) as coordinator:
+        client = Client(store, coordinator, bumps=True)
         assert client.init() is NONE and client.commit_offsets("g", 3) is NONE
     with (
         pytest.raises(GroupBusy, match="a transaction over the wire"),
@@ -318,7 +330,7 @@ def test_what_is_deleted_meanwhile_gets_no_offset(store: klamm.Store, newer: Cli
         store.topics.delete("t")
     else:
         database = core_of(store).catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             execute("DELETE FROM groups")
     assert newer.end(commit=True) is NONE
     assert core_of(store).catalog.database.read("SELECT * FROM offsets") == []
@@ -329,15 +341,15 @@ def test_what_is_deleted_meanwhile_gets_no_offset(store: klamm.Store, newer: Cli
 
 
 def test_a_transaction_that_takes_too_long_is_aborted_and_its_client_fenced(store: klamm.Store, client: Client) -> None:
-    desk, me = client.desk, (client.producer_id, client.epoch)
+    coordinator, me = client.coordinator, (client.producer_id, client.epoch)
     assert client.send(0, 1) is NONE and client.commit_offsets("g", 3) is NONE
-    desk.tick()
+    coordinator.tick()
     assert stands_open(log_of(store))
-    hasten(store, desk)
-    desk.tick()
+    hasten(store, coordinator)
+    coordinator.tick()
     assert not stands_open(log_of(store)) and not stands_open(log_of(store, 1))
-    assert desk.pending_offsets("g") == set() and list(store.transactions) == []
-    assert desk.check_produce(*me, place_of(store)) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert coordinator.pending_offsets({"g"}) == set() and list(store.transactions) == []
+    assert coordinator.check_produce(*me, place_of(store)) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert client.end(commit=True) is ErrorCode.PRODUCER_FENCED
     assert client.end(commit=False) is ErrorCode.PRODUCER_FENCED
     with pytest.raises(Fenced):
@@ -348,28 +360,28 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_client_fenced(stor
 
 
 def test_a_transaction_from_before_the_boot_is_over_when_the_server_starts(store: klamm.Store) -> None:
-    with serving(store) as desk:
-        client = Client(store, desk, bumps=False)
+    with serving(store) as coordinator:
+        client = Client(store, coordinator, bumps=False)
         assert client.init() is NONE and client.send(0) is NONE
     core_of(store).transactions.resolver.boot_id = "another"
-    with serving(store) as desk:
+    with serving(store) as coordinator:
         assert not stands_open(log_of(store)) and list(store.transactions) == []
-        assert client.desk.end("billing", client.producer_id, client.epoch, commit=True, bump=False).error
+        assert client.coordinator.end("billing", client.producer_id, client.epoch, commit=True, bump=False).error
 
 
 def test_names_are_forgotten_when_nobody_has_used_them_for_long(store: klamm.Store) -> None:
-    with serving(store, Settings(transactional_id_expiration_ms=-1)) as desk:
-        idle, busy = Client(store, desk, "idle", bumps=True), Client(store, desk, "busy", bumps=True)
+    with serving(store, Settings(transactional_id_expiration_ms=-1)) as coordinator:
+        idle, busy = Client(store, coordinator, "idle", bumps=True), Client(store, coordinator, "busy", bumps=True)
         assert idle.init() is NONE and busy.init() is NONE and busy.send(0) is NONE
         store.maintain()
-        assert [row.name for row in desk.rows()] == ["busy", "idle"], "programs leave them alone"
+        assert [row.name for row in coordinator.rows()] == ["busy", "idle"], "programs leave them alone"
 
         def is_gone() -> bool:
-            desk.expire()
-            return len(desk.rows()) == 1
+            coordinator.expire()
+            return len(coordinator.rows()) == 1
 
         until(is_gone, "a millisecond passes")
-        assert [row.name for row in desk.rows()] == ["busy"]
+        assert [row.name for row in coordinator.rows()] == ["busy"]
         assert idle.send(0) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert store.check().breaches == []
 
@@ -381,10 +393,10 @@ def test_expired_names_are_looked_for_as_often_as_the_setting_says(
     settings = Settings(
         transactional_id_expiration_ms=-10, transaction_remove_expired_transaction_cleanup_interval_ms=interval_ms
     )
-    with serving(store, settings) as desk:
-        assert Client(store, desk, "idle", bumps=True).init() is NONE
-        desk.tick()
-        assert [row.name for row in desk.rows()] == ([] if is_swept else ["idle"])
+    with serving(store, settings) as coordinator:
+        assert Client(store, coordinator, "idle", bumps=True).init() is NONE
+        coordinator.tick()
+        assert [row.name for row in coordinator.rows()] == ([] if is_swept else ["idle"])
 
 
 # ---- programs and clients of one name
@@ -394,11 +406,11 @@ def test_a_program_that_takes_a_name_over_fences_its_client(store: klamm.Store, 
     assert client.send(0) is NONE and client.commit_offsets("g", 3) is NONE
     with store.transaction("billing") as mine:
         mine.send("t", b"program", partition=0)
-        client.desk.tick()
+        client.coordinator.tick()
         assert client.end(commit=True) is ErrorCode.PRODUCER_FENCED
         assert client.add(1) is ErrorCode.PRODUCER_FENCED
         assert client.init(again=True) is ErrorCode.PRODUCER_FENCED
-    assert seen(store, 0) == [[b"program"]] and client.desk.rows() == [] and offset_of(store, "g") is None
+    assert seen(store, 0) == [[b"program"]] and client.coordinator.rows() == [] and offset_of(store, "g") is None
     assert store.check().breaches == []
 
 
@@ -417,21 +429,23 @@ def test_a_program_in_another_process_takes_a_name_over(
 
     with children() as start:
         start(take_over).answer()
-    assert client.desk.row("billing") is not None, "it has not looked yet"
+    assert client.coordinator.row("billing") is not None, "it has not looked yet"
     assert client.add(1) in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-    client.desk.tick()
-    assert client.desk.rows() == [] and list(store.transactions) == [] and store.check().breaches == []
-    assert client.desk.check_produce(client.producer_id, client.epoch, place_of(store)) is (
+    client.coordinator.tick()
+    assert client.coordinator.rows() == [] and list(store.transactions) == [] and store.check().breaches == []
+    assert client.coordinator.check_produce(client.producer_id, client.epoch, place_of(store)) is (
         ErrorCode.INVALID_PRODUCER_ID_MAPPING
     )
     assert core_of(store).catalog.database.read("SELECT * FROM transactions") == []
     assert seen(store, 0, 1) == [[b"x"] if state == "complete" else [], [b"program"]]
 
 
-def test_a_client_that_takes_a_name_over_fences_the_program(store: klamm.Store, desk: TransactionCoordinator) -> None:
+def test_a_client_that_takes_a_name_over_fences_the_program(
+    store: klamm.Store, coordinator: TransactionCoordinator
+) -> None:
     mine = store.transaction("billing", batch_bytes=1)
     mine.send("t", b"program", partition=0)
-    client = Client(store, desk, bumps=False)
+    client = Client(store, coordinator, bumps=False)
     assert client.init() is NONE
     assert not stands_open(log_of(store)) and list(store.transactions) == []
     with pytest.raises((Fenced, Aborted)):
@@ -451,6 +465,6 @@ def test_a_person_can_abort_a_clients_transaction(store: klamm.Store, client: Cl
     assert store.transactions.abort(client.producer_id)
     assert not store.transactions.abort(client.producer_id)
     assert [info.state for info in store.transactions] == ["prepared_abort"], "marking is the server's"
-    client.desk.tick()
+    client.coordinator.tick()
     assert not stands_open(log_of(store)) and list(store.transactions) == []
     assert client.end(commit=True) is ErrorCode.PRODUCER_FENCED

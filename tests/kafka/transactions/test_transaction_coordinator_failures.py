@@ -1,4 +1,6 @@
-"""The desk of transactional producers when servers are killed, writers stopped, batches late, rows damaged."""
+"""The transaction coordinator of transactional producers when servers are killed, writers stopped, batches late, rows
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,20 @@ NONE = ErrorCode.NONE
 @pytest.mark.parametrize("bumps", [False, True])
 def test_without_a_server_programs_end_what_is_decided_and_what_is_late(store: klamm.Store, bumps: bool) -> None:
     resolve = core_of(store).transactions.resolve
-    with serving(store) as desk:
-        client = Client(store, desk, bumps=bumps)
+    with serving(store) as coordinator:
+        client = Client(store, coordinator, bumps=bumps)
         assert client.init() is NONE and client.send(0) is NONE
-        hasty = Client(store, desk, "hasty", bumps=bumps)
+        hasty = Client(store, coordinator, "hasty", bumps=bumps)
         assert hasty.init() is NONE and hasty.send(1) is NONE
-        hasten(store, desk, "hasty")
+        hasten(store, coordinator, "hasty")
         resolve([log_of(store), log_of(store, 1)])
         assert stands_open(log_of(store, 1)), "there is a server"
     resolve([log_of(store), log_of(store, 1)])
     assert [stands_open(log_of(store, number)) for number in (0, 1)] == [True, False]
     members = core_of(store).members
     assert members is not None and not members.held(SERVER)
-    with serving(store) as desk:
-        client.desk = desk
+    with serving(store) as coordinator:
+        client.coordinator = coordinator
         assert client.end(commit=True) is NONE
     assert seen(store, 0, 1) == [[b"x"], []]
 
@@ -63,7 +65,7 @@ def test_what_comes_after_the_marker_in_the_same_epoch_is_aborted(store: klamm.S
     older.append(0, b"late")
     assert stands_open(log_of(store))
     core_of(store).transactions.resolve([log_of(store)])  # as whoever keeps house does
-    older.desk.tick()
+    older.coordinator.tick()
     assert not stands_open(log_of(store)) and seen(store, 0) == [[b"x"]]
     assert older.send(0, value=b"y") is NONE and older.end(commit=True) is NONE
     assert seen(store, 0) == [[b"x", b"y"]]
@@ -77,7 +79,7 @@ def test_what_came_late_is_left_to_the_server_whatever_epoch_its_client_has_by_n
     assert older.init() is NONE and older.epoch == 1
     core_of(store).transactions.resolve([log_of(store)])
     assert markers(log_of(store)) == [0], "a marker of epoch 1 could come into the client's next transaction"
-    older.desk.tick()
+    older.coordinator.tick()
     assert markers(log_of(store)) == [0, 0] and not stands_open(log_of(store))
     assert older.send(0, value=b"y") is NONE and older.end(commit=True) is NONE
     assert seen(store, 0) == [[b"x", b"y"]]
@@ -108,8 +110,8 @@ def test_a_server_killed_at_any_step_forgets_nothing(
         os.kill(os.getpid(), signal.SIGKILL)
 
     def serve() -> None:
-        with klamm.open(path) as mine, serving(mine) as desk:
-            client = Client(mine, desk, bumps=bumps)
+        with klamm.open(path) as mine, serving(mine) as coordinator:
+            client = Client(mine, coordinator, bumps=bumps)
             assert client.init() is NONE
             actions: dict[str, Callable[[], ErrorCode]] = {
                 "init": lambda: NONE,
@@ -122,23 +124,23 @@ def test_a_server_killed_at_any_step_forgets_nothing(
                 if each == step:
                     die()
             if step == "decide":
-                desk._resolver.complete = die  # type: ignore[assignment, method-assign]
+                coordinator._resolver.complete = die  # type: ignore[assignment, method-assign]
             if step == "mark":
-                mark = desk._resolver._mark
-                desk._resolver._mark = lambda *of: mark(*of) and die()  # type: ignore[method-assign]
+                mark = coordinator._resolver._mark
+                coordinator._resolver._mark = lambda *of: mark(*of) and die()  # type: ignore[method-assign]
             assert client.end(commit=commit) is NONE
             die()
 
     with children() as start:
         assert os.WIFSIGNALED(start(serve).ended())
-    with serving(store) as desk:
-        client = Client(store, desk, bumps=bumps)
-        row = desk.row("billing")
+    with serving(store) as coordinator:
+        client = Client(store, coordinator, bumps=bumps)
+        row = coordinator.row("billing")
         assert row is not None
         client.producer_id, client.epoch = row.producer_id, 0
         done = STEPS.index(step)
         assert row.is_ongoing == (0 < done < 4)
-        assert desk.has_pending("g", *place_of(store)) == (done == 3)
+        assert (("g", *place_of(store)) in coordinator.pending_offsets({"g"})) == (done == 3)
         if done == 0:
             assert row.epoch == 0 and client.add(0) is NONE
         if 0 <= done < 2:
@@ -194,15 +196,15 @@ def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: Path, t
         assert [stands_open(log_of(store, number)) for number in (0, 1)] == [False, True]
         assert client.add(0) is ErrorCode.CONCURRENT_TRANSACTIONS
         assert client.commit_offsets("g", 1) is ErrorCode.CONCURRENT_TRANSACTIONS
-        assert client.desk.check_produce(client.producer_id, client.epoch, place_of(store)) in (
+        assert client.coordinator.check_produce(client.producer_id, client.epoch, place_of(store)) in (
             ErrorCode.CONCURRENT_TRANSACTIONS,
         )
         assert client.init() is ErrorCode.CONCURRENT_TRANSACTIONS
-        client.desk.tick()
+        client.coordinator.tick()
         assert [info.state for info in store.transactions] == ["prepared_commit"]
         stopped.go_on()
         stopped.answer()
-        client.desk.tick()
+        client.coordinator.tick()
     assert list(store.transactions) == [] and seen(store, 0, 1) == [[b"x"], [b"x"]]
     assert client.send(0, 1) is NONE and client.end(commit=True) is NONE
 
@@ -210,7 +212,7 @@ def test_a_stopped_writer_keeps_nobody_waiting(store: klamm.Store, path: Path, t
 def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
     store: klamm.Store, path: Path, tmp_path: Path, newer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_markers, "_STUCK_S", 0.01)
+    monkeypatch.setattr(store_markers, "_STALLED_S", 0.01)
     ready, go = Flag(tmp_path / "ready"), Flag(tmp_path / "go")
 
     def hold() -> None:
@@ -235,11 +237,11 @@ def test_a_process_that_syncs_for_ever_makes_a_commit_be_tried_again(
 def test_rows_that_are_not_as_they_were_written_are_told(store: klamm.Store, newer: Client) -> None:
     assert newer.commit_offsets("g", 3) is NONE
     database = core_of(store).catalog.database
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute("UPDATE pending_offsets SET offset = 4")
     (breach,) = store.check().breaches
     assert "pending_offsets: producer id" in breach.message
-    with database.gate(), database.transaction() as execute:
+    with database.db_lock(), database.transaction() as execute:
         execute("UPDATE transactions SET next_epoch = 5")
     assert "transactions: the row of producer id" in store.check().breaches[0].message
     with pytest.raises(klamm.NotAStore, match="damaged"):

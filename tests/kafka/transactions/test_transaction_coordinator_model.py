@@ -1,4 +1,4 @@
-"""Any sequence of clients, programs, deaths of the server and time-outs, against a model of what is to be read."""
+"""Any sequence of clients, programs, deaths of the server and timeouts, against a model of what is to be read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Run:
         self.groups: dict[int, int] = {}
         self.fenced: set[int] = set()
 
-    def settle(self, who: int, *, commit: bool) -> None:
+    def run_due_work(self, who: int, *, commit: bool) -> None:
         fate = self.fates.pop(who, Fate())
         if commit and fate.offset is not None:
             self.groups[who] = fate.offset
@@ -96,16 +96,16 @@ def test_what_is_read_is_what_was_committed(actions: list[tuple[str, int, int]])
         run = Run(store)
         pending = list(enumerate(actions))
         while pending:
-            with serving(store) as desk:
+            with serving(store) as coordinator:
                 for who, client in run.clients.items():
-                    client.desk = desk
-                    row = desk.row(f"c{who}")
+                    client.coordinator = coordinator
+                    row = coordinator.row(f"c{who}")
                     assert who in run.fenced or (row is not None and row.next_epoch == client.epoch)
                 while pending:
                     step, (action, who, number) = pending.pop(0)
                     if action == "restart":
                         break
-                    _act(run, desk, step, action, who, number)
+                    _act(run, coordinator, step, action, who, number)
                     _check(run)
             if action == "restart":
                 core_of(store).transactions.resolve([log_of(store, each) for each in range(PARTITIONS)])
@@ -115,18 +115,18 @@ def test_what_is_read_is_what_was_committed(actions: list[tuple[str, int, int]])
         assert store.check().breaches == []
 
 
-def _act(run: Run, desk, step: int, action: str, who: int, number: int) -> None:  # type: ignore[no-untyped-def]
+def _act(run: Run, coordinator, step: int, action: str, who: int, number: int) -> None:  # type: ignore[no-untyped-def]
     store, value = run.store, b"%d" % step
     client = run.clients.get(who)
     if action in ("init", "again") or client is None:
         if client is None or action == "init":
-            client = run.clients.setdefault(who, Client(store, desk, f"c{who}", bumps=who != 2))
+            client = run.clients.setdefault(who, Client(store, coordinator, f"c{who}", bumps=who != 2))
             assert client.init() is NONE
         else:
             assert client.init(again=True) is (ErrorCode.PRODUCER_FENCED if who in run.fenced else NONE)
             if who in run.fenced:
                 return
-        run.settle(who, commit=False)
+        run.run_due_work(who, commit=False)
         run.fenced.discard(who)
         return
     fate, is_fenced = run.fates.get(who, Fate()), who in run.fenced
@@ -154,18 +154,18 @@ def _act(run: Run, desk, step: int, action: str, who: int, number: int) -> None:
                 assert client.ask_end(commit=not commit).error is ErrorCode.INVALID_TXN_STATE
             if client.bumps:
                 client._become(first)
-            run.settle(who, commit=commit)
+            run.run_due_work(who, commit=commit)
         else:
             assert first.error in (NONE, ErrorCode.INVALID_TXN_STATE)
     elif action == "late":
-        old = desk.end(client.name, client.producer_id, client.epoch - 1, commit=True, bump=client.bumps)
-        row = desk.row(client.name)
+        old = coordinator.end(client.name, client.producer_id, client.epoch - 1, commit=True, bump=client.bumps)
+        row = coordinator.row(client.name)
         assert old.error or (row is not None and not row.is_ongoing)
     elif action == "person":
         assert store.transactions.abort(client.producer_id) == fate.is_begun
         if fate.is_begun:
-            desk.tick()
-            run.settle(who, commit=False)
+            coordinator.tick()
+            run.run_due_work(who, commit=False)
             run.fenced.add(who)
     elif action == "program":
         with store.transaction() as tx:
@@ -174,7 +174,7 @@ def _act(run: Run, desk, step: int, action: str, who: int, number: int) -> None:
     elif action == "resolve":
         core_of(store).transactions.resolve([log_of(store, each) for each in range(PARTITIONS)])
     elif action == "tick":
-        desk.tick()
+        coordinator.tick()
 
 
 def _check(run: Run) -> None:

@@ -21,9 +21,9 @@ from tests.spark.settings import SETTINGS
 def deadly(group: int, batches: int) -> Any:
     """What tasks of a restore run, until so many batches were appended."""
 
-    def place(*arguments: Any) -> Iterator[Any]:
+    def tp(*arguments: Any) -> Iterator[Any]:
         from klamm.arrow.restore_writer import RestoreWriter
-        from klamm.spark.pipelines.restoring import _place
+        from klamm.spark.pipelines.restore_pipeline import _restore_partition
 
         give, left = RestoreWriter.give, [batches]
 
@@ -36,9 +36,9 @@ def deadly(group: int, batches: int) -> Any:
             give(self)
 
         RestoreWriter.give = counted  # type: ignore[method-assign]
-        yield from _place(*arguments)
+        yield from _restore_partition(*arguments)
 
-    return place
+    return tp
 
 
 def main(what: str, *arguments: str) -> None:
@@ -48,8 +48,8 @@ def main(what: str, *arguments: str) -> None:
         archive(spark, events, topic, folder, schema="n BIGINT", max_offsets=int(most))
     else:
         folder, events, topic, batches = arguments
-        restoring = importlib.import_module("klamm.spark.pipelines.restoring")
-        restoring._place = deadly(os.getpgrp(), int(batches))  # type: ignore[attr-defined]
+        restoring = importlib.import_module("klamm.spark.pipelines.restore_pipeline")
+        restoring._restore_partition = deadly(os.getpgrp(), int(batches))  # type: ignore[attr-defined]
         restoring.restore(spark, folder, events, topic)
     spark.stop()
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import klamm.spark
-from klamm.spark.pipelines.aggregating import aggregate
-from klamm.spark.pipelines.deduplicating import deduplicate
-from klamm.spark.pipelines.joining import join
+from klamm.spark.pipelines.aggregate_pipeline import aggregate
+from klamm.spark.pipelines.deduplicate_pipeline import deduplicate
+from klamm.spark.pipelines.join_pipeline import join
 from tests.spark.settings import SETTINGS
 
 

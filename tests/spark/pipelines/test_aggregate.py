@@ -14,8 +14,9 @@ import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, StoreBusy, UnknownTopic
-from klamm.spark.pipelines.aggregating import aggregate
-from klamm.spark.pipelines.claim import Claim
+from klamm.spark.pipelines import streams
+from klamm.spark.pipelines.aggregate_pipeline import aggregate
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.pipelines.reference import (
     NO_RETENTION,
@@ -68,8 +69,8 @@ class Windows:
                 for start in starts:
                     if start not in missed:
                         self.open.setdefault((start, by), []).append(total)
-            for place in [place for place in self.open if place[0] + self.window_ms <= round_.watermark_ms]:
-                self.closed[place] = self.open.pop(place)
+            for tp in [tp for tp in self.open if tp[0] + self.window_ms <= round_.watermark_ms]:
+                self.closed[tp] = self.open.pop(tp)
 
 
 def results(windows: dict[tuple[int, Any], list[Decimal]], window_ms: int) -> dict[bytes, Any]:
@@ -140,6 +141,7 @@ def test_windows_have_what_plain_python_counts_and_late_and_broken_records_are_c
     assert before.late == 11 and before.broken == 5
     letters = list(store.dead_letters("orders.dlq"))
     assert {each.reason for each in letters} <= {"has no $.user.id", "has no number $.total"}
+    assert {each.error for each in letters} == {"klamm.errors.InvalidRecord"}
     origins = {(each.origin.partition, each.origin.offset): each.record.value for each in letters if each.origin}
     kept = {(each.partition, each.offset): each.value for each in contents(store, "orders")}
     assert origins.items() <= kept.items() and len(origins) == before.broken
@@ -246,34 +248,37 @@ def test_an_empty_topic_is_no_error_and_its_folder_is_of_this_pipeline_only(
             run(**more)
         assert said in refused.value.message
     assert "counts" in store.topics and "others" not in store.topics
-    with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
+    with (
+        PipelineDirectory(str(tmp_path / "mine"), {}).alone(),
+        pytest.raises(StoreBusy, match="mine: another run is at work"),
+    ):
         run()
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"window": "soon"}, "window: 'soon' is no time"),
+        ({"window": "soon"}, "window: 'soon' is not a time"),
         ({"window": "0 seconds"}, "window: '0 seconds' is too short"),
         ({"window": "99999999999 weeks"}, "window: '99999999999 weeks' is too long"),
-        ({"window": 60}, "window: 60 is no time"),
-        ({"by": None}, "by: None is no part of a record that serves here"),
-        ({"watermark": "-1 minute"}, "watermark: '-1 minute' is no time"),
+        ({"window": 60}, "window: 60 is not a time"),
+        ({"by": None}, "by: None is not a usable part of a record"),
+        ({"watermark": "-1 minute"}, "watermark: '-1 minute' is not a time"),
         ({"slide": "1 hour"}, "slide: 1 hour is longer than the window of 1 minute"),
-        ({"max_offsets": 0}, "max_offsets: 0 does not fit"),
-        ({"every": "often"}, "every: 'often' is no time"),
+        ({"max_offsets": 0}, "max_offsets: 0 is invalid"),
+        ({"every": "often"}, "every: 'often' is not a time"),
         ({"aggregates": ["median($.total)"]}, r"aggregates: 'median($.total)' is none"),
         ({"aggregates": ["sum"]}, "aggregates: 'sum' does not say of what"),
         ({"aggregates": ["count($.total)"]}, "aggregates: 'count($.total)' counts records, not a field"),
-        ({"aggregates": ["sum(key)"]}, "aggregates: 'key' is no part of a record that serves here"),
+        ({"aggregates": ["sum(key)"]}, "aggregates: 'key' is not a usable part of a record"),
         ({"aggregates": []}, "aggregates: there are none"),
         ({"aggregates": {"window": "count"}}, "aggregates: 'window' cannot be a name"),
-        ({"by": "$.user..id"}, "by: '$.user..id' is no path into JSON"),
-        ({"by": "value"}, "by: 'value' is no part of a record that serves here"),
-        ({"time": "yesterday"}, "time: 'yesterday' is no part of a record that serves here"),
+        ({"by": "$.user..id"}, "by: '$.user..id' is not a path into JSON"),
+        ({"by": "value"}, "by: 'value' is not a usable part of a record"),
+        ({"time": "yesterday"}, "time: 'yesterday' is not a usable part of a record"),
         ({"to": "orders"}, "to: 'orders' is what the pipeline reads"),
         ({"to": "orders.dlq"}, "to: 'orders.dlq' is the dead-letter topic"),
-        ({"to": "plain", "table": True}, "to: the topic plain is not compacted, so it is no table"),
+        ({"to": "plain", "table": True}, "to: the topic plain is not compacted, so it is not a table"),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_sentence_before_spark_is_asked(
@@ -291,3 +296,23 @@ def test_a_topic_that_is_not_there_is_told(store: klamm.Store) -> None:
     nobody: Any = None
     with pytest.raises(UnknownTopic, match="orders"):
         aggregate(nobody, store.path, "orders", "out", window="1 minute", watermark="1 minute")
+
+
+def test_state_that_was_begun_as_snapshots_goes_on_as_a_changelog(
+    spark: Any, store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots are Spark's default, and were ours; what was counted before is counted on."""
+    changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+    store.topics.create("orders", 1, NO_RETENTION)
+    store.append("orders", b"{}", key=b"id", timestamp=START_MS)
+    with monkeypatch.context() as patch:
+        patch.setitem(streams._OWN, changelog, "false")
+        aggregate(spark, store.path, "orders", "minutes", window="1 minute", watermark="1 minute")
+    state = Path(store.path) / "pipelines"
+    assert list(state.rglob("*.zip")) and not list(state.rglob("*.changelog"))
+    store.append("orders", b"{}", key=b"id", timestamp=START_MS)
+    store.append("orders", b"{}", key=b"id", timestamp=START_MS + 3_600_000)
+    aggregate(spark, store.path, "orders", "minutes", window="1 minute", watermark="1 minute")
+    assert list(state.rglob("*.changelog"))
+    with store.consumer("minutes", start="earliest", wait=0) as consumer:
+        assert [json.loads(record.value)["count"] for record in consumer] == [2]

@@ -15,8 +15,8 @@ import klamm
 from klamm.disk import _os
 from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy
 from klamm.spark.pipelines import archive
-from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.processes import driver, wait_for
 
@@ -108,13 +108,13 @@ def test_each_record_is_archived_once_under_its_date(spark: Any, store: klamm.St
 
 FITS = [b'{"id": 1, "name": "one"}', b'{"id": 2, "more": [3]}', b" {} ", None, b'{"id": null, "sub": {"x": 1}}']
 UNFIT = {
-    b"no json": "the value is no JSON",
+    b"no json": "the value is not JSON",
     b'{"id": 3} and more': "the value is not one JSON object that fits the schema",
-    b"": "the value is no JSON",
-    b'[{"id": 4}]': "the value is no JSON object",
+    b"": "the value is not JSON",
+    b'[{"id": 4}]': "the value is not a JSON object",
     b'{"id": "five", "name": "x"}': "id does not fit bigint",
     b'{"id": 6.5, "sub": {"x": "y"}}': "id does not fit bigint; sub does not fit struct<x:int>",
-    b'{"name": "\xff"}': "the value is no UTF-8",
+    b'{"name": "\xff"}': "the value is not UTF-8",
     b'{"sub": {}}': "the value is not one JSON object that fits the schema",
 }
 
@@ -166,7 +166,7 @@ def test_an_inferred_schema_is_that_of_the_first_run(spark: Any, store: klamm.St
     assert run() == (1, 1)
     found = spark.read.parquet(str(tmp_path / "out"))
     assert found.schema["data"].dataType.simpleString() == "struct<a:bigint,b:struct<c:string>>"
-    assert [each.reason for each in store.dead_letters("bad")] == ["the value is no JSON", "a does not fit bigint"]
+    assert [each.reason for each in store.dead_letters("bad")] == ["the value is not JSON", "a does not fit bigint"]
 
 
 def test_small_files_are_merged_and_sorted_when_a_run_ends(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_small_files_are_merged_and_sorted_when_a_run_ends(spark: Any, store: kl
     assert archived(spark, tmp_path / "out") == topic_rows(store, "orders")
     (merged,) = (tmp_path / "out" / "date=2025-01-01").glob("*.parquet")
     table = pq.read_table(merged, partitioning=None)
-    places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
-    assert places == sorted(places)
+    tps = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    assert tps == sorted(tps)
     assert not (tmp_path / "out" / "_klamm" / "staging").exists()
 
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
     out = tmp_path / "out"
     refused: list[tuple[dict[str, Any], str]] = [
         ({"schema": "id INTT"}, "schema: 'id INTT' cannot be parsed"),
-        ({"schema": "INT"}, "schema: 'INT' is no struct"),
+        ({"schema": "INT"}, "schema: 'INT' is not a struct"),
         ({"schema": "a INT, A INT"}, "two fields A"),
         ({"schema": "a ARRAY<STRUCT<b: INT NOT NULL>>"}, "a has something that may not be null inside of an array"),
         ({"schema": "a STRUCT<b: MAP<INT, STRING>>"}, r"a\.b has keys of int; names in JSON are text"),
@@ -205,9 +205,9 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
         ({"schema": "a TIME"}, r"a is time\(6\), which"),
         ({"dead_letters": "bad"}, "without a schema every record fits"),
         ({"dead_letters": "orders", "schema": "a INT"}, "orders is the topic itself"),
-        ({"max_offsets": 0}, "max_offsets: 0 does not fit"),
-        ({"file_bytes": "1"}, "file_bytes: '1' does not fit"),
-        ({"every": "often"}, "every: 'often' is no time"),
+        ({"max_offsets": 0}, "max_offsets: 0 is invalid"),
+        ({"file_bytes": "1"}, "file_bytes: '1' is invalid"),
+        ({"every": "often"}, "every: 'often' is not a time"),
     ]
     for options, said in refused:
         with pytest.raises(InvalidSetting, match=said):
@@ -224,10 +224,10 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
     for topic, options, said in begun:
         with pytest.raises(InvalidSetting, match=said):
             archive(spark, store.path, topic, out, **options)
-    Claim.take(tmp_path / "else", {"pipeline": "aggregate"}, {})
+    PipelineDirectory.take(tmp_path / "else", {"pipeline": "aggregate"}, {})
     with pytest.raises(InvalidSetting, match="belongs to the pipeline aggregate"):
         archive(spark, store.path, "orders", tmp_path / "else")
-    with Claim(str(out), {}).alone(), pytest.raises(StoreBusy, match="another run is at work"):
+    with PipelineDirectory(str(out), {}).alone(), pytest.raises(StoreBusy, match="another run is at work"):
         archive(spark, store.path, "orders", out)
     (out / "_klamm" / "journal.json").write_text(
         json.dumps({"version": 1, "sequence": 1, "batch": 3, "ends": {}, "adds": [], "removes": []})

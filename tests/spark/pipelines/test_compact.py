@@ -30,10 +30,10 @@ pytest.importorskip("pyspark")
 
 from pyspark import cloudpickle
 
-from klamm.spark.pipelines import compacting as pipeline
-from klamm.spark.pipelines.compacting import compact
+from klamm.spark.pipelines import compact_pipeline as pipeline
+from klamm.spark.pipelines.compact_pipeline import compact
 
-DRIVER = Path(__file__).parent / "compacting.py"
+DRIVER = Path(__file__).parent / "compact_driver.py"
 SETTINGS: dict[str, str | int | float] = {
     "cleanup.policy": "compact",
     "segment.bytes": 6000,
@@ -205,7 +205,7 @@ def test_a_worker_that_is_killed_in_a_task_is_made_up_for(
     store.backup(tmp_path / "copy")
     trap = str(tmp_path / "trap")
     Path(trap).touch()
-    original = pipeline._sift
+    original = pipeline._filter_segment
 
     def dying(plan: Any, counts: Any, open_ids: Any, given: Any) -> Any:
         made = original(plan, counts, open_ids, given)
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_in_a_task_is_made_up_for(
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        monkeypatch.setattr(pipeline, "_sift", dying)
+        monkeypatch.setattr(pipeline, "_filter_segment", dying)
         compact(spark, store.path, "users", force=True)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -250,8 +250,8 @@ def test_a_driver_that_is_killed_leaves_what_the_next_compaction_of_either_kind_
         (directory,) = directories(store, "users")
         with driver(DRIVER, store.path, "users") as process:
             deadline = time.monotonic() + 200
-            while not segment.cleaned_aside(str(directory)) and time.monotonic() < deadline:
-                assert pause(process, 0.01), "it ended, and nobody has seen it sift"
+            while not segment.cleaned_temp_paths(str(directory)) and time.monotonic() < deadline:
+                assert pause(process, 0.01), "it ended, and nobody has seen it filter"
             pause(process, dice.random())
         assert latest(records(store)) == before
         assert klamm.check(store.path).ok
@@ -268,7 +268,7 @@ def test_a_driver_that_is_killed_leaves_what_the_next_compaction_of_either_kind_
 def test_one_who_cleans_keeps_others_out_and_is_kept_out(
     spark: Any, store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_PATIENCE_MS", 30)
+    monkeypatch.setattr(pipeline, "_TIMEOUT_MS", 30)
     store.topics.create("users", settings=SETTINGS)
     store.append_many("users", [(b"k", b"%d" % n) for n in range(100)])
     told: list[tuple[int, int | None]] = []
@@ -284,9 +284,9 @@ def test_one_who_cleans_keeps_others_out_and_is_kept_out(
                 with another.hold(byte, timeout_ms=0):
                     busy.append(False)
             except StoreBusy:
-                busy.append(partition.housekeeping.compact(force=True, wait=False) is None)
+                busy.append(partition.cleanup.compact(force=True, wait=False) is None)
 
-        with another.hold(byte), pytest.raises(StoreBusy, match="users/0: is being cleaned by somebody else"):
+        with another.hold(byte), pytest.raises(StoreBusy, match="users/0: is being cleaned by another process"):
             compact(spark, store.path, "users", force=True)
         compact(spark, store.path, "users", force=True, progress=progress)
         another.close()
@@ -308,7 +308,7 @@ def test_what_progress_raises_ends_it_and_nothing_is_left_over(spark: Any, store
     with pytest.raises(RuntimeError, match="enough"):
         compact(spark, store.path, "users", force=True, progress=refuse)
     (directory,) = directories(store, "users")
-    assert segment.cleaned_aside(str(directory)) == []
+    assert segment.cleaned_temp_paths(str(directory)) == []
     assert latest(records(store)) == before
 
 

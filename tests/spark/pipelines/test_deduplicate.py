@@ -12,8 +12,8 @@ import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, StoreBusy
-from klamm.spark.pipelines.claim import Claim
-from klamm.spark.pipelines.deduplicating import deduplicate
+from klamm.spark.pipelines.deduplicate_pipeline import deduplicate
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.pipelines.reference import (
     NO_RETENTION,
@@ -121,7 +121,10 @@ def test_state_is_forgotten_when_the_watermark_has_passed_and_the_folder_is_of_t
         spark.read.format("statestore").option("stateVarName", "passed").load(str(tmp_path / "mine/_klamm/checkpoint"))
     )
     assert [bytes(row.key.id) for row in state.collect()] == [b"new"]
-    with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
+    with (
+        PipelineDirectory(str(tmp_path / "mine"), {}).alone(),
+        pytest.raises(StoreBusy, match="mine: another run is at work"),
+    ):
         run()
     with pytest.raises(InvalidSetting, match='was begun with within = "60000 milliseconds", not "120000 milliseconds"'):
         run(within="2 minutes")
@@ -132,13 +135,13 @@ def test_state_is_forgotten_when_the_watermark_has_passed_and_the_folder_is_of_t
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"within": ""}, "within: '' is no time"),
+        ({"within": ""}, "within: '' is not a time"),
         ({"within": "0 days"}, "within: '0 days' is too short"),
-        ({"watermark": "later"}, "watermark: 'later' is no time"),
-        ({"max_offsets": 0}, "max_offsets: 0 does not fit"),
-        ({"every": "now"}, "every: 'now' is no time"),
-        ({"by": "header:"}, "by: 'header:' is no part of a record that serves here"),
-        ({"by": "$.a[x]"}, "by: '$.a[x]' is no path into JSON"),
+        ({"watermark": "later"}, "watermark: 'later' is not a time"),
+        ({"max_offsets": 0}, "max_offsets: 0 is invalid"),
+        ({"every": "now"}, "every: 'now' is not a time"),
+        ({"by": "header:"}, "by: 'header:' is not a usable part of a record"),
+        ({"by": "$.a[x]"}, "by: '$.a[x]' is not a path into JSON"),
         ({"to": "orders"}, "to: 'orders' is what the pipeline reads"),
         ({"dead_letters": "orders"}, "dead_letters: 'orders' is what the pipeline reads"),
     ],

@@ -13,8 +13,8 @@ import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, StoreBusy
-from klamm.spark.pipelines.claim import Claim
-from klamm.spark.pipelines.joining import join
+from klamm.spark.pipelines.join_pipeline import join
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.pipelines.reference import (
     NO_RETENTION,
@@ -157,7 +157,10 @@ def test_each_topic_may_have_its_own_field_and_values_need_not_be_json(
         "right_timestamp": iso(START_MS + 1),
     }
     assert (report.rows_read, report.rows_written, report.dead_letters, report.late) == (4, 1, 1, 0)
-    with Claim(str(tmp_path / "mine"), {}).alone(), pytest.raises(StoreBusy, match="mine: another run is at work"):
+    with (
+        PipelineDirectory(str(tmp_path / "mine"), {}).alone(),
+        pytest.raises(StoreBusy, match="mine: another run is at work"),
+    ):
         run()
     with pytest.raises(InvalidSetting, match='was begun with how = "inner", not "left"'):
         run(how="left")
@@ -168,14 +171,14 @@ def test_each_topic_may_have_its_own_field_and_values_need_not_be_json(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"within": "near"}, "within: 'near' is no time"),
-        ({"watermark": "1"}, "watermark: '1' is no time"),
-        ({"max_offsets": 0}, "max_offsets: 0 does not fit"),
-        ({"every": "1 fortnight"}, "every: '1 fortnight' is no time"),
-        ({"how": "outer"}, "how: 'outer' is no way to join"),
-        ({"by": "$"}, "by: '$' is no path into JSON"),
+        ({"within": "near"}, "within: 'near' is not a time"),
+        ({"watermark": "1"}, "watermark: '1' is not a time"),
+        ({"max_offsets": 0}, "max_offsets: 0 is invalid"),
+        ({"every": "1 fortnight"}, "every: '1 fortnight' is not a time"),
+        ({"how": "outer"}, "how: 'outer' is not a join type"),
+        ({"by": "$"}, "by: '$' is not a path into JSON"),
         ({"by": ("key", "key", "key")}, "is not one or two"),
-        ({"by": ("key", "offset")}, "by: 'offset' is no part of a record that serves here"),
+        ({"by": ("key", "offset")}, "by: 'offset' is not a usable part of a record"),
         ({"right": "orders"}, "right: 'orders' is the left topic, too"),
         ({"to": "payments"}, "to: 'payments' is what the pipeline reads"),
     ],

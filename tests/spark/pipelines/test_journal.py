@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import NotAStore
-from klamm.spark.pipelines.claim import Claim
 from klamm.spark.pipelines.journal import Journal, State
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.rig import dies, killed_at
 
 DAY, NEXT = "date=2025-01-31", "date=2025-02-01"
 
 
-def claimed(path: Path) -> Claim:
-    return Claim.take(path, {"pipeline": "archive"}, {})
+def claimed(path: Path) -> PipelineDirectory:
+    return PipelineDirectory.take(path, {"pipeline": "archive"}, {})
 
 
 def written(journal: Journal, name: str, *texts: str) -> list[str]:

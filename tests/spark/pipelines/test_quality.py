@@ -240,7 +240,7 @@ def test_what_is_wrong_is_said_before_a_job_starts(store: klamm.Store, tmp_path:
     with pytest.raises(NotAStore):
         quality(spark, tmp_path, "orders")
     for since in ("yesterday", -1, True, 10**18):
-        with pytest.raises(InvalidSetting, match="is no time"):
+        with pytest.raises(InvalidSetting, match="is not a time"):
             quality(spark, store.path, "orders", since=since)
 
 

@@ -86,7 +86,7 @@ def test_a_restored_topic_is_what_the_archived_one_was(spark: Any, store: klamm.
 
 def test_what_cannot_be_is_refused(spark: Any, store: klamm.Store, tmp_path: Path) -> None:
     store.topics.create("orders", 2)
-    with pytest.raises(InvalidSetting, match="is no archive: it is nobody's"):
+    with pytest.raises(InvalidSetting, match="not an archive: it is unclaimed"):
         restore(spark, tmp_path, store.path, "back")
     archive(spark, store.path, "orders", tmp_path / "out")
     assert restore(spark, tmp_path / "out", store.path, "empty").rows_written == 0
@@ -110,9 +110,9 @@ def test_what_cannot_be_is_refused(spark: Any, store: klamm.Store, tmp_path: Pat
 def failing(trap: str, batches: int) -> Any:
     """What tasks of a restore run: the first one that comes to so many batches is killed."""
 
-    def place(*arguments: Any) -> Iterator[Any]:
+    def tp(*arguments: Any) -> Iterator[Any]:
         from klamm.arrow.restore_writer import RestoreWriter
-        from klamm.spark.pipelines.restoring import _place
+        from klamm.spark.pipelines.restore_pipeline import _restore_partition
 
         give, left = RestoreWriter.give, [batches]
 
@@ -126,11 +126,11 @@ def failing(trap: str, batches: int) -> Any:
 
         RestoreWriter.give = counted  # type: ignore[method-assign]
         try:
-            yield from _place(*arguments)
+            yield from _restore_partition(*arguments)
         finally:
             RestoreWriter.give = give  # type: ignore[method-assign]
 
-    return place
+    return tp
 
 
 @pytest.mark.timeout(600)
@@ -157,7 +157,9 @@ def test_a_restore_that_is_killed_is_gone_on_with(
     trap.touch()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(
-        importlib.import_module("klamm.spark.pipelines.restoring"), "_place", failing(str(trap), dice.randrange(1, 10))
+        importlib.import_module("klamm.spark.pipelines.restore_pipeline"),
+        "_restore_partition",
+        failing(str(trap), dice.randrange(1, 10)),
     )
     restore(spark, tmp_path / "out", store.path, "back")
     assert not trap.exists()

@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import klamm
 import klamm.spark
-from klamm.spark.pipelines import running
-from klamm.spark.pipelines.running import drain, duration
+from klamm.spark.pipelines.query_runner import drain, duration
 from tests.crash.cases import seed_of
 from tests.procs import until
 from tests.spark.pipelines import test_aggregate, test_deduplicate, test_join
@@ -91,44 +89,25 @@ def test_every_micro_batch_is_reported_though_spark_forgets_them_before_the_firs
     assert (outcome.batches, outcome.rows, outcome.offsets) == (6, 6, 6)
 
 
-class Told:
-    """A query that has said this of its micro-batches."""
+def test_reports_of_other_queries_are_left_out_and_the_listener_goes_with_the_query(
+    spark: Any, store: klamm.Store, tmp_path: Path
+) -> None:
+    store.topics.create("orders")
+    store.append_many("orders", [b"%d" % n for n in range(3)])
 
-    def __init__(self) -> None:
-        self.progress: list[Any] = []
-        self.asked = 0
+    def writer(name: str) -> Any:
+        rows = klamm.spark.read_stream(
+            spark, store.path, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=1
+        )
+        return rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / name))
 
-    def say(self, number: int, when: str, *, is_idle: bool = False) -> None:
-        data = {"batchId": number, "durationMs": {} if is_idle else {"addBatch": 1}}
-        self.progress.append(SimpleNamespace(batchId=number, timestamp=when, json=json.dumps(data)))
-
-    @property
-    def lastProgress(self) -> Any:  # noqa: N802  # Spark's names
-        return self.progress[-1] if self.progress else None
-
-    @property
-    def recentProgress(self) -> list[Any]:  # noqa: N802
-        self.asked += 1
-        return self.progress
-
-
-def test_all_reports_are_asked_for_only_when_there_is_a_new_one() -> None:
-    query = Told()
-    reports = running._Reports(query)
-
-    def look() -> list[int]:
-        reports._look()
-        return [each["batchId"] for each in reports.take()]
-
-    assert (look(), query.asked) == ([], 0)
-    query.say(0, "1")
-    query.say(1, "2")
-    assert (look(), look(), query.asked) == ([0, 1], [], 1)
-    query.say(2, "3", is_idle=True)
-    assert (look(), look(), query.asked) == ([], [], 2)
-    query.say(2, "4")
-    query.say(3, "5", is_idle=True)
-    assert (look(), look(), query.asked) == ([2], [], 3)
+    other = writer("other").trigger(processingTime="1 millisecond").start()
+    try:
+        outcome = drain(writer("this"))
+        assert (outcome.batches, outcome.rows) == (3, 3)
+    finally:
+        other.stop()
+    assert len(spark._jsparkSession.streams().listListeners()) == 0
 
 
 @pytest.mark.timeout(600)

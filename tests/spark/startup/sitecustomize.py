@@ -18,6 +18,8 @@ def _live_as(fork_of: str) -> None:
     import signal
     import socket
 
+    passed_on = {signal.SIGTERM, signal.SIGHUP}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until it is known which process gets them
     with socket.socket(socket.AF_UNIX) as told:
         told.connect(fork_of)
         given = {
@@ -31,8 +33,9 @@ def _live_as(fork_of: str) -> None:
         socket.send_fds(told, [b"%8d" % len(text)], [0, 1, 2])
         told.sendall(text)
         pid = int(told.recv(8))
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in passed_on:
             signal.signal(number, lambda number, _: os.kill(pid, number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for descriptor in (0, 1, 2):
             os.close(descriptor)
         code = told.recv(8)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from klamm.client.consume.cursor import Cursor
 from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records
-from klamm.client.consume.stuck import Stuck
+from klamm.client.consume.stalled_transactions import StalledTransactions
 from klamm.client.subscription import open_partitions
 from klamm.disk._os import PriorityMutex
 from klamm.errors import Closed, StoreBusy, StoreError
@@ -78,7 +78,7 @@ class LogEngine:
         self._poller = Poller(core.heads)
         self._with_files: dict[Cursor, None] = {}  # the least recently opened first
         self._returned: Cursor | None = None  # whose records were returned last
-        self._stalled = Stuck(core)
+        self._stalled = StalledTransactions(core)
         self._is_closed = False
 
     # ---- reading
@@ -140,12 +140,13 @@ class LogEngine:
 
     def _add_moved(self, most: int) -> bool:
         """Give a turn to cursors whose heads have moved on; whether any has one."""
+        self._core.heads.check_place()
         self._stalled.look(self._awake)
         for index in self._poller.moved(most):
             self._give_turn(self._awake[index])
         return bool(self._turns)
 
-    # An exception may come between any two lines: then a cursor has two turns, which is better than none for ever.
+    # An exception may come between any two lines: then a cursor has two turns, which is better than none forever.
 
     def _give_turn(self, cursor: Cursor) -> None:
         if not cursor.has_turn:

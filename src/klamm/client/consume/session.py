@@ -131,7 +131,7 @@ class Session:
     ) -> Batch[Any] | None:
         """Return the next records of one partition; None if there are none in time, at `stop`, or when `give_up()`.
 
-        Whoever makes `give_up` true calls `wake`.
+        A caller that makes `give_up` true calls `wake`.
         """
         records = self.next_records(max_records, timeout_s, give_up)
         return None if records is None else records.batch()
@@ -145,7 +145,7 @@ class Session:
         try:
             records = self._next(max_records, timeout_s, give_up)
             if records is not None and self.sharing is not None:
-                records.source = self._me, self.sharing.commits.hand_out(records.partition, records.begin)
+                records.source = self._me, self.sharing.commits.deliver(records.partition, records.begin)
         except StoreError:
             if self.is_closing:  # by another thread, during this call
                 return None

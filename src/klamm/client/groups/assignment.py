@@ -80,4 +80,4 @@ def assigned(
     strange = wanted.keys() - set(partitions)
     if strange:
         raise GroupError(f"the assignor gave {min(strange)!r}, which is not a partition to share out")
-    return Share([place for place in owned if place not in wanted], list(wanted), len(wanted))
+    return Share([tp for tp in owned if tp not in wanted], list(wanted), len(wanted))

@@ -8,8 +8,8 @@ under the member's mutex, that the partitions are owned and stay so until the wr
 nothing of it is stored. A batch that was handed out before a partition was lost cannot be committed when it has come
 back: it says of which ownership epoch it is.
 
-A transaction that moves offsets makes a Claim, which compares and sets: its batches follow on from `since`, and what
-is `stored` is still there. After an abort the consumer goes back to `since`.
+A transaction that moves offsets makes a PendingCommit, which compares and sets: its batches follow on from `since`, and
+what is `stored` is still there. After an abort the consumer goes back to `since`.
 
 `commit_async` does it in one thread, in order; what is committed meanwhile waits for its turn.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core
     from klamm.store.lineage import Input
 
-__all__ = ["Claim", "Commits", "What"]
+__all__ = ["Commits", "PendingCommit", "What"]
 
 
 What: TypeAlias = (
@@ -99,37 +99,37 @@ class Commits:
 
     @property
     def can_be_run(self) -> bool:
-        """Whether somebody else may decide what is done: a group's own offsets, and no auto-commit."""
+        """Return whether the caller decides what is done: the group has its own offsets, and no auto-commit."""
         return self.keeps_in_store and self._auto_s is None
 
     # ---- reading
 
-    def load(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+    def load(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
         """Where to go on in partitions that we own now; those without a position are left out."""
-        wanted = list(places)
+        wanted = list(tps)
         found: dict[TopicPartition, Position] = {}
         if self._offsets is not None:
             loaded = self._offsets.load(wanted)
-            found = {place: checked_position(loaded[place]) for place in wanted if loaded.get(place) is not None}
+            found = {tp: checked_position(loaded[tp]) for tp in wanted if loaded.get(tp) is not None}
         elif self._member is not None:
             with self._member.mutex:
-                ids = {place: self._member.topic_id(*place) for place in wanted if self._member.owns(*place)}
+                ids = {tp: self._member.topic_id(tp) for tp in wanted if self._member.owns(*tp)}
             rows = self._core.groups.offsets(self._member.group_number)
-            stored = {place: rows.get((topic_id, place[1])) for place, topic_id in ids.items()}
-            found = {place: Position(row.offset, row.leader_epoch) for place, row in stored.items() if row is not None}
-        for place in wanted:
-            self.stored[place] = found[place].offset if place in found else None
-            self.since.pop(place, None)
+            stored = {tp: rows.get((topic_id, tp[1])) for tp, topic_id in ids.items()}
+            found = {tp: Position(row.offset, row.leader_epoch) for tp, row in stored.items() if row is not None}
+        for tp in wanted:
+            self.stored[tp] = found[tp].offset if tp in found else None
+            self.since.pop(tp, None)
         return found
 
     def begins(self, starts: Mapping[TopicPartition, Position]) -> None:
         """Where reading starts in partitions that `load` had nothing for."""
         if starts and self._offsets is not None and hasattr(self._offsets, "begin"):
             self._offsets.begin(starts)
-            self.stored.update({place: position.offset for place, position in starts.items()})
+            self.stored.update({tp: position.offset for tp, position in starts.items()})
 
     def committed(self, topic: str, partition: int) -> Committed | None:
-        """What is kept now, whoever wrote it."""
+        """Return the stored offsets, also those that another process wrote."""
         if self._offsets is not None:
             look = self._offsets.peek if hasattr(self._offsets, "peek") else self._offsets.load
             found = look([(topic, partition)]).get((topic, partition))
@@ -139,57 +139,57 @@ class Commits:
         row = self._core.groups.offsets(self._member.group_number).get((topic_id, partition))
         return None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)
 
-    def forget(self, places: Iterable[TopicPartition]) -> None:
+    def forget(self, tps: Iterable[TopicPartition]) -> None:
         """They are not ours any more."""
-        for place in places:
-            self.stored.pop(place, None)
-            self.since.pop(place, None)
-            self._done.pop(place, None)
-            self._epochs.pop(place, None)
+        for tp in tps:
+            self.stored.pop(tp, None)
+            self.since.pop(tp, None)
+            self._done.pop(tp, None)
+            self._epochs.pop(tp, None)
 
-    def own(self, places: Iterable[TopicPartition]) -> None:
+    def own(self, tps: Iterable[TopicPartition]) -> None:
         """They are ours now."""
-        self._epochs.update((place, object()) for place in places)
+        self._epochs.update((tp, object()) for tp in tps)
 
     # ---- what is handed out
 
-    def hand_out(self, place: TopicPartition, begin: int) -> object | None:
+    def deliver(self, tp: TopicPartition, begin: int) -> object | None:
         """Records from `begin` on were returned; return the epoch of our ownership, for the batch."""
         with self._since_mutex:
-            self.since.setdefault(place, begin)
-        return self._epochs.get(place)
+            self.since.setdefault(tp, begin)
+        return self._epochs.get(tp)
 
-    def moved(self, places: Iterable[TopicPartition]) -> None:
+    def moved(self, tps: Iterable[TopicPartition]) -> None:
         """The user has put the consumer elsewhere: what was handed out and not committed is given up."""
-        for place in places:
-            self.since.pop(place, None)
-            self._done.pop(place, None)
+        for tp in tps:
+            self.since.pop(tp, None)
+            self._done.pop(tp, None)
 
-    def note_done(self) -> None:
-        """Whoever polls again has done what it got; with auto-commit, commit that when it is time."""
+    def record_done(self) -> None:
+        """Take what was delivered as processed, because the consumer polls again; auto-commit it when due."""
         if self._auto_s is not None:
             self._done = self._positions()
             if time.monotonic() - self._committed_at >= self._auto_s:
                 self.auto_commit()
 
-    def auto_commit(self, places: Iterable[TopicPartition] | None = None) -> None:
+    def auto_commit(self, tps: Iterable[TopicPartition] | None = None) -> None:
         """Commit what is done, in those partitions; nothing without auto-commit."""
         if self._auto_s is None:
             return
         self._committed_at = time.monotonic()
-        chosen = self._done if places is None else {each: self._done[each] for each in places if each in self._done}
-        entries = {place: self._entry(place, position, self.since.get(place)) for place, position in chosen.items()}
+        chosen = self._done if tps is None else {each: self._done[each] for each in tps if each in self._done}
+        entries = {tp: self._entry(tp, position, self.since.get(tp)) for tp, position in chosen.items()}
         member = self._member
-        if member is not None:  # what was lost meanwhile is somebody else's to do again
-            entries = {place: entry for place, entry in entries.items() if member.owns(*place)}
-        self._done = {place: position for place, position in self._done.items() if place not in entries}
+        if member is not None:  # partitions lost since are processed again by their new owner
+            entries = {tp: entry for tp, entry in entries.items() if member.owns(*tp)}
+        self._done = {tp: position for tp, position in self._done.items() if tp not in entries}
         self._in_turn(entries, "")
 
     def _positions(self) -> dict[TopicPartition, Position]:
         """Of the partitions where something was handed out and not committed."""
-        found = {place: self._engine.handed_out(place) for place in list(self.since)}
-        positions = {place: handed.position for place, handed in found.items() if handed is not None}
-        return {place: position for place, position in positions.items() if position.offset != self.since.get(place)}
+        found = {tp: self._engine.handed_out(tp) for tp in list(self.since)}
+        positions = {tp: handed.position for tp, handed in found.items() if handed is not None}
+        return {tp: position for tp, position in positions.items() if position.offset != self.since.get(tp)}
 
     # ---- committing
 
@@ -247,34 +247,40 @@ class Commits:
             self._executor.shutdown(wait=threading.get_ident() != self._thread)
 
     def _entries(self, what: What) -> dict[TopicPartition, _Entry]:
+        if type(what) is dict:  # known at once; to ask whether something is a Mapping takes longer
+            return self._named(what)
         if what is None:
             found = self._positions()
-            return {place: self._entry(place, position, self.since.get(place)) for place, position in found.items()}
+            return {tp: self._entry(tp, position, self.since.get(tp)) for tp, position in found.items()}
         if isinstance(what, Batch):
             if what.begin == what.end:  # a poll that gave nothing, or an empty slice
                 return {}
-            place, position = TopicPartition(what.topic, what.partition), Position(what.end, what.leader_epoch)
-            entry = self._entry(place, position, what.begin)
-            return {place: entry if what._source is None else entry._replace(epoch=what._source[1])}
+            tp, position = TopicPartition(what.topic, what.partition), Position(what.end, what.leader_epoch)
+            entry = self._entry(tp, position, what.begin)
+            return {tp: entry if what._source is None else entry._replace(epoch=what._source[1])}
         if isinstance(what, Record):
-            place, position = TopicPartition(what.topic, what.partition), Position(what.offset + 1, what.leader_epoch)
-            return {place: self._entry(place, position, self.since.get(place, what.offset))}
+            tp, position = TopicPartition(what.topic, what.partition), Position(what.offset + 1, what.leader_epoch)
+            return {tp: self._entry(tp, position, self.since.get(tp, what.offset))}
         if isinstance(what, Mapping):
-            places = {
-                TopicPartition(str(topic), int(number)): checked_position(at) for (topic, number), at in what.items()
-            }
-            return {place: self._entry(place, at, None) for place, at in places.items()}
+            return self._named(what)
         raise TypeError(f"commit takes a batch, a record or a mapping, not {type(what).__name__}")
 
-    def _entry(self, place: TopicPartition, position: Position, begin: int | None) -> _Entry:
-        return _Entry(position, begin, self._epochs.get(place))
+    def _named(self, what: Mapping[Any, Any]) -> dict[TopicPartition, _Entry]:
+        entries = {}
+        for (topic, number), at in what.items():
+            tp = TopicPartition(str(topic), int(number))
+            entries[tp] = self._entry(tp, checked_position(at), None)
+        return entries
+
+    def _entry(self, tp: TopicPartition, position: Position, begin: int | None) -> _Entry:
+        return _Entry(position, begin, self._epochs.get(tp))
 
     def _refuse_former(self, entries: dict[TopicPartition, _Entry]) -> None:
         """What is from before a partition was lost and came back. Under the mutex: it stays ours until it is let go."""
-        for place, entry in entries.items():
-            if entry.epoch is not None and self._epochs.get(place) is not entry.epoch:
+        for tp, entry in entries.items():
+            if entry.epoch is not None and self._epochs.get(tp) is not entry.epoch:
                 raise NotOwner(
-                    f"{place[0]}/{place[1]}: what ends at {entry.position.offset} was handed out before the partition"
+                    f"{tp[0]}/{tp[1]}: what ends at {entry.position.offset} was handed out before the partition"
                     " was lost and came back",
                     hint="read on: what was not committed is handed out again",
                 )
@@ -290,53 +296,59 @@ class Commits:
                 if self._offsets is not None:
                     self._write_elsewhere(entries)
                 else:
+                    topic_id = member.topic_id
                     rows = [
-                        OffsetRow(member.topic_id(*place), place[1], *entry.position, metadata)
-                        for place, entry in entries.items()
+                        OffsetRow(topic_id(tp), tp[1], entry.position[0], entry.position[1], metadata)
+                        for tp, entry in entries.items()
                     ]
                     self._core.groups.commit(member.group_number, rows)
-        self.settle({place: entry.position.offset for place, entry in entries.items()})
+        for tp, entry in entries.items():
+            self._complete(tp, entry.position.offset)
 
     def _write_elsewhere(self, entries: dict[TopicPartition, _Entry]) -> None:
         assert self._offsets is not None
         found = []
-        for place, (position, begin, _) in entries.items():
-            kept, since = self.stored.get(place), self.since.get(place)
+        for tp, (position, begin, _) in entries.items():
+            kept, since = self.stored.get(tp), self.since.get(tp)
             if kept is not None and begin in (None, since):
                 begin = kept  # as it should be; where the user has moved the consumer, the two are not the same number
-            found.append(Progress(*place, position.offset if begin is None else begin, *position))
+            found.append(Progress(*tp, position.offset if begin is None else begin, *position))
         try:
             self._offsets.commit(found)
         except CommitGap:
             self.stale = True
             raise
 
-    def settle(self, ends: Mapping[TopicPartition, int]) -> None:
+    def complete(self, ends: Mapping[TopicPartition, int]) -> None:
         """Those offsets are stored."""
-        for place, end in ends.items():
-            self.stored[place] = end
-            with self._since_mutex:  # or what is returned meanwhile would not count as handed out
-                handed = self._engine.handed_out(place)
-                if handed is None or (handed.offset <= end and not handed.has_more):
-                    self.since.pop(place, None)
-                elif place in self.since:
-                    self.since[place] = end  # a loop goes on handing out
+        for tp, end in ends.items():
+            self._complete(tp, end)
 
-    def claim(self) -> Claim:
+    def _complete(self, tp: TopicPartition, end: int) -> None:
+        self.stored[tp] = end
+        with self._since_mutex:  # or what is returned meanwhile would not count as handed out
+            handed = self._engine.handed_out(tp)
+            if handed is None or (handed.offset <= end and not handed.has_more):
+                self.since.pop(tp, None)
+            elif tp in self.since:
+                self.since[tp] = end  # a loop goes on handing out
+
+    def pending_commit(self) -> PendingCommit:
         """For a transaction that moves this group's offsets."""
         if self._member is None or self._offsets is not None:
             raise GroupError("only offsets that a group keeps in the store can be part of a transaction")
-        return Claim(self, self._member)
+        return PendingCommit(self, self._member)
 
 
-class Claim:
+class PendingCommit:
     """What one transaction wants to commit for one consumer.
 
-    claim.add(batch)                                       # CommitGap if it does not follow; nothing has changed yet
-    with claim.member.mutex, gate, database.transaction() as execute:
-        claim.refuse_others()                              # NotOwner
-        put_offsets(execute, claim.member.group_number, claim.rows(), expect=claim.expect())
-    claim.done()                                           # or session.rewind(), after an abort
+    pending_commit.add(batch)                                       # CommitGap if it does not follow; nothing has
+                                                                    changed yet
+    with pending_commit.member.mutex, gate, database.transaction() as execute:
+        pending_commit.refuse_others()                              # NotOwner
+        put_offsets(execute, pending_commit.member.group_number, pending_commit.rows(), expect=pending_commit.expect())
+    pending_commit.done()                                           # or session.rewind(), after an abort
     """
 
     def __init__(self, commits: Commits, member: Member) -> None:
@@ -353,21 +365,21 @@ class Claim:
 
     def add(self, what: What = None) -> None:
         """A batch, or (None) everything that was handed out."""
-        for place, entry in self._commits._entries(what).items():
-            refuse_others(self.member, [place])
-            self._commits._refuse_former({place: entry})
+        for tp, entry in self._commits._entries(what).items():
+            refuse_others(self.member, [tp])
+            self._commits._refuse_former({tp: entry})
             begin = entry.begin
-            due = self._ends[place].position.offset if place in self._ends else self._commits.since.get(place)
+            due = self._ends[tp].position.offset if tp in self._ends else self._commits.since.get(tp)
             if what is not None and begin != due:
                 raise CommitGap(
-                    f"{place[0]}/{place[1]}: the batch begins at {begin}, but what was handed out and not committed"
+                    f"{tp[0]}/{tp[1]}: the batch begins at {begin}, but what was handed out and not committed"
                     f" {'is nothing' if due is None else f'begins at {due}'}",
                     expected=-1 if due is None else due,
                     begin=-1 if begin is None else begin,
                 )
-            self._expected.setdefault(place, self._commits.stored.get(place))
-            self._begins.setdefault(place, self._commits.since.get(place, entry.position.offset))
-            self._ends[place] = entry
+            self._expected.setdefault(tp, self._commits.stored.get(tp))
+            self._begins.setdefault(tp, self._commits.since.get(tp, entry.position.offset))
+            self._ends[tp] = entry
 
     def refuse_others(self) -> None:
         """Under the member's mutex: NotOwner if a partition is not ours any more."""
@@ -377,29 +389,29 @@ class Claim:
     def rows(self) -> list[OffsetRow]:
         """Under the member's mutex."""
         topic_id = self.member.topic_id
-        return [OffsetRow(topic_id(*place), place[1], *entry.position) for place, entry in self._ends.items()]
+        return [OffsetRow(topic_id(tp), tp[1], *entry.position) for tp, entry in self._ends.items()]
 
     def expect(self) -> dict[PartitionKey, int | None]:
         """What has to be stored now, for `put_offsets`. Under the member's mutex."""
-        return {(self.member.topic_id(*place), place[1]): offset for place, offset in self._expected.items()}
+        return {(self.member.topic_id(tp), tp[1]): offset for tp, offset in self._expected.items()}
 
     def ranges(self) -> list[Input]:
         """Group, topic id, partition, and the offsets that it is moved past. Under the member's mutex."""
         topic_id = self.member.topic_id
         return [
-            (self.member.group, topic_id(*place), place[1], self._begins[place], entry.position.offset)
-            for place, entry in self._ends.items()
+            (self.member.group, topic_id(tp), tp[1], self._begins[tp], entry.position.offset)
+            for tp, entry in self._ends.items()
         ]
 
     def done(self) -> None:
         """It is committed."""
-        self._commits.settle({place: entry.position.offset for place, entry in self._ends.items()})
+        self._commits.complete({tp: entry.position.offset for tp, entry in self._ends.items()})
 
 
-def refuse_others(member: Member, places: Iterable[TopicPartition]) -> None:
-    for topic, number in places:
+def refuse_others(member: Member, tps: Iterable[TopicPartition]) -> None:
+    for topic, number in tps:
         if not member.owns(topic, number):
             raise NotOwner(
-                f"{topic}/{number}: is not this member's, any more or yet",
+                f"{topic}/{number}: not owned by this member",
                 hint="nothing was committed; its owner goes on where the last commit was",
             )

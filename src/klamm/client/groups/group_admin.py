@@ -70,13 +70,13 @@ class Groups:
         """Return a group as it is now: members, their partitions, committed offsets and lag."""
         core = self._store._acquired()
         group = core.groups.get(name)
-        live = core.groups.live_places(group.number)
+        live = core.groups.live_member_indexes(group.number)
         topics = {topic.name: topic for topic in core.catalog.topics()}
         names = {topic.id: topic.name for topic in topics.values()}
         members: list[GroupMember] = []
         wanted: set[tuple[str, int]] = set()
         for row in core.groups.rows(group.number):
-            if row.place in live:
+            if row.member_index in live:
                 chosen = wanted_of(row.topics, topics)
                 owned = tuple((topic, number) for topic, number in row.owned)
                 members.append(GroupMember(row.id, row.name, tuple(sorted(chosen)), owned, row.joined_ms))
@@ -89,7 +89,7 @@ class Groups:
             if row.topic_id in names
         }
         found = [
-            _standing(partition, stored.get(name))
+            _group_offset(partition, stored.get(name))
             for name, partition in open_partitions(core, sorted(wanted | stored.keys()), skip_unknown=True).items()
         ]
         return GroupInfo(
@@ -115,7 +115,7 @@ class Groups:
         """
         core = self._store._acquired()
         found = core.groups.find(checked_name(group))
-        stored = {} if found is None else _by_place(core, found)
+        stored = {} if found is None else _by_partition(core, found)
         target = _target(core, to, by, like, stored)
         if topics is None and to is not None:
             topics = Where(to).topics()
@@ -164,7 +164,7 @@ class Groups:
             rows.setdefault(move.group, []).append(row)
             expect.setdefault(move.group, {})[row.key] = move.before
         database = core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             for name, each in rows.items():
                 group = core.groups.claim(execute, checked_name(name))
                 core.groups.refuse_live(group)
@@ -190,7 +190,7 @@ class Groups:
                 "leader_epoch": row.leader_epoch,
                 "metadata": row.metadata,
             }
-            for (topic, number), row in sorted(_by_place(core, core.groups.get(name)).items())
+            for (topic, number), row in sorted(_by_partition(core, core.groups.get(name)).items())
         ]
         return {"format": _FORMAT, "group": name, "store_id": core.catalog.store_id, "offsets": offsets}
 
@@ -217,13 +217,13 @@ class Groups:
                 f"groups.import_: {error} is missing", hint="pass what groups.export returned"
             ) from None
         database = core.catalog.database
-        with database.gate(), database.transaction() as execute:
+        with database.db_lock(), database.transaction() as execute:
             group = core.groups.claim(execute, wanted)
             core.groups.refuse_live(group)
             put_offsets(execute, group.number, rows)
 
 
-def _by_place(core: Core, group: Group) -> dict[tuple[str, int], OffsetRow]:
+def _by_partition(core: Core, group: Group) -> dict[tuple[str, int], OffsetRow]:
     names = {topic.id: topic.name for topic in core.catalog.topics()}
     rows = core.groups.offsets(group.number).values()
     return {(names[row.topic_id], row.partition): row for row in rows if row.topic_id in names}
@@ -244,7 +244,7 @@ def _target(
             raise TypeError(f"by is a whole number, not {type(by).__name__}")
         return lambda name, _: Position(max(0, stored[name].offset + by)) if name in stored else None
     if like is not None:
-        others = _by_place(core, core.groups.get(like))
+        others = _by_partition(core, core.groups.get(like))
         return lambda name, _: Position(others[name].offset, others[name].leader_epoch) if name in others else None
     assert to is not None
     where = Where(to, name="to").at(core.heads.wall_ms())
@@ -276,7 +276,7 @@ def _clamped(partition: Partition, position: Position) -> Position:
     return position if offset == position.offset else Position(offset)
 
 
-def _standing(partition: Partition, row: OffsetRow | None) -> GroupOffset:
+def _group_offset(partition: Partition, row: OffsetRow | None) -> GroupOffset:
     ends = partition.ends()
     committed = None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)
     at = max(ends.start, 0 if row is None else row.offset)

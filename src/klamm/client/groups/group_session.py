@@ -7,8 +7,8 @@
     it waits           the same, every 200 ms, or when members come and go
     close              on_revoked, auto-commit, commits under way, and the member leaves
 
-A partition without a committed offset starts as `auto_offset_reset` says. "latest" is stored at once: whoever takes
-the partition over before the first commit starts at the same place, not at a later "latest".
+A partition without a committed offset starts as `auto_offset_reset` says. "latest" is stored at once: a member that
+takes the partition over before the first commit starts at the same offset, not at a later "latest".
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class GroupOptions(TypedDict, total=False):
 
 
 class Runner(Protocol):
-    """Whoever hands a consumer's records to others (workers.py): told before the user is."""
+    """The workers that get a consumer's records (workers.py); called before the user's callbacks."""
 
-    def revoked(self, places: Iterable[TopicPartition]) -> None: ...
-    def lost(self, places: Iterable[TopicPartition]) -> None: ...
+    def revoked(self, tps: Iterable[TopicPartition]) -> None: ...
+    def lost(self, tps: Iterable[TopicPartition]) -> None: ...
 
 
 class GroupSession:
@@ -128,7 +128,7 @@ class GroupSession:
         member = self.member
         if member is not None:
             member.polled()
-            self.commits.note_done()
+            self.commits.record_done()
         if self.commits.stale:
             self._reload(session)
         if member is not None and member.is_due():
@@ -169,15 +169,15 @@ class GroupSession:
                 raise
             _call(self.on_assigned, taken)
         if deleted or surplus or taken:
-            member.note_owned()
+            member.save_owned()
 
-    def _revoke(self, places: list[TopicPartition]) -> None:
+    def _revoke(self, tps: list[TopicPartition]) -> None:
         """Before they are given up: the last chance to commit."""
         if self.runner is not None:
-            self.runner.revoked(places)  # which takes its time: the watchdog may have given them up, and on_lost tells
-            places = [place for place in places if self.member is not None and self.member.owns(*place)]
-        _call(self.on_revoked, places)
-        self.commits.auto_commit(places)
+            self.runner.revoked(tps)  # which takes its time: the watchdog may have given them up, and on_lost tells
+            tps = [tp for tp in tps if self.member is not None and self.member.owns(*tp)]
+        _call(self.on_revoked, tps)
+        self.commits.auto_commit(tps)
         self.commits.finish()
 
     def _lose(self, session: Session, lost: list[TopicPartition]) -> None:
@@ -187,40 +187,40 @@ class GroupSession:
             self._drop(session, lost)
             _call(self.on_lost, lost)
 
-    def _drop(self, session: Session, places: list[TopicPartition]) -> None:
-        self.commits.forget(places)
-        session.engine.unassign([TopicPartition(*place) for place in places])
+    def _drop(self, session: Session, tps: list[TopicPartition]) -> None:
+        self.commits.forget(tps)
+        session.engine.unassign([TopicPartition(*tp) for tp in tps])
 
-    def _adopt(self, session: Session, places: list[TopicPartition]) -> None:
-        partitions = open_partitions(self._core, places)
-        stored = self.commits.load(places)
+    def _adopt(self, session: Session, tps: list[TopicPartition]) -> None:
+        partitions = open_partitions(self._core, tps)
+        stored = self.commits.load(tps)
         assert self.member is not None
         # What the watchdog gave up meanwhile was not looked up; the next look tells that it is lost.
-        partitions = {place: each for place, each in partitions.items() if self.member.owns(*place)}
+        partitions = {tp: each for tp, each in partitions.items() if self.member.owns(*tp)}
         found = {
-            place: resume_at(partition, stored[place]) if place in stored else self._first(session, place, partition)
-            for place, partition in partitions.items()
+            tp: resume_at(partition, stored[tp]) if tp in stored else self._first(session, tp, partition)
+            for tp, partition in partitions.items()
         }
-        fresh = {place: position for place, position in found.items() if place not in stored}
+        fresh = {tp: position for tp, position in found.items() if tp not in stored}
         if self._reset == "latest" and self.commits.keeps_in_store:
             self.commits.commit(fresh, "")
         self.commits.begins(fresh)
         self.commits.own(found)
         session.engine.assign(found)
 
-    def _first(self, session: Session, place: TopicPartition, partition: Partition) -> Position:
+    def _first(self, session: Session, tp: TopicPartition, partition: Partition) -> Position:
         """Where to start in a partition that the group has no offset for."""
         if self._reset == "error":
             assert self.member is not None
             raise GroupError(
-                f"group {self.member.group!r}: has no offset for {place[0]}/{place[1]}",
+                f"group {self.member.group!r}: has no offset for {tp[0]}/{tp[1]}",
                 hint="set one with store.groups.reset, or choose auto_offset_reset='earliest' or 'latest'",
             )
-        return Where(self._reset).position_in(partition, is_new=session.is_new(place))
+        return Where(self._reset).position_in(partition, is_new=session.is_new(tp))
 
     def _reload(self, session: Session) -> None:
         """After a gap: read on at what is stored."""
-        since = {place: Position(offset) for place, offset in self.commits.since.items()}
+        since = {tp: Position(offset) for tp, offset in self.commits.since.items()}
         stored = self.commits.load(since)
         self.commits.stale = False
         session.resume_at({**since, **stored})
@@ -240,14 +240,14 @@ class GroupSession:
                 member.leave()
 
 
-def _call(callback: RebalanceCallback | None, places: list[TopicPartition]) -> None:
-    if callback is not None and places:
-        callback(sorted(places))
+def _call(callback: RebalanceCallback | None, tps: list[TopicPartition]) -> None:
+    if callback is not None and tps:
+        callback(sorted(tps))
 
 
 def _milliseconds(name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is a whole number of milliseconds, not {type(value).__name__}")
     if value < least:
-        raise InvalidSetting(f"{name}: {value} does not fit", hint=f"want at least {least} ms")
+        raise InvalidSetting(f"{name}: {value} is invalid", hint=f"expected at least {least} ms")
     return value

@@ -1,26 +1,26 @@
 """A member of a group: its place, the partitions it owns, and the watchdog that gives them up for it.
 
 A member holds a lock byte while it lives and one for each partition it owns (store/groups.py), so there is no leader,
-no heartbeat and no generation: a killed member's bytes are free at once, and whoever looks next takes them. Between
-batches a member looks who lives (asking the kernel) and what they want (their rows), works out its share
+no heartbeat and no generation: a killed member's bytes are free at once, and the next member that looks takes them.
+Between batches a member looks who lives (asking the kernel) and what they want (their rows), works out its share
 (assignment.py), gives back what is too much and takes what is free. It looks at most every 100 ms, every 200 ms while
-it waits, and at once when the store's `groups_version` moves: whoever joins, leaves or gives back moves it.
+it waits, and at once when the store's `groups_version` moves: joining, leaving and giving back move it.
 
     poll thread    look → on_revoked → give_back → take → on_assigned
     watchdog       no poll for max_poll_interval_ms: gives everything up, the place as well. The next poll finds what
-                   was lost, says so (on_lost), and joins anew
+                   was lost, says so (on_lost), and joins again
     commit         under `mutex`: owned, and stays owned until the commit is written
 
 Promises
-  M1  A partition is in `_owned` while its byte is held, the seat in `_seats`: both change in one native call under
-      `mutex`. An interrupt leaves a member that has some of its bytes, or none, and knows which.
-  M2  Nothing is given up while a commit of it is being written: the watchdog waits for `mutex`, too.
-  M3  A named member that is gone keeps its share for `rejoin_ms`, counted by each of the others from when it saw it
-      gone. A second one that lives under its name is refused.
-  M4  In a forked child nothing is held, and nothing let go: LockFile._in_child has closed the descriptor.
-  M5  A consumer that is forgotten without `close` leaves: the watchdog holds the member, and a weak reference to it.
+  MEM1  A partition is in `_owned` while its byte is held, the member's byte in `_member_lock`: both change in one
+        native call under `mutex`. An interrupt leaves a member that has some of its bytes, or none, and knows which.
+  MEM2  Nothing is given up while a commit of it is being written: the watchdog waits for `mutex`, too.
+  MEM3  A named member that is gone keeps its share for `rejoin_ms`, counted by each of the others from when it saw it
+        gone. A second one that lives under its name is refused.
+  MEM4  In a forked child nothing is held, and nothing let go: LockFile._in_child has closed the descriptor.
+  MEM5  A consumer that is forgotten without `close` leaves: the watchdog holds the member, and a weak reference to it.
 
-The order of locks is mutex, gate, Database's mutex. No code of the user runs under `mutex`.
+The order of locks is mutex, klamm.db lock, Database's mutex. No code of the user runs under `mutex`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from klamm.client.groups.assignment import Assignor, Share, assigned, pools, share
 from klamm.client.subscription import wanted_of
 from klamm.disk._os import HeldBytes
-from klamm.disk.locks import OWNED, group_region
+from klamm.disk.locks import OWNED, group_lock_base
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
 from klamm.types import TopicId, TopicPartition
@@ -45,13 +45,13 @@ from klamm.types import TopicId, TopicPartition
 if TYPE_CHECKING:
     from klamm.client.subscription import Subscription
     from klamm.store.directory import Core
-    from klamm.store.groups import MemberRow, Seat
+    from klamm.store.groups import JoinResult, MemberRow
 
 __all__ = ["Member"]
 
 LOOK_S = 0.1  # between two looks while there are batches
 IDLE_LOOK_S = 0.2  # and while there are none
-_SEAT = "seat"
+_MEMBER_LOCK = "member"
 _log = logging.getLogger("klamm")
 
 
@@ -85,7 +85,7 @@ class Member:
         self._rejoin_ms = rejoin_ms
         self._assignor = assignor
         self.interval_s = max_poll_interval_ms / 1000
-        self._seats: HeldBytes[str, Seat] = HeldBytes(core.members)  # one, or none
+        self._member_lock: HeldBytes[str, JoinResult] = HeldBytes(core.members)  # one, or none
         self._owned: HeldBytes[TopicPartition, _Owned] = HeldBytes(core.members)  # in the order they were taken
         self._lost: list[TopicPartition] = []  # by the watchdog, and not told yet
         self._closed = False
@@ -106,8 +106,8 @@ class Member:
         self._join()
 
     @property
-    def _seat(self) -> Seat | None:
-        return self._seats.get(_SEAT)
+    def _joined(self) -> JoinResult | None:
+        return self._member_lock.get(_MEMBER_LOCK)
 
     def owns(self, topic: str, partition: int) -> bool:
         """Whether it does now; under `mutex`, whether it still will when the mutex is let go."""
@@ -116,29 +116,31 @@ class Member:
     def owned(self) -> list[TopicPartition]:
         return list(self._owned)
 
-    def topic_id(self, topic: str, partition: int) -> TopicId:
-        """Of a partition it owns. Under `mutex`."""
-        return self._owned[TopicPartition(topic, partition)].topic_id
+    def topic_id(self, name: TopicPartition) -> TopicId:
+        """Return the id of the topic of a partition it owns. Under `mutex`."""
+        return self._owned[name].topic_id
 
     # ---- coming and going
 
     def _join(self) -> None:
         limit = self._core.catalog.settings().group_max_size
         with self.mutex:
-            if self._closed:  # by another thread; whoever polls ends soon
+            if self._closed:  # by another thread; a poll ends soon
                 return
             self._version, self._planned = -1, False
             subscription = self._subscription.spelled()
             try:
-                self._groups.join(self.group, self.id, self.name, subscription, self._rejoin_ms, limit, self._take_seat)
+                self._groups.join(
+                    self.group, self.id, self.name, subscription, self._rejoin_ms, limit, self._take_member_lock
+                )
             except BaseException:
-                self._seats.release_all()
+                self._member_lock.release_all()
                 raise
 
-    def _take_seat(self, byte: int, seat: Seat) -> bool:
+    def _take_member_lock(self, byte: int, joined: JoinResult) -> bool:
         """Under the mutex, and the write lock of klamm.db. The number is known before the byte is held."""
-        self.group_number = seat.group.number
-        return self._seats.take(_SEAT, byte, seat)
+        self.group_number = joined.group.number
+        return self._member_lock.take(_MEMBER_LOCK, byte, joined)
 
     def watch(self, consumer: object) -> None:
         """Start the watchdog; it ends when the member has left, or `consumer` is no more."""
@@ -152,7 +154,7 @@ class Member:
 
     def _watch(self, consumer: weakref.ref[object]) -> None:
         while not self._closed:
-            left = self.interval_s if self._seat is None else self._polled + self.interval_s - time.monotonic()
+            left = self.interval_s if self._joined is None else self._polled + self.interval_s - time.monotonic()
             if left > 0:
                 try:
                     self._messages.get(timeout=min(left, 3600))
@@ -168,14 +170,14 @@ class Member:
 
     def _give_up(self) -> None:
         with self.mutex:
-            if self._seat is None or self._closed or self._polled + self.interval_s > time.monotonic():
+            if self._joined is None or self._closed or self._polled + self.interval_s > time.monotonic():
                 return
             self._withdraw(f"no poll for {self.interval_s:g} s")
 
     def withdraw(self, why: str) -> list[TopicPartition]:
         """Give everything up, the place as well, until the next poll. Return the partitions."""
         with self.mutex:
-            if self._seat is not None and not self._closed:
+            if self._joined is not None and not self._closed:
                 self._withdraw(why)
             lost, self._lost = self._lost, []
         return lost
@@ -196,18 +198,18 @@ class Member:
 
     def _vacate(self) -> None:
         """Under the mutex: first the partitions, then the place, whose row goes last."""
-        seat = self._seat
+        joined = self._joined
         try:
             self._owned.release_all()
         finally:
-            self._seats.release_all()
-        if seat is not None and not self._core.closed:
-            self._groups.left(seat, keep_row=self.name is not None)
+            self._member_lock.release_all()
+        if joined is not None and not self._core.closed:
+            self._groups.left(joined, keep_row=self.name is not None)
 
     # ---- the poll thread
 
     def polled(self) -> None:
-        """Tell the watchdog that somebody is there."""
+        """Reset the poll watchdog."""
         self._polled = time.monotonic()
 
     def is_due(self, *, idle: bool = False) -> bool:
@@ -215,7 +217,7 @@ class Member:
         heads = self._heads
         if heads.groups_version != self._version or heads.catalog_version != self._catalog_version:
             return True
-        if self._seat is None or not self._planned:
+        if self._joined is None or not self._planned:
             return True
         return time.monotonic() - self._looked >= max(IDLE_LOOK_S if idle else LOOK_S, 20 * self._cost_s)
 
@@ -225,10 +227,10 @@ class Member:
         return max(self._version, 0)
 
     def take_lost(self) -> list[TopicPartition]:
-        """What was lost since the last time; joins anew if the place was lost, too."""
+        """What was lost since the last time; joins again if the membership was lost, too."""
         with self.mutex:
             self._polled = time.monotonic()
-            if self._seat is None:
+            if self._joined is None:
                 self._join()
             lost, self._lost = self._lost, []
         return lost
@@ -239,20 +241,20 @@ class Member:
         changed = self._look_at_topics()
         changed |= self._look_at_members()
         gone = [
-            place
-            for place, (topic_id, slot) in self._owned.items()
-            if (known := self._topics.get(place[0])) is None or known[0] != topic_id or slot not in known[1]
+            tp
+            for tp, (topic_id, slot) in self._owned.items()
+            if (known := self._topics.get(tp[0])) is None or known[0] != topic_id or slot not in known[1]
         ]
-        seat = self._seat
-        if seat is None:  # the watchdog came in between: the next look joins anew
+        joined = self._joined
+        if joined is None:  # the watchdog came in between: the next look joins again
             return [], []
         if changed:
             self._planned = False
         if not self._planned:  # also after an assignor that raised
-            self._shares = self._plan(seat.place)
+            self._shares = self._plan(joined.member_index)
             self._planned = self._hungry = True
-        surplus = [place for each in self._shares for place in each.give if place in self._owned]
-        return gone, [place for place in surplus if place not in gone]
+        surplus = [tp for each in self._shares for tp in each.give if tp in self._owned]
+        return gone, [tp for tp in surplus if tp not in gone]
 
     def _look_at_topics(self) -> bool:
         version = self._heads.catalog_version
@@ -267,13 +269,13 @@ class Member:
     def _look_at_members(self) -> bool:
         version = self._heads.groups_version  # before the look: what comes later is another change
         begun = time.monotonic()
-        live = self._groups.live_places(self.group_number)
+        live = self._groups.live_member_indexes(self.group_number)
         self._cost_s = time.monotonic() - begun
         if version == self._version and live == self._live and not self._gone:
             return False
         rows = self._groups.rows(self.group_number)
-        counted = [row._replace(owned=None) for row in rows if row.place in live or self._is_awaited(row)]
-        present = {(row.place, row.joined_ms) for row in rows if row.place not in live}
+        counted = [row._replace(owned=None) for row in rows if row.member_index in live or self._is_awaited(row)]
+        present = {(row.member_index, row.joined_ms) for row in rows if row.member_index not in live}
         self._gone = {key: since for key, since in self._gone.items() if key in present}
         changed = counted != self._rows or self._version == -1
         self._version, self._live, self._rows = version, live, counted
@@ -284,7 +286,7 @@ class Member:
         if row.name is None:
             return False
         now = self._heads.boot_ms()
-        since = self._gone.setdefault((row.place, row.joined_ms), now)
+        since = self._gone.setdefault((row.member_index, row.joined_ms), now)
         if now - since < row.rejoin_ms:
             return True
         self._groups.expire(self.group_number, row)
@@ -292,64 +294,64 @@ class Member:
 
     def _plan(self, me: int) -> list[Share]:
         topics = {name: len(slots) for name, (_, slots) in self._topics.items()}
-        wanted = {row.place: wanted_of(row.topics, topics) for row in self._rows}
-        ids = {row.place: row.id for row in self._rows}
+        wanted = {row.member_index: wanted_of(row.topics, topics) for row in self._rows}
+        ids = {row.member_index: row.id for row in self._rows}
         shares: list[Share] = []
-        stray = dict.fromkeys(self._owned)  # what is of no pool of ours
+        orphans = dict.fromkeys(self._owned)  # what is of no pool of ours
         for members, partitions in pools(wanted, topics).items():
             if me in members:
                 owned = self._owned_of(partitions)
-                for place in owned:
-                    stray.pop(place, None)
+                for tp in owned:
+                    orphans.pop(tp, None)
                 if self._assignor is None:
                     shares.append(share(partitions, members, me, owned))
                 else:
                     names = [ids[member] for member in members]
                     shares.append(assigned(self._assignor, partitions, names, self.id, owned))
-        return [*shares, Share(list(stray), [], 0)]
+        return [*shares, Share(list(orphans), [], 0)]
 
     def _owned_of(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         known = set(partitions)
-        return [place for place in list(self._owned) if place in known]
+        return [tp for tp in list(self._owned) if tp in known]
 
-    def give_back(self, places: Iterable[TopicPartition]) -> None:
+    def give_back(self, tps: Iterable[TopicPartition]) -> None:
         """Let others have them."""
         with self.mutex:
-            given = [place for place in places if place in self._owned]
-            for place in given:
-                self._owned.release(place)
-            self._hungry = True  # they may be ours again, if nobody has use for them
+            given = [tp for tp in tps if tp in self._owned]
+            for tp in given:
+                self._owned.release(tp)
+            self._hungry = True  # they may be ours again, if no other member takes them
         if given:
             self._groups.changed()
 
-    def note_owned(self) -> None:
+    def save_owned(self) -> None:
         """Let others see what it has."""
         with self.mutex:
-            if self._seat is not None:
-                self._groups.note_owned(self._seat, self._owned)
+            if self._joined is not None:
+                self._groups.save_owned(self._joined, self._owned)
 
     def take(self) -> list[TopicPartition]:
         """What is free, up to our share."""
         if not self._hungry:
             return []
         busy = self._groups.owned_slots(self.group_number)
-        region = group_region(self.group_number) + OWNED
+        lock_base = group_lock_base(self.group_number) + OWNED
         taken: list[TopicPartition] = []
         hungry = False
         with self.mutex:
-            if self._seat is None or self._closed:
+            if self._joined is None or self._closed:
                 return []
             for each in self._shares:
                 has = len(self._owned_of(each.order))
-                for place in each.order:
+                for tp in each.order:
                     if has >= each.quota:
                         break
-                    topic_id, slots = self._topics[place[0]]
-                    slot = slots[place[1]]
-                    if place in self._owned or slot in busy:
+                    topic_id, slots = self._topics[tp[0]]
+                    slot = slots[tp[1]]
+                    if tp in self._owned or slot in busy:
                         continue
-                    if self._owned.take(place, region + slot, _Owned(topic_id, slot)):
-                        taken.append(place)
+                    if self._owned.take(tp, lock_base + slot, _Owned(topic_id, slot)):
+                        taken.append(tp)
                         has += 1
                 hungry |= has < each.quota
             self._hungry = hungry

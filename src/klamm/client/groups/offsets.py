@@ -20,8 +20,8 @@ __all__ = ["Offsets", "Progress"]
 class Progress(NamedTuple):
     """One partition was read from `begin` up to `end`, which carries `leader_epoch`.
 
-    `begin` is what has to be stored now, so that nothing is skipped or done twice; whoever finds something else there
-    raises CommitGap, and the consumer loads its positions anew before it reads on.
+    `begin` is what has to be stored now, so that nothing is skipped or done twice; a commit that finds another value
+    raises CommitGap, and the consumer loads its positions again before it reads on.
     """
 
     topic: str

@@ -8,7 +8,7 @@
                 orders.commit(batch)
 
 One row says where a name stands in one partition: the next offset, and the leader epoch of the record before it. It is
-found by store id and topic id, so that neither another store nor a topic that was made anew is taken for the old one.
+found by store id and topic id, so that neither another store nor a topic that was re-created is taken for the old one.
 
 Promises
   O1  `commit` writes inside of the transaction that is open on the connection, and refuses if there is none: results
@@ -16,7 +16,7 @@ Promises
   O2  It sets the row from the batch's begin to the batch's end, and nothing else: UPDATE … WHERE offset = begin. A row
       that stands elsewhere is a CommitGap. So no batch is skipped or repeated, and of two processes one goes on.
   O3  That holds for the first batch, too. Where there is no row, the consumer says where it starts; that becomes the
-      row at once, or with the first commit if a transaction is open, whoever comes first.
+      row at once, or with the first commit if a transaction is open, whichever comes first.
   O4  After a power cut a row may be ahead of the log; its leader epoch tells. Then the next batch begins before what is
       stored, and sets the row from exactly the offset and epoch that were loaded: once, though the same offset comes
       to mean other records.
@@ -68,10 +68,10 @@ class SqlOffsets:
         if not isinstance(name, str):
             raise TypeError(f"name is a str, not {type(name).__name__}")
         if not name:
-            raise InvalidSetting("name: is empty", hint="want a name for who reads: 'billing'")
+            raise InvalidSetting("name: is empty", hint="expected a name for who reads: 'billing'")
         parts = table.split(".")
         if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
-            raise InvalidSetting(f"table: {table!r} does not fit", hint="want a name, or schema.name")
+            raise InvalidSetting(f"table: {table!r} is invalid", hint="expected a name, or schema.name")
         self.name = name
         self.table = table
         self._database = _dialect(connection, ".".join(f'"{part}"' for part in parts))
@@ -97,8 +97,8 @@ class SqlOffsets:
         """What is stored for those partitions, or where the consumer said that it starts. It reads on from there."""
         wanted = list(partitions)
         found, starts = self._find(wanted)
-        for place in wanted:
-            self._loaded.pop(place, None)
+        for tp in wanted:
+            self._loaded.pop(tp, None)
         self._loaded.update(found)
         return starts | found
 
@@ -132,8 +132,8 @@ class SqlOffsets:
         self._starts.update({(core.topic(topic).topic.id, number): at for (topic, number), at in starts.items()})
         if starts and not self._database.in_transaction():
             with self._database.unless_in_one():
-                for place, position in starts.items():
-                    self._database.run(_INSERT, self._row(place, position))
+                for tp, position in starts.items():
+                    self._database.run(_INSERT, self._row(tp, position))
 
     # ---- progress
 
@@ -147,9 +147,9 @@ class SqlOffsets:
         for topic, number, begin, end, leader_epoch in entries:
             self._set((topic, number), begin, Position(end, leader_epoch))
 
-    def _set(self, place: tuple[str, int], begin: int, end: Position) -> None:
-        key = self._key(place)
-        loaded = self._loaded.get(place)
+    def _set(self, tp: tuple[str, int], begin: int, end: Position) -> None:
+        key = self._key(tp)
+        loaded = self._loaded.get(tp)
         if loaded is not None and loaded.offset == begin:
             changed = self._database.run(_UPDATE + _AND_EPOCH, (*end, *key, *loaded))
         else:
@@ -160,14 +160,14 @@ class SqlOffsets:
         if expected is None:
             start = self._starts.get(key[2:])
             if start is None:
-                raise GroupError(f"{place[0]}/{place[1]}: no consumer of {self!r} has started to read it")
-            if start.offset == begin and self._database.run(_INSERT, self._row(place, end)).rowcount == 1:
+                raise GroupError(f"{tp[0]}/{tp[1]}: no consumer of {self!r} has started to read it")
+            if start.offset == begin and self._database.run(_INSERT, self._row(tp, end)).rowcount == 1:
                 return
             expected = self._expected(key)
             if expected is None:
                 expected = start.offset
         raise CommitGap(
-            f"{place[0]}/{place[1]}: the batch begins at {begin}; {self.name!r} stands at {expected} in {self.table}",
+            f"{tp[0]}/{tp[1]}: the batch begins at {begin}; {self.name!r} stands at {expected} in {self.table}",
             expected=expected,
             begin=begin,
             hint="let the transaction roll back, and read on: the consumer goes on from there",
@@ -187,12 +187,12 @@ class SqlOffsets:
     def _mine(self) -> tuple[str, str]:
         return self.name, self._bound().catalog.store_id
 
-    def _key(self, place: tuple[str, int]) -> tuple[str, str, TopicId, int]:
-        return *self._mine(), self._bound().topic(place[0]).topic.id, place[1]
+    def _key(self, tp: tuple[str, int]) -> tuple[str, str, TopicId, int]:
+        return *self._mine(), self._bound().topic(tp[0]).topic.id, tp[1]
 
-    def _row(self, place: tuple[str, int], position: Position) -> tuple[Any, ...]:
-        name, store_id, topic_id, number = self._key(place)
-        return name, store_id, topic_id, place[0], number, *position
+    def _row(self, tp: tuple[str, int], position: Position) -> tuple[Any, ...]:
+        name, store_id, topic_id, number = self._key(tp)
+        return name, store_id, topic_id, tp[0], number, *position
 
     def _make_table(self) -> None:
         """A table made in a transaction may be rolled back with it; then it is made again."""
@@ -305,7 +305,7 @@ def _dialect(connection: Any, table: str) -> _Database:
         return _Postgres(connection, table)
     raise TypeError(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__};"
-        " want a connection of sqlite3, or of psycopg (version 3, not asynchronous)"
+        " expected a connection of sqlite3, or of psycopg (version 3, not asynchronous)"
     )
 
 

@@ -124,7 +124,7 @@ class PipeRunner:
         try:
             outputs = self._apply(record, state)
         except Exception as error:
-            error.add_note(_note(record))
+            error.add_note(_describe_record(record))
             if self._letters is None:
                 raise
             outputs, is_letter = [_letter(self._letters, record, error)], True
@@ -135,7 +135,7 @@ class PipeRunner:
                 raise _Again from error
             except _UNSENDABLE as error:
                 if self._letters is None or is_letter:
-                    error.add_note(_note(record))
+                    error.add_note(_describe_record(record))
                     raise
                 self._refused[record.partition, record.offset] = error
                 raise _Again from error  # other outputs of the record may be in the transaction
@@ -232,5 +232,5 @@ def _letter(letters: DeadLetterBox, record: Record, error: Exception) -> RawOutp
     return RawOutput(letters.topic_of(record), record.key, record.value, headers, None, None)
 
 
-def _note(record: Record) -> str:
+def _describe_record(record: Record) -> str:
     return f"while handling {record.topic}/{record.partition} at offset {record.offset}"

@@ -3,28 +3,29 @@
 `send` puts a record into the open batch of its partition and returns at once. A batch is closed when it reaches
 `batch_bytes` or when its first record has waited for `linger_ms`; what happens then is told in sender.py.
 
-    send → Lane (partition, open batch) → full → appended by the sender itself, if nobody is in the way
+    send → RecordAccumulator (partition, open batch) → full → appended by the sender itself, if the append lock is free
                                     older than linger_ms → appended by the producer's thread
 
-The fast path through `send` is native (batch/_lane.pxi): a look into `_lanes`, and the record is in its batch. A full
-buffer leads to the slow path; anything else that stands against the fast one (an error to be raised, a thread that
-sleeps, a changed topic, a fork, a close) empties `_lanes`, and the next `send` takes the slow path, which sees to it.
+The fast path through `send` is native (batch/_accumulator.pxi): a look into `_accumulators`, and the record is in its
+batch. A full buffer leads to the slow path; anything else that stands against the fast one (an error to be raised, a
+thread that sleeps, a changed topic, a fork, a close) empties `_accumulators`, and the next `send` takes the slow path,
+which sees to it.
 
-A lane takes records only while the producer's thread is awake: before the thread sleeps, and before the producer is
-closed, its lanes are closed. A `send` in another thread that has its lane already looks again after the serializers
-ran; so it never adds a record that the thread does not know of.
+An accumulator takes records only while the producer's thread is awake: before the thread sleeps, and before the
+producer is closed, its accumulators are closed. A `send` in another thread that has its accumulator already looks again
+after the serializers ran; so it never adds a record that the thread does not know of.
 
-    awake    the thread refers to its producer: open lanes, batches on their way
+    awake    the thread refers to its producer: open accumulators, batches on their way
     asleep   it refers to nothing but the monitor; once the producer is dropped, it ends
 
 Promises
-  P4  Records of one partition keep the order in which they were sent.
-  P5  A batch that failed is told at the next send, flush or close, and by the Delivery of each of its records.
-  P6  What is sent and not yet delivered takes at most `buffer_memory` and one record of each thread; beyond it, `send`
-      waits, and after `max_block_ms` raises BufferFull without having taken its record. The `send` that exceeds it
-      sends off all open batches.
-  P7  A `send` that returned is delivered or failed, also if another thread closes the producer or its store meanwhile,
-      if the process ends, or if the producer is dropped. A `send` that comes too late raises.
+  SND4  Records of one partition keep the order in which they were sent.
+  SND5  A batch that failed is told at the next send, flush or close, and by the Delivery of each of its records.
+  SND6  What is sent and not yet delivered takes at most `buffer_memory` and one record of each thread; beyond it,
+        `send` waits, and after `max_block_ms` raises BufferFull without having taken its record. The `send` that
+        exceeds it sends off all open batches.
+  SND7  A `send` that returned is delivered or failed, also if another thread closes the producer or its store
+        meanwhile, if the process ends, or if the producer is dropped. A `send` that comes too late raises.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from klamm.batch import BufferMemory, Lane
+from klamm.batch import BufferMemory, RecordAccumulator
 from klamm.choices import Acks, Compression
 from klamm.client.options import acks_of
 from klamm.client.produce.record_sender import RecordSender
-from klamm.client.produce.sender import Line, Outcome, Sender
+from klamm.client.produce.sender import Outcome, PartitionQueue, Sender
 from klamm.client.produce.target import codec_of, limit_of
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.disk import _os, fork
@@ -62,31 +63,31 @@ _log = logging.getLogger("klamm")
 _IDLE_S = 0.5  # how often a thread that sleeps looks whether its producer was dropped
 _SENDING_S = 0.001  # how often to look for the record of a `send` that serializes, at the most
 _RETRY_S = 0.0002
-_PATIENCE_S = 0.005  # how long a partition may refuse before it gets a thread that waits
+_TIMEOUT_S = 0.005  # how long a partition may refuse before it gets a thread that waits
 
 
-class _Road:
-    """A topic of the producer: its lane, and a line for each partition that had a batch."""
+class _ProducerTopic:
+    """A topic of the producer: its accumulator, and a queue for each partition that had a batch."""
 
-    __slots__ = ("_lines", "lane", "opened", "topic", "version")
+    __slots__ = ("_queues", "accumulator", "opened", "topic", "version")
 
-    def __init__(self, opened: OpenTopic, lane: Lane, version: int) -> None:
+    def __init__(self, opened: OpenTopic, accumulator: RecordAccumulator, version: int) -> None:
         self.opened = opened
         self.topic = opened.topic
-        self.lane = lane
+        self.accumulator = accumulator
         self.version = version
         """Of the catalog, when the topic was last compared with it."""
-        self._lines: dict[int, Line] = {}
+        self._queues: dict[int, PartitionQueue] = {}
 
-    def line(self, number: int) -> Line:
-        found = self._lines.get(number)
+    def queue(self, number: int) -> PartitionQueue:
+        found = self._queues.get(number)
         if found is None:
-            found = self._lines[number] = Line(self.opened.partition(number))
+            found = self._queues[number] = PartitionQueue(self.opened.partition(number))
         return found
 
-    def adopt(self, older: _Road) -> None:
-        """Go on with the lines of the same topic, which had fewer partitions."""
-        self._lines = older._lines
+    def adopt(self, older: _ProducerTopic) -> None:
+        """Go on with the queues of the same topic, which had fewer partitions."""
+        self._queues = older._queues
 
 
 class _Anchor:
@@ -159,8 +160,8 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
         producer_id = core.catalog.allocate_producer_id() if idempotent else -1
         codec = codec_of(compression, compression_level)
         self._sender = Sender(acks_of(acks), codec, compression_level, producer_id, memory)
-        self._lanes: dict[str, Lane] = {}
-        self._roads: dict[str, _Road] = {}
+        self._accumulators: dict[str, RecordAccumulator] = {}
+        self._topics: dict[str, _ProducerTopic] = {}
         self._mutex = _os.Monitor()  # notified when there is work for the thread, or buffer space for a `send`
         self._thread: DaemonThread | None = None
         self._anchor = _Anchor(self)
@@ -193,8 +194,10 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
         """Whether the next `send` may have to wait."""
         return self._memory.is_full
 
-    def _slow_lane(self, topic: str) -> Lane:
-        """Return the lane of `topic`, open. Raise pending errors, wait for buffer space, and wake the thread first."""
+    def _find_accumulator(self, topic: str) -> RecordAccumulator:
+        """Return the accumulator of `topic`, open. Raise pending errors, wait for buffer space, and wake the thread
+        first.
+        """
         if not isinstance(topic, str):
             raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
         self._check_usable()
@@ -204,11 +207,11 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
                 self._wait_for_room()
                 self._raise_failed()
             self._check_usable()
-            lane = self._road(topic).lane
+            accumulator = self._find_topic(topic).accumulator
             self._wake()
-            lane.open()
-            self._lanes[topic] = lane
-            return lane
+            accumulator.open()
+            self._accumulators[topic] = accumulator
+            return accumulator
 
     def _await_space(self) -> bool:
         """Wait for buffer space. Return False if the next `send` raises, for which there is a reason. For klamm.aio."""
@@ -231,26 +234,26 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
                 )
             self._mutex.wait(left)
 
-    def _road(self, topic: str) -> _Road:
-        """The topic's road, built again if the topic has changed."""
+    def _find_topic(self, topic: str) -> _ProducerTopic:
+        """The topic's topic, built again if the topic has changed."""
         version = self._core.heads.catalog_version
-        road = self._roads.get(topic)
-        if road is not None and road.version == version:
-            return road
+        producer_topic = self._topics.get(topic)
+        if producer_topic is not None and producer_topic.version == version:
+            return producer_topic
         try:
             opened = self._core.topic(topic)
         except UnknownTopic:
-            if road is not None:
-                self._retire(road)
+            if producer_topic is not None:
+                self._retire(producer_topic)
             raise
-        same = road is not None and road.opened is opened
-        if road is not None:
-            if same and road.topic == opened.topic:
-                road.version = version
-                return road
-            self._retire(road)
+        same = producer_topic is not None and producer_topic.opened is opened
+        if producer_topic is not None:
+            if same and producer_topic.topic == opened.topic:
+                producer_topic.version = version
+                return producer_topic
+            self._retire(producer_topic)
         before_ms, after_ms = opened.topic.settings.timestamp_limits_ms
-        lane = Lane(
+        accumulator = RecordAccumulator(
             topic,
             opened.count,
             self._batch_bytes,
@@ -264,21 +267,21 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
             after_ms=after_ms,
             memory=self._memory,
         )
-        made = _Road(opened, lane, version)
-        if road is not None and same:
-            made.adopt(road)
-        self._roads[topic] = made
+        made = _ProducerTopic(opened, accumulator, version)
+        if producer_topic is not None and same:
+            made.adopt(producer_topic)
+        self._topics[topic] = made
         return made
 
-    def _retire(self, road: _Road) -> None:
+    def _retire(self, producer_topic: _ProducerTopic) -> None:
         """Send off what it has, and forget it."""
-        self._lanes.pop(road.topic.name, None)
-        road.lane.close()
-        road.lane.drain()
-        self._take_full(road)
-        del self._roads[road.topic.name]
+        self._accumulators.pop(producer_topic.topic.name, None)
+        producer_topic.accumulator.close()
+        producer_topic.accumulator.drain()
+        self._take_full(producer_topic)
+        del self._topics[producer_topic.topic.name]
 
-    def _ship(self, lane: Lane) -> None:
+    def _ship(self, accumulator: RecordAccumulator) -> None:
         """Append the batches that are full; all, if the buffer is."""
         with self._mutex:
             if self._forked:
@@ -286,35 +289,35 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
             if self._memory.is_full:
                 self._take_all()
             else:
-                road = self._roads.get(lane.topic)
-                if road is not None:  # else it was retired, with all its batches
-                    self._take_full(road)
-        self._sender.answer()
+                producer_topic = self._topics.get(accumulator.topic)
+                if producer_topic is not None:  # else it was retired, with all its batches
+                    self._take_full(producer_topic)
+        self._sender.run_callbacks()
 
     def _take_all(self) -> None:
-        for road in list(self._roads.values()):
-            road.lane.drain()
-            self._take_full(road)
+        for producer_topic in list(self._topics.values()):
+            producer_topic.accumulator.drain()
+            self._take_full(producer_topic)
 
-    def _take_full(self, road: _Road) -> None:
+    def _take_full(self, producer_topic: _ProducerTopic) -> None:
         """Append its full batches, or let them wait. One by one: what an interrupt leaves there, the thread takes."""
-        sender, lane = self._sender, road.lane
-        full = lane.full
+        sender, accumulator = self._sender, producer_topic.accumulator
+        full = accumulator.full
         try:
             while full:
                 number, builder, delivery = full[0]
                 try:
-                    line = road.line(number)
+                    queue = producer_topic.queue(number)
                 except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
                     sender.fail(delivery, error, builder.size)
                 else:
-                    sender.take(line, lane, builder, delivery)
+                    sender.take(queue, accumulator, builder, delivery)
                 del full[0]
         except BaseException:
             self._wake()
             raise
-        if sender.errors or road.version != self._core.heads.catalog_version:
-            self._lanes.clear()
+        if sender.errors or producer_topic.version != self._core.heads.catalog_version:
+            self._accumulators.clear()
         if sender.has_work:
             self._wake()
 
@@ -322,7 +325,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
 
     def _wake_for_work(self) -> None:
         """Let the thread go on after another one has appended: it syncs, and answers."""
-        if self._sender.has_work or self._sender.has_settled:
+        if self._sender.has_work or self._sender.has_completed:
             self._wake()
         self._mutex.notify_all()
 
@@ -336,96 +339,102 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
     def _round(self) -> None:
         """Do what there is to do, or wait for it, or fall asleep."""
         sender = self._sender
-        sender.answer()
+        sender.run_callbacks()
         with self._mutex:
             self._drain_due()
-            if not (sender.has_work or sender.has_settled):
-                is_idle = self._close_idle_lanes()
+            if not (sender.has_work or sender.has_completed):
+                is_idle = self._close_idle_accumulators()
                 if is_idle and not sender.is_busy:
                     self._anchor.producer = None
                     return
-                self._mutex.wait(_IDLE_S if is_idle else self._nap())
-            lines = sender.busy_lines()
+                self._mutex.wait(_IDLE_S if is_idle else self._poll_interval())
+            queues = sender.busy_queues()
             batches = sender.begin_sync()
         if batches:
             failed = sender.sync(batches)
             with self._mutex:
                 sender.end_sync(failed)
                 self._after_work()
-        if lines:
-            self._append_waiting(lines)
+        if queues:
+            self._append_waiting(queues)
 
     def _drain_due(self) -> None:
         """Close batches that have waited long enough; all of them if they take too much memory, or at the end."""
         everything = self._closed or self._memory.is_full
         before = float("inf") if everything else time.monotonic() - self._linger_s + 1e-9
-        for road in list(self._roads.values()):
-            if road.lane.oldest < before:
-                road.lane.drain(before)
-            if road.lane.full:
-                self._take_full(road)
+        for producer_topic in list(self._topics.values()):
+            if producer_topic.accumulator.oldest < before:
+                producer_topic.accumulator.drain(before)
+            if producer_topic.accumulator.full:
+                self._take_full(producer_topic)
 
-    def _close_idle_lanes(self) -> bool:
-        """Close the lanes if they are empty, and return whether they are. Then the next `send` wakes the thread."""
+    def _close_idle_accumulators(self) -> bool:
+        """Close the accumulators if they are empty, and return whether they are. Then the next `send` wakes the
+        thread.
+        """
         if self._is_filling(sending=not self._closed):  # once it is closed, a send takes no record
             return False
-        self._lanes.clear()
-        for road in self._roads.values():
-            road.lane.close()
+        self._accumulators.clear()
+        for producer_topic in self._topics.values():
+            producer_topic.accumulator.close()
         return not self._is_filling(sending=False)  # a send may have come in between
 
     def _is_filling(self, *, sending: bool) -> bool:
-        """Return whether a lane has records; or, if asked for, a `send` is about to give it one."""
-        lanes = [road.lane for road in self._roads.values()]
-        return any([lane.bytes or lane.full or (sending and lane.sending) for lane in lanes])  # noqa: C419  # no generator: one that is dropped swallows an interrupt
+        """Return whether an accumulator has records; or, if asked for, a `send` is about to give it one."""
+        accumulators = [producer_topic.accumulator for producer_topic in self._topics.values()]
+        return any([each.bytes or each.full or (sending and each.sending) for each in accumulators])  # noqa: C419  # no generator: one that is dropped swallows an interrupt
 
-    def _nap(self) -> float:
+    def _poll_interval(self) -> float:
         """Return how long no batch is due. What a `send` is about to add waits for `linger_ms`, too."""
-        lanes = [road.lane for road in self._roads.values()]
-        soonest = min((lane.oldest for lane in lanes), default=float("inf")) + self._linger_s - time.monotonic()
-        if any(lane.sending for lane in lanes):
+        accumulators = [producer_topic.accumulator for producer_topic in self._topics.values()]
+        soonest = (
+            min((accumulator.oldest for accumulator in accumulators), default=float("inf"))
+            + self._linger_s
+            - time.monotonic()
+        )
+        if any(accumulator.sending for accumulator in accumulators):
             soonest = min(soonest, max(self._linger_s, _SENDING_S))
         return max(0.0, min(soonest, _IDLE_S))
 
-    def _append_waiting(self, lines: list[Line]) -> None:
+    def _append_waiting(self, queues: list[PartitionQueue]) -> None:
         """Try to append what waits."""
         now = time.monotonic()
         refused = 0
-        for line in lines:
-            outcome = self._sender.append_first(line, wait=False)
+        for queue in queues:
+            outcome = self._sender.append_first(queue, wait=False)
             if outcome is not None:
-                self._first_is_done(line, outcome)
-            elif not line.refused_since:
-                line.refused_since = now
+                self._first_is_done(queue, outcome)
+            elif not queue.refused_since:
+                queue.refused_since = now
                 refused += 1
-            elif now - line.refused_since < _PATIENCE_S:
+            elif now - queue.refused_since < _TIMEOUT_S:
                 refused += 1
             else:
-                line.has_thread = True
-                DaemonThread(self._wait_for, "klamm-producer-partition", line)
-        if refused == len(lines):
+                queue.has_thread = True
+                DaemonThread(self._wait_for, "klamm-producer-partition", queue)
+        if refused == len(queues):
             time.sleep(_RETRY_S)
 
-    def _wait_for(self, line: Line) -> None:
-        """In a thread of its own: append what waits in a line that was refused for long."""
-        while line.waiting:
-            outcome = self._sender.append_first(line, wait=True)
+    def _wait_for(self, queue: PartitionQueue) -> None:
+        """In a thread of its own: append what waits in a queue that was refused for long."""
+        while queue.waiting:
+            outcome = self._sender.append_first(queue, wait=True)
             assert outcome is not None
-            self._first_is_done(line, outcome)
+            self._first_is_done(queue, outcome)
         with self._mutex:
-            line.has_thread = False  # more may have come since
+            queue.has_thread = False  # more may have come since
             self._wake_for_work()
 
-    def _first_is_done(self, line: Line, outcome: Outcome) -> None:
-        line.refused_since = 0.0
+    def _first_is_done(self, queue: PartitionQueue, outcome: Outcome) -> None:
+        queue.refused_since = 0.0
         with self._mutex:
-            self._sender.first_is_done(line, outcome)
+            self._sender.first_is_done(queue, outcome)
             self._after_work()
             self._wake_for_work()
 
     def _after_work(self) -> None:
         if self._sender.errors:
-            self._lanes.clear()
+            self._accumulators.clear()
         if not self._memory.is_full:
             self._mutex.notify_all()
 
@@ -444,7 +453,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
         self._wait_for_deliveries(timeout_s)
 
     def _wait_for_deliveries(self, timeout_s: float | None) -> None:
-        self._sender.answer()
+        self._sender.run_callbacks()
         with self._mutex:
             outstanding: list[BatchDelivery] = self._sender.outstanding()
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -466,9 +475,9 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
         try:
             with self._mutex:
                 self._closed = self._anchor.is_closed = True
-                self._lanes.clear()
-                for road in self._roads.values():
-                    road.lane.close()
+                self._accumulators.clear()
+                for producer_topic in self._topics.values():
+                    producer_topic.accumulator.close()
                 self._mutex.notify_all()
                 self._take_all()  # Ctrl-C here: the thread does it
             self._wait_for_deliveries(timeout_s)
@@ -478,7 +487,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
 
     def _refuse_in_callback(self, call: str) -> None:
         """Refuse to wait for deliveries in a thread that delivers."""
-        if self._sender.is_answering():
+        if self._sender.is_in_callback():
             raise StoreError(
                 f"{call} in a callback of a delivery would wait for itself",
                 hint="call it in another thread, or when the callback has returned",
@@ -501,7 +510,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
 
     def _in_child(self) -> None:
         self._forked = True
-        self._lanes = {}
+        self._accumulators = {}
         self._mutex = _os.Monitor()
         self._thread = None
         self._anchor.producer = None
@@ -515,5 +524,5 @@ def _at_least(least: float, name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} is a number, not {type(value).__name__}")
     if not value >= least:
-        raise InvalidSetting(f"{name}: {value} does not fit", hint=f"want at least {least}")
+        raise InvalidSetting(f"{name}: {value} is invalid", hint=f"expected at least {least}")
     return float(value)

@@ -1,4 +1,4 @@
-"""The part of `send` that producers and transactions share; the rest is native (batch/_lane.pxi)."""
+"""The part of `send` that producers and transactions share; the rest is native (batch/_accumulator.pxi)."""
 
 from __future__ import annotations
 

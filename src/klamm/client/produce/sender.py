@@ -3,18 +3,18 @@
     waiting      by partition, in order: batches that another process or thread kept from being appended at once
     unsynced     appended, and not yet on disk; only with acks="all"
 
-Whoever fills a batch appends it there and then, unless the partition's append lock is taken just now or others wait
+The thread that fills a batch appends it at once, unless the partition's append lock is taken just now or others wait
 already: then it waits, too, and the producer's thread appends it. (That thread only tries, for many partitions depend
 on it; a partition that refuses for long, because its writer is stopped, say, gets a thread that waits.) With
 acks="all" the thread syncs, one sync a partition for everything that was appended meanwhile, and only then is a batch
 delivered.
 
 Promises
-  P1  Batches of a partition are appended in the order in which they were filled.
-  P2  A batch is delivered or failed exactly once, whatever happens. An interrupt may come between any two lines of
-      `take`: the batch stays with the producer, and `take` is called again for it and goes on where it was. What it
-      goes by is in the batch itself: an append puts the log's leader epoch there, where -1 was.
-  P3  An idempotent producer's sequence moves only by what was appended, so a batch that failed leaves no gap.
+  SND1  Batches of a partition are appended in the order in which they were filled.
+  SND2  A batch is delivered or failed exactly once, whatever happens. An interrupt may come between any two queues of
+        `take`: the batch stays with the producer, and `take` is called again for it and goes on where it was. What it
+        goes by is in the batch itself: an append puts the log's leader epoch there, where -1 was.
+  SND3  An idempotent producer's sequence moves only by what was appended, so a batch that failed leaves no gap.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from klamm.client.produce.target import sealed
 from klamm.disk._os import Inside
 
 if TYPE_CHECKING:
-    from klamm.batch import BatchDelivery, BufferMemory, Builder, Lane
+    from klamm.batch import BatchDelivery, BufferMemory, Builder, RecordAccumulator
     from klamm.log.partition import Partition
 
-__all__ = ["Line", "Outcome", "Sender"]
+__all__ = ["Outcome", "PartitionQueue", "Sender"]
 
 _MAX_SEQUENCE = 2**31
 
@@ -39,7 +39,7 @@ _MAX_SEQUENCE = 2**31
 class _Waiting(NamedTuple):
     builder: Builder
     delivery: BatchDelivery
-    lane: Lane
+    accumulator: RecordAccumulator
 
 
 class _Unsynced(NamedTuple):
@@ -60,20 +60,22 @@ class Outcome(NamedTuple):
 class _Taking:
     """A batch that `take` was called for, until it is noted or waits."""
 
-    __slots__ = ("batch", "builder", "count", "delivery", "lane", "line", "sequence", "size")
+    __slots__ = ("accumulator", "batch", "builder", "count", "delivery", "queue", "sequence", "size")
 
-    def __init__(self, line: Line, lane: Lane, builder: Builder, delivery: BatchDelivery) -> None:
-        self.line = line
-        self.lane = lane
+    def __init__(
+        self, queue: PartitionQueue, accumulator: RecordAccumulator, builder: Builder, delivery: BatchDelivery
+    ) -> None:
+        self.queue = queue
+        self.accumulator = accumulator
         self.builder = builder
         self.count = builder.count
         self.size = builder.size
-        self.sequence = line.sequence
+        self.sequence = queue.sequence
         self.delivery = delivery
         self.batch: bytearray | memoryview | None = None  # sealed, with the leader epoch -1 until it is appended
 
 
-class Line:
+class PartitionQueue:
     """One partition of a producer."""
 
     __slots__ = ("has_thread", "partition", "refused_since", "sequence", "waiting")
@@ -99,128 +101,130 @@ class Sender:
         self._memory = memory
         self.errors: list[Exception] = []
         """Of batches that failed, until they are raised."""
-        self._busy: dict[Line, None] = {}
+        self._busy: dict[PartitionQueue, None] = {}
         self._takings: dict[BatchDelivery, _Taking] = {}
         self._unsynced: dict[BatchDelivery, _Unsynced] = {}
         self._syncing: dict[BatchDelivery, _Unsynced] = {}
-        self._settled: dict[BatchDelivery, Outcome] = {}  # until it is answered
-        self._answering = Inside()
+        self._completed: dict[BatchDelivery, Outcome] = {}  # until its callbacks have run
+        self._in_callback = Inside()
 
     @property
     def has_work(self) -> bool:
         """Whether there is something that only the producer's thread does."""
-        return bool(self._unsynced) or len(self.busy_lines()) > 0
+        return bool(self._unsynced) or len(self.busy_queues()) > 0
 
     @property
-    def has_settled(self) -> bool:
+    def has_completed(self) -> bool:
         """Whether there is something to answer."""
-        return bool(self._settled)
+        return bool(self._completed)
 
     @property
     def is_busy(self) -> bool:
         """Whether a batch is on its way, in whatever thread."""
-        return bool(self._busy or self._unsynced or self._syncing or self._settled)
+        return bool(self._busy or self._unsynced or self._syncing or self._completed)
 
     def outstanding(self) -> list[BatchDelivery]:
         """Return the batches that were not answered yet."""
-        found = [each.delivery for line in self._busy for each in line.waiting]
-        return [*found, *self._unsynced, *self._syncing, *self._settled]
+        found = [each.delivery for queue in self._busy for each in queue.waiting]
+        return [*found, *self._unsynced, *self._syncing, *self._completed]
 
     # ---- appending
 
-    def take(self, line: Line, lane: Lane, builder: Builder, delivery: BatchDelivery) -> None:
+    def take(
+        self, queue: PartitionQueue, accumulator: RecordAccumulator, builder: Builder, delivery: BatchDelivery
+    ) -> None:
         """Append a full batch, or let it wait. Called again for the same batch, it goes on where it was interrupted."""
-        if not self._knows(line, delivery):
+        if not self._knows(queue, delivery):
             taking = self._takings.get(delivery)
             if taking is None:
-                taking = self._takings[delivery] = _Taking(line, lane, builder, delivery)
+                taking = self._takings[delivery] = _Taking(queue, accumulator, builder, delivery)
             self._append_or_hold(taking)
-        if line.waiting:
-            self._busy[line] = None
+        if queue.waiting:
+            self._busy[queue] = None
         self._takings.pop(delivery, None)
 
-    def _knows(self, line: Line, delivery: BatchDelivery) -> bool:
+    def _knows(self, queue: PartitionQueue, delivery: BatchDelivery) -> bool:
         """Whether the batch was noted, or waits."""
         return (
             delivery.done
-            or delivery in self._settled
+            or delivery in self._completed
             or delivery in self._unsynced
             or delivery in self._syncing
-            or delivery in [each.delivery for each in line.waiting]
+            or delivery in [each.delivery for each in queue.waiting]
         )
 
     def _append_or_hold(self, taking: _Taking) -> None:
-        line, batch = taking.line, taking.batch
+        queue, batch = taking.queue, taking.batch
         outcome: Outcome | None
         try:
             if batch is not None and patch.leader_epoch_of(batch) >= 0:  # an interrupt came after the append
-                outcome = self._outcome_of(line, batch, patch.base_offset_of(batch))
-            elif line.waiting:
+                outcome = self._outcome_of(queue, batch, patch.base_offset_of(batch))
+            elif queue.waiting:
                 outcome = None
             else:
-                batch = self._seal(line, taking.builder)
+                batch = self._seal(queue, taking.builder)
                 patch.set_leader_epoch(batch, -1)
                 taking.batch = batch
-                outcome = self._append(line, batch, wait=False)
+                outcome = self._append(queue, batch, wait=False)
         except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
             outcome = Outcome(-1, -1, error)
         if outcome is None:
-            line.waiting.append(_Waiting(taking.builder, taking.delivery, taking.lane))
+            queue.waiting.append(_Waiting(taking.builder, taking.delivery, taking.accumulator))
         else:
-            self._note(line, taking.delivery, outcome, taking.sequence, taking.count, taking.size)
-            taking.lane.recycle(taking.builder)
+            self._record_outcome(queue, taking.delivery, outcome, taking.sequence, taking.count, taking.size)
+            taking.accumulator.recycle(taking.builder)
 
-    def busy_lines(self) -> list[Line]:
+    def busy_queues(self) -> list[PartitionQueue]:
         """Where something waits, and no thread of its own sees to it."""
-        return [line for line in self._busy if not line.has_thread]
+        return [queue for queue in self._busy if not queue.has_thread]
 
-    def append_first(self, line: Line, *, wait: bool) -> Outcome | None:
-        """Append what is first in `line`; None if somebody else is appending there.
+    def append_first(self, queue: PartitionQueue, *, wait: bool) -> Outcome | None:
+        """Append what is first in `queue`; None if another process or thread is appending there.
 
-        Without the mutex: only one thread does this for a line, and what is first stays there until `first_is_done`.
+        Without the mutex: only one thread does this for a queue, and what is first stays there until `first_is_done`.
         """
         try:
-            return self._append(line, self._seal(line, line.waiting[0].builder), wait=wait)
+            return self._append(queue, self._seal(queue, queue.waiting[0].builder), wait=wait)
         except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
             return Outcome(-1, -1, error)
 
-    def first_is_done(self, line: Line, outcome: Outcome) -> None:
-        first = line.waiting.popleft()
-        if not line.waiting:
-            del self._busy[line]
+    def first_is_done(self, queue: PartitionQueue, outcome: Outcome) -> None:
+        first = queue.waiting.popleft()
+        if not queue.waiting:
+            del self._busy[queue]
         builder = first.builder
-        self._note(line, first.delivery, outcome, line.sequence, builder.count, builder.size)
-        first.lane.recycle(builder)
+        self._record_outcome(queue, first.delivery, outcome, queue.sequence, builder.count, builder.size)
+        first.accumulator.recycle(builder)
 
     def fail(self, delivery: BatchDelivery, error: Exception, size: int) -> None:
         """A batch of `size` bytes failed before it came to a partition."""
-        self._settle(delivery, Outcome(-1, -1, error), size)
+        self._complete(delivery, Outcome(-1, -1, error), size)
 
-    def _seal(self, line: Line, builder: Builder) -> bytearray | memoryview:
+    def _seal(self, queue: PartitionQueue, builder: Builder) -> bytearray | memoryview:
         """The very bytes that are appended: `_append_or_hold` sees in them whether they were."""
-        batch = sealed(builder, self._codec, self._level, self._producer_id, self._epoch, line.sequence)
-        return line.partition.recompressed(batch)
+        batch = sealed(builder, self._codec, self._level, self._producer_id, self._epoch, queue.sequence)
+        return queue.partition.recompressed(batch)
 
-    def _append(self, line: Line, batch: bytearray | memoryview, *, wait: bool) -> Outcome | None:
-        partition = line.partition
+    def _append(self, queue: PartitionQueue, batch: bytearray | memoryview, *, wait: bool) -> Outcome | None:
+        partition = queue.partition
         offset = partition.append(batch) if wait else partition.try_append(batch)
-        return None if offset is None else self._outcome_of(line, batch, offset)
+        return None if offset is None else self._outcome_of(queue, batch, offset)
 
-    def _outcome_of(self, line: Line, batch: bytearray | memoryview, offset: int) -> Outcome:
-        is_stamped = line.partition.settings.message_timestamp_type == "LogAppendTime"
+    def _outcome_of(self, queue: PartitionQueue, batch: bytearray | memoryview, offset: int) -> Outcome:
+        is_stamped = queue.partition.settings.message_timestamp_type == "LogAppendTime"
         return Outcome(offset, patch.max_timestamp_of(batch) if is_stamped else -1, None)
 
-    def _note(
-        self, line: Line, delivery: BatchDelivery, outcome: Outcome, sequence: int, count: int, size: int
+    def _record_outcome(
+        self, queue: PartitionQueue, delivery: BatchDelivery, outcome: Outcome, sequence: int, count: int, size: int
     ) -> None:
         """The batch was appended, or failed. Twice does no harm."""
         if outcome.error is None:
             if self._producer_id >= 0:
-                line.sequence = (sequence + count) % _MAX_SEQUENCE
+                queue.sequence = (sequence + count) % _MAX_SEQUENCE
             if self._acks == ALL:
-                self._unsynced[delivery] = _Unsynced(line.partition, outcome, outcome.offset + count, size)
+                self._unsynced[delivery] = _Unsynced(queue.partition, outcome, outcome.offset + count, size)
                 return
-        self._settle(delivery, outcome, size)
+        self._complete(delivery, outcome, size)
 
     # ---- syncing
 
@@ -245,34 +249,34 @@ class Sender:
     def end_sync(self, failed: dict[Partition, Exception]) -> None:
         for delivery, each in self._syncing.items():
             error = failed.get(each.partition)
-            self._settle(delivery, each.outcome if error is None else Outcome(-1, -1, error), each.size)
+            self._complete(delivery, each.outcome if error is None else Outcome(-1, -1, error), each.size)
         self._syncing = {}
 
     # ---- answering
 
-    def _settle(self, delivery: BatchDelivery, outcome: Outcome, size: int) -> None:
+    def _complete(self, delivery: BatchDelivery, outcome: Outcome, size: int) -> None:
         error = outcome.error
         if error is not None and error not in self.errors:
             self.errors.append(error)
         delivery.release(self._memory, size)
-        self._settled[delivery] = outcome
+        self._completed[delivery] = outcome
 
-    def answer(self) -> None:
+    def run_callbacks(self) -> None:
         """Complete the deliveries whose outcome is known. Without the mutex: their callbacks may send more.
 
         Any thread may do so, or several: a delivery is completed once. What an interrupt of a callback leaves here is
-        answered by the producer's thread.
+        completed by the producer's thread.
         """
-        if not self._settled:
+        if not self._completed:
             return
-        with self._answering:
-            for delivery, (offset, stamp, error) in list(self._settled.items()):
+        with self._in_callback:
+            for delivery, (offset, stamp, error) in list(self._completed.items()):
                 if error is None:
                     delivery.resolve(offset if self._acks else -1, stamp)
                 else:
                     delivery.fail(error)
-                self._settled.pop(delivery, None)
+                self._completed.pop(delivery, None)
 
-    def is_answering(self) -> bool:
+    def is_in_callback(self) -> bool:
         """Whether this thread runs a callback of a delivery."""
-        return self._answering.is_mine
+        return self._in_callback.is_mine

@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from klamm.client.serde import Serializer
-    from klamm.log.head import Heads
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
 
 __all__ = ["Quick", "Target", "codec_of", "keyless", "limit_of", "sealed"]
 
-Quick: TypeAlias = Callable[[Any, Any], int]
-"""Key and value of a record without headers: its offset, or a result below 0 that has to be seen to."""
+Quick: TypeAlias = Callable[[Any, Any, int], int]
+"""Key and value of a record without headers, and the version of the catalog: its offset, or a result below 0."""
 
 _CHUNK = 16_384  # records that are taken from an iterator at a time
 _SLICE = 16_384  # records that are sorted by partition at a time: they stay in the CPU's cache
@@ -82,12 +81,11 @@ def sealed(
 class Target:
     """A topic, for appends."""
 
-    __slots__ = ("_builders", "_turn", "heads", "keyed", "opened", "quick", "single", "topic", "version")
+    __slots__ = ("_builders", "_turn", "keyed", "opened", "quick", "single", "topic", "version")
 
-    def __init__(self, opened: OpenTopic, heads: Heads, version: int, *, takes_bytes: bool = True) -> None:
+    def __init__(self, opened: OpenTopic, version: int, *, takes_bytes: bool = True) -> None:
         """`takes_bytes`: keys and values are bytes as they come, and need not go through a serde."""
         self.opened = opened
-        self.heads = heads
         self.topic = opened.topic
         self.version = version
         self.single: Partition | None = opened.partition(0) if opened.count == 1 else None
@@ -96,7 +94,7 @@ class Target:
         usual = settings.message_timestamp_type == "CreateTime" and settings.max_message_bytes >= ONE_BYTES
         usual = usual and settings.compression_type in ("producer", "uncompressed")
         usual = usual and not self.keyed and takes_bytes
-        self.quick: Quick | None = self.single.log.append_one if self.single is not None and usual else None
+        self.quick: Quick | None = self.single.log.append_at_version if self.single is not None and usual else None
         self._turn = 0
         self._builders: list[Builder] = []
 

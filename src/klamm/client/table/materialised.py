@@ -1,6 +1,6 @@
 """A table as the processes of a host share it: one maintains it, the others follow.
 
-Whoever holds the byte TABLE + (slot of partition 0) of `members` maintains the table: a thread of it sleeps on the bell
+The holder of the byte TABLE + (slot of partition 0) of `members` maintains the table: its thread sleeps on the bell
 and applies what is committed. The others open the same RocksDB as secondaries. A follower that finds the table behind,
 and every follower twice a second, tries the byte; the kernel frees it however its holder ended, so a killed maintainer
 is replaced by the next read, or within a second. Within a process all tables of a topic share one of these objects.
@@ -9,7 +9,7 @@ Promises
   1  A read that waits sees every record that was committed before it began. The maintainer applies them itself, in the
      thread that reads; a follower waits until the maintainer has, and takes over if there is none.
   2  Opening reads only what was committed since: how far the table goes is written with it.
-  3  A table never keeps what its log has lost. It is made anew, as the next generation, from the first record on,
+  3  A table never keeps what its log has lost. It is rebuilt, as the next generation, from the first record on,
      when the leader epochs say that it has records the log no longer has (a power cut), when records that it has not
      seen are gone from the log (retention, or tombstones that compaction dropped), and when RocksDB finds it damaged.
   4  A key has one value: the last one in its partition. Nothing orders records of different partitions, so a key that
@@ -31,7 +31,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.client import exit_handlers
-from klamm.client.table import rocks as rocksdb
+from klamm.client.table import rocksdb
 from klamm.client.table.table_updater import PartitionProgress, TableDiverged, TableUpdater
 from klamm.disk import fork
 from klamm.disk._os import HeldBytes
@@ -42,39 +42,39 @@ from klamm.log.head import Poller, Watch
 from klamm.types import TopicId
 
 if TYPE_CHECKING:
-    from klamm.client.table.rocks import Rocks, Tree
+    from klamm.client.table.rocksdb import RocksTable, Tree
     from klamm.log.partition import Partition
     from klamm.store.directory import Core, OpenTopic
     from klamm.types import Position
 
 __all__ = ["Materialised", "acquire", "close_all", "release", "release_later"]
 
-_NAP_S = 0.5
+_POLL_INTERVAL_S = 0.5
 _CLOSING_S = 5.0  # that the end of a process waits for its tables
 _LOOK_S = (0.0002, 0.01)  # how often a follower that waits looks again: at first, and at last
 _NEVER = 2**64 - 1  # a seq that no head has
 _log = logging.getLogger("klamm")
 
 
-class _Wanted(NamedTuple):
+class _Lag(NamedTuple):
     """A partition that may have more than the table: up to `end`, as of the head's `seq`."""
 
-    place: int
+    log_index: int
     seq: int
     end: int
 
 
 class _Moved:
-    """In the place of a Watch, once the table is not to be read any more: whoever asks is told to look."""
+    """In the place of a Watch, once the table is not to be read any more: it says that something has changed."""
 
     moved = True
 
-    def seen(self, place: int, seq: int) -> None:
+    def seen(self, progress: int, seq: int) -> None:
         """Nothing is."""
 
 
 class Materialised:
-    """Made by `acquire`. A read asks whether heads have moved on `watch`, if so `freshen`s, and then `find`s."""
+    """Made by `acquire`. A read asks whether heads have moved on `watch`, if so `refresh`s, and then `find`s."""
 
     def __init__(self, core: Core, topic: str) -> None:
         rocksdb.require()
@@ -89,10 +89,11 @@ class Materialised:
         self.forked = False
         self.maintains = False
         self.generation = 0
-        self.applying = TableUpdater(core.heads)
+        self.updater = TableUpdater(core.heads)
         self._byte = TABLE + opened.topic.partitions[0]
         self._held: HeldBytes[int, None] = HeldBytes(core.members)  # that byte, while it maintains the table
-        self._directory = f"{core.path}/tables/{opened.topic.directory}"
+        self._root = core.root  # RocksDB writes in threads of its own until it is closed
+        self._directory = f"{core.files}/tables/{opened.topic.directory}"
         self._own: str | None = None  # a directory that goes when this is closed
         self._mutex = threading.RLock()
         self._stop = StopFlag()
@@ -112,26 +113,26 @@ class Materialised:
         fork.register(self, Materialised._in_child)
         self.start()
 
-    def _use(self, rocks: Rocks | None) -> None:
-        """Read from there. Whoever is still reading from the last one keeps it open until it is done."""
-        self._rocks = rocks
-        self.tree: Tree = rocksdb.Nothing() if rocks is None else rocks
+    def _use(self, db: RocksTable | None) -> None:
+        """Read from there. A thread that is still reading from the last one keeps it open until it is done."""
+        self._db = db
+        self.tree: Tree = rocksdb.EmptyTable() if db is None else db
         self.find = self.tree.get
 
     def _arrange(self, partitions: list[Partition]) -> None:
-        places = self.applying.places
-        for partition in partitions[len(places) :]:
-            places.append(PartitionProgress(partition))
-            if self.maintains and self._rocks is not None:
-                self.applying.load_place(places[-1], self._rocks)  # a new one: nothing of it can be lost
-        self.logs = [place.partition.log for place in places]
-        self.seqs = [_NEVER] * len(places)  # of the heads, as of which the table has everything
+        applied = self.updater.partitions
+        for partition in partitions[len(applied) :]:
+            applied.append(PartitionProgress(partition))
+            if self.maintains and self._db is not None:
+                self.updater.load_progress(applied[-1], self._db)  # a new one: nothing of it can be lost
+        self.logs = [progress.partition.log for progress in applied]
+        self.seqs = [_NEVER] * len(applied)  # of the heads, as of which the table has everything
         self.watch: Watch | _Moved = Watch(self.logs)
-        self.watch.seen(len(places), self.version)
+        self.watch.seen(len(applied), self.version)
 
     # ---- reading
 
-    def freshen(self, wait_s: float | None) -> None:
+    def refresh(self, wait_s: float | None) -> None:
         """Return when the table has everything that was committed before the call.
 
         StoreBusy when it gets no further for `wait_s`; 0: it has what it has.
@@ -174,7 +175,7 @@ class Materialised:
     def positions(self) -> dict[int, Position]:
         """How far the table goes, by partition."""
         with self._mutex:
-            return {place.partition.number: place.position for place in self.applying.places}
+            return {progress.partition.number: progress.position for progress in self.updater.partitions}
 
     def check_usable(self) -> None:
         if self.forked:
@@ -199,6 +200,7 @@ class Materialised:
     # ---- catching up, with the mutex held
 
     def _look_at_catalog(self) -> None:
+        self.heads.check_place()
         version = self.heads.catalog_version
         if version == self.version:
             return
@@ -208,16 +210,16 @@ class Materialised:
         self.version = version
         self.watch.seen(len(self.logs), version)
 
-    def _moved(self) -> list[_Wanted]:
+    def _moved(self) -> list[_Lag]:
         found = []
         for index, log in enumerate(self.logs):
             seq = log.seq  # before the look at the commit, which then is this one or a later one
             if seq != self.seqs[index]:
-                end = self.applying.places[index].partition.snapshot().stable_offset
-                found.append(_Wanted(index, seq, end))
+                end = self.updater.partitions[index].partition.snapshot().stable_offset
+                found.append(_Lag(index, seq, end))
         return found
 
-    def _reach(self, wanted: list[_Wanted], wait_s: float | None) -> None:
+    def _reach(self, wanted: list[_Lag], wait_s: float | None) -> None:
         pause, since = _LOOK_S[0], 0.0
         far: tuple[int, int] | None = None
         while wanted:
@@ -236,64 +238,64 @@ class Materialised:
             self._stop.wait(pause)
             pause = min(2 * pause, _LOOK_S[1])
             newest = rocksdb.generations(self._directory)
-            if self._rocks is None or (newest and newest[-1] != self.generation):
+            if self._db is None or (newest and newest[-1] != self.generation):
                 self._follow()
 
-    def _left(self, wanted: list[_Wanted]) -> list[_Wanted]:
+    def _left(self, wanted: list[_Lag]) -> list[_Lag]:
         """What the table does not have yet. Of the rest there is nothing to see until its head moves again."""
         left = []
         for each in wanted:
-            if self.applying.places[each.place].position.offset < each.end:
+            if self.updater.partitions[each.log_index].position.offset < each.end:
                 left.append(each)
                 continue
-            self.seqs[each.place] = each.seq
-            self.watch.seen(each.place, each.seq)
+            self.seqs[each.log_index] = each.seq
+            self.watch.seen(each.log_index, each.seq)
         return left
 
     def _far(self) -> tuple[int, int]:
         """What changes when the table gets further."""
-        return self.generation, sum(place.position.offset for place in self.applying.places)
+        return self.generation, sum(progress.position.offset for progress in self.updater.partitions)
 
     # ---- following
 
     def _follow(self) -> None:
         """Open what another process maintains, if there is something."""
         newest = rocksdb.generations(self._directory)
-        rocks = rocksdb.open_follower(f"{self._directory}/{newest[-1]}") if newest else None
-        if rocks is not None:
+        db = rocksdb.open_follower(f"{self._directory}/{newest[-1]}") if newest else None
+        if db is not None:
             self.generation = newest[-1]
-            self._use(rocks)
+            self._use(db)
 
-    def _look(self, wanted: list[_Wanted]) -> list[_Wanted]:
+    def _look(self, wanted: list[_Lag]) -> list[_Lag]:
         """See what the maintainer has applied: what of `wanted` it has not."""
-        rocks = self._rocks
-        if rocks is None:
+        db = self._db
+        if db is None:
             return wanted
         try:
-            rocks.catch_up()
+            db.catch_up()
             for each in wanted:
-                place = self.applying.places[each.place]
-                place.position = rocks.position(place.partition.number) or place.beginning()
+                progress = self.updater.partitions[each.log_index]
+                progress.position = db.position(progress.partition.number) or progress.beginning()
         except Exception:  # noqa: BLE001  # its files went meanwhile: it is opened again
             self._follow()
             return wanted
         return self._left(wanted)
 
-    def _why_behind(self, wanted: list[_Wanted]) -> str:
-        places = self.applying.places
-        missing = sum(each.end - places[each.place].position.offset for each in wanted)
-        total = sum(each.end - places[each.place].beginning().offset for each in wanted)
-        told = f"{missing} of {total} records were not applied in time"
+    def _why_behind(self, wanted: list[_Lag]) -> str:
+        applied = self.updater.partitions
+        missing = sum(each.end - applied[each.log_index].position.offset for each in wanted)
+        total = sum(each.end - applied[each.log_index].beginning().offset for each in wanted)
+        message = f"{missing} of {total} records were not applied in time"
         if self.maintains:
-            return told
+            return message
         if rocksdb.can_maintain():
-            return f"{told} by the process that maintains it, which gets no further"
-        return f"{told}, and this process cannot: it was forked from one that used tables"
+            return f"{message} by the process that maintains it, which gets no further"
+        return f"{message}, and this process cannot: it was forked from one that used tables"
 
     # ---- maintaining
 
     def _maintain(self) -> bool:
-        """Become the one who maintains the table, if nobody is."""
+        """Become the maintainer of the table, if it has none."""
         members = self.core.members
         if not rocksdb.can_maintain():
             if self._own is None:
@@ -307,7 +309,7 @@ class Materialised:
         try:
             self._open()
             self.maintains = True
-        except rocksdb.Held:  # whoever maintained it last has let go, but an iteration of theirs is not at its end
+        except rocksdb.TableBusy:  # its last maintainer has let go, but still iterates over it
             return False
         finally:
             if not self.maintains:
@@ -319,41 +321,41 @@ class Materialised:
         known = rocksdb.generations(self._directory)
         newest = known[-1] if known else 1
         try:
-            rocks = rocksdb.open_maintainer(f"{self._directory}/{newest}")
-        except rocksdb.Broken as error:
+            db = rocksdb.open_maintainer(f"{self._directory}/{newest}")
+        except rocksdb.TableCorrupt as error:
             self._renew(str(error))
         else:
-            self._take_up(rocks, newest)
-            if not self.applying.load(rocks):
+            self._take_up(db, newest)
+            if not self.updater.load(db):
                 self._renew("its log has lost records")
-                rocks.close()
+                db.close()
         for old in known[:-1]:
             shutil.rmtree(f"{self._directory}/{old}", ignore_errors=True)
 
     def _renew(self, why: str) -> None:
-        """Begin anew. The last generation stays until the table is opened again: somebody may be reading it."""
-        _log.warning("%s: the table is made anew: %s", self._directory, why)
+        """Start the next generation. The last one stays until the table is opened again: it may be in use."""
+        _log.warning("%s: rebuilding the table: %s", self._directory, why)
         number = max([*rocksdb.generations(self._directory), self.generation]) + 1
-        rocks = rocksdb.open_maintainer(f"{self._directory}/{number}")
-        self.applying.load(rocks)
-        self._take_up(rocks, number)
+        db = rocksdb.open_maintainer(f"{self._directory}/{number}")
+        self.updater.load(db)
+        self._take_up(db, number)
 
-    def _take_up(self, rocks: Rocks, generation: int) -> None:
+    def _take_up(self, db: RocksTable, generation: int) -> None:
         self.generation = generation
-        for place in range(len(self.seqs)):
-            self.seqs[place] = _NEVER
-            self.watch.seen(place, _NEVER)
-        self._use(rocks)
+        for progress in range(len(self.seqs)):
+            self.seqs[progress] = _NEVER
+            self.watch.seen(progress, _NEVER)
+        self._use(db)
 
-    def _apply(self, wanted: list[_Wanted]) -> list[_Wanted]:
+    def _apply(self, wanted: list[_Lag]) -> list[_Lag]:
         """One part of each partition; what is left to do."""
-        rocks = self._rocks
-        if rocks is None or rocks.failed:
+        db = self._db
+        if db is None or db.failed:
             self._open_again()
             return self._moved()
         try:
             for each in wanted:
-                self.applying.apply(self.applying.places[each.place], rocks)
+                self.updater.apply(self.updater.partitions[each.log_index], db)
         except TableDiverged:
             self._renew("its log has lost records")
             return self._moved()
@@ -361,13 +363,13 @@ class Materialised:
 
     def _open_again(self) -> None:
         """After a write that failed."""
-        rocks = self._rocks
+        db = self._db
         self._use(None)
-        if rocks is not None:
-            rocks.close()
+        if db is not None:
+            db.close()
         try:
             self._open()
-        except rocksdb.Held:
+        except rocksdb.TableBusy:
             raise self._busy("a write to it has failed, and an iteration keeps it open") from None
 
     # ---- the thread
@@ -380,11 +382,11 @@ class Materialised:
         while not self._is_over():
             try:
                 if not self.maintains:
-                    self._stand_by()
+                    self._wait_for_maintainer()
                 elif not self._apply_some():
-                    self._poller.wait(int(_NAP_S * 1e6), 0, self.version)
+                    self._poller.wait(int(_POLL_INTERVAL_S * 1e6), 0, self.version)
             except UnknownTopic:
-                self._bury()
+                self._delete_table()
                 return
             except Exception as error:  # noqa: BLE001  # readers meet it, too; here it is tried again
                 if self._is_over():
@@ -392,14 +394,14 @@ class Materialised:
                 if str(error) != self._complaint:
                     self._complaint = str(error)
                     _log.warning("the table of %s cannot be kept up to date: %s", self.name, error)
-                self._stop.wait(_NAP_S)
+                self._stop.wait(_POLL_INTERVAL_S)
 
     def _is_over(self) -> bool:
         return self.closed or self._stop.is_set() or self.core.closed
 
-    def _stand_by(self) -> None:
-        """For the end of whoever maintains the table."""
-        if not self._stop.wait(_NAP_S):
+    def _wait_for_maintainer(self) -> None:
+        """For the end of the table's maintainer."""
+        if not self._stop.wait(_POLL_INTERVAL_S):
             with self._mutex:
                 self._look_at_catalog()
                 if not self.maintains and not self._is_over():
@@ -412,8 +414,8 @@ class Materialised:
             if self._is_over():
                 return False
             moved = self._moved()
-            if not moved and self._rocks is not None:
-                self.applying.rest(self._rocks)
+            if not moved and self._db is not None:
+                self.updater.rest(self._db)
             if moved and self._apply(moved):
                 return True
             self._poller.watch(self.logs)
@@ -421,7 +423,7 @@ class Materialised:
                 self._poller.seen(index, seq)
             return False
 
-    def _bury(self) -> None:
+    def _delete_table(self) -> None:
         """The topic is gone, and so is its table. Reads are told by the catalog."""
         with self._mutex:
             maintained = self.maintains
@@ -462,15 +464,15 @@ class Materialised:
         return True
 
     def _let_go(self) -> None:
-        maintained, rocks = self.maintains, self._rocks
+        maintained, db = self.maintains, self._db
         self.maintains = False
         self._use(None)
-        self.applying.close()
-        if rocks is not None:
+        self.updater.close()
+        if db is not None:
             with suppress(Exception):  # its files may be gone, with the topic
                 if maintained and not self.core.closed and not self._moved():
-                    self.applying.keep(rocks)
-            rocks.close()
+                    self.updater.record_complete(db)
+            db.close()
         self._held.release_all()
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
@@ -491,7 +493,7 @@ def _closed() -> Closed:
 # ---- one for each topic of a core
 
 _open: dict[tuple[int, TopicId], Materialised] = {}
-_open_mutex = threading.RLock()  # a dropped table may be collected, and released, by whoever holds it
+_open_mutex = threading.RLock()  # a dropped table may be collected, and released, by a thread that holds it
 _over = False  # the process ends
 
 
@@ -520,7 +522,7 @@ def release(table: Materialised) -> None:
     table.stop()  # not under the mutex: its thread may want that
     with _open_mutex:
         if table.in_use():
-            table.start()  # somebody came back
+            table.start()  # it is used again
             return
         for key in [key for key, value in _open.items() if value is table]:
             del _open[key]
@@ -528,14 +530,14 @@ def release(table: Materialised) -> None:
 
 
 def release_later(table: Materialised) -> None:
-    """The same for a table that was dropped: whoever collects it may hold what our thread waits for."""
+    """Like `release`, for a table that was dropped: the thread that collects it may hold what our thread waits for."""
     if not table.forked and not _over:
         with suppress(RuntimeError):  # Python ends, and starts no more threads: `close_all` comes, or has been
             threading.Thread(target=release, args=(table,), name="klamm-table-end", daemon=True).start()
 
 
 def close_all() -> None:
-    """At the end of the process, whoever uses them: RocksDB must be at rest before Python goes, see rocks.py.
+    """At the end of the process, in use or not: RocksDB must be at rest before Python goes, see rocksdb.py.
 
     A table that is being closed by another thread is waited for, too, since that thread holds one of the mutexes.
     """
@@ -549,7 +551,7 @@ def close_all() -> None:
     _open.clear()
     _open_mutex.release()
     for table in tables:
-        table.closed = True  # whoever is reading it gives up
+        table.closed = True  # threads that read it give up
     for table in tables:
         ended = table.stop(max(0.0, until - time.monotonic()))
         if not table.close(max(0.0, until - time.monotonic())) or not ended:

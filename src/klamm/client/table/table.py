@@ -99,7 +99,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         value: V | None
         shared = self._shared
         if shared.watch.moved:
-            shared.freshen(self._wait_s)
+            shared.refresh(self._wait_s)
         try:
             value = shared.find(key)
         except Exception:  # noqa: BLE001  # it is tried again, and then raised
@@ -116,7 +116,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         """Return the value of `key`. With a `wait` of its own; 0: what the table has now, be it behind its log."""
         shared = self._shared
         if shared.watch.moved:
-            shared.freshen(self._wait_s if wait is None else to_timeout("wait", wait))
+            shared.refresh(self._wait_s if wait is None else to_timeout("wait", wait))
         try:
             value = shared.find(key)
         except Exception:  # noqa: BLE001  # it is tried again, and then raised
@@ -191,7 +191,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         StoreBusy if the table gets no further for its `wait`; with 0, what is there is taken.
         """
         if self._shared.watch.moved:
-            self._shared.freshen(self._wait_s)
+            self._shared.refresh(self._wait_s)
 
     def offsets(self) -> dict[int, Position]:
         """How far the table goes, by partition: reads that follow see at least that. For `changes`."""

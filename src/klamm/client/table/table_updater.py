@@ -18,7 +18,7 @@ from klamm.types import Position
 from klamm.where import resume_at
 
 if TYPE_CHECKING:
-    from klamm.client.table.rocks import Rocks
+    from klamm.client.table.rocksdb import RocksTable
     from klamm.log.head import Heads
     from klamm.log.partition import Partition
     from klamm.log.reader import Reader
@@ -27,12 +27,12 @@ __all__ = ["PartitionProgress", "TableDiverged", "TableUpdater"]
 
 _CHUNK_BYTES = 1 << 20
 _MAX_OPEN = 64  # files of the log
-_KEEP_MS = 600_000  # how often a table that has everything notes that it does
+_RECORD_EVERY_MS = 600_000  # how often a table that has everything notes that it does
 _DOUBT_MS = 60_000  # how long it may have stood still before tombstones are thought of
 
 
 class TableDiverged(Exception):
-    """The table cannot go on from where it is: it has to be made anew."""
+    """The table cannot go on from where it is: it has to be rebuilt."""
 
 
 class PartitionProgress:
@@ -60,49 +60,49 @@ class TableUpdater:
     """The partitions of a topic on their way into a table."""
 
     def __init__(self, heads: Heads) -> None:
-        self.places: list[PartitionProgress] = []
+        self.partitions: list[PartitionProgress] = []
         self.count = 0  # records that were read
         self._heads = heads
-        self._kept_ms = self._written_ms = heads.clock_ms()
+        self._complete_ms = self._written_ms = heads.clock_ms()
 
-    def load(self, rocks: Rocks) -> bool:
+    def load(self, db: RocksTable) -> bool:
         """Take over how far the table goes. False: it is not a table of this log, as that is now."""
         now_ms = self._heads.clock_ms()
         self._written_ms = now_ms
-        self._kept_ms = rocks.kept_ms() or now_ms
-        sound = [self.load_place(place, rocks) for place in self.places]
+        self._complete_ms = db.complete_ms() or now_ms
+        sound = [self.load_progress(progress, db) for progress in self.partitions]
         return all(sound)
 
-    def load_place(self, place: PartitionProgress, rocks: Rocks) -> bool:
-        ends = place.partition.ends()
-        found = rocks.position(place.partition.number)
-        place.close()
-        place.epoch = ends.leader_epoch
-        place.position = place.beginning() if found is None else found
-        return found is None or self._is_sound(place)
+    def load_progress(self, progress: PartitionProgress, db: RocksTable) -> bool:
+        ends = progress.partition.ends()
+        found = db.position(progress.partition.number)
+        progress.close()
+        progress.epoch = ends.leader_epoch
+        progress.position = progress.beginning() if found is None else found
+        return found is None or self._is_sound(progress)
 
-    def _is_sound(self, place: PartitionProgress) -> bool:
-        position, ends = place.position, place.partition.ends()
-        if resume_at(place.partition, position) != position or not ends.start <= position.offset <= ends.end:
+    def _is_sound(self, progress: PartitionProgress) -> bool:
+        position, ends = progress.position, progress.partition.ends()
+        if resume_at(progress.partition, position) != position or not ends.start <= position.offset <= ends.end:
             return False
-        settings = place.partition.settings
+        settings = progress.partition.settings
         if position.offset == ends.end or "compact" not in settings.cleanup_policy:
             return True
         limit = settings.delete_retention_ms
-        return self._heads.clock_ms() - self._kept_ms < limit
+        return self._heads.clock_ms() - self._complete_ms < limit
 
-    def apply(self, place: PartitionProgress, rocks: Rocks) -> None:
+    def apply(self, progress: PartitionProgress, db: RocksTable) -> None:
         """The next part of a partition. TableDiverged if it does not go on where the table ends."""
-        partition, begin = place.partition, place.position.offset
-        has_some = place.position.leader_epoch >= 0
+        partition, begin = progress.partition, progress.position.offset
+        has_some = progress.position.leader_epoch >= 0
         now, now_ms = partition.snapshot(), self._heads.clock_ms()
-        in_doubt = now.leader_epoch != place.epoch or now_ms - self._kept_ms > _DOUBT_MS
-        if has_some and in_doubt and not self._is_sound(place):
+        in_doubt = now.leader_epoch != progress.epoch or now_ms - self._complete_ms > _DOUBT_MS
+        if has_some and in_doubt and not self._is_sound(progress):
             raise TableDiverged
-        place.epoch = now.leader_epoch
-        reader = place.reader
+        progress.epoch = now.leader_epoch
+        reader = progress.reader
         if reader is None:
-            reader = place.reader = partition.reader(begin)
+            reader = progress.reader = partition.reader(begin)
         try:
             data = reader.read(_CHUNK_BYTES)
             found = decode(data, form=TUPLES, from_offset=begin) if data else []
@@ -110,14 +110,14 @@ class TableUpdater:
             partition.refuse_deleted()
             if has_some:
                 raise TableDiverged from None
-            place.close()
-            place.position = Position(error.start)
+            progress.close()
+            progress.position = Position(error.start)
             return
         except (CorruptBatch, FileNotFoundError):
-            place.close()
+            progress.close()
             partition.refuse_deleted()
             raise
-        if len(self.places) > _MAX_OPEN:
+        if len(self.partitions) > _MAX_OPEN:
             reader.close()  # it keeps its place
         # Without data nothing below the commit is left to be read: only markers, or what was aborted.
         end = max(begin, reader.offset if data else now.stable_offset)
@@ -125,22 +125,22 @@ class TableUpdater:
             latest: dict[bytes, bytes | None] = dict(found)
             latest.pop(None, None)  # type: ignore[call-overload]  # without a key there is no place in a mapping
             position = Position(end, now.leader_epoch)
-            rocks.write(latest, partition.number, position, now_ms)
-            place.position = position
-            self._kept_ms = self._written_ms = now_ms
+            db.write(latest, partition.number, position, now_ms)
+            progress.position = position
+            self._complete_ms = self._written_ms = now_ms
             self.count += len(found)
 
-    def rest(self, rocks: Rocks) -> None:
+    def rest(self, db: RocksTable) -> None:
         """Everything is applied: note that, now and then."""
-        self._kept_ms = self._heads.clock_ms()
-        if self._kept_ms - self._written_ms > _KEEP_MS:
-            self.keep(rocks)
+        self._complete_ms = self._heads.clock_ms()
+        if self._complete_ms - self._written_ms > _RECORD_EVERY_MS:
+            self.record_complete(db)
 
-    def keep(self, rocks: Rocks) -> None:
+    def record_complete(self, db: RocksTable) -> None:
         """Note that everything is applied."""
-        self._written_ms = self._kept_ms = self._heads.clock_ms()
-        rocks.keep(self._kept_ms)
+        self._written_ms = self._complete_ms = self._heads.clock_ms()
+        db.record_complete(self._complete_ms)
 
     def close(self) -> None:
-        for place in self.places:
-            place.close()
+        for progress in self.partitions:
+            progress.close()

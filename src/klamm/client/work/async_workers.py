@@ -1,5 +1,5 @@
 """Workers of an `async def` handler: at most so many coroutines at a time, in an event loop of their own, or in that of
-whoever awaits the run (klamm.aio).
+the task that awaits the run (klamm.aio).
 
     klamm-loop       runs the loop, and in it the handlers, if it is their own
     klamm-feeder     takes records for coroutines that have none
@@ -66,7 +66,7 @@ class AsyncWorkers:
         self._threads: list[DaemonThread] = []
 
     def start(self) -> None:
-        self._threads = [DaemonThread(self._settle_failures, "klamm-failures")]
+        self._threads = [DaemonThread(self._complete_failures, "klamm-failures")]
         if self._is_guest:
             self._threads.append(DaemonThread(self._feed, "klamm-feeder"))
         else:
@@ -131,7 +131,7 @@ class AsyncWorkers:
             self._tasks.end_attempt(number)  # now: it may wait for others to be settled
             self._failures.put(_Failure(attempt, error, timer.expired()))
 
-    def _settle_failures(self) -> None:
+    def _complete_failures(self) -> None:
         while (failure := self._failures.get()) is not None:
             with self._settling(failure.attempt.worker):
                 self._outcomes.failed(*failure.attempt, failure.error, is_timeout=failure.is_timeout)

@@ -87,7 +87,7 @@ class DeadLetter:
     """A record that could not be handled."""
 
     origin: Origin | None
-    """None: somebody else wrote it, without our headers."""
+    """None: another program wrote it, without our headers."""
     attempts: int
     error: str
     """The type of the last error."""
@@ -123,7 +123,7 @@ class DeadLetterBox:
 
     def headers(self, record: Record, attempts: int, error: BaseException) -> Headers:
         """Return the headers of the letter that `record` becomes."""
-        told = {
+        headers_of_error = {
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
@@ -137,7 +137,7 @@ class DeadLetterBox:
             *_own_headers(record.headers),
             *(
                 (PREFIX + name, str(value).encode("utf-8", "replace"))
-                for name, value in told.items()
+                for name, value in headers_of_error.items()
                 if value is not None
             ),
         )
@@ -145,7 +145,7 @@ class DeadLetterBox:
     def _opened(self, record: Record) -> Target:
         core = self._core
         opened = box(core, record.topic, self._topic)
-        return Target(opened, core.heads, core.heads.catalog_version)
+        return Target(opened, core.heads.catalog_version)
 
 
 def box(core: Core, topic: str, name: str | None = None) -> OpenTopic:
@@ -157,7 +157,6 @@ def box(core: Core, topic: str, name: str | None = None) -> OpenTopic:
         limit = core.topic(topic).topic.settings.max_message_bytes + _ROOM
         try:
             core.catalog.create_topic(name, 1, {"retention.ms": -1, "max.message.bytes": limit}, core.lay_out)
-            core.changed()
         except TopicExists:
             pass
         return core.topic(name)
@@ -246,11 +245,16 @@ def _records(core: Core, topic: str, partition: int, start: int, end: int) -> It
 
 
 def _letter(record: Record) -> DeadLetter:
-    told = {name[len(PREFIX) :]: value for name, value in record.headers if name.startswith(PREFIX)}
+    headers_of_error = {name[len(PREFIX) :]: value for name, value in record.headers if name.startswith(PREFIX)}
     origin = None
-    if told.get("topic"):
-        timestamp = _number(told["timestamp"]) if told.get("timestamp") else record.timestamp
-        origin = Origin(_text(told["topic"]), _number(told.get("partition")), _number(told.get("offset")), timestamp)
+    if headers_of_error.get("topic"):
+        timestamp = _number(headers_of_error["timestamp"]) if headers_of_error.get("timestamp") else record.timestamp
+        origin = Origin(
+            _text(headers_of_error["topic"]),
+            _number(headers_of_error.get("partition")),
+            _number(headers_of_error.get("offset")),
+            timestamp,
+        )
     plain = Record(
         record.topic,
         record.partition,
@@ -261,7 +265,13 @@ def _letter(record: Record) -> DeadLetter:
         _own_headers(record.headers),
         record.leader_epoch,
     )
-    return DeadLetter(origin, _number(told.get("attempts")), _text(told.get("error")), _text(told.get("reason")), plain)
+    return DeadLetter(
+        origin,
+        _number(headers_of_error.get("attempts")),
+        _text(headers_of_error.get("error")),
+        _text(headers_of_error.get("reason")),
+        plain,
+    )
 
 
 def _noted(record: Record) -> int | None:
@@ -295,7 +305,7 @@ def purge(core: Core, topic: str) -> int:
                     start = record.offset
                     break
                 count += 1
-        core.topic(topic).partition(number).housekeeping.delete_before(start)
+        core.topic(topic).partition(number).cleanup.delete_before(start)
     return count
 
 
@@ -314,9 +324,11 @@ def redrive(
     """Put letters back to where they came from, or to the topic `to`: how many. `progress` is told of how many."""
     _check_limit(limit)
     notes = _Notes(core, topic)
-    chosen = {_place(letter) for letter in _letters(core, topic, notes) if where is None or where(letter)}
+    chosen = {
+        _partition_and_offset(letter) for letter in _letters(core, topic, notes) if where is None or where(letter)
+    }
     total = len(chosen) if limit is None else min(limit, len(chosen))
-    letters = (letter for letter in _letters(core, topic, notes) if _place(letter) in chosen)
+    letters = (letter for letter in _letters(core, topic, notes) if _partition_and_offset(letter) in chosen)
     count = 0
     pool = Pool(core)
     try:
@@ -370,7 +382,7 @@ def _put_back(core: Core, transaction: Transaction, letter: DeadLetter, to: str 
     transaction.send(record.topic, None, partition=record.partition, headers=[note])
 
 
-def _place(letter: DeadLetter) -> tuple[int, int]:
+def _partition_and_offset(letter: DeadLetter) -> tuple[int, int]:
     return letter.record.partition, letter.record.offset
 
 

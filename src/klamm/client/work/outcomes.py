@@ -65,7 +65,7 @@ class Outcomes:
 
     def done(self, worker: int, task: Task, begun: float) -> bool:
         """Take in that a worker's handler, which began then, has returned. Return False if the worker is replaced."""
-        counts = self._tasks.done(worker, counts=self._owns(task.place))
+        counts = self._tasks.done(worker, counts=self._owns(task.tp))
         if counts is None:
             return False
         with self._mutex:
@@ -82,7 +82,7 @@ class Outcomes:
         """
         if not self._tasks.end_attempt(worker):
             return False
-        if task.is_forgotten or not self._owns(task.place):
+        if task.is_forgotten or not self._owns(task.tp):
             self._tasks.done(worker, counts=False)
             with self._mutex:
                 self._lost += 1

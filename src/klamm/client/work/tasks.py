@@ -42,11 +42,11 @@ _NO_HANDLER = math.inf  # a task whose handler has ended
 class Task:
     """A record to be handled."""
 
-    __slots__ = ("attempts", "begun", "chain", "done", "is_forgotten", "next_offset", "place", "record")
+    __slots__ = ("attempts", "begun", "chain", "done", "is_forgotten", "next_offset", "record", "tp")
 
-    def __init__(self, record: Record, place: TopicPartition, chain: Any, next_offset: int) -> None:
+    def __init__(self, record: Record, tp: TopicPartition, chain: Any, next_offset: int) -> None:
         self.record = record
-        self.place = place
+        self.tp = tp
         self.chain = chain
         """None: no order."""
         self.next_offset = next_offset
@@ -177,10 +177,10 @@ class Tasks:
                 self._for_reader.wait(left)
             return True
 
-    def running(self, places: Iterable[TopicPartition] | None = None) -> int:
+    def running(self, tps: Iterable[TopicPartition] | None = None) -> int:
         """Return how many tasks workers have at hand. To be asked inside of `wait`."""
         taken = self._taken.values()
-        return len(taken) if places is None else sum(task.place in places for task in taken)
+        return len(taken) if tps is None else sum(task.tp in tps for task in taken)
 
     def busy(self) -> set[int]:
         """Return the workers that have a task."""
@@ -209,31 +209,31 @@ class Tasks:
             self._replaced.add(worker)
             return True
 
-    def drop(self, places: Iterable[TopicPartition]) -> None:
+    def drop(self, tps: Iterable[TopicPartition]) -> None:
         """Forget the waiting tasks of those partitions. What runs, runs on."""
         with self._monitor:
-            self._drop(set(places))
+            self._drop(set(tps))
 
-    def forget(self, places: Iterable[TopicPartition]) -> None:
+    def forget(self, tps: Iterable[TopicPartition]) -> None:
         """Forget the tasks of those partitions. Of those that run, whatever they come to does not count."""
-        gone = set(places)
+        gone = set(tps)
         with self._monitor:
             self._drop(gone)
             for task in self._taken.values():
-                if task.place in gone:
+                if task.tp in gone:
                     task.is_forgotten = True
 
     def _drop(self, gone: set[TopicPartition]) -> None:
-        kept = [task for task in self._ready if task.place not in gone]
-        later = [each for each in self._later if each[2].place not in gone]
-        dropped = [task for task in self._ready if task.place in gone]
-        dropped += [each[2] for each in self._later if each[2].place in gone]
+        kept = [task for task in self._ready if task.tp not in gone]
+        later = [each for each in self._later if each[2].tp not in gone]
+        dropped = [task for task in self._ready if task.tp in gone]
+        dropped += [each[2] for each in self._later if each[2].tp in gone]
         self.count -= len(dropped)
         self._ready = deque(kept)
         self._later = later
         heapq.heapify(self._later)
         for waiting in self._behind.values():
-            if waiting and waiting[0].place in gone:  # a chain is of one partition
+            if waiting and waiting[0].tp in gone:  # a chain is of one partition
                 self.count -= len(waiting)
                 waiting.clear()
         for task in dropped:

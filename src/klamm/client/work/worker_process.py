@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CannotStart", "HandlerTimeout", "WorkerProcess", "pickled"]
 
-_PATIENCE_S = 5.0  # for a process that has nothing to do to end
+_TIMEOUT_S = 5.0  # for a process that has nothing to do to end
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _starting = threading.Lock()  # multiprocessing's list of children is not made for several threads
 
@@ -74,11 +74,11 @@ class WorkerProcess:
             if timeout_s is not None and not connection.poll(timeout_s):
                 assert self._process is not None
                 self._process.kill()
-                self._buried()
+                self._reap()
                 raise HandlerTimeout
             answer = connection.recv()
         except (EOFError, OSError):
-            how = self._buried()
+            how = self._reap()
             raise ChildProcessError(
                 f"the worker process {how} while it handled {record.topic}/{record.partition} at offset {record.offset}"
             ) from None
@@ -102,7 +102,7 @@ class WorkerProcess:
         try:
             problem = ours.recv()
         except (EOFError, OSError):
-            problem = f"it {self._buried()}"
+            problem = f"it {self._reap()}"
         if problem is not None:
             self.end()
             raise CannotStart(
@@ -111,7 +111,7 @@ class WorkerProcess:
             )
         return ours
 
-    def _buried(self) -> str:
+    def _reap(self) -> str:
         """How the child ended."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
@@ -119,7 +119,7 @@ class WorkerProcess:
         assert connection is not None
         connection.close()
         with _starting:
-            process.join(_PATIENCE_S)
+            process.join(_TIMEOUT_S)
             if process.exitcode is None:
                 process.kill()
                 process.join()
@@ -130,7 +130,7 @@ class WorkerProcess:
     def end(self) -> None:
         """Let it end, once it has nothing to do."""
         if self._process is not None:
-            self._buried()
+            self._reap()
 
     def kill(self) -> None:
         """End it now, and for good, also while it starts. From any thread.

@@ -8,16 +8,16 @@ handled at least once: its offset is committed after its handler returned, or af
     order="partition"    all records of a partition are
 
 Promises
-  W1  What is committed for a partition is the lowest offset that is not done; everything before it is done.
-  W2  A partition that is taken away is committed first: what waits is dropped, and what runs gets `grace` to end. What
-      comes of a record after its partition was given up or lost does not count: it is neither committed, nor tried
-      again, nor a dead letter of this run.
-  W3  At most `queue` records, and those of one poll, are read and not done.
-  W4  When `run` ends, in whatever way, the consumer's position is at what is not done: no reader skips a record.
-  W5  A worker process that dies is an error of the record it had, and is replaced.
-  W6  A handler that hangs holds up a worker and its own chain. After `timeout` its record has failed. Without one,
-      after `max_poll_interval_ms`, the member gives all its partitions to the others of its group, and joins again
-      when the handler has returned.
+  WRK1  What is committed for a partition is the lowest offset that is not done; everything before it is done.
+  WRK2  A partition that is taken away is committed first: what waits is dropped, and what runs gets `grace` to end.
+        What comes of a record after its partition was given up or lost does not count: it is neither committed, nor
+        tried again, nor a dead letter of this run.
+  WRK3  At most `queue` records, and those of one poll, are read and not done.
+  WRK4  When `run` ends, in whatever way, the consumer's position is at what is not done: no reader skips a record.
+  WRK5  A worker process that dies is an error of the record it had, and is replaced.
+  WRK6  A handler that hangs holds up a worker and its own chain. After `timeout` its record has failed. Without one,
+        after `max_poll_interval_ms`, the member gives all its partitions to the others of its group, and joins again
+        when the handler has returned.
 
 Workers are threads, or processes (thread_workers.py), or coroutines if the handler is an `async def`
 (async_workers.py). What becomes of their records is in outcomes.py:
@@ -91,7 +91,7 @@ class _Progress:
         self.tasks: deque[Task] = deque()
         self.position = self.committed = position
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Take in what is done."""
         tasks = self.tasks
         while tasks and tasks[0].done:
@@ -173,9 +173,9 @@ class _Run:
 
         return AsyncWorkers(context, loop)
 
-    def _owns(self, place: TopicPartition) -> bool:
+    def _owns(self, tp: TopicPartition) -> bool:
         """Return whether what comes of a partition's records is ours: the watchdog may have given it up just now."""
-        return self._member is None or self._member.owns(*place)
+        return self._member is None or self._member.owns(*tp)
 
     # ---- the reader
 
@@ -232,8 +232,8 @@ class _Run:
         session.use(self._format)
         with self._mutex:
             for progress in self._progress.values():
-                progress.settle()
-            done = {place: progress.position for place, progress in self._progress.items()}
+                progress.complete()
+            done = {tp: progress.position for tp, progress in self._progress.items()}
         session.move({**session.engine.positions(), **done})
 
     @contextmanager
@@ -284,20 +284,20 @@ class _Run:
         return self._session.next_batch(count, seconds, give_up)
 
     def _hand_out(self, batch: Batch[Any]) -> None:
-        place = TopicPartition(batch.topic, batch.partition)
+        tp = TopicPartition(batch.topic, batch.partition)
         ends = [record.offset for record in batch[1:]] + [batch.end]
-        tasks = [Task(record, place, self._chain(place, record), end) for record, end in zip(batch, ends, strict=True)]
+        tasks = [Task(record, tp, self._chain(tp, record), end) for record, end in zip(batch, ends, strict=True)]
         with self._mutex:
-            progress = self._progress.get(place)
+            progress = self._progress.get(tp)
             if progress is None:
-                progress = self._progress[place] = _Progress(Position(batch.begin))
+                progress = self._progress[tp] = _Progress(Position(batch.begin))
             progress.tasks.extend(tasks)
         self._tasks.put(tasks)
 
-    def _chain(self, place: TopicPartition, record: Record) -> Any:
+    def _chain(self, tp: TopicPartition, record: Record) -> Any:
         if not self._by_key:
-            return place
-        return None if record.key is None else (place, record.key)
+            return tp
+        return None if record.key is None else (tp, record.key)
 
     def _wait(self, over: Callable[[], bool], give_up: Callable[[], bool]) -> None:
         """Wait for workers; commit what is done, and stay a member of the group."""
@@ -347,19 +347,19 @@ class _Run:
             self._reported = report
             self._settings.on_progress(report)
 
-    def _commit(self, places: Iterable[TopicPartition] | None = None) -> None:
+    def _commit(self, tps: Iterable[TopicPartition] | None = None) -> None:
         """Commit what is done, in all partitions or in those."""
-        if places is None:
+        if tps is None:
             self._committed_at = time.monotonic()
             self._report()
         done: dict[TopicPartition, Position] = {}
         with self._mutex:
-            for place in list(self._progress) if places is None else places:
-                progress = self._progress.get(place)
+            for tp in list(self._progress) if tps is None else tps:
+                progress = self._progress.get(tp)
                 if progress is not None:
-                    progress.settle()
+                    progress.complete()
                     if progress.position != progress.committed:
-                        done[place] = progress.committed = progress.position
+                        done[tp] = progress.committed = progress.position
         member = self._member
         while done and member is not None:
             try:
@@ -367,35 +367,35 @@ class _Run:
                     self._session.commits.commit(done, "")
                 return
             except NotOwner:  # its new owner handles it again
-                done = {place: position for place, position in done.items() if member.owns(*place)}
+                done = {tp: position for tp, position in done.items() if member.owns(*tp)}
 
-    def revoked(self, places: Iterable[TopicPartition]) -> None:
+    def revoked(self, tps: Iterable[TopicPartition]) -> None:
         """Finish what runs of them within `grace`, and commit: another member has them when this returns."""
-        places = list(places)
+        tps = list(tps)
         tasks = self._tasks
-        tasks.drop(places)
+        tasks.drop(tps)
         if not self._workers.is_worker():  # a handler that closes the consumer would wait for itself
             deadline = time.monotonic() + self._settings.grace
-            while not tasks.wait(lambda: not tasks.running(places), self._look_s()):
+            while not tasks.wait(lambda: not tasks.running(tps), self._look_s()):
                 if time.monotonic() >= deadline or self._is_hung():
                     break
                 self._workers.look_after()
                 if self._member is not None:
                     self._member.polled()  # the watchdog would give up the other partitions, too
-            self._warn_of_running(places)
-        self._commit(places)
-        self.lost(places)
+            self._warn_of_running(tps)
+        self._commit(tps)
+        self.lost(tps)
 
-    def lost(self, places: Iterable[TopicPartition]) -> None:
+    def lost(self, tps: Iterable[TopicPartition]) -> None:
         """Forget them: another member has them, or may."""
-        places = list(places)
-        self._tasks.forget(places)
+        tps = list(tps)
+        self._tasks.forget(tps)
         with self._mutex:
-            for place in places:
-                self._progress.pop(place, None)
+            for tp in tps:
+                self._progress.pop(tp, None)
 
-    def _warn_of_running(self, places: list[TopicPartition] | None) -> None:
+    def _warn_of_running(self, tps: list[TopicPartition] | None) -> None:
         """Log which handlers have not ended within `grace`."""
         for _, task in self._tasks.taken_before(time.monotonic()):
-            if places is None or task.place in places:
+            if tps is None or task.tp in tps:
                 _log.warning("%s: the handler has not ended within %g s; not done", task, self._settings.grace)

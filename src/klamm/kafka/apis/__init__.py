@@ -10,14 +10,16 @@ from klamm.kafka.apis import (
     groups,
     list_offsets,
     produce,
+    sasl,
     topics,
     transactions,
+    users,
 )
 from klamm.kafka.call import SupportedApi
 
 __all__ = ["TABLE"]
 
-_MODULES = (produce, fetch, list_offsets, cluster, group_offsets, groups, transactions, topics, configs)
+_MODULES = (produce, fetch, list_offsets, cluster, group_offsets, groups, transactions, topics, configs, sasl, users)
 
 TABLE: dict[int, SupportedApi] = {
     each.api.key: each

@@ -48,7 +48,7 @@ MAX_PARTITIONS = 2000  # in one answer to DescribeTopicPartitions
 # Who may do what: everybody everything, as bits, when a client asks for it. Kafka's numbers of operations: read 3,
 # write 4, create 5, delete 6, alter 7, describe 8, cluster action 9, describe configs 10, alter configs 11, idempotent
 # write 12.
-_NOT_ASKED = -(2**31)
+_NOT_REQUESTED = -(2**31)
 _MAY_WITH_TOPICS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 _MAY_WITH_CLUSTER = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 
@@ -114,6 +114,17 @@ async def metadata(broker: Broker, call: Call) -> Struct:
     return _metadata(broker, call, [_wanted(broker, call, uuid, name) for uuid, name in wanted])
 
 
+def _count_partitions(broker: Broker, version: int, request: Struct) -> int:
+    """Return how many partitions the response lists."""
+    topics = broker.topics
+    if request.topics is None or (version == 0 and not request.topics):
+        return topics.partition_count
+    named = (
+        topics.by_id(topic.topic_id) if topic.name is None else topics.find(topic.name) for topic in request.topics
+    )
+    return sum(opened.count for opened in named if opened is not None)
+
+
 async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[bytes, str | None]]) -> Struct:
     topics = []
     left = broker.settings.auto_create_topics_max
@@ -123,7 +134,7 @@ async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[byte
             try:
                 await broker.topics.create(name or "")
             except TopicExists:
-                await broker.topics.refresh()  # somebody else was faster
+                await broker.topics.refresh()  # another process was faster
             except KlammError as error:
                 topics.append(METADATA.response.Topic(error_code=code_and_message(error)[0], name=name))
                 continue
@@ -144,13 +155,13 @@ def _wanted(broker: Broker, call: Call, uuid: bytes, name: str | None) -> Struct
 
 
 def _topic(broker: Broker, call: Call, opened: OpenTopic) -> Struct:
-    asked = call.version >= 8 and call.request.include_topic_authorized_operations
+    is_requested = call.version >= 8 and call.request.include_topic_authorized_operations
     return METADATA.response.Topic(
         name=opened.name,
         topic_id=broker.topics.uuid(opened),
         is_internal=opened.name.startswith(RESERVED),
         partitions=_partitions(broker, opened),
-        topic_authorized_operations=_MAY_WITH_TOPICS if asked else _NOT_ASKED,
+        topic_authorized_operations=_MAY_WITH_TOPICS if is_requested else _NOT_REQUESTED,
     )
 
 
@@ -175,13 +186,13 @@ def _partitions(broker: Broker, opened: OpenTopic) -> list[Struct]:
 
 def _metadata(broker: Broker, call: Call, topics: list[Struct]) -> Struct:
     host, port = broker.address(call)
-    asked = 8 <= call.version <= 10 and call.request.include_cluster_authorized_operations
+    is_requested = 8 <= call.version <= 10 and call.request.include_cluster_authorized_operations
     return METADATA.response(
         brokers=[METADATA.response.Broker(node_id=broker.node_id, host=host, port=port)],
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
         topics=topics,
-        cluster_authorized_operations=_MAY_WITH_CLUSTER if asked else _NOT_ASKED,
+        cluster_authorized_operations=_MAY_WITH_CLUSTER if is_requested else _NOT_REQUESTED,
     )
 
 
@@ -206,12 +217,12 @@ async def describe_cluster(broker: Broker, call: Call) -> Struct:
             error_message=f"endpoint type {request.endpoint_type}: there are brokers here, which is type {_BROKERS}",
         )
     host, port = broker.address(call)
-    asked = request.include_cluster_authorized_operations
+    is_requested = request.include_cluster_authorized_operations
     return DESCRIBE_CLUSTER.response(
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
         brokers=[DESCRIBE_CLUSTER.response.Broker(broker_id=broker.node_id, host=host, port=port)],
-        cluster_authorized_operations=_MAY_WITH_CLUSTER if asked else _NOT_ASKED,
+        cluster_authorized_operations=_MAY_WITH_CLUSTER if is_requested else _NOT_REQUESTED,
     )
 
 
@@ -233,26 +244,26 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
             return response(topics=[response.Topic(error_code=refused, name=each.name) for each in request.topics])
         names = [name for name in names if name >= cursor.topic_name]
     left = max(1, min(request.response_partition_limit, MAX_PARTITIONS))
-    answer = response()
+    response_data = response()
     for name in names:
         if left == 0:
-            answer.next_cursor = response.Cursor(topic_name=name, partition_index=0)
+            response_data.next_cursor = response.Cursor(topic_name=name, partition_index=0)
             break
         found = broker.topics.find(name)
         if found is None:
             code = unknown_topic(name).code
-            answer.topics.append(
+            response_data.topics.append(
                 response.Topic(error_code=code, name=name, topic_authorized_operations=_MAY_WITH_TOPICS)
             )
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         shown = _partitions(broker, found)[first : first + left]
         left -= len(shown)
-        answer.topics.append(_described(broker, found, shown))
+        response_data.topics.append(_described(broker, found, shown))
         if first + len(shown) < found.count:
-            answer.next_cursor = response.Cursor(topic_name=name, partition_index=first + len(shown))
+            response_data.next_cursor = response.Cursor(topic_name=name, partition_index=first + len(shown))
             break
-    return answer
+    return response_data
 
 
 def _described(broker: Broker, opened: OpenTopic, shown: Iterable[Struct]) -> Struct:
@@ -325,6 +336,7 @@ HANDLERS = (
         runs=(LOOP, CATALOG, ADMIN),
         rights=("Describe Topic", "Create Topic"),
         max_response_bytes=LARGE,
+        cost=_count_partitions,
     ),
     SupportedApi(DESCRIBE_CLUSTER, 0, 2, describe_cluster, rights=("Describe Cluster",), needs_catalog=False),
     SupportedApi(
@@ -334,6 +346,7 @@ HANDLERS = (
         describe_topic_partitions,
         rights=("Describe Topic",),
         max_response_bytes=LARGE,
+        cost=_count_partitions,
     ),
     SupportedApi(
         DESCRIBE_LOG_DIRS,

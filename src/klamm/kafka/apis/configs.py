@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.call import Call
     from klamm.kafka.wire.structs import Struct
-    from klamm.store.directory import Core
 
 __all__ = ["HANDLERS"]
 
@@ -53,7 +52,7 @@ async def describe_configs(broker: Broker, call: Call) -> Struct:
 def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
     response = DESCRIBE_CONFIGS.response
     details = call.request.include_synonyms, call.request.include_documentation
-    answer = response()
+    response_data = response()
     for resource in call.request.resources:
         code, message = ErrorCode.NONE, None
         entries: tuple[Entry, ...] = ()
@@ -62,7 +61,7 @@ def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
         keys = set(resource.configuration_keys or ())
-        answer.results.append(
+        response_data.results.append(
             response.Resource(
                 error_code=code,
                 error_message=message,
@@ -71,7 +70,7 @@ def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
                 configs=[_config(each, *details) for each in entries if not keys or each.name in keys],
             )
         )
-    return answer
+    return response_data
 
 
 def _entries(broker: Broker, resource: Struct, store: StoreSettings) -> tuple[Entry, ...]:
@@ -139,7 +138,7 @@ async def _alter(
 ) -> Struct:
     response = call.api.response
     times = Counter((resource.resource_type, resource.resource_name) for resource in call.request.resources)
-    answer = response()
+    response_data = response()
     for resource in call.request.resources:
         kind, name = resource.resource_type, resource.resource_name
         code, message = ErrorCode.NONE, None
@@ -153,10 +152,10 @@ async def _alter(
                 await _alter_store(broker, call, resource, changes_of)
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
-        answer.responses.append(
+        response_data.responses.append(
             response.Resource(error_code=code, error_message=message, resource_type=kind, resource_name=name)
         )
-    return answer
+    return response_data
 
 
 async def _alter_topic(
@@ -171,13 +170,8 @@ async def _alter_topic(
     changes = supported(changes)
     settings.changed(changes, resets, where=name)
     if not call.request.validate_only:
-        await broker.administer(_store_topic, broker.core, name, changes, resets)
+        await broker.administer(broker.core.catalog.alter_settings, name, changes, resets)
         await broker.topics.refresh()
-
-
-def _store_topic(core: Core, name: str, changes: dict[str, str], resets: list[str]) -> None:
-    core.catalog.alter_settings(name, changes, resets)
-    core.changed()
 
 
 async def _alter_store(

@@ -4,12 +4,12 @@ OffsetCommit      The coordinator checks who commits, the store writes it, in th
                   when a group rebalances in between is in group_store.py. There is no step of the loop between check
                   and hand-over. What is wrong with one partition (no such topic, too long a text, an offset below 0)
                   keeps no other from being stored.
-                  Who is no member may not commit to a group whose members are processes with the store open
+                  A client that is not a member may not commit to a group whose members are embedded
                   (UNKNOWN_MEMBER_ID, as if they were members here).
 OffsetFetch       What is stored, also where the log has lost its end since: the leader epoch beside it lets the client
                   find out (OffsetForLeaderEpoch). With `require_stable`, a partition in which a transaction is about to
-                  move the group has no offset yet; that is asked before the store is read, for a transaction that ends
-                  in between must not hide behind what was read.
+                  move the group has no offset yet. That is looked at behind every commit that was checked before, and
+                  before the store is read: a transaction that ends in between must not hide behind what was read.
 OffsetDelete      Not where members consume; not at all while processes with the store open are members.
 """
 
@@ -33,6 +33,7 @@ from klamm.types import PartitionKey, TopicId
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.store.directory import OpenTopic
+    from klamm.store.transactions import PendingKey
 
 __all__ = ["HANDLERS", "offset_row", "refused"]
 
@@ -53,51 +54,55 @@ async def offset_commit(broker: Broker, call: Call) -> Struct:
         )
     response = OFFSET_COMMIT.response
     rows: list[OffsetRow] = []
-    answers: list[Struct] = []  # to the rows
+    responses: list[Struct] = []  # to the rows
     topics = []
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic in request.topics:
         opened = broker.topics.by_id(topic.topic_id) if call.version >= 10 else broker.topics.find(topic.name)
         partitions = []
-        for asked in topic.partitions:
-            answer = response.Partition(partition_index=asked.partition_index, error_code=error)
-            partitions.append(answer)
+        for requested in topic.partitions:
+            partition_response = response.Partition(partition_index=requested.partition_index, error_code=error)
+            partitions.append(partition_response)
             if error:
                 continue
-            answer.error_code = refused(broker, opened, asked, unknown)
-            if opened is not None and not answer.error_code:
-                answers.append(answer)
-                rows.append(offset_row(opened, asked))
+            partition_response.error_code = refused(broker, opened, requested, unknown)
+            if opened is not None and not partition_response.error_code:
+                responses.append(partition_response)
+                rows.append(offset_row(opened, requested))
         topics.append(response.Topic(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
     if rows:
         errors = await _store(broker, WireCommit(request.group_id, rows), unknown)
-        for answer, code in zip(answers, errors, strict=True):
-            answer.error_code = code
+        for partition_response, code in zip(responses, errors, strict=True):
+            partition_response.error_code = code
     return response(topics=topics)
 
 
 def refused(
     broker: Broker,
     opened: OpenTopic | None,
-    asked: Struct,
+    requested: Struct,
     unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 ) -> ErrorCode:
-    """What is wrong with an offset that somebody wants committed; `unknown`: there is no such topic."""
+    """Return what is wrong with an offset to commit; `unknown`: there is no such topic."""
     if opened is None:
         return unknown
-    if not 0 <= asked.partition_index < opened.count:
+    if not 0 <= requested.partition_index < opened.count:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    metadata = asked.committed_metadata
+    metadata = requested.committed_metadata
     if metadata and len(metadata.encode()) > broker.settings.offset_metadata_max_bytes:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.INVALID_REQUEST if asked.committed_offset < 0 else ErrorCode.NONE
+    return ErrorCode.INVALID_REQUEST if requested.committed_offset < 0 else ErrorCode.NONE
 
 
-def offset_row(opened: OpenTopic, asked: Struct) -> OffsetRow:
+def offset_row(opened: OpenTopic, requested: Struct) -> OffsetRow:
     """As the store keeps it."""
-    epoch = max(asked.committed_leader_epoch, -1)
+    epoch = max(requested.committed_leader_epoch, -1)
     return OffsetRow(
-        opened.topic.id, asked.partition_index, asked.committed_offset, epoch, asked.committed_metadata or ""
+        opened.topic.id,
+        requested.partition_index,
+        requested.committed_offset,
+        epoch,
+        requested.committed_metadata or "",
     )
 
 
@@ -114,7 +119,7 @@ async def _store(broker: Broker, commit: WireCommit, deleted: ErrorCode) -> list
 
 
 class _Topic(NamedTuple):
-    """That somebody asks for, by name or (since version 10) by id."""
+    """A requested topic, by name or (since version 10) by id."""
 
     name: str
     uuid: bytes
@@ -130,12 +135,8 @@ class _Wanted(NamedTuple):
     def topic_ids(self) -> list[TopicId] | None:
         return None if self.topics is None else [each.id for each in self.topics if each.id is not None]
 
-    @property
-    def keys(self) -> list[PartitionKey]:
-        return [(each.id, number) for each in self.topics or () if each.id is not None for number in each.numbers]
 
-
-class _Standing(NamedTuple):
+class _CommittedOffset(NamedTuple):
     """Of a group in a partition, as it is answered."""
 
     number: int
@@ -145,92 +146,83 @@ class _Standing(NamedTuple):
     error: ErrorCode = ErrorCode.NONE
 
 
-_Standings = list[tuple[_Topic, list[_Standing]]]
-_NOTHING: frozenset[PartitionKey] = frozenset()
+_CommittedOffsets = list[tuple[_Topic, list[_CommittedOffset]]]
+_NOTHING: frozenset[PendingKey] = frozenset()
 
 
 async def offset_fetch(broker: Broker, call: Call) -> Struct:
     request, response = call.request, OFFSET_FETCH.response
-    asked = request.groups if call.version >= 8 else [request]
-    wanted = [_Wanted(each.group_id, _topics(broker, call, each.topics)) for each in asked]
-    unstable = await _unstable(broker, wanted) if request.require_stable else [_NOTHING] * len(wanted)
-    answers: list[tuple[_Wanted, ErrorCode, _Standings]] = []
-    for each, offsets, moving in zip(wanted, await _offsets(broker, wanted), unstable, strict=True):
+    requested = request.groups if call.version >= 8 else [request]
+    wanted = [_Wanted(each.group_id, _topics(broker, call, each.topics)) for each in requested]
+    committed, pending = await _offsets(broker, wanted)
+    unstable = pending if request.require_stable else _NOTHING
+    responses: list[tuple[_Wanted, ErrorCode, _CommittedOffsets]] = []
+    for each, offsets in zip(wanted, committed, strict=True):
         if isinstance(offsets, ErrorCode):
-            answers.append((each, offsets, []))
+            responses.append((each, offsets, []))
         else:
-            answers.append((each, ErrorCode.NONE, _standings(broker, call, each, offsets, moving)))
+            responses.append((each, ErrorCode.NONE, _committed_offsets(broker, call, each, offsets, unstable)))
     if call.version >= 8:
         return response(
             groups=[
-                response.Group(group_id=each.group_id, error_code=error, topics=_spelled(call, topics))
-                for each, error, topics in answers
+                response.Group(group_id=each.group_id, error_code=error, topics=_encode_topics(call, topics))
+                for each, error, topics in responses
             ]
         )
-    each, error, topics = answers[0]
+    each, error, topics = responses[0]
     if error and call.version < 2:  # errors were said of partitions alone
-        topics = [(topic, [_Standing(number, error=error) for number in topic.numbers]) for topic in each.topics or ()]
-    return response(error_code=error, topics=_spelled(call, topics))
+        topics = [
+            (topic, [_CommittedOffset(number, error=error) for number in topic.numbers]) for topic in each.topics or ()
+        ]
+    return response(error_code=error, topics=_encode_topics(call, topics))
 
 
-def _topics(broker: Broker, call: Call, asked: list[Struct] | None) -> list[_Topic] | None:
-    if asked is None:
+def _topics(broker: Broker, call: Call, requested: list[Struct] | None) -> list[_Topic] | None:
+    if requested is None:
         return None
     found = []
-    for topic in asked:
+    for topic in requested:
         name, uuid = ("", topic.topic_id) if call.version >= 10 else (topic.name, b"")
         opened = broker.topics.by_id(uuid) if call.version >= 10 else broker.topics.find(name)
         found.append(_Topic(name, uuid, None if opened is None else opened.topic.id, topic.partition_indexes))
     return found
 
 
-async def _unstable(broker: Broker, wanted: list[_Wanted]) -> list[frozenset[PartitionKey]]:
-    """Where transactions are about to move the groups; if all topics are wanted, of where the groups stand."""
-    keys = [each.keys for each in wanted]
-    if any(each.topics is None for each in wanted):
-        for place, offsets in enumerate(await _offsets(broker, wanted)):
-            if wanted[place].topics is None and not isinstance(offsets, ErrorCode):
-                keys[place] = list(offsets)
-    return [
-        frozenset(key for key in known if broker.transaction_coordinator.has_pending(each.group_id, *key))
-        for each, known in zip(wanted, keys, strict=True)
-    ]
-
-
-async def _offsets(broker: Broker, wanted: list[_Wanted]) -> list[Offsets | ErrorCode]:
-    """What is committed, or why that cannot be told."""
+async def _offsets(broker: Broker, wanted: list[_Wanted]) -> tuple[list[Offsets | ErrorCode], Container[PendingKey]]:
+    """What is committed, or why that cannot be told; and what transactions may move."""
     named = [each for each in wanted if is_group_id(each.group_id)]
     try:
-        found = iter(await broker.group_store.offsets((each.group_id, each.topic_ids) for each in named))
+        offsets = await broker.group_store.offsets((each.group_id, each.topic_ids) for each in named)
     except KlammError as failure:
-        return [code_of(failure)] * len(wanted)
+        return [code_of(failure)] * len(wanted), _NOTHING
+    found = iter(offsets.committed)
     outcomes: list[Offsets | ErrorCode] = []
     for each in wanted:
         outcome = next(found) if is_group_id(each.group_id) else ErrorCode.INVALID_GROUP_ID
         outcomes.append(code_of(outcome) if isinstance(outcome, KlammError) else outcome)
-    return outcomes
+    return outcomes, offsets.pending
 
 
-def _standings(
-    broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[PartitionKey]
-) -> _Standings:
+def _committed_offsets(
+    broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[PendingKey]
+) -> _CommittedOffsets:
     topics = _stored(broker, offsets) if wanted.topics is None else wanted.topics
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE
-    answers: _Standings = []
+    responses: _CommittedOffsets = []
     for topic in topics:
-        standings = []
+        offsets_of_topic = []
         for number in topic.numbers:
             row = None if topic.id is None else offsets.get((topic.id, number))
             if topic.id is None:
-                standings.append(_Standing(number, error=unknown))
-            elif (topic.id, number) in unstable:
-                standings.append(_Standing(number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+                offsets_of_topic.append(_CommittedOffset(number, error=unknown))
+            elif (wanted.group_id, topic.id, number) in unstable:
+                offsets_of_topic.append(_CommittedOffset(number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
             elif row is None:
-                standings.append(_Standing(number))
+                offsets_of_topic.append(_CommittedOffset(number))
             else:
-                standings.append(_Standing(number, row.offset, row.leader_epoch, row.metadata))
-        answers.append((topic, standings))
-    return answers
+                offsets_of_topic.append(_CommittedOffset(number, row.offset, row.leader_epoch, row.metadata))
+        responses.append((topic, offsets_of_topic))
+    return responses
 
 
 def _stored(broker: Broker, offsets: Offsets) -> list[_Topic]:
@@ -246,13 +238,13 @@ def _stored(broker: Broker, offsets: Offsets) -> list[_Topic]:
     return sorted(found)
 
 
-def _spelled(call: Call, topics: _Standings) -> list[Struct]:
+def _encode_topics(call: Call, topics: _CommittedOffsets) -> list[Struct]:
     response = OFFSET_FETCH.response
     batched = call.version >= 8
     make_topic = response.GroupTopic if batched else response.Topic
     make_partition = response.GroupPartition if batched else response.Partition
-    spelled = []
-    for topic, standings in topics:
+    encoded = []
+    for topic, offsets_of_topic in topics:
         partitions = [
             make_partition(
                 partition_index=each.number,
@@ -261,13 +253,13 @@ def _spelled(call: Call, topics: _Standings) -> list[Struct]:
                 metadata=each.metadata,
                 error_code=each.error,
             )
-            for each in standings
+            for each in offsets_of_topic
         ]
-        answer = make_topic(name=topic.name, partitions=partitions)
+        partition_response = make_topic(name=topic.name, partitions=partitions)
         if batched:
-            answer.topic_id = topic.uuid
-        spelled.append(answer)
-    return spelled
+            partition_response.topic_id = topic.uuid
+        encoded.append(partition_response)
+    return encoded
 
 
 # ---- deleting
@@ -287,8 +279,8 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
     for topic in request.topics:
         opened = broker.topics.find(topic.name)
         partitions = []
-        for asked in topic.partitions:
-            number, code = asked.partition_index, ErrorCode.NONE
+        for requested in topic.partitions:
+            number, code = requested.partition_index, ErrorCode.NONE
             if opened is None or not 0 <= number < opened.count:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif topic.name in consumed:

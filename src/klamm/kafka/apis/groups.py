@@ -99,15 +99,15 @@ async def join_group(broker: Broker, call: Call) -> Struct:
                 return _joined(call, JoinResponse(ErrorCode.UNKNOWN_MEMBER_ID, ""))
             broker.group_store.admitted(request.group_id, permit)
             reply = _join(broker, call)
-    answer = await reply
-    if answer.full:
-        broker.group_log.warning("JoinGroup to group %s rejected: %s is reached", request.group_id, answer.full)
-    return _joined(call, answer)
+    result = await reply
+    if result.full:
+        broker.group_log.warning("JoinGroup to group %s rejected: %s is reached", request.group_id, result.full)
+    return _joined(call, result)
 
 
 def _join(broker: Broker, call: Call) -> Reply[JoinResponse]:
     request = call.request
-    asked = JoinRequest(
+    join_request = JoinRequest(
         request.group_id,
         request.member_id,
         request.protocol_type,
@@ -122,29 +122,29 @@ def _join(broker: Broker, call: Call) -> Reply[JoinResponse]:
     )
     reply: Reply[JoinResponse] = call.reply()
 
-    def answered(answer: JoinResponse) -> None:
-        if answer.generation > 0:
-            broker.group_store.has_begun(answer.generation)
-        reply(answer)
+    def on_joined(result: JoinResponse) -> None:
+        if result.generation > 0:
+            broker.group_store.has_begun(result.generation)
+        reply(result)
 
-    broker.group_coordinator.join(asked, answered, now_ms=broker.now_ms(), connection=call.session)
+    broker.group_coordinator.join(join_request, on_joined, now_ms=broker.now_ms(), connection=call.session)
     return reply
 
 
-def _joined(call: Call, answer: JoinResponse) -> Struct:
+def _joined(call: Call, result: JoinResponse) -> Struct:
     response = JOIN_GROUP.response
-    protocol = answer.protocol
+    protocol = result.protocol
     return response(
-        error_code=answer.error,
-        generation_id=answer.generation,
-        protocol_type=answer.protocol_type,
+        error_code=result.error,
+        generation_id=result.generation,
+        protocol_type=result.protocol_type,
         protocol_name="" if protocol is None and call.version < 7 else protocol,
-        leader=answer.leader,
-        skip_assignment=answer.skip_assignment,
-        member_id=answer.member_id,
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
         members=[
             response.Member(member_id=each.member_id, group_instance_id=each.instance_id, metadata=each.metadata)
-            for each in answer.members
+            for each in result.members
         ],
     )
 
@@ -155,7 +155,7 @@ async def sync_group(broker: Broker, call: Call) -> Struct:
         return _synced(SyncResponse(ErrorCode.INVALID_GROUP_ID))
     if call.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
         return _synced(SyncResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-    asked = SyncRequest(
+    join_request = SyncRequest(
         request.group_id,
         request.member_id,
         request.generation_id,
@@ -165,16 +165,16 @@ async def sync_group(broker: Broker, call: Call) -> Struct:
         request.protocol_name,
     )
     reply: Reply[SyncResponse] = call.reply()
-    broker.group_coordinator.sync(asked, reply, now_ms=broker.now_ms(), connection=call.session)
+    broker.group_coordinator.sync(join_request, reply, now_ms=broker.now_ms(), connection=call.session)
     return _synced(await reply)
 
 
-def _synced(answer: SyncResponse) -> Struct:
+def _synced(result: SyncResponse) -> Struct:
     return SYNC_GROUP.response(
-        error_code=answer.error,
-        protocol_type=answer.protocol_type,
-        protocol_name=answer.protocol,
-        assignment=answer.assignment,
+        error_code=result.error,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol,
+        assignment=result.assignment,
     )
 
 
@@ -200,13 +200,13 @@ async def leave_group(broker: Broker, call: Call) -> Struct:
         leaving = [LeavingMember(request.member_id)]
     else:
         leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
-    answer = broker.group_coordinator.leave(request.group_id, leaving, now_ms=broker.now_ms())
-    error = answer.error
-    if call.version < 3 and answer.members:
-        error = answer.members[0].error
+    result = broker.group_coordinator.leave(request.group_id, leaving, now_ms=broker.now_ms())
+    error = result.error
+    if call.version < 3 and result.members:
+        error = result.members[0].error
     members = [
         response.Member(member_id=each.member_id, group_instance_id=each.instance_id, error_code=each.error)
-        for each in answer.members
+        for each in result.members
     ]
     return response(error_code=error, members=members)
 
@@ -315,7 +315,7 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
 
 
 async def delete_groups(broker: Broker, call: Call) -> Struct:
-    """From the coordinator's first: nobody can join or commit until the store has done it, or has not."""
+    """From the coordinator's first: no client can join or commit until the store has done it or failed."""
     coordinator, names = broker.group_coordinator, call.request.groups_names
     errors: list[ErrorCode] = []
     doomed: dict[int, str] = {}

@@ -9,10 +9,10 @@
     a time               the first record that is at least as young
 
 A look-up by time sees the log as it lies, markers and aborted records included, but nothing at or beyond "latest". What
-is not found is offset -1. The time-out of version 10 is for logs in remote storage, of which there are none.
+is not found is offset -1. The timeout of version 10 is for logs in remote storage, of which there are none.
 
 Beginning and end of an open partition are answered on the loop. For the rest a thread reads; a partition that has to be
-opened first is opened by its executor, for that may wait for whoever appends there.
+opened first is opened by its executor, because that may wait for a process that appends.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.call import Call
     from klamm.kafka.wire.structs import Struct
-    from klamm.log.lookup import Found
+    from klamm.log.lookup import TimestampLookup
     from klamm.log.partition import Partition
 
 __all__ = ["HANDLERS"]
 
-_LATEST, _EARLIEST, _YOUNGEST, _EARLIEST_LOCAL, _LATEST_TIERED, _PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
-_SINCE = {_LATEST: 1, _EARLIEST: 1, _YOUNGEST: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _PENDING_UPLOAD: 11}
+_LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED, _PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_SINCE = {_LATEST: 1, _EARLIEST: 1, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _PENDING_UPLOAD: 11}
 _COMMITTED = 1  # the isolation level
 
 
@@ -79,70 +79,77 @@ async def list_offsets(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_OFFSETS.response
     committed = request.isolation_level == _COMMITTED
     slow: list[tuple[str, Struct, Struct]] = []
-    answer = response()
+    response_data = response()
     for topic in request.topics:
         times = Counter(each.partition_index for each in topic.partitions)
         partitions = []
-        for wanted in topic.partitions:
-            place = response.Partition(partition_index=wanted.partition_index)
-            partitions.append(place)
+        for requested in topic.partitions:
+            partition_response = response.Partition(partition_index=requested.partition_index)
+            partitions.append(partition_response)
             try:
-                if times[wanted.partition_index] > 1:
-                    raise ApiError(ErrorCode.INVALID_REQUEST, f"{wanted.partition_index}: is there more than once")
-                if wanted.timestamp < 0 and call.version < _SINCE.get(wanted.timestamp, call.version + 1):
-                    raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"time {wanted.timestamp} is unknown")
-                partition = _partition(broker, topic.name, wanted.partition_index)
-                _fill_at_once(broker, partition, wanted, place, committed)
+                if times[requested.partition_index] > 1:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, f"{requested.partition_index}: is there more than once")
+                if requested.timestamp < 0 and call.version < _SINCE.get(requested.timestamp, call.version + 1):
+                    raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"time {requested.timestamp} is unknown")
+                partition = _partition(broker, topic.name, requested.partition_index)
+                _fill_at_once(broker, partition, requested, partition_response, committed)
             except (ApiError, KlammError) as error:
-                place.error_code, _ = code_and_message(error)
+                partition_response.error_code, _ = code_and_message(error)
             except _Slow:
-                slow.append((topic.name, wanted, place))
-        answer.topics.append(response.Topic(name=topic.name, partitions=partitions))
-    return await _finish(broker, answer, slow, committed) if slow else answer
+                slow.append((topic.name, requested, partition_response))
+        response_data.topics.append(response.Topic(name=topic.name, partitions=partitions))
+    return await _finish(broker, response_data, slow, committed) if slow else response_data
 
 
-def _fill_at_once(broker: Broker, partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
-    _check_epoch(partition, wanted.current_leader_epoch)
-    if wanted.timestamp == _LATEST:
+def _fill_at_once(
+    broker: Broker, partition: Partition, requested: Struct, partition_response: Struct, committed: bool
+) -> None:
+    _check_epoch(partition, requested.current_leader_epoch)
+    if requested.timestamp == _LATEST:
         ends = broker.visible_ends(partition)
-        place.offset, place.leader_epoch = ends.stable if committed else ends.end, ends.leader_epoch
-    elif wanted.timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        partition_response.offset, partition_response.leader_epoch = (
+            ends.stable if committed else ends.end,
+            ends.leader_epoch,
+        )
+    elif requested.timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         if not partition.knows_epochs:
             raise _Slow
         start = partition.ends().start
-        place.offset, place.leader_epoch = start, partition.epoch_at(start)
-    elif wanted.timestamp not in (_LATEST_TIERED, _PENDING_UPLOAD):
+        partition_response.offset, partition_response.leader_epoch = start, partition.epoch_at(start)
+    elif requested.timestamp not in (_LATEST_TIERED, _PENDING_UPLOAD):
         raise _Slow
 
 
-async def _finish(broker: Broker, answer: Struct, slow: list[tuple[str, Struct, Struct]], committed: bool) -> Struct:
-    for name, wanted, place in slow:
+async def _finish(
+    broker: Broker, response_data: Struct, slow: list[tuple[str, Struct, Struct]], committed: bool
+) -> Struct:
+    for name, requested, partition_response in slow:
         found = broker.topics.find(name)
         try:
             if found is None:
-                raise _unknown(name, wanted.partition_index)
-            partition = await broker.opened(found, wanted.partition_index)
-            await broker.disk(_fill, broker, partition, wanted, place, committed)
+                raise _unknown(name, requested.partition_index)
+            partition = await broker.opened(found, requested.partition_index)
+            await broker.disk(_fill, broker, partition, requested, partition_response, committed)
         except (ApiError, KlammError) as error:
-            place.error_code, _ = code_and_message(error)
-    return answer
+            partition_response.error_code, _ = code_and_message(error)
+    return response_data
 
 
-def _fill(broker: Broker, partition: Partition, wanted: Struct, place: Struct, committed: bool) -> None:
+def _fill(broker: Broker, partition: Partition, requested: Struct, partition_response: Struct, committed: bool) -> None:
     """In a thread."""
     partition.epochs()  # from now on they are known
     try:
-        _fill_at_once(broker, partition, wanted, place, committed)
+        _fill_at_once(broker, partition, requested, partition_response, committed)
     except _Slow:
         ends = broker.visible_ends(partition)
-        found = _look_up(partition, wanted.timestamp)
+        found = _look_up(partition, requested.timestamp)
         if found is not None and found.offset < (ends.stable if committed else ends.end):
-            place.offset, place.timestamp, place.leader_epoch = found
+            partition_response.offset, partition_response.timestamp, partition_response.leader_epoch = found
 
 
-def _look_up(partition: Partition, timestamp: int) -> Found | None:
-    if timestamp == _YOUNGEST:
-        return lookup.youngest(partition)
+def _look_up(partition: Partition, timestamp: int) -> TimestampLookup | None:
+    if timestamp == _MAX_TIMESTAMP:
+        return lookup.find_max_timestamp(partition)
     return lookup.first_since(partition, timestamp)
 
 
@@ -151,33 +158,35 @@ def _look_up(partition: Partition, timestamp: int) -> Found | None:
 
 async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
     response = OFFSET_FOR_LEADER_EPOCH.response
-    answer = response()
+    response_data = response()
     for topic in call.request.topics:
         partitions = []
-        for wanted in topic.partitions:
-            place = response.Partition(partition=wanted.partition)
-            partitions.append(place)
+        for requested in topic.partitions:
+            partition_response = response.Partition(partition=requested.partition)
+            partitions.append(partition_response)
             found = broker.topics.find(topic.topic)
             if found is None:
-                place.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                partition_response.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             try:
-                partition = await broker.opened(found, wanted.partition)
-                place.leader_epoch, place.end_offset = await broker.disk(_end_of_epoch, partition, wanted)
+                partition = await broker.opened(found, requested.partition)
+                partition_response.leader_epoch, partition_response.end_offset = await broker.disk(
+                    _end_of_epoch, partition, requested
+                )
             except (ApiError, KlammError) as error:
-                place.error_code, _ = code_and_message(error)
-        answer.topics.append(response.Topic(topic=topic.topic, partitions=partitions))
-    return answer
+                partition_response.error_code, _ = code_and_message(error)
+        response_data.topics.append(response.Topic(topic=topic.topic, partitions=partitions))
+    return response_data
 
 
-def _end_of_epoch(partition: Partition, wanted: Struct) -> tuple[int, int]:
+def _end_of_epoch(partition: Partition, requested: Struct) -> tuple[int, int]:
     """In a thread: the largest epoch up to the one that is asked for, and where it ended; -1 and -1 if unknown."""
-    _check_epoch(partition, wanted.current_leader_epoch)
+    _check_epoch(partition, requested.current_leader_epoch)
     ends = partition.ends()
-    if not 0 <= wanted.leader_epoch <= ends.leader_epoch:
+    if not 0 <= requested.leader_epoch <= ends.leader_epoch:
         return -1, -1
-    known = [epoch for epoch, _ in partition.epochs() if epoch <= wanted.leader_epoch]
-    return max(known, default=wanted.leader_epoch), partition.end_of_epoch(wanted.leader_epoch)
+    known = [epoch for epoch, _ in partition.epochs() if epoch <= requested.leader_epoch]
+    return max(known, default=requested.leader_epoch), partition.end_of_epoch(requested.leader_epoch)
 
 
 def _merge(request: Struct) -> None:

@@ -1,7 +1,7 @@
 """Produce: batches are checked and appended as they came.
 
 acks means here what it means at every door: 0 no answer, 1 committed, -1 (all) on disk. The loop only tries: a batch
-whose partition somebody else is appending to just now, or needs something first, goes to that partition's executor.
+whose append lock is held, or that needs slow work first, goes to that partition's executor.
 
 What is checked, in this order: one batch of magic 2, whole, its base offset, its size, its CRC, its attribute bits, no
 control batch, as many records as it says, readable (a compressed one is decompressed for that, in pieces), keys where
@@ -34,6 +34,7 @@ from klamm.batch.header import (
 )
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, KlammError, RecordTooLarge
 from klamm.kafka.api_error import ApiError
+from klamm.kafka.apis.ordinary_produce import handle_ordinary
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, TRANSACT, Call, Pause, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
@@ -198,7 +199,7 @@ def _scan(records: Any, header: Header, max_held: int, quick: bool) -> Scan:
 class _Producing:
     """A request on its way: one answer for each partition, then one for all."""
 
-    __slots__ = ("acks", "broker", "call", "done", "is_answered", "left", "registrations", "response", "touched",
+    __slots__ = ("acks", "broker", "call", "done", "is_responded", "left", "registrations", "response", "touched",
                  "unregistered", "wrong")  # fmt: skip
 
     def __init__(self, broker: Broker, call: Call) -> None:
@@ -207,13 +208,14 @@ class _Producing:
         self.acks: int = call.request.acks
         self.left = 1
         self.done: Pause | None = None
-        self.is_answered = False
+        self.is_responded = False
         self.touched: list[Partition] = []
         self.wrong = False
         self.response = _response()
         self.unregistered: dict[tuple[int, int], list[PartitionKey]] = {}
-        """Partitions whose batches begin a transaction there, by producer id and epoch."""
+        """Partitions that wait to be added to a transaction, by producer id and epoch."""
         self.registrations: dict[tuple[int, int], asyncio.Future[ErrorCode]] = {}
+        """The last write that adds some, or will."""
 
     def run(self) -> None:
         broker, version = self.broker, self.call.version
@@ -227,55 +229,74 @@ class _Producing:
                 _Topic(name=topic.name, topic_id=topic.topic_id, partition_responses=partitions)
             )
             for each in topic.partition_data:
-                answered = _Partition(index=each.index, base_offset=-1)
-                partitions.append(answered)
+                partition_response = _Partition(index=each.index, base_offset=-1)
+                partitions.append(partition_response)
                 key = (topic.topic_id, topic.name, each.index)
                 if key in seen:
-                    self._refuse(answered, ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
+                    self._refuse(
+                        partition_response, ErrorCode.INVALID_REQUEST, "the partition is in the request more than once"
+                    )
                     continue
                 seen.add(key)
                 if self.acks not in (-1, 0, 1):
-                    self._refuse(answered, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {self.acks}")
+                    self._refuse(partition_response, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {self.acks}")
                 elif opened is None:
                     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                    self._refuse(answered, unknown, None)
+                    self._refuse(partition_response, unknown, None)
+                elif len(seen) <= len(self.call.done):
+                    self._take_appended(partition_response, opened, each, self.call.done[len(seen) - 1])
                 else:
-                    self._take(answered, opened, each)
+                    self._take(partition_response, opened, each)
         self._one_less()
 
-    def _take(self, answered: Any, opened: OpenTopic, asked: Any) -> None:
+    def _take_appended(self, partition_response: Any, opened: OpenTopic, requested: Any, offset: int) -> None:
+        """It was appended before another partition of the request turned out to be in the way of something."""
+        partition = opened.opened_one(requested.index)
+        assert partition is not None
+        self._appended(partition_response, partition, parse(requested.records), offset, requested.records)
+
+    def _take(self, partition_response: Any, opened: OpenTopic, requested: Any) -> None:
         """On the loop: append at once if nothing is in the way."""
         broker = self.broker
         try:
-            checked = check(asked.records, self.call.version, self._rules(opened), quick=True)
+            checked = check(requested.records, self.call.version, self._rules(opened), quick=True)
             header = checked.header
-            partition = broker.partition(opened, asked.index)
+            partition = broker.partition(opened, requested.index)
             if partition is None:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
             if header.is_transactional:
                 code = broker.transaction_coordinator.check_produce(
-                    header.producer_id, header.producer_epoch, (opened.topic.id, asked.index)
+                    header.producer_id, header.producer_epoch, (opened.topic.id, requested.index)
                 )
                 if code is NEEDS_REGISTRATION:
-                    identity = header.producer_id, header.producer_epoch
-                    self.unregistered.setdefault(identity, []).append((opened.topic.id, asked.index))
-                    work = self._register_first(answered, opened, asked.index, checked, self._kept(asked))
-                    self._put_off(answered, work)
+                    work = self._register_first(
+                        partition_response, opened, requested.index, checked, self._copy_records(requested)
+                    )
+                    self._put_off(partition_response, work)
                     return
                 if code:
                     raise ApiError(ErrorCode(code), "the partition is in no transaction of this producer")
-            offset = partition.append_now(asked.records, checked.scan)
+            offset = partition.append_now(requested.records, checked.scan)
         except Slow:
-            self._put_off(answered, self._check_first(answered, opened, asked.index, self._kept(asked)))
+            self._put_off(
+                partition_response,
+                self._check_first(partition_response, opened, requested.index, self._copy_records(requested)),
+            )
         except NotOpened:
-            self._put_off(answered, self._open_first(answered, opened, asked.index, checked, self._kept(asked)))
+            self._put_off(
+                partition_response,
+                self._open_first(partition_response, opened, requested.index, checked, self._copy_records(requested)),
+            )
         except (ApiError, KlammError) as error:
-            self._refuse_error(answered, error)
+            self._refuse_error(partition_response, error)
         else:
             if offset is None:
-                self._put_off(answered, self._append_in_order(answered, partition, checked, self._kept(asked)))
+                self._put_off(
+                    partition_response,
+                    self._append_in_order(partition_response, partition, checked, self._copy_records(requested)),
+                )
             else:
-                self._appended(answered, partition, header, offset, asked.records)
+                self._appended(partition_response, partition, header, offset, requested.records)
 
     def _rules(self, opened: OpenTopic) -> Rules:
         settings = opened.topic.settings
@@ -283,47 +304,47 @@ class _Producing:
         max_held = self.broker.settings.decompression_max_bytes
         return Rules(settings.max_message_bytes, max_held, stamps, codec_of(settings))
 
-    def _kept(self, asked: Any) -> memoryview:
-        return self.call.copy(asked.records)
+    def _copy_records(self, requested: Any) -> memoryview:
+        return self.call.copy(requested.records)
 
-    def _put_off(self, answered: Any, work: Any) -> None:
+    def _put_off(self, partition_response: Any, work: Any) -> None:
         self.left += 1
-        self.broker.tasks.spawn(self._finish(answered, work))
+        self.broker.tasks.spawn(self._finish(partition_response, work))
 
-    async def _finish(self, answered: Any, work: Any) -> None:
+    async def _finish(self, partition_response: Any, work: Any) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001  # logged, and told to the client: else it would take it for done
             _log.exception("%r: a batch could not be appended", self.call.session)
-            self._refuse(answered, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+            self._refuse(partition_response, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
         finally:
             self._one_less()
 
-    async def _check_first(self, answered: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
+    async def _check_first(self, partition_response: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
         """A batch that takes a while to look into."""
         try:
             checked, batch = await self.broker.codec(
                 check_and_compress, records, self.call.version, self._rules(opened)
             )
         except ApiError as error:
-            self._refuse_error(answered, error)
+            self._refuse_error(partition_response, error)
         else:
-            await self._open_first(answered, opened, number, checked, batch)
+            await self._open_first(partition_response, opened, number, checked, batch)
 
     async def _open_first(
-        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
+        self, partition_response: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
     ) -> None:
         try:
             partition = await self.broker.opened(opened, number)
             if checked.header.is_transactional:
-                await self._register_first(answered, opened, number, checked, records)
+                await self._register_first(partition_response, opened, number, checked, records)
             else:
-                await self._append_in_order(answered, partition, checked, records)
+                await self._append_in_order(partition_response, partition, checked, records)
         except KlammError as error:
-            self._refuse_error(answered, error)
+            self._refuse_error(partition_response, error)
 
     async def _register_first(
-        self, answered: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
+        self, partition_response: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
     ) -> None:
         """A transactional batch whose partition is not known to be in its transaction."""
         broker, place, header = self.broker, (opened.topic.id, number), checked.header
@@ -336,29 +357,34 @@ class _Producing:
                 else:
                     code = await self._register(header, place)
             if code:
-                self._refuse(answered, ErrorCode(code), "the partition is in no transaction of this producer")
+                self._refuse(partition_response, ErrorCode(code), "the partition is in no transaction of this producer")
                 return
         except KlammError as error:
-            self._refuse_error(answered, error)
+            self._refuse_error(partition_response, error)
             return
-        await self._append_in_order(answered, partition, checked, records)
+        await self._append_in_order(partition_response, partition, checked, records)
 
     async def _register(self, header: Header, place: PartitionKey) -> ErrorCode:
-        """Add the partition to its transaction, and in the same write all others of this request that are to be."""
+        """Add the partition to its transaction. A request has one such write at a time: partitions that are open share
+        the first, and those that were opened or checked meanwhile the next.
+        """
         identity = header.producer_id, header.producer_epoch
-        keys = self.unregistered.get(identity, [])
-        if place not in keys:  # it had to be opened first
-            return await self._register_all(identity, [place])
-        if identity not in self.registrations:
-            self.registrations[identity] = asyncio.ensure_future(self._register_all(identity, keys))
+        if identity not in self.unregistered:
+            self.unregistered[identity] = []
+            work = self._register_all(identity, self.registrations.get(identity))
+            self.registrations[identity] = asyncio.ensure_future(work)
+        self.unregistered[identity].append(place)
         return await asyncio.shield(self.registrations[identity])
 
-    async def _register_all(self, identity: tuple[int, int], keys: list[PartitionKey]) -> ErrorCode:
+    async def _register_all(self, identity: tuple[int, int], before: asyncio.Future[ErrorCode] | None) -> ErrorCode:
         broker, name = self.broker, self.call.request.transactional_id
+        if before is not None:
+            await asyncio.wait([before])
+        keys = self.unregistered.pop(identity)
         return await broker.transaction_coordinator.register_produce(broker, *identity, name, keys)
 
     async def _append_in_order(
-        self, answered: Any, partition: Partition, checked: Checked, records: bytearray | memoryview
+        self, partition_response: Any, partition: Partition, checked: Checked, records: bytearray | memoryview
     ) -> None:
         try:
             # Redundant as long as a connection has one request at a time: then nothing of its own is queued here.
@@ -367,52 +393,57 @@ class _Producing:
             if offset is None:
                 offset = await self.broker.partition_executors.run(partition, partial(partition.append, records))
         except KlammError as error:
-            self._refuse_error(answered, error)
+            self._refuse_error(partition_response, error)
         else:
-            self._appended(answered, partition, checked.header, offset, records)
+            self._appended(partition_response, partition, checked.header, offset, records)
 
     def _appended(
-        self, answered: Any, partition: Partition, header: Header, offset: int, records: bytearray | memoryview
+        self,
+        partition_response: Any,
+        partition: Partition,
+        header: Header,
+        offset: int,
+        records: bytearray | memoryview,
     ) -> None:
         metrics = self.broker.metrics
         metrics.batches_in += 1
         metrics.records_in += header.record_count
-        answered.base_offset = offset
-        answered.log_start_offset = partition.snapshot().log_start
+        partition_response.base_offset = offset
+        partition_response.log_start_offset = partition.snapshot().log_start
         if partition.stamps:  # the batch has its time: appending has put it there
-            answered.log_append_time_ms = parse(records).max_timestamp
+            partition_response.log_append_time_ms = parse(records).max_timestamp
         self.touched.append(partition)
-        if self.is_answered:
+        if self.is_responded:
             self._wake_soon()
         if self.acks == -1:
             end = offset + header.record_count
             if partition.log.flushed_offset < end:
                 self.left += 1
-                self.broker.sync_queue.wait(partition, end, partial(self._synced, answered))
+                self.broker.sync_queue.wait(partition, end, partial(self._synced, partition_response))
 
-    def _synced(self, answered: Any, error: BaseException | None) -> None:
+    def _synced(self, partition_response: Any, error: BaseException | None) -> None:
         if isinstance(error, KlammError):
-            answered.base_offset = -1
-            self._refuse_error(answered, error)
+            partition_response.base_offset = -1
+            self._refuse_error(partition_response, error)
         elif error is not None:
-            answered.base_offset = -1
-            self._refuse(answered, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+            partition_response.base_offset = -1
+            self._refuse(partition_response, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
         self._one_less()
 
-    def _refuse_error(self, answered: Any, error: KlammError | ApiError) -> None:
+    def _refuse_error(self, partition_response: Any, error: KlammError | ApiError) -> None:
         code = error.code if isinstance(error, ApiError) else code_of(error)
-        self._refuse(answered, code, error.message or None)
+        self._refuse(partition_response, code, error.message or None)
         if isinstance(error, InvalidRecord | BadRecords):
             what = "timestamp out of range" if isinstance(error, InvalidTimestamp) else error.message
-            answered.record_errors = [
+            partition_response.record_errors = [
                 _response.RecordError(batch_index=index, batch_index_error_message=what) for index in error.indexes
             ]
 
-    def _refuse(self, answered: Any, code: ErrorCode, message: str | None) -> None:
+    def _refuse(self, partition_response: Any, code: ErrorCode, message: str | None) -> None:
         self.wrong = True
         self.broker.metrics.error(self.call.api.name, code)
-        answered.error_code = code
-        answered.error_message = message
+        partition_response.error_code = code
+        partition_response.error_message = message
 
     def _one_less(self) -> None:
         self.left -= 1
@@ -424,7 +455,7 @@ class _Producing:
         if self.left:
             self.done = Pause()
             await self.done
-        self.is_answered = True
+        self.is_responded = True
         self._wake_soon()
         if self.acks:
             return self.response
@@ -460,6 +491,7 @@ HANDLERS = (
         rights=("Write Topic", "Write TransactionalId"),
         max_response_bytes=LARGE,
         needs_catalog=_names_unknown_topic,
+        ordinary=handle_ordinary,
         notes="acks=all: on disk. Versions 0 to 2 are offered because old clients compress only then; the formats that"
         " they carry (magic 0 and 1) are refused.",
     ),

@@ -1,14 +1,14 @@
 """Topics come, grow, shrink and go: CreateTopics, CreatePartitions, DeleteRecords, DeleteTopics.
 
 What is answered is done, and every process sees it. Topics of a request are done one after the other; those that are
-not begun when its time-out has passed are not begun at all, and are answered REQUEST_TIMED_OUT. (Clients that send 0 do
+not begun when its timeout has passed are not begun at all, and are answered REQUEST_TIMED_OUT. (Clients that send 0 do
 not want to wait for other brokers. There are none.)
 
 Replicas       There is one. A replication factor above 1 is taken, since programs written for clusters ask for it, and
                reported back as 1. An assignment by hand may name this broker alone, or with `foreign.replicas.enable`
                any: one written for a cluster of three then makes a topic, too.
 Settings       See config_entries.py for those of Kafka's that Klamm does not have.
-DeleteRecords  The time-out bounds nothing: there are no followers to wait for.
+DeleteRecords  The timeout bounds nothing: there are no followers to wait for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.call import Call
     from klamm.kafka.wire.structs import Struct
-    from klamm.store.directory import Core, OpenTopic
+    from klamm.store.directory import OpenTopic
     from klamm.store.settings import Settings
 
 __all__ = ["HANDLERS"]
@@ -71,16 +71,16 @@ def _unknown(name: str) -> ApiError:
 
 async def create_topics(broker: Broker, call: Call) -> Struct:
     response = CREATE_TOPICS.response
-    answer = response()
+    response_data = response()
     for topic, times in _once(call.request.topics):
         try:
             _check_once(topic.name, times)
             _check_time(broker, call)
-            answer.topics.append(await _create_topic(broker, topic, call.request.validate_only))
+            response_data.topics.append(await _create_topic(broker, topic, call.request.validate_only))
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
-            answer.topics.append(response.Topic(name=topic.name, error_code=code, error_message=message))
-    return answer
+            response_data.topics.append(response.Topic(name=topic.name, error_code=code, error_message=message))
+    return response_data
 
 
 async def _create_topic(broker: Broker, topic: Struct, validate_only: bool) -> Struct:
@@ -173,7 +173,7 @@ def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
 
 async def create_partitions(broker: Broker, call: Call) -> Struct:
     response = CREATE_PARTITIONS.response
-    answer = response()
+    response_data = response()
     for topic, times in _once(call.request.topics):
         code, message = ErrorCode.NONE, None
         try:
@@ -181,14 +181,15 @@ async def create_partitions(broker: Broker, call: Call) -> Struct:
             _check_time(broker, call)
             _check_growth(broker, topic)
             if not call.request.validate_only:
-                await broker.administer(_add_partitions, broker.core, topic.name, topic.count)
-        except InvalidSetting as error:  # somebody else was faster, or the store is full
+                core = broker.core
+                await broker.administer(core.catalog.add_partitions, topic.name, topic.count, core.lay_out)
+        except InvalidSetting as error:  # another process was faster, or the store is full
             code, message = ErrorCode.INVALID_PARTITIONS, str(error)
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
-        answer.results.append(response.Topic(name=topic.name, error_code=code, error_message=message))
+        response_data.results.append(response.Topic(name=topic.name, error_code=code, error_message=message))
     await broker.topics.refresh()
-    return answer
+    return response_data
 
 
 def _check_growth(broker: Broker, topic: Struct) -> None:
@@ -210,11 +211,6 @@ def _check_growth(broker: Broker, topic: Struct) -> None:
             _check_brokers(broker, topic.name, each.broker_ids)
 
 
-def _add_partitions(core: Core, name: str, total: int) -> None:
-    core.catalog.add_partitions(name, total, core.lay_out)
-    core.changed()
-
-
 # ---- DeleteTopics
 
 
@@ -226,7 +222,7 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
     else:
         wanted = [(name, _NO_ID) for name in request.topic_names]
     times = Counter(wanted)
-    answer = response()
+    response_data = response()
     for name, uuid in dict.fromkeys(wanted):
         code, message = ErrorCode.NONE, None
         try:
@@ -240,9 +236,9 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
             await broker.delete(found.topic.id, delete_topic, broker.core, name, found.topic.id)
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
-        answer.responses.append(response.Topic(name=name, topic_id=uuid, error_code=code, error_message=message))
+        response_data.responses.append(response.Topic(name=name, topic_id=uuid, error_code=code, error_message=message))
     await broker.topics.refresh()
-    return answer
+    return response_data
 
 
 def _to_delete(broker: Broker, name: str | None, uuid: bytes) -> OpenTopic:
@@ -264,7 +260,7 @@ def _to_delete(broker: Broker, name: str | None, uuid: bytes) -> OpenTopic:
 
 async def delete_records(broker: Broker, call: Call) -> Struct:
     response = DELETE_RECORDS.response
-    answer = response()
+    response_data = response()
     for topic in call.request.topics:
         partitions = []
         for wanted in topic.partitions:
@@ -276,8 +272,8 @@ async def delete_records(broker: Broker, call: Call) -> Struct:
             partitions.append(
                 response.Partition(partition_index=wanted.partition_index, low_watermark=low, error_code=code)
             )
-        answer.topics.append(response.Topic(name=topic.name, partitions=partitions))
-    return answer
+        response_data.topics.append(response.Topic(name=topic.name, partitions=partitions))
+    return response_data
 
 
 async def _delete_records(broker: Broker, name: str, number: int, offset: int) -> int:
@@ -289,7 +285,7 @@ async def _delete_records(broker: Broker, name: str, number: int, offset: int) -
         raise ApiError(ErrorCode.POLICY_VIOLATION, f"{name}: its cleanup.policy does not let records be deleted")
     if offset == _END:
         offset = partition.ends().end
-    return await broker.delete(partition, partition.housekeeping.delete_before, offset)
+    return await broker.delete(partition, partition.cleanup.delete_before, offset)
 
 
 HANDLERS = (

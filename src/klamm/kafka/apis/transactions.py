@@ -3,7 +3,7 @@
 The coordinator (transaction_coordinator.py) knows the rules, and works in threads. Here is what the loop does: topics
 by name, who may commit offsets, and the codes that older versions know. Offsets of a group that wait for the end go
 through the same queue as other commits of groups (group_store.py), so that none overtakes another. With the end they
-become the group's in one SQLite transaction; whoever reads them meanwhile gets UNSTABLE_OFFSET_COMMIT.
+become the group's in one SQLite transaction; a client that reads them before gets UNSTABLE_OFFSET_COMMIT.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from klamm.kafka.wire.messages import (
 from klamm.kafka.wire.structs import Struct
 from klamm.store.groups import OffsetRow
 from klamm.store.markers import can_append
+from klamm.store.transaction_state import Add, End
 from klamm.types import PartitionKey, TopicPartition
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _BUMPS_SINCE = 5  # of EndTxn and TxnOffsetCommit: KIP-890
 _KAFKAS_STATES = {*STATES.values(), "Dead", "PrepareEpochFence"}
 
 
-def _spelled(call: Call, code: ErrorCode) -> ErrorCode:
+def _error_code(call: Call, code: ErrorCode) -> ErrorCode:
     """As this version of the request knows it."""
     if code is ErrorCode.PRODUCER_FENCED and call.version < _FENCED_SINCE[call.api]:
         return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -63,6 +64,7 @@ async def init_producer_id(broker: Broker, call: Call) -> Struct:
     request = call.request
     try:
         found = await broker.transact(
+            request.transactional_id,
             broker.transaction_coordinator.init_producer_id,
             request.transactional_id,
             request.transaction_timeout_ms,
@@ -72,69 +74,69 @@ async def init_producer_id(broker: Broker, call: Call) -> Struct:
     except KlammError as error:
         found = Identified(code_of(error))
     return INIT_PRODUCER_ID.response(
-        error_code=_spelled(call, found.error), producer_id=found.producer_id, producer_epoch=found.epoch
+        error_code=_error_code(call, found.error), producer_id=found.producer_id, producer_epoch=found.epoch
     )
 
 
 # ---- what is part of a transaction
 
 
-class _Asked(NamedTuple):
+class _RequestedPartitions(NamedTuple):
     """Topics of one transaction: (name, number) in the order of the request, and where that is; None: nowhere."""
 
     numbers: list[TopicPartition]
-    places: dict[TopicPartition, PartitionKey | None]
+    tps: dict[TopicPartition, PartitionKey | None]
 
 
-def _asked(broker: Broker, topics: Iterable[Any]) -> _Asked:
-    asked = _Asked([], {})
+def _requested_partitions(broker: Broker, topics: Iterable[Any]) -> _RequestedPartitions:
+    requested = _RequestedPartitions([], {})
     for topic in topics:
         opened = broker.topics.find(topic.name)
         for number in topic.partitions:
-            place = TopicPartition(topic.name, number)
-            asked.numbers.append(place)
+            tp = TopicPartition(topic.name, number)
+            requested.numbers.append(tp)
             there = opened is not None and 0 <= number < opened.count
-            asked.places[place] = (opened.topic.id, number) if opened is not None and there else None
-    return asked
+            requested.tps[tp] = (opened.topic.id, number) if opened is not None and there else None
+    return requested
 
 
 async def _add_partitions(
     broker: Broker, call: Call, name: str, producer_id: int, epoch: int, topics: Iterable[Any], *, verify_only: bool
 ) -> list[Struct]:
     """What is answered for each topic of one transaction."""
-    asked = _asked(broker, topics)
-    known = [place for place in asked.places.values() if place is not None]
+    requested = _requested_partitions(broker, topics)
+    known = [tp for tp in requested.tps.values() if tp is not None]
     codes: dict[TopicPartition, ErrorCode]
-    if len(known) < len(asked.places):
+    if len(known) < len(requested.tps):
         codes = {
-            key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if place is None else ErrorCode.OPERATION_NOT_ATTEMPTED
-            for key, place in asked.places.items()
+            key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp is None else ErrorCode.OPERATION_NOT_ATTEMPTED
+            for key, tp in requested.tps.items()
         }
     elif not name:
-        codes = dict.fromkeys(asked.places, ErrorCode.INVALID_REQUEST)
+        codes = dict.fromkeys(requested.tps, ErrorCode.INVALID_REQUEST)
     elif verify_only:
         found = broker.transaction_coordinator.verify(name, producer_id, epoch, known)
         missing = ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
         codes = {
-            key: found if isinstance(found, ErrorCode) else ErrorCode.NONE if place in found else missing
-            for key, place in asked.places.items()
+            key: found if isinstance(found, ErrorCode) else ErrorCode.NONE if tp in found else missing
+            for key, tp in requested.tps.items()
         }
     else:
         try:
-            code = await broker.transact(broker.transaction_coordinator.add_partitions, name, producer_id, epoch, known)
+            code = (await broker.apply(name, Add((producer_id, epoch), frozenset(known)))).error
         except KlammError as error:
             code = code_of(error)
-        codes = dict.fromkeys(asked.places, _spelled(call, code))
-    answered: dict[str, Struct] = {}
+        codes = dict.fromkeys(requested.tps, _error_code(call, code))
+    responses: dict[str, Struct] = {}
     response = ADD_PARTITIONS_TO_TXN.response
-    for place in asked.numbers:
-        topic, number = place
-        if topic not in answered:
-            answered[topic] = response.Topic(name=topic, results_by_partition=[])
-        answered[topic].results_by_partition.append(
-            response.Partition(partition_index=number, partition_error_code=codes[place])
+    for tp in requested.numbers:
+        topic, number = tp
+        if topic not in responses:
+            responses[topic] = response.Topic(name=topic, results_by_partition=[])
+        responses[topic].results_by_partition.append(
+            response.Partition(partition_index=number, partition_error_code=codes[tp])
         )
-    return list(answered.values())
+    return list(responses.values())
 
 
 async def add_partitions_to_txn(broker: Broker, call: Call) -> Struct:
@@ -173,16 +175,11 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
         code = ErrorCode.INVALID_GROUP_ID
     else:
         try:
-            code = await broker.transact(
-                broker.transaction_coordinator.add_group,
-                request.transactional_id,
-                request.producer_id,
-                request.producer_epoch,
-                request.group_id,
-            )
+            event = Add((request.producer_id, request.producer_epoch), frozenset(), frozenset({request.group_id}))
+            code = (await broker.apply(request.transactional_id, event)).error
         except KlammError as error:
             code = code_of(error)
-    return ADD_OFFSETS_TO_TXN.response(error_code=_spelled(call, code))
+    return ADD_OFFSETS_TO_TXN.response(error_code=_error_code(call, code))
 
 
 async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
@@ -198,21 +195,21 @@ async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
             transactional=True,
         )
     rows: list[OffsetRow] = []
-    answers: list[Struct] = []  # to the rows
+    responses: list[Struct] = []  # to the rows
     topics = []
     for topic in request.topics:
         opened = broker.topics.find(topic.name)
         partitions = []
-        for asked in topic.partitions:
-            code = error or refused(broker, opened, asked)
-            partitions.append(response.Partition(partition_index=asked.partition_index, error_code=code))
+        for requested in topic.partitions:
+            code = error or refused(broker, opened, requested)
+            partitions.append(response.Partition(partition_index=requested.partition_index, error_code=code))
             if opened is not None and not code:
-                answers.append(partitions[-1])
-                rows.append(offset_row(opened, asked))
+                responses.append(partitions[-1])
+                rows.append(offset_row(opened, requested))
         topics.append(response.Topic(name=topic.name, partitions=partitions))
     if rows:  # no `await` since the check
         code = await _commit_offsets(broker, call, rows)
-        for answer in answers:
+        for answer in responses:
             answer.error_code = code
     return response(topics=topics)
 
@@ -241,24 +238,15 @@ async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> 
 
 async def end_txn(broker: Broker, call: Call) -> Struct:
     request = call.request
-
-    def end() -> Identified:
-        return broker.transaction_coordinator.end(
-            request.transactional_id,
-            request.producer_id,
-            request.producer_epoch,
-            commit=request.committed,
-            bump=call.version >= _BUMPS_SINCE,
-        )
-
     if not request.transactional_id:
         return END_TXN.response(error_code=ErrorCode.INVALID_REQUEST)
     try:
-        found = await broker.transact(end)
+        event = End((request.producer_id, request.producer_epoch), request.committed, call.version >= _BUMPS_SINCE)
+        found = await broker.apply(request.transactional_id, event)
     except KlammError as error:
         found = Identified(code_of(error))
     if found.error:
-        return END_TXN.response(error_code=_spelled(call, found.error))
+        return END_TXN.response(error_code=_error_code(call, found.error))
     return END_TXN.response(producer_id=found.producer_id, producer_epoch=found.epoch)
 
 
@@ -341,7 +329,7 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
 def _producers(partition: Partition, expiration_ms: int) -> list[Struct]:
     """In a thread: those that are remembered."""
     if not can_append(partition):
-        return []  # a stopped process holds the log; nobody can know
+        return []  # a stopped process holds the log: unknown
     found = []
     expired_ms = partition.heads.clock_ms() - expiration_ms
     for producer_id, first_open, seen_ms, batches in partition.producers():
@@ -446,6 +434,6 @@ HANDLERS = (
         list_transactions,
         rights=("Describe TransactionalId",),
         max_response_bytes=LARGE,
-        notes="No patterns (version 2): matching what a stranger sends could take for ever.",
+        notes="No patterns (version 2): matching what a stranger sends could take forever.",
     ),
 )

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from klamm.kafka.wire.decoder import MAX_ELEMENTS, make_decoder
+from klamm.kafka.wire.encoder import Encoder, make_encoder
 from klamm.kafka.wire.errors import UnsupportedVersion
 from klamm.kafka.wire.notation import Head, Shape, parse, parse_head
-from klamm.kafka.wire.reading import MAX_ELEMENTS, make_decoder
 from klamm.kafka.wire.structs import Struct, make
-from klamm.kafka.wire.writing import Encoder, make_encoder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from klamm.kafka.wire.reading import Decoder
+    from klamm.kafka.wire.decoder import Decoder
 
 __all__ = ["Api", "Message"]
 

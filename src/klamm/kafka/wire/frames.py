@@ -7,7 +7,7 @@
     response   v0  correlation_id int32
                v1  and tagged fields                        with every flexible response but ApiVersions
 
-ApiVersions is answered with header v0 in all versions: whoever asks does not know yet what we speak. For the same
+ApiVersions is answered with header v0 in all versions: the client does not know our versions yet. For the same
 reason, of a request that we do not know we read header v0, which every header begins with: that much is needed to
 refuse it. (No API that we know has a request header v0 of its own.)
 """
@@ -18,16 +18,18 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.kafka.wire.codec import Api
+from klamm.kafka.wire.decoder import skip_tags
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
-from klamm.kafka.wire.messages import API_VERSIONS, APIS
-from klamm.kafka.wire.reading import skip_tags
+from klamm.kafka.wire.messages import API_VERSIONS, APIS, PRODUCE
 
 if TYPE_CHECKING:
     from klamm.kafka.wire.structs import Struct
 
 __all__ = [
+    "API_KEY_BYTES",
     "SIZE_BYTES",
     "RequestHeader",
+    "check_control_request",
     "frame_size",
     "read_request",
     "read_request_header",
@@ -40,8 +42,11 @@ __all__ = [
 
 SIZE_BYTES = 4
 """Of the size before each frame."""
+API_KEY_BYTES = 2
+"""Of the API's number, with which a request begins."""
 
 _SIZE = struct.Struct(">i")
+_API_KEY = struct.Struct(">h")
 _REQUEST_V0 = struct.Struct(">hhi")
 _REQUEST_V1 = struct.Struct(">hhih")
 _RESPONSE_V0 = struct.Struct(">ii")
@@ -81,6 +86,16 @@ def frame_size(data: bytes | bytearray | memoryview, position: int = 0, *, limit
             _OTHERS.get(_spoken(data, position), f"a frame of {size} bytes, where up to {limit} are read")
         )
     return int(size)
+
+
+def check_control_request(data: bytes | bytearray | memoryview, position: int, size: int, *, limit: int) -> None:
+    """Raise MalformedMessage if the request of `size` bytes that begins at `position` is larger than `limit` and brings
+    no records.
+    """
+    (key,) = _API_KEY.unpack_from(data, position)
+    if size > limit and key != PRODUCE.key:
+        name = APIS[key].name if key in APIS else f"API {key}"
+        raise MalformedMessage(f"{name} of {size} bytes, where control.request.max.bytes is {limit}")
 
 
 def _spoken(data: bytes | bytearray | memoryview, position: int) -> str:

@@ -37,6 +37,7 @@ from klamm.kafka.wire.tables.records import (
     OFFSET_FOR_LEADER_EPOCH,
     PRODUCE,
 )
+from klamm.kafka.wire.tables.security import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
 from klamm.kafka.wire.tables.topics import (
     ALTER_CONFIGS,
     CREATE_PARTITIONS,
@@ -60,6 +61,7 @@ __all__ = [
     "ADD_OFFSETS_TO_TXN",
     "ADD_PARTITIONS_TO_TXN",
     "ALTER_CONFIGS",
+    "ALTER_USER_SCRAM_CREDENTIALS",
     "APIS",
     "API_VERSIONS",
     "CONSUMER_GROUP_HEARTBEAT",
@@ -75,6 +77,7 @@ __all__ = [
     "DESCRIBE_PRODUCERS",
     "DESCRIBE_TOPIC_PARTITIONS",
     "DESCRIBE_TRANSACTIONS",
+    "DESCRIBE_USER_SCRAM_CREDENTIALS",
     "END_TXN",
     "FETCH",
     "FIND_COORDINATOR",
@@ -133,6 +136,8 @@ APIS: dict[int, Api] = {
         DELETE_GROUPS,
         INCREMENTAL_ALTER_CONFIGS,
         OFFSET_DELETE,
+        DESCRIBE_USER_SCRAM_CREDENTIALS,
+        ALTER_USER_SCRAM_CREDENTIALS,
         DESCRIBE_CLUSTER,
         DESCRIBE_PRODUCERS,
         DESCRIBE_TRANSACTIONS,

@@ -59,5 +59,5 @@ class Source:
         text = "\n".join([head, *self._lines])
         exec(compile(text, f"<{label}>", "exec"), self.scope)
         function = self.scope[head.removeprefix("def ").partition("(")[0]]
-        function.source = text  # for whoever wants to see it
+        function.source = text  # for debugging
         return function

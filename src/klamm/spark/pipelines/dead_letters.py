@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from klamm.client.work.dead_letters import ATTEMPTS, PREFIX
+from klamm.spark.functions import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,13 +22,8 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def letters(df: DataFrame, error: Column | str, reason: Column | str) -> DataFrame:
-    """The records of `df`, which has COLUMNS, as letters: columns key, value, headers.
-
-    `error` is the kind of what is wrong, `reason` a sentence; text, or a column of text.
-    """
-    from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
-
+def letters(df: DataFrame, reason: Column) -> DataFrame:
+    """Return the records of `df`, which has COLUMNS, as letters: key, value and headers. `reason` is a sentence."""
     attempts = F.filter("headers", lambda each: each["key"] == ATTEMPTS)
     before = F.try_element_at(attempts, F.lit(-1))["value"].cast("string").try_cast("long")
     told = {
@@ -36,8 +32,8 @@ def letters(df: DataFrame, error: Column | str, reason: Column | str) -> DataFra
         "offset": F.col("offset"),
         "timestamp": F.unix_millis("timestamp"),
         "attempts": F.coalesce(before, F.lit(0)) + 1,
-        "error": F.lit(error) if isinstance(error, str) else error,
-        "reason": F.lit(reason) if isinstance(reason, str) else reason,
+        "error": F.lit("klamm.errors.InvalidRecord"),
+        "reason": reason,
     }
     own = F.filter(
         F.coalesce("headers", F.lit([]).cast(HEADERS)),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting
+from klamm.spark.functions import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -49,7 +50,7 @@ class Field:
         if word.startswith("$"):
             if not _PATH.fullmatch(word):
                 raise InvalidSetting(
-                    f"{what}: {text!r} is no path into JSON", hint="want $.name, $.user.id or $.list[0]"
+                    f"{what}: {text!r} is not a path into JSON", hint="expected $.name, $.user.id or $.list[0]"
                 )
             found = Field("json", word)
         elif word.startswith("header:") and word != "header:":
@@ -58,7 +59,7 @@ class Field:
             found = Field(word)
         if found.kind not in kinds:
             wanted = " or ".join(_EXAMPLES[kind] for kind in kinds)
-            raise InvalidSetting(f"{what}: {text!r} is no part of a record that serves here", hint=f"want {wanted}")
+            raise InvalidSetting(f"{what}: {text!r} is not a usable part of a record", hint=f"expected {wanted}")
         return found
 
     def __str__(self) -> str:
@@ -66,16 +67,12 @@ class Field:
 
     def bytes(self) -> Column:
         """As bytes, out of the columns key, value and headers."""
-        from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
-
         if self.kind == "header":
             named = F.filter("headers", lambda each: each["key"] == self.name)
             return F.try_element_at(named, F.lit(-1))["value"]
         return F.col(self.kind) if self.kind in ("key", "value") else self.text().cast("binary")
 
     def text(self) -> Column:
-        from pyspark.sql import functions as F  # noqa: N812
-
         if self.kind == "json":
             # Spark's parser is content when the text begins with JSON. Inside of this, it has to be JSON to its end.
             whole = F.concat(F.lit('{"v":'), F.col("value").cast("string"), F.lit("}"))
@@ -88,8 +85,6 @@ class Field:
 
     def time(self) -> Column:
         """As a time: milliseconds since 1970, or text such as 2026-01-31T12:00:00Z; null for what is none."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         number = self.number()
         milliseconds = F.when(
             (number >= _FIRST_MS) & (number < _END_MS), F.timestamp_millis(F.floor(number).cast("long"))

@@ -1,4 +1,4 @@
-"""In tasks: which records of an id are the first within a time (deduplicating.py). Spark keeps the state."""
+"""In tasks: which records of an id are the first within a time (deduplicate_pipeline.py). Spark keeps the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that come into a folder, or go, all at once: whoever is killed in between, the next run finishes it.
+"""Files that come into a folder, or go, all at once: if a process is killed in between, the next run finishes it.
 
     _klamm/staging/<name>/      files that are being written
     _klamm/journal.json         the last change that was decided
@@ -8,26 +8,27 @@ A change is a list of staged files with the names they get, and of files that go
 lists it, has taken the place of the one before; from then on it is carried out, if need be by the next run.
 
 Promises
-  J1  A file is on disk, name and bytes, before a journal speaks of it.
-  J2  A change is carried out, and on disk, before the next one is decided. To carry it out again does nothing.
-  J3  A sequence number is used by one change only: no file ever gets the name of another.
+  JRN1  A file is on disk, name and bytes, before a journal speaks of it.
+  JRN2  A change is carried out, and on disk, before the next one is decided. To carry it out again does nothing.
+  JRN3  A sequence number is used by one change only: no file ever gets the name of another.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from klamm.disk import _os, files
-from klamm.errors import NotAStore
-from klamm.spark.pipelines.claim import Claim
+from klamm.errors import KlammError, NotAStore
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
-__all__ = ["Journal", "State", "files_in"]
+__all__ = ["Journal", "State", "days_of", "files_in", "rows_in"]
 
 _VERSION = 1
 
@@ -62,7 +63,9 @@ class State:
         except FileNotFoundError:
             return State()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise NotAStore(f"{path}: cannot be read: {error}", hint="was it edited? archive to a new folder") from None
+            raise NotAStore(
+                f"{path}: cannot be read: {error}", hint="it may have been edited by hand archive to a new folder"
+            ) from None
 
     def pack(self) -> bytes:
         told: dict[str, Any] = {
@@ -79,7 +82,7 @@ class State:
 class Journal:
     """Of one claimed folder; one process at a time."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: PipelineDirectory) -> None:
         self._folder = claim.directory
         self._ours = os.path.dirname(claim.inside(""))
         self._staging = claim.inside("staging")
@@ -123,6 +126,25 @@ class Journal:
         self.recover()
         return [name for _, name in adds]
 
+    def small_files(
+        self, many: int, file_bytes: int, days: Iterable[str] | None = None
+    ) -> Iterator[tuple[str, dict[str, int]]]:
+        """Return the days that have `many` files worth a merge into files of about `file_bytes`; sizes by path."""
+        for day in days_of(self._folder) if days is None else days:
+            sizes = {path: os.path.getsize(path) for path in files_in(f"{self._folder}/{day}")}
+            small = {path: size for path, size in sizes.items() if size < file_bytes // 2}
+            if len(small) >= many and math.ceil(sum(small.values()) / file_bytes) < len(small):
+                yield day, small
+
+    def merge(self, day: str, paths: Sequence[str], write: Callable[[str], object]) -> None:
+        """Replace files of a day by those that `write` makes of them, in the folder that it is given."""
+        staged = self.stage("merged")
+        write(staged)
+        merged = files_in(staged)
+        if sum(map(rows_in, merged)) != sum(map(rows_in, paths)):
+            raise KlammError(f"{self._folder}/{day}: merged files have other rows than those they are made of")
+        self.commit({day: merged}, [os.path.relpath(path, self._folder) for path in paths])
+
     def _carry_out(self) -> None:
         folders = {os.path.dirname(name) for name in (*(name for _, name in self.state.adds), *self.state.removes)}
         for folder in folders:
@@ -145,3 +167,15 @@ def files_in(path: str) -> list[str]:
         )
     except FileNotFoundError:
         return []
+
+
+def days_of(path: str) -> list[str]:
+    """The names of the folders of days, in order."""
+    return sorted(name for name in os.listdir(path) if name.startswith("date=")) if os.path.isdir(path) else []
+
+
+def rows_in(path: str) -> int:
+    """How many rows a Parquet file has."""
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(path).num_rows)

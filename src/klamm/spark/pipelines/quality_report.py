@@ -1,28 +1,30 @@
 """A report on a topic: how much there is and when it came, what is missing, twice or empty, what values look like.
 
-The topic is read twice: once for everything that tasks can count (quality_scan.py), whose partial sums Spark adds up,
-and once for its keys, with a shuffle that spills to disk. The driver gets some hundreds of rows, whatever the topic
-has: times are put together to at most 744 buckets (an hour each, for a month; else days, weeks, …), and of fields, gaps
-and keys the first, largest and most frequent are listed, and all of them counted.
+The topic is read twice: once for everything that tasks can count (quality_scan.py), whose partial sums are added up in
+SQL, by Spark or by DuckDB (quality_sums.py), and once for its keys, with a sort that spills to disk. This process gets
+some hundreds of rows, whatever the topic has: there are at most 744 buckets of time (hours if that is a month; else
+days, weeks, …), and of fields, gaps and keys the first, largest and most frequent are listed, and all of them counted.
 
 Offsets without a record are gaps: what compaction removed, what was aborted, and the markers of transactions.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting
-from klamm.spark.pipelines.quality_scan import HOUR_MS, SCHEMA, count
-from klamm.spark.pipelines.running import collected, source
-from klamm.spark.remote import read
+from klamm.spark.pipelines.quality_scan import HOUR_MS
+from klamm.spark.pipelines.quality_sums import Sums, SumsHere, SumsOfSpark
+from klamm.spark.pipelines.query_runner import source
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from klamm.spark.pipelines.report import Progress
 
@@ -71,6 +73,8 @@ class Quality:
     fields_in_all: int
     """How many there are; the most frequent are in `fields`."""
     seconds: float
+    engine: str = "spark"
+    """spark, or local: without Spark."""
 
     def to_dict(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -95,7 +99,7 @@ class Quality:
 
 
 def quality(
-    spark: SparkSession,
+    spark: SparkSession | None,
     store: str | os.PathLike[str],
     topic: str,
     *,
@@ -103,6 +107,8 @@ def quality(
     progress: Progress | None = None,
 ) -> Quality:
     """Look through a topic, at its committed records as of now.
+
+    `spark` None: without Spark, by DuckDB in this process, which suits a small topic (`small`).
 
     `since` is a time, as ISO 8601 (UTC, if it does not say), as milliseconds since 1970, or as a datetime: records as
     young as that. `progress` is told offsets done and offsets in all, each of which is read twice.
@@ -118,24 +124,19 @@ def quality(
         if progress is not None:
             progress(done, total)
 
-    from pyspark import StorageLevel
-
     tell(0)
-    columns = "key,value,partition,offset,timestamp"
-    sums = _read(spark, found.path, topic, since_ms, columns).mapInArrow(count, SCHEMA)
-    sums = sums.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    made: Sums = (
+        SumsHere(found.path, topic, since_ms) if spark is None else SumsOfSpark(spark, found.path, topic, since_ms)
+    )
+    with closing(made) as sums:
         step = _step(sums)
         tell(total // 2)
         hours = _rows(sums, BUCKETS[step])
         gaps, by_partition = _gaps(sums)
         fields, fields_in_all = _fields(sums, BUCKETS[step])
         sizes = _sizes(sums)
-        null_keys = sum(row["null_keys"] for row in hours)
-        keys = _keys(_read(spark, found.path, topic, since_ms, "key,timestamp"), null_keys)
+        keys = {"null": sum(row["null_keys"] for row in hours), **_keys(sums)}
         tell(total)
-    finally:
-        sums.unpersist()
     buckets = _buckets(hours, BUCKETS[step])
     return Quality(
         topic=topic,
@@ -152,6 +153,7 @@ def quality(
         fields=_over_time(fields, [each["at"] for each in buckets if each["json"]]),
         fields_in_all=fields_in_all,
         seconds=time.monotonic() - begin,
+        engine=made.engine,
     )
 
 
@@ -168,7 +170,7 @@ def _milliseconds(since: str | int | datetime | None) -> int | None:
         _iso(since)
     except (ValueError, OverflowError):
         raise InvalidSetting(
-            f"since: {since!r} is no time", hint="want ISO 8601, as 2026-01-31T12:00, or milliseconds since 1970"
+            f"since: {since!r} is not a time", hint="expected ISO 8601, as 2026-01-31T12:00, or milliseconds since 1970"
         ) from None
     return since
 
@@ -184,37 +186,19 @@ def _time(ms: int | None) -> str | None:
         return f"{ms} ms"  # beyond the year 9999
 
 
-def _read(spark: SparkSession, path: str, topic: str, since_ms: int | None, columns: str) -> DataFrame:
-    from pyspark.sql import functions as f
-
-    options: dict[str, Any] = {
-        "subscribe": topic,
-        "columns": columns,
-        "minPartitions": spark.conf.get("spark.sql.shuffle.partitions"),
-    }
-    if since_ms is not None:
-        options["startingTimestamp"] = str(since_ms)
-    rows = read(spark, path, **options)
-    return rows if since_ms is None else rows.where(f.col("timestamp") >= f.timestamp_millis(f.lit(since_ms)))
-
-
 # ---- from sums to what is said
 
 
-def _step(sums: DataFrame) -> str:
+def _step(sums: Sums) -> str:
     """The shortest bucket of which there are not too many."""
-    from pyspark.sql import functions as f
-
-    ((first, last),) = collected(sums.where("kind = 'rows'").agg(f.min("hour"), f.max("hour")))
-    span = 0 if first is None else last - first
+    (row,) = sums.query("SELECT min(hour) AS oldest, max(hour) AS latest FROM {sums} WHERE kind = 'rows'")
+    span = 0 if row["oldest"] is None else row["latest"] - row["oldest"]
     return next((name for name, hours in BUCKETS.items() if span // hours < _MOST_BUCKETS), "millennium")
 
 
-def _at(hours: int) -> Any:
-    """The hour that a bucket of so many begins with, as a column."""
-    from pyspark.sql import functions as f
-
-    return (f.floor(f.col("hour") / hours) * hours).alias("at")
+def _bucket(hours: int) -> str:
+    """The hour that a bucket of so many begins with, in SQL."""
+    return f"CAST(floor(hour / {hours}) AS BIGINT) * {hours}"
 
 
 def _hour(at: int | None) -> str | None:
@@ -228,19 +212,15 @@ def hour_of(at: str) -> int:
     return int(datetime.fromisoformat(at).timestamp()) // 3600
 
 
-def _rows(sums: DataFrame, hours: int) -> list[Any]:
-    """By partition and bucket; `at` is None for records without a timestamp."""
-    from pyspark.sql import functions as f
-
-    least, most = ("first", "oldest"), ("last", "youngest")
+def _rows(sums: Sums, hours: int) -> list[dict[str, Any]]:
+    """By partition and bucket; `bucket` is None for records without a timestamp."""
+    least, most = ("first", "oldest"), ("last", "latest")
     added = ("records", "null_keys", "tombstones", "bytes", "json", "broken")
-    rows = sums.where("kind = 'rows'").groupBy("partition", _at(hours))
-    return collected(
-        rows.agg(
-            *(f.min(name).alias(name) for name in least),
-            *(f.max(name).alias(name) for name in most),
-            *(f.sum(name).alias(name) for name in added),
-        )
+    wanted = [f"min({name}) AS {name}" for name in least] + [f"max({name}) AS {name}" for name in most]
+    wanted += [f"sum({name}) AS {name}" for name in added]
+    return sums.query(
+        f"SELECT partition, {_bucket(hours)} AS bucket, {', '.join(wanted)} FROM {{sums}} WHERE kind = 'rows' "
+        f"GROUP BY partition, {_bucket(hours)}"
     )
 
 
@@ -249,7 +229,7 @@ def _partitions(rows: list[Any], gaps: dict[int, tuple[int, int]], count: int) -
     for number in range(count):
         mine = [row for row in rows if row["partition"] == number]
         oldest = [row["oldest"] for row in mine if row["oldest"] is not None]
-        youngest = [row["youngest"] for row in mine if row["youngest"] is not None]
+        latest = [row["latest"] for row in mine if row["latest"] is not None]
         found.append(
             {
                 "partition": number,
@@ -257,7 +237,7 @@ def _partitions(rows: list[Any], gaps: dict[int, tuple[int, int]], count: int) -
                 "first_offset": min((row["first"] for row in mine), default=None),
                 "last_offset": max((row["last"] for row in mine), default=None),
                 "first_timestamp": _time(min(oldest, default=None)),
-                "last_timestamp": _time(max(youngest, default=None)),
+                "last_timestamp": _time(max(latest, default=None)),
                 "gaps": gaps.get(number, (0, 0))[0],
                 "missing": gaps.get(number, (0, 0))[1],
             }
@@ -268,65 +248,73 @@ def _partitions(rows: list[Any], gaps: dict[int, tuple[int, int]], count: int) -
 def _buckets(rows: list[Any], hours: int) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["partition"]):
-        if row["at"] is not None:
-            mine = found.setdefault(row["at"], {"at": row["at"], "records": 0, "by": {}, "json": 0})
+        if row["bucket"] is not None:
+            mine = found.setdefault(row["bucket"], {"at": row["bucket"], "records": 0, "by": {}, "json": 0})
             mine["records"] += row["records"]
             mine["json"] += row["json"]
             mine["by"][str(row["partition"])] = row["records"]
     return [found[at] for at in sorted(found)]
 
 
-def _gaps(sums: DataFrame) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
-    """In all, and by partition: how many, and how many offsets are missing."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
+_GAPS = """
+    (SELECT * FROM (
+        SELECT partition, lag(last) OVER (PARTITION BY partition ORDER BY first) AS gap_start, first AS gap_end
+        FROM {sums} WHERE kind = 'run') AS runs
+    WHERE gap_start < gap_end) AS gaps
+"""
 
-    before = f.lag("last").over(Window.partitionBy("partition").orderBy("first"))
-    runs = sums.where("kind = 'run'").select("partition", before.alias("start"), f.col("first").alias("end"))
-    gaps = runs.where("start < end")
-    missing = f.col("end") - f.col("start")
-    counted = collected(gaps.groupBy("partition").agg(f.count("*").alias("gaps"), f.sum(missing).alias("missing")))
-    largest = collected(gaps.orderBy(missing.desc(), "partition", "start").limit(_MOST_LISTED)) if counted else []
+
+def _gaps(sums: Sums) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
+    """In all, and by partition: how many, and how many offsets are missing."""
+    counted = sums.query(
+        f"SELECT partition, count(*) AS gaps, sum(gap_end - gap_start) AS missing FROM {_GAPS} GROUP BY partition"
+    )
+    largest = sums.query(
+        f"SELECT partition, gap_start, gap_end FROM {_GAPS} "
+        f"ORDER BY gap_end - gap_start DESC, partition, gap_start LIMIT {_MOST_LISTED}"
+    )
     found = {row["partition"]: (row["gaps"], row["missing"]) for row in counted}
     return {
         "count": sum(gaps for gaps, _ in found.values()),
         "missing": sum(missing for _, missing in found.values()),
-        "largest": [row.asDict() for row in largest],
+        "largest": [
+            {"partition": row["partition"], "start": row["gap_start"], "end": row["gap_end"]} for row in largest
+        ],
     }, found
 
 
-def _sizes(sums: DataFrame) -> dict[str, Any]:
-    from pyspark.sql import functions as f
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
-    shares = "percentile(bytes, array(0.5, 0.95, 0.99), records)"
-    sizes = sums.where("kind = 'size'").groupBy("bytes").agg(f.sum("records").alias("records"))
-    total = f.sum(f.col("bytes") * f.col("records"))
-    (row,) = collected(sizes.agg(total.alias("total"), f.min("bytes"), f.max("bytes"), f.expr(shares).alias("shares")))
-    middle, high, highest = row["shares"] or (None, None, None)
+
+def _sizes(sums: Sums) -> dict[str, Any]:
+    """Percentiles are interpolated between the two values next to them."""
+    (row,) = sums.query(
+        "SELECT sum(records) AS records, sum(bytes * records) AS total, min(bytes) AS least, max(bytes) AS most "
+        "FROM {sums} WHERE kind = 'size'"
+    )
+    if not row["records"]:
+        return {"total": 0, "min": None, "p50": None, "p95": None, "p99": None, "max": None}
+    tps = {name: share * (row["records"] - 1) for name, share in _SHARES.items()}
+    wanted = {(name, whole): whole(tp) for name, tp in tps.items() for whole in (math.floor, math.ceil)}
+    picked = [f"min(CASE WHEN upto > {tp} THEN bytes END) AS v{n}" for n, tp in enumerate(wanted.values())]
+    (values,) = sums.query(
+        f"SELECT {', '.join(picked)} FROM (SELECT bytes, sum(records) OVER (ORDER BY bytes) AS upto FROM "
+        "(SELECT bytes, sum(records) AS records FROM {sums} WHERE kind = 'size' GROUP BY bytes) AS sizes) AS counted"
+    )
+    found = dict(zip(wanted, (values[f"v{n}"] for n in range(len(wanted))), strict=True))
+    shares = {}
+    for name, tp in tps.items():
+        below, above = found[name, math.floor], found[name, math.ceil]
+        shares[name] = float(below + (above - below) * (tp - math.floor(tp)))
+    return {"total": row["total"], "min": row["least"], **shares, "max": row["most"]}
+
+
+def _keys(sums: Sums) -> dict[str, Any]:
+    distinct, repeated, most = sums.keys(_MOST_LISTED)
     return {
-        "total": row["total"] or 0,
-        "min": row["min(bytes)"],
-        "p50": middle,
-        "p95": high,
-        "p99": highest,
-        "max": row["max(bytes)"],
-    }
-
-
-def _keys(rows: DataFrame, null_keys: int) -> dict[str, Any]:
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
-
-    seen = Observation()
-    keys = rows.where("key IS NOT NULL").groupBy("key").agg(f.count("*").alias("records"))
-    repeated = f.count_if(f.col("records") > 1).alias("repeated")
-    keys = keys.observe(seen, f.count("*").alias("distinct"), repeated).where("records > 1")
-    most = collected(keys.orderBy(f.col("records").desc(), "key").limit(_MOST_LISTED))
-    return {
-        "null": null_keys,
-        "distinct": seen.get["distinct"],
-        "repeated": seen.get["repeated"],
-        "most": [{"key": _shown(bytes(row["key"])), "records": row["records"]} for row in most],
+        "distinct": distinct,
+        "repeated": repeated,
+        "most": [{"key": _shown(key), "records": records} for key, records in most],
     }
 
 
@@ -353,28 +341,25 @@ def _json(rows: list[Any]) -> dict[str, Any]:
     }
 
 
-def _fields(sums: DataFrame, hours: int) -> tuple[list[Any], int]:
-    """path, type, at, records of the most frequent fields, and how many fields there are."""
-    from pyspark.sql import functions as f
-
-    fields = sums.where("kind = 'field'")
-    paths = fields.groupBy("path").agg(f.sum("records").alias("in_all"))
-    top = collected(paths.orderBy(f.col("in_all").desc(), "path").limit(_MOST_FIELDS))
-    if len(top) < _MOST_FIELDS:
-        in_all = len(top)
-    else:
-        ((in_all,),) = collected(paths.agg(f.count("*")))
-    if not top:
-        return [], 0
-    wanted = fields.where(f.col("path").isin([row["path"] for row in top]))
-    return collected(wanted.groupBy("path", "type", _at(hours)).agg(f.sum("records").alias("records"))), in_all
+def _fields(sums: Sums, hours: int) -> tuple[list[dict[str, Any]], int]:
+    """path, type, bucket, records of the most frequent fields, and how many fields there are."""
+    top = (
+        "SELECT path, sum(records) AS in_all FROM {sums} WHERE kind = 'field' GROUP BY path "
+        f"ORDER BY in_all DESC, path LIMIT {_MOST_FIELDS}"
+    )
+    (row,) = sums.query("SELECT count(DISTINCT path) AS paths FROM {sums} WHERE kind = 'field'")
+    found = sums.query(
+        f"SELECT path, type, {_bucket(hours)} AS bucket, sum(records) AS records FROM {{sums}} WHERE kind = 'field' "
+        f"AND path IN (SELECT path FROM ({top}) AS top) GROUP BY path, type, {_bucket(hours)}"
+    )
+    return found, row["paths"]
 
 
 def _over_time(rows: list[Any], with_json: list[int]) -> list[dict[str, Any]]:
     """When fields came, went and changed; in order of how many records have them."""
     paths: dict[str, dict[int | None, dict[str, int]]] = {}
     for row in rows:
-        paths.setdefault(row["path"], {}).setdefault(row["at"], {})[row["type"]] = row["records"]
+        paths.setdefault(row["path"], {}).setdefault(row["bucket"], {})[row["type"]] = row["records"]
     found = []
     for path, buckets in paths.items():
         types: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """What a task counts in the records that it reads, for quality_report.py: partial sums, which Spark adds up.
 
-    kind "rows"     of a partition and an hour: records, first and last offset, oldest and youngest timestamp, …
+    kind "rows"     of a partition and an hour: records, first and last offset, oldest and latest timestamp, …
     kind "run"      of a partition: offsets that follow on, from `first` up to but without `last`
     kind "size"     so many values (`records`) of so many bytes (`bytes`)
     kind "field"    of an hour: so many records have that field, with that type
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEPTH", "HOUR_MS", "SCHEMA", "count", "field_types", "parsed"]
+__all__ = ["DEPTH", "HOUR_MS", "SCHEMA", "count", "field_types", "none", "parsed"]
 
 DEPTH = 3
 HOUR_MS = 3_600_000
 SCHEMA = """
     kind STRING, partition INT, hour LONG, path STRING, type STRING, records LONG, first LONG, last LONG,
-    oldest LONG, youngest LONG, null_keys LONG, tombstones LONG, bytes LONG, json LONG, broken LONG
+    oldest LONG, latest LONG, null_keys LONG, tombstones LONG, bytes LONG, json LONG, broken LONG
 """
 _COLUMNS = [each.split()[0] for each in SCHEMA.split(",")]
 _STRINGS = ("kind", "path", "type")
@@ -46,6 +46,11 @@ def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if len(fields) + len(sizes) > _MOST:
             yield from _handed_on(fields, sizes)
     yield from _handed_on(fields, sizes)
+
+
+def none() -> pa.RecordBatch:
+    """No sums, with their columns."""
+    return _made(0)
 
 
 def _handed_on(fields: Counter[tuple[int | None, str, str]], sizes: Counter[int]) -> Iterator[pa.RecordBatch]:
@@ -163,7 +168,7 @@ def field_types(given: dict[str, Any], before: str = "", depth: int = 1) -> Iter
 
 
 def _spelled(name: str) -> str:
-    name = name.encode("utf-8", "backslashreplace").decode()  # half of a pair is no text for Spark
+    name = name.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is not text for Spark
     name = name if len(name) <= _LONGEST else name[:_LONGEST] + "…"
     return f"`{name}`" if "." in name or not name else name
 

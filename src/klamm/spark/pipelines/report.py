@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["Progress", "Report"]
 
 Progress = Callable[[int, int | None], object]
-"""How much is done, and how much there is (None: nobody knows); of what, is the pipeline's to say: offsets, bytes."""
+"""How much is done, and how much there is (None: unknown); of what, is the pipeline's to say: offsets, bytes."""
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.client.work.dead_letters import box
 from klamm.errors import InvalidSetting, TopicExists, UnknownTopic
+from klamm.spark.functions import F
+from klamm.spark.internals import own_session
 from klamm.spark.pipelines.dead_letters import COLUMNS, letters
-from klamm.spark.pipelines.running import UNITS_MS, duration
+from klamm.spark.pipelines.query_runner import UNITS_MS, check_number, duration
 from klamm.spark.remote import read_stream
 from klamm.store import names
-from klamm.store.directory import acquire, release
+from klamm.store.directory import opened
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from klamm.spark.pipelines.running import Source
+    from klamm.spark.pipelines.query_runner import Source
 
 __all__ = [
     "aside",
@@ -41,7 +43,7 @@ __all__ = [
     "make_topics",
     "max_bytes",
     "milliseconds",
-    "own_session",
+    "stream_session",
 ]
 
 _OWN = {
@@ -50,42 +52,33 @@ _OWN = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
+    # A micro-batch writes what it has changed, not a snapshot (bench/spark_state.py). Spark reads either.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 
 
-def own_session(spark: SparkSession) -> SparkSession:
-    """Another session, so that the caller's settings stay what they are."""
-    if spark.getActiveSession() is None:
-        spark.createDataFrame([], "none INT")  # in a thread without a session, Spark would not find our sink
-    own = spark.newSession()
-    for name, value in spark.conf.getAll.items():
-        if name.startswith("spark.sql.") and spark.conf.isModifiable(name):
-            own.conf.set(name, value)
+def stream_session(spark: SparkSession) -> SparkSession:
+    """Return another session, so that the caller's settings stay what they are."""
+    own = own_session(spark)
     for name, value in _OWN.items():
         own.conf.set(name, value)
     return own
 
 
-def check(spark: SparkSession, pipeline: str, max_offsets: int | None, every: str | None) -> None:
+def check(max_offsets: int | None, every: str | None) -> None:
     """What all of them are given."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise InvalidSetting(
-            f"{pipeline}: this session is a client of Spark Connect", hint="run it where the driver is"
-        )
-    if max_offsets is not None and (
-        not isinstance(max_offsets, int) or isinstance(max_offsets, bool) or max_offsets < 1
-    ):
-        raise InvalidSetting(f"max_offsets: {max_offsets!r} does not fit", hint="want a whole number above 0")
+    if max_offsets is not None:
+        check_number("max_offsets", max_offsets)
     if every is not None:
         duration(every, "every")
 
 
 def milliseconds(text: str, what: str, *, least: int = 1) -> int:
-    """How long "5 minutes" is; InvalidSetting if that is no time, or less than `least`."""
+    """How long "5 minutes" is; InvalidSetting if that is not a time, or less than `least`."""
     number, unit = duration(text, what).split()
     found = int(number) * UNITS_MS[unit.removesuffix("s")]
     if found < least:
-        raise InvalidSetting(f"{what}: {text!r} is too short", hint="want a number and a unit: 5 minutes, or 5m")
+        raise InvalidSetting(f"{what}: {text!r} is too short", hint="expected a number and a unit: 5 minutes, or 5m")
     return found
 
 
@@ -107,42 +100,33 @@ def make_topics(
 ) -> None:
     """Make what is not there: `to`, with as many partitions as the first topic that is read, and `boxes`, for the dead
     letters of topics. What is there stays as it is."""
-    core = acquire(read.path, read_only=False, create=False, force_filesystem=False)
-    try:
+    with opened(read.path) as core:
         policy = {"cleanup.policy": "compact"} if compacted else {}
         try:
             core.catalog.create_topic(to, len(next(iter(read.ends.values()))), {**settings, **policy}, core.lay_out)
-            core.changed()
         except TopicExists:
             pass
         for topic, name in boxes.items():
             box(core, topic, name)
-    finally:
-        release(core)
 
 
 def check_table(read: Source, to: str) -> None:
     """That a topic which is to be a table is compacted, or not there."""
-    core = acquire(read.path, read_only=False, create=False, force_filesystem=False)
-    try:
-        if "compact" not in core.topic(to).topic.settings.cleanup_policy:
-            raise InvalidSetting(
-                f"to: the topic {to} is not compacted, so it is no table",
-                hint="set cleanup.policy=compact there, or use a new topic",
-            )
-    except UnknownTopic:
-        pass
-    finally:
-        release(core)
+    with opened(read.path) as core:
+        try:
+            if "compact" not in core.topic(to).topic.settings.cleanup_policy:
+                raise InvalidSetting(
+                    f"to: the topic {to} is not compacted, so it is not a table",
+                    hint="set cleanup.policy=compact there, or use a new topic",
+                )
+        except UnknownTopic:
+            pass
 
 
 def max_bytes(read: Source, topic: str) -> int:
     """How large a record of the topic may be."""
-    core = acquire(read.path, read_only=False, create=False, force_filesystem=False)
-    try:
+    with opened(read.path) as core:
         return core.topic(topic).topic.settings.max_message_bytes
-    finally:
-        release(core)
 
 
 # ---- rows
@@ -163,9 +147,7 @@ def incoming(spark: SparkSession, read: Source, topic: str, max_offsets: int | N
 
 def aside(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
     """Rows that are wrong, as letters to the topic `to`: columns topic, key, value, headers, timestamp."""
-    from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
-
-    rows = letters(counted(df, name), "InvalidRecord", reason)
+    rows = letters(counted(df, name), reason)
     return rows.select(
         F.lit(to).alias("topic"), "key", "value", "headers", F.lit(None).cast("timestamp").alias("timestamp")
     )
@@ -173,8 +155,6 @@ def aside(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
 
 def counted(df: DataFrame, name: str) -> DataFrame:
     """The same rows, and how many they are is known after each micro-batch."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return df.observe(name, F.count(F.lit(1)).alias("rows"))
 
 
@@ -183,16 +163,12 @@ def counted(df: DataFrame, name: str) -> DataFrame:
 
 def json_text(text: Column) -> Column:
     """As a JSON string; bytes that are no UTF-8 become U+FFFD."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     quoted = F.to_json(F.array(F.make_valid_utf8(text)))
     return F.when(text.isNull(), F.lit("null")).otherwise(F.substring(quoted, F.lit(2), F.length(quoted) - 2))
 
 
 def json_number(number: Column) -> Column:
     """A decimal as a JSON number, without needless zeros."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     text = number.cast("string")
     short = F.when(text.contains("."), F.regexp_replace(text, r"\.?0+$", "")).otherwise(text)
     return F.coalesce(short, F.lit("null"))
@@ -200,13 +176,9 @@ def json_number(number: Column) -> Column:
 
 def json_time(time: Column) -> Column:
     """A time as a JSON string."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.coalesce(F.concat(F.lit('"'), iso(time), F.lit('"')), F.lit("null"))
 
 
 def iso(time: Column) -> Column:
     """A time as text: 2026-01-31T12:00:00.000Z."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSX")

@@ -1,0 +1,119 @@
+"""Write records of a topic to a file: what `klamm export` and the console write. The formats: cli/import_export.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from klamm.client.consume.range_reader import read_ranges
+from klamm.client.plain import as_plain
+from klamm.errors import InvalidRecord, NotInstalled
+from klamm.types import TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.api.store import Store
+    from klamm.batch import Record
+
+__all__ = ["FIELDS", "csv_writer", "export_parquet", "export_rows", "import_pyarrow", "write_parquet"]
+
+FIELDS = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+Progress: TypeAlias = Callable[[int, int | None], object]
+"""Called with what is done, and what there is to do, if that is known."""
+
+
+def export_rows(
+    store: Store,
+    topic: str,
+    ranges: Mapping[int, range],
+    form: str,
+    file: IO[bytes],
+    *,
+    in_base64: bool = False,
+    keep: Callable[[Record], bool] | None = None,
+    on_progress: Progress,
+) -> int:
+    """Write records as "jsonl" or "csv", those that `keep` returns True for, and return how many were read.
+
+    InvalidRecord if CSV cannot say what a record holds.
+    """
+    write = csv_writer(file, FIELDS) if form == "csv" else None
+    total, done = sum(map(len, ranges.values())), 0
+    named = {TopicPartition(topic, number): offsets for number, offsets in ranges.items()}
+    for batch in read_ranges(store._acquired(), named):
+        for record in batch if keep is None else filter(keep, batch):
+            row = as_plain(record)
+            if write is None:
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            else:
+                _to_csv(record, row, in_base64)
+                write([row[name] for name in FIELDS])
+        done += len(batch)
+        on_progress(done, total)
+    return done
+
+
+def export_parquet(
+    store: Store, topic: str, ranges: Mapping[int, range], file: IO[bytes], *, on_progress: Progress
+) -> int:
+    """Write records as Parquet, and return how many."""
+    import_pyarrow()
+    scan = store.scan(
+        topic,
+        start={number: offsets.start for number, offsets in ranges.items()},
+        end={number: max(offsets.start, offsets.stop) for number, offsets in ranges.items()},
+    )
+    return write_parquet(scan.reader(), file, on_progress, sum(map(len, ranges.values())))
+
+
+def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:
+    from base64 import b64encode
+
+    if record.value is None:
+        raise InvalidRecord(
+            f"{record.topic}/{record.partition}/{record.offset}: is a tombstone, which CSV cannot say",
+            hint="jsonl and parquet can",
+        )
+    for name in ("key", "value"):
+        data = getattr(record, name)
+        if in_base64:
+            row[name] = "" if data is None else b64encode(data).decode()
+        elif isinstance(row[name], dict):
+            raise InvalidRecord(
+                f"{record.topic}/{record.partition}/{record.offset}: its {name} is not text",
+                hint="--base64 writes any bytes",
+            )
+    row["headers"] = json.dumps(row["headers"], ensure_ascii=False) if row["headers"] else ""
+
+
+def csv_writer(file: IO[bytes], names: Iterable[str]) -> Callable[[list[Any]], object]:
+    """Write the names; return a function that writes a row."""
+    import csv
+
+    class Lines:
+        def write(self, row: str) -> int:
+            return file.write(row.removesuffix("\r\n").encode() + b"\n")
+
+    writer = csv.writer(Lines(), lineterminator="\r\n")  # which lets it quote both of these within a value
+    writer.writerow(names)
+    return writer.writerow
+
+
+def import_pyarrow() -> Any:
+    """Return pyarrow; NotInstalled says how to get it."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise NotInstalled.package("pyarrow", "'klamm[arrow]'") from None
+    return pyarrow
+
+
+def write_parquet(reader: Any, file: IO[bytes], on_progress: Progress, total: int | None) -> int:
+    """Write an Arrow stream as Parquet, and return the number of rows."""
+    done = 0
+    with import_pyarrow().parquet.ParquetWriter(file, reader.schema, compression="zstd") as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+            done += batch.num_rows
+            on_progress(done, total)
+    return done

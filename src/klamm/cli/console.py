@@ -1,0 +1,73 @@
+"""`klamm console`: a store in a web browser, until a signal comes.
+
+stdout   one line, once visitors can come: klamm: console of events/ at http://127.0.0.1:8080/
+signals  SIGTERM, SIGINT: end at once, exit 0
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from klamm.cli.stores import PathArgument, found_path, opened
+from klamm.errors import InvalidSetting
+
+__all__ = ["console"]
+
+
+def console(
+    path: PathArgument = None,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Where it listens; 0: any free port.", min=0)] = 8080,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="On which address. Others than loopback need a token.")
+    ] = "127.0.0.1",
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let visitors change the store; else they only look.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file with the token that visitors give. [default: $KLAMM_CONSOLE_TOKEN]"),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which visitors reach it, through a proxy; may be repeated."),
+    ] = None,
+) -> None:
+    """Show a store in a web browser. Reads only, unless --allow-changes; until SIGTERM or SIGINT."""
+    from klamm.console.options import ConsoleOptions
+    from klamm.console.server import run_console
+
+    options = ConsoleOptions(host, port, allow_changes, _token(token_file), tuple(allow_host or ()))
+    shown = found_path(path)
+    with opened(path, read_only=not allow_changes) as events:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until uvicorn takes both
+        try:
+            run_console(events, shown, options, lambda address: _say(shown, address))
+        except KeyboardInterrupt:
+            pass
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get("KLAMM_CONSOLE_TOKEN") or None
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"--token-file {file}: cannot be read: {error}") from None
+    if not token:
+        raise InvalidSetting(f"--token-file {file}: is empty", hint="write the token into it")
+    return token
+
+
+def _say(path: str, address: str) -> None:
+    shown = path if path.endswith(os.sep) else f"{path}{os.sep}"
+    try:
+        sys.stdout.write(f"klamm: console of {shown} at {address}\n")
+        sys.stdout.flush()
+    except OSError:  # its reader is gone
+        pass

@@ -1,0 +1,311 @@
+"""The application: routes, and what becomes of a request.
+
+    /…            a page, as HTML
+    /api/…        its JSON twin: the same values
+    /events/…     a live page: its HTML again whenever it has changed, as server-sent events
+    /static/…     the console's own files
+
+Pages read the store in threads, so that one that takes long does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, quote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+
+from klamm.console.context import Console, Visit
+from klamm.console.downloads import TYPES, chunks, export_topic
+from klamm.console.errors import Refused
+from klamm.console.html import Html, el, join
+from klamm.console.pages.dead_letters import DEAD_LETTERS, LETTERS, redrive
+from klamm.console.pages.frame import STATIC, Page, frame, note
+from klamm.console.pages.groups import GROUP, GROUPS, RESET, reset
+from klamm.console.pages.overview import OVERVIEW, TOPICS
+from klamm.console.pages.produce import PRODUCE, produce
+from klamm.console.pages.topic import ABOUT, RECORD, TOPIC
+from klamm.console.pages.transactions import TRANSACTIONS, abort
+from klamm.console.pages.trouble import TROUBLE
+from klamm.console.security import SESSION, Guard, Sessions
+from klamm.console.tail import read_growth, tail_events
+from klamm.errors import InvalidSetting, KlammError, UnknownGroup, UnknownTopic
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+__all__ = ["ACTIONS", "PAGES", "create_app"]
+
+PAGES: tuple[Page, ...] = (
+    *(OVERVIEW, TOPICS, ABOUT, PRODUCE, TOPIC, RECORD),
+    *(GROUPS, GROUP, RESET, TRANSACTIONS, DEAD_LETTERS, LETTERS, TROUBLE),
+)
+ACTIONS: dict[str, tuple[Page, Callable[[Console, Visit], str]]] = {
+    "/topics/{topic}/produce": (PRODUCE, produce),
+    "/groups/reset": (RESET, reset),
+    "/transactions": (TRANSACTIONS, abort),
+    "/dead-letters/{topic}": (LETTERS, redrive),
+}
+"""What forms do: the page they are on, and a function that returns the address to go to."""
+
+THEME = "klamm_theme"
+_MAX_BODY = 8 << 20
+_LIVE_S = 2.0
+_KEEP_ALIVE_S = 15.0
+
+
+def create_app(console: Console) -> ASGIApp:
+    """Return the application, with the checks of security.py in front of it."""
+    return _App(console).guarded()
+
+
+class _App:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._sessions = Sessions()
+        routes = [Route("/login", self._login, methods=["GET", "POST"]), Route("/theme/{theme}", self._theme)]
+        routes += [Route("/topics/{topic}/export", self._export), Route("/events/topics/{topic}/tail", self._tail)]
+        routes += [Route(path, self._action(*action), methods=["POST"]) for path, action in ACTIONS.items()]
+        for page in PAGES:
+            routes += [Route(page.path, self._html(page)), Route(page.api_path, self._json(page))]
+            if page.is_live:
+                routes.append(Route(_events_path(page), self._events(page)))
+        app = Starlette(routes=routes, exception_handlers={404: self._not_found})
+        app.mount("/static", StaticFiles(directory=STATIC), name="static")
+        self._guard = Guard(app, console.options, self._sessions)
+
+    def guarded(self) -> ASGIApp:
+        return self._guard
+
+    def _visit(self, request: Request) -> Visit:
+        theme = request.cookies.get(THEME, "")
+        return Visit(
+            request.url.path,
+            dict(request.path_params),
+            parse_qs(request.url.query, keep_blank_values=True),
+            self._sessions.csrf_token(request.state.session),
+            theme if theme in ("dark", "light") else "",
+            request.query_params.get("save") == "1",
+        )
+
+    # ---- pages
+
+    def _html(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            visit = self._visit(request)
+            return await run_in_threadpool(self._respond, page, visit)
+
+        return respond
+
+    def _respond(self, page: Page, visit: Visit) -> Response:
+        console = self._console
+        try:
+            body, status = page.render(console, visit, page.read(console, visit)), 200
+        except (Refused, KlammError, OSError) as error:
+            body, status = _problem(error)
+        return self._framed(page, visit, body, status)
+
+    def _framed(self, page: Page, visit: Visit, body: Html, status: int) -> Response:
+        query = visit.address("")
+        twin = page.api_path if page.path == "/" else f"/api{visit.path}"
+        live = f"/events{visit.path}{query}" if page.is_live and status == 200 and not visit.is_saved else None
+        text = frame(self._console, visit, page, body, title=page.title(visit), api=twin + query, live=live)
+        headers = {}
+        if visit.is_saved:
+            name = quote(f"klamm{visit.path.replace('/', '-').rstrip('-')}.html")
+            headers["content-disposition"] = f"attachment; filename*=UTF-8''{name}"
+        return HTMLResponse(text, status, headers=headers)
+
+    def _action(self, page: Page, run: Callable[[Console, Visit], str]) -> Callable[[Request], Awaitable[Response]]:
+        """A form: it is carried out, and the visitor goes on to the address that this returns."""
+
+        async def respond(request: Request) -> Response:
+            try:
+                form = await read_form(request, self._sessions)
+                address = await run_in_threadpool(run, self._console, form)
+            except (Refused, KlammError, OSError) as error:
+                body, status = _problem(error)
+                return self._framed(page, self._visit(request), body, status)
+            return RedirectResponse(address, 303)
+
+        return respond
+
+    async def _export(self, request: Request) -> Response:
+        visit = self._visit(request)
+        try:
+            file = await run_in_threadpool(export_topic, self._console, visit)
+        except (Refused, KlammError, OSError) as error:
+            return json_problem(error)
+        form = visit.one("format", "jsonl")
+        name = quote(f"{visit.params['topic']}.{form}")
+        headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}"}
+        return StreamingResponse(chunks(file), media_type=TYPES[form], headers=headers)
+
+    async def _tail(self, request: Request) -> Response:
+        visit = self._visit(request)
+        try:
+            await run_in_threadpool(read_growth, self._console, visit, None)
+        except (Refused, KlammError, OSError) as error:
+            return json_problem(error)
+        return event_stream(tail_events(self._console, visit, request))
+
+    def _json(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            visit = self._visit(request)
+            try:
+                data = await run_in_threadpool(page.read, self._console, visit)
+            except (Refused, KlammError, OSError) as error:
+                return json_problem(error)
+            shown = {name: value for name, value in data.items() if not name.startswith("_")}
+            return JSONResponse({**shown, "command": page.command(self._console, visit)})
+
+        return respond
+
+    def _events(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        """A live page: read and rendered again, and sent if it has changed."""
+
+        async def updates(request: Request) -> AsyncIterator[str]:
+            visit = self._visit(request)
+            before, number, silent_s = "", 0, 0.0
+            while not (self._console.is_ending.is_set() or await request.is_disconnected()):
+                try:
+                    data = await run_in_threadpool(page.read, self._console, visit)
+                    body = page.render(self._console, visit, data)
+                except (Refused, KlammError, OSError) as error:
+                    body, _ = _problem(error)
+                digest = hashlib.sha256(body.encode()).hexdigest()
+                silent_s += _LIVE_S
+                if digest != before:
+                    before, number, silent_s = digest, number + 1, 0.0
+                    yield f"id: {number}\nevent: page\ndata: {json.dumps(body)}\n\n"
+                elif silent_s >= _KEEP_ALIVE_S:
+                    silent_s = 0.0
+                    yield ": still here\n\n"
+                await self._console.pause(_LIVE_S)
+
+        async def respond(request: Request) -> Response:
+            path = request.url.path.removeprefix("/events")
+            request.scope["path"] = path or "/"
+            return event_stream(updates(request))
+
+        return respond
+
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        visit = self._visit(request)
+        if visit.path.startswith(("/api/", "/events/")):
+            return json_problem(Refused(404, f"{visit.path}: there is no such view"))
+        body, status = _problem(Refused(404, f"{visit.path}: there is no such view", "the menu has those that exist"))
+        title = "Not found"
+        text = frame(self._console, visit, OVERVIEW, body, title=title, api=OVERVIEW.api_path, live=None)
+        return HTMLResponse(text, status)
+
+    # ---- the visitor
+
+    async def _theme(self, request: Request) -> Response:
+        """Remember the theme and go back to where the visitor was."""
+        theme, back = request.path_params["theme"], request.query_params.get("back", "/")
+        if not back.startswith("/") or back.startswith(("//", "/\\")):
+            back = "/"
+        response = RedirectResponse(back, 303)
+        if theme in ("dark", "light"):
+            response.set_cookie(THEME, theme, max_age=365 * 86_400, httponly=True, samesite="strict")
+        return response
+
+    async def _login(self, request: Request) -> Response:
+        visit = self._visit(request)
+        problem = None
+        if request.method == "POST":
+            form = await read_form(request, self._sessions)
+            if self._guard.is_token(form.one("token")):
+                response = RedirectResponse("/", 303)
+                cookie = self._sessions.create(is_logged_in=True)
+                response.set_cookie(SESSION, cookie, httponly=True, samesite="strict")
+                return response
+            await asyncio.sleep(0.5)
+            problem = note("This is not the console's token.", kind="bad")
+        form_html = el(
+            "form",
+            el("h1", "Klamm console"),
+            problem,
+            el(
+                "label",
+                el("span", "Token"),
+                el("input", name="token", type="password", autocomplete="current-password", autofocus=True),
+            ),
+            el("input", type="hidden", name="csrf", value=visit.csrf),
+            el("button", "Log in", class_="primary"),
+            method="post",
+            action="/login",
+            class_="login",
+        )
+        style = el("link", rel="stylesheet", href="/static/console.css")
+        head = el("head", el("meta", charset="utf-8"), el("title", "Log in · Klamm"), style)
+        page = el("html", head, el("body", el("main", form_html)), lang="en", data_theme=visit.theme or None)
+        return HTMLResponse(f"<!doctype html>\n{page}", 403 if problem else 200)
+
+
+def _events_path(page: Page) -> str:
+    return "/events/" if page.path == "/" else f"/events{page.path}"
+
+
+def event_stream(events: AsyncIterator[str]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+# ---- forms and problems
+
+
+async def read_form(request: Request, sessions: Sessions) -> Visit:
+    """Return the fields of a form that was sent, as a visit. Refused if the CSRF token is not the session's."""
+    import hmac
+
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY:
+            raise Refused(413, f"the form has more than {_MAX_BODY:,} bytes")
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=1000)
+    except ValueError as error:
+        raise Refused(400, f"the form cannot be read: {error}") from None
+    expected = sessions.csrf_token(request.state.session)
+    if not hmac.compare_digest(expected.encode(), fields.get("csrf", [""])[-1].encode()):
+        raise Refused(403, "the form is out of date, or comes from another site", "load the page again")
+    return Visit(request.url.path, dict(request.path_params), fields, expected)
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, Refused):
+        return error.status
+    if isinstance(error, UnknownTopic | UnknownGroup):
+        return 404
+    return 400 if isinstance(error, InvalidSetting) else 500
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    if isinstance(error, Refused):
+        return error.problem, error.hint
+    if isinstance(error, KlammError):
+        return error.message, error.hint or ""
+    return f"{type(error).__name__}: {error}", ""
+
+
+def _problem(error: Exception) -> tuple[Html, int]:
+    """Return the page of an error, and its status."""
+    problem, hint = _said(error)
+    parts = [el("h1", "That did not work"), note(problem, kind="bad"), el("p", hint) if hint else None]
+    return join(parts), _status(error)
+
+
+def json_problem(error: Exception) -> Response:
+    problem, hint = _said(error)
+    return JSONResponse({"error": problem, "hint": hint or None}, _status(error))

@@ -1,0 +1,285 @@
+"""What all pages have in common: the frame around them, tables, the command line, the notes.
+
+A page is a pair of functions: `read` returns plain values, which are its JSON twin at /api…, and `render` makes HTML of
+them. A live page is rendered again every few seconds, and what changed is sent to the browser.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from klamm.console.context import Console, Visit
+from klamm.console.html import Child, Html, el, join
+from klamm.console.text import moment
+
+__all__ = [
+    "Page",
+    "badge",
+    "bar",
+    "card",
+    "cell",
+    "chart",
+    "field",
+    "frame",
+    "note",
+    "select",
+    "static_text",
+    "table",
+    "topic_address",
+]
+
+STATIC = Path(__file__).parent.parent / "static"
+_NAVIGATION = (
+    ("Overview", "/"),
+    ("Topics", "/topics"),
+    ("Groups", "/groups"),
+    ("Transactions", "/transactions"),
+    ("Dead letters", "/dead-letters"),
+    ("Trouble", "/trouble"),
+)
+_KEYS = (
+    ("/", "to the filter"),
+    ("j  k", "next, previous row"),
+    ("Enter", "open the row"),
+    ("t", "follow a topic, or pause"),
+    ("p", "produce a record"),
+    ("o  g", "overview, groups"),
+    ("?", "this list"),
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A view: what it reads, and how that is shown."""
+
+    path: str
+    title: Callable[[Visit], str]
+    read: Callable[[Console, Visit], dict[str, Any]]
+    render: Callable[[Console, Visit, dict[str, Any]], Html]
+    command: Callable[[Console, Visit], str]
+    """The command line that prints the same."""
+    is_live: bool = False
+
+    @property
+    def api_path(self) -> str:
+        return "/api/overview" if self.path == "/" else f"/api{self.path}"
+
+
+def topic_address(topic: str, rest: str = "") -> str:
+    return f"/topics/{quote(topic, safe='')}{rest}"
+
+
+@cache
+def static_text(name: str) -> str:
+    """Return one of the console's own files."""
+    return (STATIC / name).read_text()
+
+
+# ---- parts of pages
+
+
+def table(
+    heads: Sequence[Child], rows: Iterable[Html], *, caption: str, empty: str = "nothing here yet", numeric: str = ""
+) -> Html:
+    """Return a table. `numeric` has an "n" for each column of numbers, in order, and any other letter elsewhere."""
+    body = list(rows)
+    if not body:
+        return el("p", empty, class_="empty")
+    kinds = [mark == "n" for mark in numeric.ljust(len(heads))]
+    head = [el("th", text, scope="col", class_="n" if kind else None) for text, kind in zip(heads, kinds, strict=False)]
+    return el(
+        "div",
+        el("table", el("caption", caption, class_="hidden"), el("thead", el("tr", head)), el("tbody", body)),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
+
+
+def cell(*children: Child, kind: str = "", title: str | None = None) -> Html:
+    return el("td", *children, class_=kind or None, title=title)
+
+
+def badge(text: str, kind: str = "") -> Html:
+    return el("span", text, class_=f"badge {kind}".strip())
+
+
+def card(label: str, value: Child, more: Child = None, kind: str = "") -> Html:
+    return el(
+        "div",
+        el("dt", label),
+        el("dd", el("span", value, class_="figure"), el("span", more, class_="more") if more is not None else None),
+        class_=f"card {kind}".strip(),
+    )
+
+
+def bar(share: float, label: str, *, high: float = 1.0) -> Html:
+    """Return a horizontal bar, `share` of it full; above `high` it warns."""
+    shown = min(1.0, max(0.0, share))
+    return el("meter", f"{shown:.0%}", min=0, max=1, value=f"{shown:.3f}", high=high, optimum=0, aria_label=label)
+
+
+def note(*children: Child, kind: str = "") -> Html:
+    return el("p", *children, class_=f"note {kind}".strip(), role="status" if not kind else "alert")
+
+
+def field(label: str, name: str, value: str, *, hint: str = "", kind: str = "text", wide: bool = False) -> Html:
+    return el(
+        "label",
+        el("span", label),
+        el("input", name=name, value=value, placeholder=hint, type=kind, autocomplete="off", spellcheck="false"),
+        class_="wide" if wide else None,
+    )
+
+
+def select(label: str, name: str, value: str, choices: Sequence[tuple[str, str]]) -> Html:
+    options = [el("option", text, value=choice, selected=choice == value) for choice, text in choices]
+    return el("label", el("span", label), el("select", options, name=name))
+
+
+def chart(
+    points: Sequence[tuple[int, float | None]],
+    *,
+    label: str,
+    unit: str,
+    second: Sequence[float | None] = (),
+    names: str = "in,out",
+) -> Html:
+    """Return a line over time as SVG, which needs no script; with script, uPlot draws it with axes. None is a gap."""
+    width, height = 640, 96
+    first = [value for _, value in points]
+    most = max((value for value in [*first, *second] if value is not None), default=0) or 1
+    begin, span = (points[0][0], max(1, points[-1][0] - points[0][0])) if points else (0, 1)
+
+    def lines(values: Sequence[float | None], kind: str) -> list[Html]:
+        runs: list[list[str]] = [[]]
+        for (time_ms, _), value in zip(points, values, strict=False):
+            if value is None:
+                runs.append([])
+            else:
+                x, y = (time_ms - begin) / span * width, height - 2 - value / most * (height - 6)
+                runs[-1].append(f"{x:.1f},{y:.1f}")
+        return [el("polyline", points=" ".join(run), class_=kind) for run in runs if len(run) > 1]
+
+    drawn = el(
+        "svg",
+        lines(first, "line"),
+        lines(second, "line second") if second else None,
+        viewBox=f"0 0 {width} {height}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=label,
+    )
+    series: list[list[float | None]] = [[time_ms / 1000 for time_ms, _ in points], first]
+    if second:
+        series.append(list(second))
+    return el("div", drawn, class_="chart", data_chart=json.dumps(series), data_unit=unit, data_names=names)
+
+
+# ---- the frame
+
+
+def frame(console: Console, visit: Visit, page: Page, body: Html, *, title: str, api: str, live: str | None) -> str:
+    """Return the whole document."""
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("link", rel="icon", href="data:,"),
+        el("title", f"{title} · {console.path} · Klamm"),
+        _style(visit),
+        None
+        if visit.is_saved
+        else [
+            el("script", src="/static/uplot.min.js", defer=True),
+            el("script", src="/static/console.js", defer=True),
+        ],
+    )
+    content = el(
+        "body",
+        el("a", "Skip to content", href="#content", class_="skip"),
+        _header(console, visit),
+        el("main", el("div", body, id="live", data_live=live), id="content", tabindex=-1),
+        _footer(page.command(console, visit), visit, api),
+        None if visit.is_saved else _help(),
+    )
+    return "<!doctype html>\n" + el("html", head, content, lang="en", data_theme=visit.theme or None)
+
+
+def _style(visit: Visit) -> list[Html]:
+    names = ("uplot.min.css", "console.css")
+    if visit.is_saved:
+        return [el("style", Html("\n".join(static_text(name) for name in names)))]
+    return [el("link", rel="stylesheet", href=f"/static/{name}") for name in names]
+
+
+def _header(console: Console, visit: Visit) -> Html:
+    where = el("span", console.path, class_="path", title=console.store.path)
+    brand = el("span", el("span", "K", class_="mark", aria_hidden="true"), el("b", "Klamm"), class_="brand")
+    if visit.is_saved:
+        when = moment(time.time_ns() // 1_000_000)
+        return el("header", brand, where, el("span", f"saved {when} by klamm {version('klamm')}", class_="path"))
+    links = [
+        el("a", name, href=address, aria_current="page" if _is_at(visit.path, address) else None)
+        for name, address in _NAVIGATION
+    ]
+    other = {"dark": "light", "light": "dark"}.get(visit.theme, "dark")
+    tools = el(
+        "span",
+        badge("changes allowed", "warn") if console.options.allow_changes else badge("read only"),
+        el("a", "?", href="#help", class_="tool", id="help-link", aria_label="Keyboard help", title="Keyboard (?)"),
+        el(
+            "a",
+            "◐",
+            href=f"/theme/{other}?back={quote(visit.address(), safe='')}",
+            class_="tool",
+            id="theme-link",
+            aria_label=f"Change to the {other} theme",
+            title=f"{other.capitalize()} theme",
+        ),
+        class_="tools",
+    )
+    home = el("a", brand, href="/", class_="home", aria_label="Klamm: overview")
+    return el("header", home, where, el("nav", links, aria_label="Views"), tools)
+
+
+def _is_at(path: str, address: str) -> bool:
+    return path == address or (address != "/" and path.startswith(f"{address}/"))
+
+
+def _footer(line: str, visit: Visit, api: str) -> Html:
+    if visit.is_saved:
+        return el("footer", el("span", "The same in a terminal"), el("code", line, class_="line"))
+    return el(
+        "footer",
+        el("span", "The same in a terminal", id="line-label"),
+        el("code", line, class_="line", id="line", aria_labelledby="line-label", tabindex=0),
+        el("button", "Copy", type="button", id="copy", hidden=True),
+        el("a", "JSON", href=api),
+        el("a", "Save as one file", href=_saved(visit), download=True),
+    )
+
+
+def _saved(visit: Visit) -> str:
+    address = visit.address()
+    return f"{address}{'&' if '?' in address else '?'}save=1"
+
+
+def _help() -> Html:
+    rows = [join([el("dt", el("kbd", keys)), el("dd", what)]) for keys, what in _KEYS]
+    close = el("form", el("button", "Close"), method="dialog")
+    return el(
+        "section",
+        el("dialog", el("h2", "Keyboard", id="help-title"), el("dl", rows), close, aria_labelledby="help-title"),
+        id="help",
+    )

@@ -1,0 +1,317 @@
+"""Consumer groups: members, assignment, lag and its history; a reset, with what it would mean first."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from klamm.console import text
+from klamm.console.context import Console, Visit
+from klamm.console.errors import Refused
+from klamm.console.html import Html, el, join
+from klamm.console.pages.frame import Page, badge, card, cell, chart, field, note, table, topic_address
+from klamm.console.pages.overview import forecast, group_address, group_row, groups_table
+from klamm.console.pages.produce import check_changes
+from klamm.where import Where
+
+if TYPE_CHECKING:
+    from klamm.types import OffsetMove
+
+__all__ = ["GROUP", "GROUPS", "RESET", "reset"]
+
+
+def _name(visit: Visit) -> str:
+    name = visit.one("group")
+    if not name:
+        raise Refused(400, "group: missing", "name it in the address: ?group=NAME")
+    return name
+
+
+# ---- all groups
+
+
+def read_groups(console: Console, visit: Visit) -> dict[str, Any]:
+    store = console.store
+    return {"groups": [group_row(console, store.groups.describe(name)) for name in store.groups]}
+
+
+GROUPS = Page(
+    "/groups",
+    title=lambda visit: "Groups",
+    read=read_groups,
+    render=lambda console, visit, data: join([el("h1", "Groups"), groups_table(data["groups"])]),
+    command=lambda console, visit: console.command("group", "list"),
+    is_live=True,
+)
+
+
+# ---- one group
+
+
+def read_group(console: Console, visit: Visit) -> dict[str, Any]:
+    group = console.store.groups.describe(_name(visit))
+    history = console.sampler.group_history(group.name)
+    return {
+        **group_row(console, group),
+        "created_ms": group.created_ms,
+        "members": [
+            {
+                "member": member.name or member.id,
+                "id": member.id,
+                "joined_ms": member.joined_ms,
+                "partitions": [f"{topic}/{number}" for topic, number in member.assignment],
+            }
+            for member in group.members
+        ],
+        "offsets": [
+            {
+                "topic": offset.topic,
+                "partition": offset.partition,
+                "committed": None if offset.committed is None else offset.committed.offset,
+                "end": offset.end,
+                "lag": offset.lag,
+                "lag_ms": offset.lag_ms,
+            }
+            for offset in group.offsets
+        ],
+        "history": [{"time_ms": point.time_ms, "lag": point.lag, "lag_ms": point.lag_ms} for point in history],
+    }
+
+
+def render_group(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
+    members, offsets, history = data["members"], data["offsets"], data["history"]
+    row = {**data, "members": len(members)}
+    owners = {place: member["member"] for member in members for place in member["partitions"]}
+    cards = el(
+        "dl",
+        card("State", badge(data["state"], "good" if data["state"] == "active" else ""), f"door: {data['door']}"),
+        card("Members", len(members)),
+        card("Lag", text.count(data["lag"]), "records", "warn" if data["catch_up_ms"] != 0 else ""),
+        card("Lag, time", text.duration(data["lag_ms"]), "oldest unread record"),
+        card("Reads", text.rate(data["out_per_s"])),
+        card("Caught up", forecast(row)),
+        class_="cards",
+    )
+    by_partition = table(
+        ("topic", "partition", "committed", "end", "lag, records", "lag, time", "member"),
+        [
+            el(
+                "tr",
+                cell(el("a", each["topic"], href=topic_address(each["topic"])), kind="name"),
+                cell(each["partition"], kind="n"),
+                cell(text.count(each["committed"]), kind="n"),
+                cell(each["end"], kind="n"),
+                cell(each["lag"], kind="n" if each["lag"] else "n quiet"),
+                cell(text.duration(each["lag_ms"]), kind="n" if each["lag"] else "n quiet"),
+                cell(owners.get(f"{each['topic']}/{each['partition']}", "–"), kind="mono"),
+                data_key=f"offset {each['topic']}/{each['partition']}",
+            )
+            for each in offsets
+        ],
+        caption="Partitions of the group",
+        empty="It has committed nothing yet.",
+        numeric=" nnnnn ",
+    )
+    by_member = table(
+        ("member", "joined", "partitions"),
+        [
+            el(
+                "tr",
+                cell(each["member"], kind="mono"),
+                cell(text.moment(each["joined_ms"]), kind="fit mono"),
+                cell(", ".join(each["partitions"]) or "none", kind="mono"),
+                data_key=f"member {each['id']}",
+            )
+            for each in members
+        ],
+        caption="Members",
+        empty="No members: no consumer reads with this group now.",
+    )
+    title = [el("a", "Groups", href="/groups", class_="crumb"), el("span", "/", class_="crumb"), data["group"]]
+    lags = [(point["time_ms"], point["lag"]) for point in history]
+    drawn = (
+        chart(lags, label="Lag in records, while this console runs", unit="", names="lag")
+        if len(lags) > 2
+        else el("p", "Measuring: the history begins when the console does.", class_="empty")
+    )
+    move = el("a", "Reset: see what it would do", href=group_address(data["group"], "/groups/reset"), class_="button")
+    return join(
+        [
+            el("h1", title),
+            cards,
+            el("h2", "Lag, in records"),
+            drawn,
+            el("h2", "Partitions"),
+            by_partition,
+            el("h2", "Members"),
+            by_member,
+            None if visit.is_saved else el("p", move, class_="after"),
+        ]
+    )
+
+
+GROUP = Page(
+    "/groups/show",
+    title=lambda visit: f"Group {visit.one('group')}",
+    read=read_group,
+    render=render_group,
+    command=lambda console, visit: console.command("group", "show", visit.one("group")),
+    is_live=True,
+)
+
+
+# ---- a reset, and what it would mean
+
+
+def _plan(console: Console, visit: Visit) -> list[OffsetMove]:
+    topic = visit.one("topic")
+    to = Where(visit.one("to"), name="to")
+    return console.store.groups.plan_reset(_name(visit), topic or None, to=to)
+
+
+def _fingerprint(plan: list[OffsetMove]) -> str:
+    return hashlib.sha256(repr([tuple(move) for move in plan]).encode()).hexdigest()
+
+
+def read_reset(console: Console, visit: Visit) -> dict[str, Any]:
+    """Return the plan of a reset: what would be read again or skipped, and how long that takes at the present rate."""
+    group = console.store.groups.describe(_name(visit))
+    rate = console.sampler.out_per_s(group.name)
+    data: dict[str, Any] = {"group": group.name, "to": visit.one("to"), "topic": visit.one("topic"), "out_per_s": rate}
+    data |= {"members": len(group.members), "topics": sorted({offset.topic for offset in group.offsets}), "plan": None}
+    if not visit.one("to"):
+        return data
+    plan = _plan(console, visit)
+    rows = [_move(console, move) for move in plan]
+    again = sum(row["again"] for row in rows)
+    return {
+        **data,
+        "plan": rows,
+        "fingerprint": _fingerprint(plan),
+        "again": again,
+        "again_bytes": sum(row["again_bytes"] for row in rows),
+        "skipped": sum(row["skipped"] for row in rows),
+        "again_ms": round(again * 1000 / rate) if rate else None,
+    }
+
+
+def _move(console: Console, move: OffsetMove) -> dict[str, Any]:
+    info = console.store.topics.describe(move.topic).partitions[move.partition]
+    before = info.start if move.before is None else max(info.start, move.before)
+    again, skipped = max(0, before - move.after), max(0, move.after - before)
+    return {
+        "topic": move.topic,
+        "partition": move.partition,
+        "before": move.before,
+        "after": move.after,
+        "again": again,
+        "again_bytes": round(again * info.size / info.count) if info.count else 0,
+        "skipped": skipped,
+    }
+
+
+def render_reset(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
+    name = data["group"]
+    form = el(
+        "form",
+        el("input", type="hidden", name="group", value=name),
+        field("To", "to", data["to"], hint="earliest, latest, 4711, 2h, a time", wide=True),
+        field("Topic", "topic", data["topic"], hint="all it has", wide=True),
+        el("span", el("button", "Show the plan", class_="primary"), class_="actions"),
+        method="get",
+        action="/groups/reset",
+        class_="filter",
+        data_filter=True,
+    )
+    title = [
+        el("a", "Groups", href="/groups", class_="crumb"),
+        el("span", "/", class_="crumb"),
+        el("a", name, href=group_address(name), class_="crumb"),
+        el("span", "/", class_="crumb"),
+        "Reset",
+    ]
+    parts: list[Html | None] = [el("h1", title), form]
+    if data["plan"] is not None:
+        parts += [_what_if(data), _plan_table(data["plan"]), _apply(console, visit, data)]
+    return join(parts)
+
+
+def _what_if(data: dict[str, Any]) -> Html:
+    took = text.duration(data["again_ms"])
+    return el(
+        "dl",
+        card("Read again", text.count(data["again"]), "records"),
+        card("About", text.size(data["again_bytes"]), "of segments"),
+        card("Takes about", took, "at the present rate" if data["again_ms"] is not None else "it does not read now"),
+        card("Skipped", text.count(data["skipped"]), "records it has not read", "warn" if data["skipped"] else ""),
+        class_="cards",
+    )
+
+
+def _plan_table(rows: list[dict[str, Any]]) -> Html:
+    return table(
+        ("topic", "partition", "before", "after", "read again", "skipped"),
+        [
+            el(
+                "tr",
+                cell(row["topic"], kind="name"),
+                cell(row["partition"], kind="n"),
+                cell(text.count(row["before"]), kind="n"),
+                cell(row["after"], kind="n"),
+                cell(row["again"], kind="n" if row["again"] else "n quiet"),
+                cell(row["skipped"], kind="n" if row["skipped"] else "n quiet"),
+                data_key=f"move {row['topic']}/{row['partition']}",
+            )
+            for row in rows
+        ],
+        caption="What the reset would do",
+        empty="There is nothing that could be moved so.",
+        numeric=" nnnnn",
+    )
+
+
+def _apply(console: Console, visit: Visit, data: dict[str, Any]) -> Html | None:
+    if visit.is_saved:
+        return None
+    if not console.options.allow_changes:
+        return note("This console only reads: the command below does it, or klamm console --allow-changes.")
+    if data["members"]:
+        return note("The group has members: it can be moved when they have left.", kind="warn")
+    if not any(row["before"] != row["after"] for row in data["plan"]):
+        return note("Nothing to do: it is there.")
+    hidden = ("group", "to", "topic", "fingerprint")
+    return el(
+        "form",
+        el("input", type="hidden", name="csrf", value=visit.csrf),
+        [el("input", type="hidden", name=name, value=data[name]) for name in hidden],
+        el("p", el("button", f"Move {data['group']}", class_="danger", id="apply"), class_="actions after"),
+        method="post",
+        action="/groups/reset",
+    )
+
+
+def reset(console: Console, form: Visit) -> str:
+    """Carry out the plan that the visitor has seen. Refused if it is another one by now."""
+    check_changes(console)
+    name = _name(form)
+    plan = _plan(console, form)
+    if _fingerprint(plan) != form.one("fingerprint"):
+        raise Refused(409, f"group {name!r}: the plan is another one by now", "look at it again, then move the group")
+    console.store.groups.apply(plan)
+    return group_address(name)
+
+
+RESET = Page(
+    "/groups/reset",
+    title=lambda visit: f"Reset {visit.one('group')}",
+    read=read_reset,
+    render=render_reset,
+    command=lambda console, visit: console.command(
+        "group",
+        "reset",
+        visit.one("group"),
+        "--to",
+        visit.one("to") or "WHERE",
+        *(("--topic", visit.one("topic")) if visit.one("topic") else ()),
+    ),
+)

@@ -1,0 +1,205 @@
+"""Look at the store every few seconds, so that the console can say how things change: rates, trends, forecasts.
+
+A thread reads the ends of all partitions and describes every group. That reads the mapped file `heads`, `klamm.db`, and
+for each partition that a group has not read to its end the first record it has not read. A look that takes long makes
+the next one later: the thread works a tenth of the time at most.
+
+    rate       offsets per second, over the last RATE_S
+    catch_up   when a group will have caught up at the rate at which its lag fell over the last TREND_S: now, if what it
+               has not read is younger than KEEPS_UP_MS; never, if its lag grows or stays
+    history    of the last HISTORY looks, while this console runs; a look that failed is a gap
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klamm.errors import KlammError
+
+if TYPE_CHECKING:
+    from klamm.api import Store
+    from klamm.types import GroupInfo
+
+__all__ = ["NEVER", "GroupPoint", "Look", "Sampler", "catch_up_ms", "group_point", "keeps_up", "per_second"]
+
+INTERVAL_S = 2.0
+SHARE = 0.1  # of the time, at most, that the thread works
+RATE_S = 10.0
+TREND_S = 60.0
+HISTORY = 900
+KEEPS_UP_MS = 5_000
+NEVER = "never"
+
+
+class GroupPoint(NamedTuple):
+    """A group at one moment."""
+
+    time_ms: int
+    end: int
+    """The sum of the ends of its partitions."""
+    lag: int
+    lag_ms: int | None
+    """How old the oldest record is that it has not read; None if that cannot be read."""
+
+
+class Look(NamedTuple):
+    """What was seen at one moment."""
+
+    time_ms: int
+    ends: Mapping[str, int]
+    """By topic: offsets that were ever given out."""
+    groups: Mapping[str, GroupPoint]
+
+
+def group_point(group: GroupInfo, time_ms: int) -> GroupPoint:
+    """Return where a group is, over all of its partitions."""
+    lags_ms = [offset.lag_ms for offset in group.offsets]
+    lag_ms = None if None in lags_ms else max((lag for lag in lags_ms if lag is not None), default=0)
+    return GroupPoint(time_ms, sum(offset.end for offset in group.offsets), group.lag, lag_ms)
+
+
+def per_second(points: Iterable[tuple[int, int]], now_ms: int, window_s: float = RATE_S) -> float | None:
+    """Return how fast a count grows: the points are (time_ms, count), oldest first. None: one point is too few.
+
+    A count that falls (a group that was reset, a topic that was made again) starts over.
+    """
+    recent: list[tuple[int, int]] = []
+    for time_ms, count in points:
+        if time_ms < now_ms - window_s * 1000:
+            continue
+        if recent and count < recent[-1][1]:
+            recent = []
+        recent.append((time_ms, count))
+    if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
+        return None
+    return (recent[-1][1] - recent[0][1]) * 1000 / (recent[-1][0] - recent[0][0])
+
+
+def catch_up_ms(points: Iterable[GroupPoint], now_ms: int, window_s: float = TREND_S) -> float | str | None:
+    """Return in how many milliseconds the group will have caught up; NEVER if its lag does not fall.
+
+    0 if it keeps up; None if that is not known yet.
+    """
+    recent = [point for point in points if point.time_ms >= now_ms - window_s * 1000]
+    if recent and keeps_up(recent[-1]):
+        return 0
+    if len(recent) < 2 or recent[-1].time_ms <= recent[0].time_ms:
+        return None
+    fell = recent[0].lag - recent[-1].lag
+    return recent[-1].lag * (recent[-1].time_ms - recent[0].time_ms) / fell if fell > 0 else NEVER
+
+
+def keeps_up(point: GroupPoint) -> bool:
+    """Return whether a group has read everything but what came just now."""
+    return not point.lag or (point.lag_ms is not None and point.lag_ms < KEEPS_UP_MS)
+
+
+class Sampler:
+    """The thread, and what it has seen. Any thread may ask."""
+
+    def __init__(self, store: Store, *, interval_s: float = INTERVAL_S) -> None:
+        self._store = store
+        self._interval_s = interval_s
+        self._mutex = threading.Lock()
+        self._looks: deque[Look] = deque(maxlen=max(2, int(TREND_S / INTERVAL_S)) + 1)
+        self._groups: dict[str, deque[GroupPoint]] = {}
+        self._totals: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="klamm-console-sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            began = time.monotonic()
+            try:
+                self.add(look(self._store))
+            except (KlammError, OSError):
+                self.add(None)  # the pages that read the same say why
+            spent_s = time.monotonic() - began
+            self._is_over.wait(max(self._interval_s, spent_s / SHARE))
+
+    def add(self, seen: Look | None) -> None:
+        """Take in a look; None: it failed, which leaves a gap."""
+        with self._mutex:
+            if seen is None:
+                self._totals.append({"time_ms": time.time_ns() // 1_000_000, "in_per_s": None, "out_per_s": None})
+                return
+            self._looks.append(seen)
+            for name in self._groups.keys() - seen.groups.keys():
+                del self._groups[name]
+            for name, point in seen.groups.items():
+                self._groups.setdefault(name, deque(maxlen=HISTORY)).append(point)
+        totals = {"time_ms": seen.time_ms, "in_per_s": self.in_per_s(), "out_per_s": self.out_per_s()}
+        with self._mutex:
+            self._totals.append(totals)
+
+    def in_per_s(self, topic: str | None = None) -> float | None:
+        """Return how many records per second are appended, to one topic or all."""
+        if topic is None:
+            return self._rate(lambda seen: sum(seen.ends.values()))
+        return self._rate(lambda seen: seen.ends.get(topic))
+
+    def out_per_s(self, group: str | None = None) -> float | None:
+        """Return how many records per second a group commits, or all together."""
+
+        def passed(name: str, seen: Look) -> int | None:
+            point = seen.groups.get(name)
+            return None if point is None else point.end - point.lag
+
+        if group is not None:
+            return self._rate(lambda seen: passed(group, seen))
+        with self._mutex:
+            names = list(self._groups)
+        rates = [self.out_per_s(name) for name in names]
+        return sum(rate for rate in rates if rate is not None) if any(rate is not None for rate in rates) else None
+
+    def _rate(self, count: Callable[[Look], int | None]) -> float | None:
+        with self._mutex:
+            looks = list(self._looks)
+        points = [(seen.time_ms, value) for seen in looks if (value := count(seen)) is not None]
+        return per_second(points, looks[-1].time_ms) if looks else None
+
+    def catch_up_ms(self, group: str) -> float | str | None:
+        """Return when a group will have caught up; see `catch_up_ms`."""
+        points = self.group_history(group)
+        return catch_up_ms(points, points[-1].time_ms) if points else None
+
+    def group_history(self, group: str) -> list[GroupPoint]:
+        with self._mutex:
+            return list(self._groups.get(group, ()))
+
+    def totals(self) -> list[dict[str, Any]]:
+        """Return the rates in and out of the store over time."""
+        with self._mutex:
+            return list(self._totals)
+
+
+def look(store: Store) -> Look:
+    """Look at the store now."""
+    core = store._acquired()
+    ends, groups = {}, {}
+    for topic in core.catalog.topics():
+        try:
+            opened = core.topic(topic.name)
+            ends[topic.name] = sum(opened.partition(number).ends().end for number in range(len(topic.partitions)))
+        except KlammError:  # deleted by now, or damaged: the overview says which
+            continue
+    time_ms = time.time_ns() // 1_000_000
+    for name in store.groups:
+        try:
+            groups[name] = group_point(store.groups.describe(name), time_ms)
+        except KlammError:
+            continue
+    return Look(time_ms, ends, groups)

@@ -1,0 +1,149 @@
+"""Who may ask what: checks before every request, and headers on every response.
+
+SEC1  A request whose Host is not the console's own address is refused (a page elsewhere that resolves its name to
+      127.0.0.1 reads nothing).
+SEC2  A request that changes something needs an Origin that is the console's own, and the CSRF token of its session.
+SEC3  With a token, nothing but the login page and its style is served before the visitor has given it.
+SEC4  Pages run no script and show no style, image or frame but the console's own files, and are not cached.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse
+
+from klamm.console.options import is_address, is_every_address, is_loopback
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from klamm.console.options import ConsoleOptions
+
+__all__ = ["SESSION", "Guard", "Sessions"]
+
+SESSION = "klamm_console"
+_OPEN_PATHS = ("/login", "/static/")
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Sessions:
+    """Sessions are signed, not stored: a cookie is a random name and its signature, the CSRF token another one."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def create(self, *, is_logged_in: bool) -> str:
+        """Return the cookie of a new session."""
+        name = f"{'in' if is_logged_in else 'out'}-{secrets.token_urlsafe(16)}"
+        return f"{name}.{self._sign('session', name)}"
+
+    def is_valid(self, cookie: str) -> bool:
+        name, _, signature = cookie.rpartition(".")
+        return bool(name) and hmac.compare_digest(signature.encode(), self._sign("session", name).encode())
+
+    def is_logged_in(self, cookie: str) -> bool:
+        return cookie.startswith("in-") and self.is_valid(cookie)
+
+    def csrf_token(self, cookie: str) -> str:
+        return self._sign("csrf", cookie)
+
+    def _sign(self, purpose: str, text: str) -> str:
+        return hmac.digest(self._secret, f"{purpose}:{text}".encode(), "sha256").hex()
+
+
+class Guard:
+    """The application with these checks in front of it."""
+
+    def __init__(self, app: ASGIApp, options: ConsoleOptions, sessions: Sessions) -> None:
+        self._app = app
+        self._options = options
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        cookie = _cookie(headers)
+        if not self._sessions.is_valid(cookie):
+            cookie = ""
+        scope["state"] = {**scope.get("state", {}), "session": cookie or self._sessions.create(is_logged_in=False)}
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    added.setdefault(name, value)
+                added.setdefault("cache-control", "no-store")
+                if not cookie and SESSION not in added.get("set-cookie", ""):
+                    value = scope["state"]["session"]
+                    added.append("set-cookie", f"{SESSION}={value}; Path=/; HttpOnly; SameSite=Strict")
+            await send(message)
+
+        response = self._refusal(scope, headers, cookie)
+        await (response or self._app)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope, headers: Headers, cookie: str) -> ASGIApp | None:
+        """Return the response to a request that goes no further."""
+        host = headers.get("host", "")
+        if not self._is_own_host(host):
+            return PlainTextResponse(
+                f"klamm console: the Host {host!r} is not this console's (--allow-host adds a name)\n", 421
+            )
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return PlainTextResponse("klamm console: the request comes from another site\n", 403)
+        if scope["method"] not in ("GET", "HEAD") and origin is None:
+            return PlainTextResponse("klamm console: a request that changes something needs an Origin header\n", 403)
+        if self._options.token is None or scope["path"].startswith(_OPEN_PATHS):
+            return None
+        if self._sessions.is_logged_in(cookie) or self._has_token(headers):
+            return None
+        if scope["path"].startswith(("/api/", "/events/")):
+            text = "klamm console: not logged in (send Authorization: Bearer TOKEN)\n"
+            return PlainTextResponse(text, 401, headers={"www-authenticate": "Bearer"})
+        return RedirectResponse("/login", 303)
+
+    def _is_own_host(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if is_every_address(self._options.host) and is_address(name):
+            return True  # it has a token, and the cookie of a session is sent to no other name
+        own = {self._options.host, *self._options.allow_hosts}
+        if is_loopback(self._options.host):
+            own |= {"localhost", "127.0.0.1", "::1"}
+        return name in own
+
+    def _has_token(self, headers: Headers) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and self.is_token(token.strip())
+
+    def is_token(self, given: str) -> bool:
+        expected = self._options.token
+        return expected is not None and hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(SESSION)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value

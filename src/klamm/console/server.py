@@ -1,0 +1,81 @@
+"""Run a console until it is told to stop: a process of its own, which never slows the log down."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from klamm.errors import InvalidSetting, NotInstalled
+
+if TYPE_CHECKING:
+    from klamm.api import Store
+    from klamm.console.options import ConsoleOptions
+
+__all__ = ["run_console"]
+
+_GRACE_S = 5  # that requests may take when it ends
+
+
+def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Callable[[str], object]) -> None:
+    """Serve the store's pages until SIGINT or SIGTERM. `on_ready` is called with the address once visitors can come."""
+    try:
+        import uvicorn
+
+        from klamm.console.app import create_app
+    except ImportError as error:
+        raise NotInstalled.package(error.name or "starlette", "'klamm[console]'") from None
+    from klamm.console.context import Console
+    from klamm.console.sampler import Sampler
+
+    listener = _listen(options)
+    sampler = Sampler(store)
+    console = Console(store, path, options, sampler)
+
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    class Server(uvicorn.Server):
+        """Says that it is ready once it takes signals; ends live pages when one comes: they are open without end."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            on_ready(address)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            console.is_ending.set()
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        create_app(console),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=_GRACE_S,
+        limit_concurrency=500,
+    )
+    server = Server(config)
+    sampler.start()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        sampler.stop()
+
+
+def _listen(options: ConsoleOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        where = f"{options.host}:{options.port}"
+        raise InvalidSetting(
+            f"cannot listen at {where}: {error.strerror or error}", hint="say another --port"
+        ) from None
+    listener.listen(128)
+    return listener

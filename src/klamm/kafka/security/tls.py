@@ -1,0 +1,222 @@
+"""TLS of one connection: between the loop's transport and its channel, a transport to the one, a protocol to the other.
+
+    loop ── ciphertext ──► TlsTransport ── requests ──► Channel
+    loop ◄── ciphertext ── TlsTransport ◄── responses ── TlsResponseWriter
+
+The channel is there from the beginning, so that connections in their handshake count as any other does. Ciphertext is
+received into a buffer that all connections share. While the channel does not read, at most that much ciphertext waits
+here; a response is encrypted in pieces of one TLS record, the next when the socket has taken the last. So a connection
+holds, beside what OpenSSL has, about 100 KiB at most.
+
+Promises
+  TLS3  A connection that has not finished its handshake within connection.setup.timeout.ms is closed.
+  TLS4  What comes before the handshake is done, or is not TLS, never reaches the channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from klamm.kafka.response_writer import ResponseWriter
+from klamm.kafka.security.principals import distinguished_name
+
+if TYPE_CHECKING:
+    from klamm.kafka.channel import Channel
+    from klamm.kafka.listener import Listener
+    from klamm.kafka.security.certificates import Certificates
+    from klamm.log.ranges import Range
+
+__all__ = ["TlsResponseWriter", "TlsTransport"]
+
+_RECORD = 16 * 1024
+_BUFFER = memoryview(bytearray(2 * _RECORD))  # ciphertext, of all connections: it is copied before the loop goes on
+
+
+class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
+    """Of one channel."""
+
+    def __init__(self, channel: Channel, listener: Listener, certificates: Certificates) -> None:
+        super().__init__()
+        self._channel = channel
+        self._listener = listener
+        self._certificates = certificates
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = certificates.context(channel.endpoint.protocol)
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._is_ready = False  # the handshake is done
+        self._is_paused = False  # the channel does not read
+        self._is_ended = False
+        self._is_delivering = False
+        self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- a protocol, to the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        limit_s = self._listener.broker.settings.connection_setup_timeout_ms / 1000
+        self._timer = self._listener.broker.loop.call_later(limit_s, self._time_out)
+        self._channel.connection_made(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+        self._channel.connection_lost(error)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, count: int) -> None:
+        if self._is_ended:
+            return
+        self._incoming.write(_BUFFER[:count])
+        if self._is_ready or self._shake_hands():
+            self._deliver()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._channel.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._channel.resume_writing()
+
+    # ---- the handshake
+
+    def _shake_hands(self) -> bool:
+        """Go on with the handshake; return whether it is done."""
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except ssl.SSLError as error:
+            self._fail((error.reason or str(error)).lower().replace("_", " "))
+            return False
+        user = ""
+        certificate = self._ssl.getpeercert()
+        if certificate:
+            name = distinguished_name(certificate["subject"])  # type: ignore[arg-type]
+            user = self._certificates.rules.apply(name) or ""
+            if not user:
+                self._fail(f"no rule of ssl.principal.mapping.rules fits {name[:200]!r}")
+                return False
+        self._is_ready = True
+        self._stop_timer()
+        self._listener.metrics.tls_handshake("success")
+        self._flush()
+        self._channel.session.certified(user)
+        return True
+
+    def _fail(self, why: str) -> None:
+        """Send the client the alert, and close the connection."""
+        self._listener.metrics.tls_handshake("failure")
+        self._listener.log_connection_event(self._channel, f"connection closed: TLS handshake failed: {why}")
+        self._flush()
+        self._end()
+        self._transport.close()
+
+    def _time_out(self) -> None:
+        self._listener.metrics.tls_handshake("timeout")
+        self._channel.close("connection closed: no TLS handshake within connection.setup.timeout.ms")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._stop_timer()
+
+    # ---- requests
+
+    def _deliver(self) -> None:
+        """Give the channel what has come, as long as it reads."""
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        channel = self._channel
+        try:
+            while not self._is_paused and not self._is_ended and not channel.is_closed:
+                buffer = channel.get_buffer(-1)
+                count: int = self._ssl.read(len(buffer), buffer)  # type: ignore[assignment]  # into a buffer: how many
+                if not count:
+                    self._transport.close()
+                    return
+                channel.buffer_updated(count)
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLZeroReturnError:
+            self._transport.close()
+        except ssl.SSLError as error:
+            self._listener.metrics.malformed += 1
+            channel.close(f"connection closed: TLS: {(error.reason or str(error)).lower().replace('_', ' ')}")
+        finally:
+            self._is_delivering = False
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and not self._transport.is_closing():
+            self._transport.write(self._outgoing.read())
+
+    # ---- a transport, to the channel
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def abort(self) -> None:
+        self._end()
+        self._transport.abort()
+
+    def close(self) -> None:
+        self._end()
+        self._transport.close()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt, and leave it to the loop's transport, which calls `pause_writing` if the socket does not take it."""
+        self._ssl.write(data)
+        self._flush()
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._transport.resume_reading()
+        if self._incoming.pending or self._ssl.pending():
+            self._listener.broker.loop.call_soon(self._deliver_later)
+
+    def _deliver_later(self) -> None:
+        if self._is_ready and not self._is_ended:
+            self._deliver()
+
+
+class TlsResponseWriter(ResponseWriter):
+    """Like ResponseWriter, but everything is encrypted: files are read in pieces, and no thread sends by itself."""
+
+    __slots__ = ()
+
+    @property
+    def fd(self) -> int:
+        return -1
+
+    def _send_bytes(self, part: bytes | memoryview, flags: int) -> None:
+        piece, rest = memoryview(part)[:_RECORD], memoryview(part)[_RECORD:]
+        if rest:
+            self._out.appendleft(rest)
+        self._metrics.bytes_out += len(piece)
+        self._transport.write(piece)
+
+    def _send_range(self, part: Range) -> None:
+        if part.position < self._cached_end or self._is_in_memory(part):
+            self._leave_piece(part)

@@ -1,0 +1,350 @@
+"""Counts, sums, minima and maxima over windows of time, into a topic or a table.
+
+    aggregate(spark, "events/", "orders", "orders.per.minute", window="1 minute", watermark="5 minutes",
+              by="$.customer", aggregates={"orders": "count", "revenue": "sum($.total)"})
+
+A result is a record, whose key names window and key, so that it is the only one of its kind:
+
+    key      2026-01-31T12:00:00.000Z/anna
+    value    {"window": {"start": "2026-01-31T12:00:00.000Z", "end": "2026-01-31T12:01:00.000Z"}, "key": "anna",
+              "orders": 3, "revenue": 59.7}
+
+Into a topic each window goes once, when the watermark (the latest time seen in earlier micro-batches, less `watermark`)
+has passed its end. Into a table (`table=True`) it goes with every micro-batch that changes it: the topic is compacted,
+and `store.table(to)` shows the latest of each.
+
+Promises
+  AGG1  Each record that is neither late nor a dead letter counts once in each of its windows, whichever process is
+        killed.
+  AGG2  What lacks a field that is asked for, or is not JSON or not a number there, counts in no window: it goes to the
+        dead-letter topic, in the same transaction as the results.
+  AGG3  Late records are counted exactly. Spark's own count is of groups of late records, not of records: so a
+        micro-batch in which it is not 0 is read once more, and those are counted whose window ended at or before the
+        watermark that Spark went by, which is the one of the micro-batch before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from klamm.errors import InvalidSetting
+from klamm.spark.checkpoint import query_of, watermark_ms
+from klamm.spark.functions import F
+from klamm.spark.pipelines.dead_letters import HEADERS
+from klamm.spark.pipelines.fields import Field
+from klamm.spark.pipelines.query_runner import behind, drain, dropped, home, refuse_connect, source
+from klamm.spark.pipelines.report import Progress, Report
+from klamm.spark.pipelines.streams import (
+    aside,
+    check,
+    check_table,
+    check_topics,
+    counted,
+    incoming,
+    iso,
+    json_number,
+    json_text,
+    json_time,
+    make_topics,
+    milliseconds,
+    stream_session,
+)
+from klamm.spark.remote import read, write, write_stream
+from klamm.times import from_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from klamm.spark.pipelines.query_runner import Source
+
+__all__ = ["aggregate"]
+
+_AGGREGATE = re.compile(r"\s*(?P<how>count|sum|min|max)\s*(?:\((?P<of>.*)\))?\s*")
+_RESERVED = ("window", "key")
+
+
+def aggregate(
+    spark: SparkSession,
+    store: str | os.PathLike[str],
+    topic: str,
+    to: str,
+    *,
+    window: str,
+    slide: str | None = None,
+    watermark: str,
+    by: str = "key",
+    aggregates: Sequence[str] | Mapping[str, str] = ("count",),
+    time: str | None = None,
+    table: bool = False,
+    dead_letters: str | None = None,
+    max_offsets: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Aggregate the records of a topic over windows of time, by key, into the topic `to`, which is made if need be.
+
+    `window` and `slide` are times such as "1 minute"; without `slide` windows lie end to end. `watermark` is how much
+    later than the latest a record may be. `by` is "key", or a field of the JSON in the value: "$.user.id". `aggregates`
+    are "count", "sum(…)", "min(…)" and "max(…)" of a field, or of "value" if that is a number; a mapping gives them
+    names. `time` is the field that has the time of a record, as milliseconds since 1970 or as text with a zone, of the
+    years 1 to 9999; without it, its timestamp counts. `table`: update results instead of waiting for windows to close.
+    `dead_letters`: instead of the topic with `.dlq` behind its name. `max_offsets`: how many a micro-batch has at most.
+
+    `Report.late` is the number of records that came too late for at least one of their windows; `missed` in its details
+    is how many windows they missed.
+    """
+    plan = _WindowPlan.of(window, slide, watermark, by, aggregates, time)
+    check(max_offsets, every)
+    letters = dead_letters or f"{topic}.dlq"
+    found = source(store, topic)
+    check_topics((topic,), to=to, dead_letters=letters)
+    if table:
+        refuse_connect(spark, "aggregate with table=True")
+        check_table(found, to)
+    told = {**plan.options(), "to": to, "table": table, "dead_letters": letters}
+    folder = home(found, f"aggregate-{topic}-{to}", checkpoint)
+    claim = found.claim("aggregate", folder, told)
+    with claim.alone():
+        make_topics(found, to, {}, {topic: letters} if plan.may_fail else {}, compacted=table)
+        own = stream_session(spark)
+        late = _Late(own, found, topic, plan, claim.checkpoint)
+        rows = _rows(incoming(own, found, topic, max_offsets), plan, to, letters)
+        outcome = drain(
+            _writer(rows, found, claim.checkpoint, table=table),
+            every=every,
+            progress=progress,
+            total=behind(claim.checkpoint, found),
+            after=late.look,
+        )
+    return Report(
+        "aggregate",
+        topic,
+        to,
+        outcome.counts["read"],
+        outcome.counts["written"],
+        outcome.seconds,
+        outcome.batches,
+        outcome.counts["letters"],
+        late.records,
+        {"missed": late.windows},
+    )
+
+
+@dataclass(frozen=True)
+class _Aggregate:
+    name: str
+    how: str
+    of: Field | None
+
+    @staticmethod
+    def parse(name: str, text: str) -> _Aggregate:
+        found = _AGGREGATE.fullmatch(text)
+        if found is None:
+            raise InvalidSetting(
+                f"aggregates: {text!r} is none", hint="expected count, sum($.field), min($.field) or max($.field)"
+            )
+        how, of = found["how"], found["of"]
+        if (how == "count") != (of is None):
+            what = "counts records, not a field" if how == "count" else "does not say of what"
+            raise InvalidSetting(
+                f"aggregates: {text!r} {what}", hint=f"expected {'count' if of else how + '($.field)'}"
+            )
+        if not name or name in _RESERVED:
+            raise InvalidSetting(f"aggregates: {name!r} cannot be a name", hint="window and key are in the result")
+        return _Aggregate(name, how, None if of is None else Field.of(of, "aggregates", ("json", "value")))
+
+    def __str__(self) -> str:
+        return self.how if self.of is None else f"{self.how}({self.of})"
+
+
+@dataclass(frozen=True)
+class _WindowPlan:
+    """What was asked for, checked."""
+
+    window: str
+    slide: str
+    watermark: str
+    by: Field
+    aggregates: tuple[_Aggregate, ...]
+    time: Field | None
+
+    @staticmethod
+    def of(
+        window: str,
+        slide: str | None,
+        watermark: str,
+        by: str,
+        aggregates: Sequence[str] | Mapping[str, str],
+        time: str | None,
+    ) -> _WindowPlan:
+        width = milliseconds(window, "window")
+        step = width if slide is None else milliseconds(slide, "slide")
+        if step > width:
+            raise InvalidSetting(
+                f"slide: {slide} is longer than the window of {window}", hint="records in between would count nowhere"
+            )
+        if isinstance(aggregates, str):
+            aggregates = (aggregates,)
+        if not isinstance(aggregates, Mapping):
+            aggregates = {re.sub(r"\s", "", each): each for each in aggregates}
+        if not aggregates:
+            raise InvalidSetting("aggregates: there are none", hint='expected at least one: "count"')
+        return _WindowPlan(
+            f"{width} milliseconds",
+            f"{step} milliseconds",
+            f"{milliseconds(watermark, 'watermark', least=0)} milliseconds",
+            Field.of(by, "by", ("key", "json")),
+            tuple(_Aggregate.parse(name, text) for name, text in aggregates.items()),
+            None if time is None else Field.of(time, "time", ("json",)),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """What may not change between two runs."""
+        return {
+            "window": self.window,
+            "slide": self.slide,
+            "watermark": self.watermark,
+            "by": str(self.by),
+            "aggregates": {each.name: str(each) for each in self.aggregates},
+            "time": "timestamp" if self.time is None else str(self.time),
+        }
+
+    @property
+    def numbers(self) -> dict[Field, str]:
+        """The fields that are aggregated, and their columns."""
+        fields = dict.fromkeys(each.of for each in self.aggregates if each.of is not None)
+        return {field: f"_number{index}" for index, field in enumerate(fields)}
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether there can be dead letters."""
+        return self.by.kind == "json" or self.time is not None or bool(self.numbers)
+
+    def prepared(self, df: DataFrame) -> DataFrame:
+        """With the columns _time, _by and those of numbers, and _wrong: what is wrong, null if nothing is."""
+        df = df.withColumns(
+            {
+                "_time": F.col("timestamp") if self.time is None else self.time.time(),
+                "_by": self.by.bytes(),
+                **{column: field.number() for field, column in self.numbers.items()},
+            }
+        )
+        wrong: list[Column] = []
+        if self.time is not None:
+            wrong.append(F.when(F.col("_time").isNull(), F.lit(f"has no time {self.time}")))
+        if self.by.kind == "json":
+            wrong.append(F.when(F.col("_by").isNull(), F.lit(f"has no {self.by}")))
+        for field, column in self.numbers.items():
+            wrong.append(F.when(F.col(column).isNull(), F.lit(f"has no number {field}")))
+        return df.withColumn("_wrong", F.coalesce(*wrong) if wrong else F.lit(None).cast("string"))
+
+
+def _rows(records: DataFrame, plan: _WindowPlan, to: str, letters: str) -> DataFrame:
+    """What goes to the sink: results, and dead letters."""
+    how = {"sum": F.sum, "min": F.min, "max": F.max}
+    numbers = plan.numbers
+    asked = [
+        (F.count(F.lit(1)) if each.of is None else how[each.how](numbers[each.of])).alias(f"_result{index}")
+        for index, each in enumerate(plan.aggregates)
+    ]
+    results = (
+        plan.prepared(counted(records, "read"))
+        .where("_wrong IS NULL")
+        .withWatermark("_time", plan.watermark)
+        .groupBy(F.window("_time", plan.window, plan.slide).alias("_window"), "_by")
+        .agg(*asked)
+    )
+    start, end = F.col("_window.start"), F.col("_window.end")
+    text = [F.lit('{"window":{"start":'), json_time(start), F.lit(',"end":'), json_time(end), F.lit('},"key":')]
+    text.append(json_text(F.col("_by").cast("string")))
+    for index, each in enumerate(plan.aggregates):
+        text += [F.lit(f",{json.dumps(each.name)}:"), json_number(F.col(f"_result{index}"))]
+    name = iso(start).cast("binary")
+    rows = counted(results, "written").select(
+        F.lit(to).alias("topic"),
+        F.when(F.col("_by").isNull(), name)
+        .otherwise(F.concat(name, F.lit("/").cast("binary"), F.col("_by")))
+        .alias("key"),
+        F.concat(*text, F.lit("}")).cast("binary").alias("value"),
+        F.lit(None).cast(HEADERS).alias("headers"),
+    )
+    if not plan.may_fail:
+        return rows
+    wrong = plan.prepared(records).where("_wrong IS NOT NULL")
+    return rows.unionByName(aside(wrong, letters, F.col("_wrong"), "letters").drop("timestamp"))
+
+
+def _writer(rows: DataFrame, found: Source, checkpoint: str, *, table: bool) -> DataStreamWriter:
+    if not table:
+        return write_stream(rows, found.path, checkpointLocation=checkpoint).outputMode("append")
+
+    # Spark has no mode "update" for a sink in Python, so each micro-batch is written by a job that is done once.
+    def save(batch: DataFrame, number: int) -> None:
+        name = f"pipeline {query_of(checkpoint)}"
+        write(batch, found.path, txnAppId=name, txnVersion=number, checkpointLocation=checkpoint)
+
+    return rows.writeStream.foreachBatch(save).option("checkpointLocation", checkpoint).outputMode("update")
+
+
+class _Late:
+    """Counts the late records of each micro-batch (AGG3)."""
+
+    def __init__(self, spark: SparkSession, found: Source, topic: str, plan: _WindowPlan, checkpoint: str) -> None:
+        self._spark = spark
+        self._found = found
+        self._topic = topic
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._last: tuple[int, str] | None = None  # the number of a micro-batch, and its watermark
+        self.records = 0
+        self.windows = 0
+
+    def look(self, progress: dict[str, Any]) -> None:
+        number = progress["batchId"]
+        if self._last is not None and self._last[0] == number - 1:
+            before = self._last[1]
+        else:  # the first of this run, or Spark has forgotten some
+            before = from_ms(watermark_ms(self._checkpoint, number - 1)).isoformat()
+        self._last = number, progress["eventTime"].get("watermark", before)
+        if not dropped(progress):
+            return
+        begin, end = (_offsets(progress["sources"][0][name]) for name in ("startOffset", "endOffset"))
+        records = read(
+            self._spark,
+            self._found.path,
+            assign={self._topic: sorted(int(each) for each in end[self._topic])},
+            startingOffsets=json.dumps(_complete(begin, end)),
+            endingOffsets=json.dumps(end),
+            failOnDataLoss=False,
+        )
+        windows = (
+            self._plan.prepared(records)
+            .where("_wrong IS NULL")
+            .select("partition", "offset", F.window("_time", self._plan.window, self._plan.slide).alias("_window"))
+            .where(F.col("_window.end") <= F.lit(before).cast("timestamp"))
+        )
+        found = windows.agg(F.count(F.lit(1)), F.count_distinct("partition", "offset")).head()
+        assert found is not None
+        self.windows += found[0]
+        self.records += found[1]
+
+
+def _offsets(told: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(told) if isinstance(told, str) else told or {}
+    return found
+
+
+def _complete(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the partitions of `end` began; one that is new began at its earliest offset."""
+    return {
+        topic: {number: begin.get(topic, {}).get(number, -2) for number in numbers}
+        for topic, numbers in end.items()
+        if not topic.startswith("@")
+    }

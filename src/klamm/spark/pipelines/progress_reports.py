@@ -1,0 +1,77 @@
+"""What Spark says of the micro-batches of a query, each once and none left out, however quick they are.
+
+Spark keeps the reports of the last hundred micro-batches of a query, or of as many as a session says; a listener is
+told of each. A listener belongs to a session and hears of all its queries, in a thread of Spark's, while the query goes
+on: so reports are chosen by the id of the run, and when the end of the query is reported, they are complete.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ProgressReports"]
+
+_LAST_S = 60.0  # after a query has ended, its last report is awaited for so long
+_log = logging.getLogger("klamm.spark")
+
+
+class ProgressReports:
+    """Of the query that is started next in a session. To be closed."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        from pyspark.sql.streaming.listener import StreamingQueryListener
+
+        found: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        ended: set[str] = set()
+        told = threading.Condition()
+
+        class Listener(StreamingQueryListener):
+            def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's names
+                pass
+
+            def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+                progress = event.progress
+                found.put((str(progress.runId), json.loads(progress.json)))
+
+            def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+                pass
+
+            def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+                with told:
+                    ended.add(str(event.runId))
+                    told.notify_all()
+
+        self._spark = spark
+        self._found, self._ended, self._told = found, ended, told
+        self._listener = Listener()
+        self._run_id: str | None = None
+        spark.streams.addListener(self._listener)
+
+    def of(self, query: Any) -> None:
+        """Say which query it is."""
+        self._run_id = str(query.runId)
+
+    def take(self) -> Iterator[dict[str, Any]]:
+        """Give what has come and was not given yet, of micro-batches that had something to do."""
+        while not self._found.empty():
+            run_id, data = self._found.get()
+            if run_id == self._run_id and "addBatch" in data["durationMs"]:
+                yield data
+
+    def take_rest(self) -> Iterator[dict[str, Any]]:
+        """Give the rest, of a query that has ended."""
+        with self._told:
+            if not self._told.wait_for(lambda: self._run_id in self._ended, _LAST_S):
+                _log.warning("Spark has not reported the end of a query within %d s: counts may be too small", _LAST_S)
+        yield from self.take()
+
+    def close(self) -> None:
+        self._spark.streams.removeListener(self._listener)

@@ -1,0 +1,357 @@
+"""The pipelines of a store: where their folders are, how far each has come, and how to begin again or to end one.
+
+    <store>/pipelines/<name>/          the folder of a pipeline that was given none: its name is the folder's
+    <store>/pipelines/<name>.json      {"directory": "…"}: a pipeline whose folder is elsewhere, such as an archive
+
+The first run of a pipeline puts it here; pipelines of an older Klamm come with their next run. Nothing here needs
+Spark: what a pipeline has done is in its folder (claim.py), in Spark's checkpoint, and in the journal of an archive.
+
+Promises
+  R1  A reset that was killed leaves a folder that no run accepts, until the reset is run again: never half of an output
+      that a new run would write twice.
+  R2  Nothing is removed while a run is at work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from klamm.disk import files
+from klamm.disk.locks import LockFile
+from klamm.errors import InvalidSetting, KlammError, UnknownTopic
+from klamm.spark.checkpoint import committed, ends_of
+from klamm.spark.pipelines.journal import State
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, Run, local
+from klamm.store.deletion import delete_topic
+from klamm.store.directory import Core, opened
+from klamm.store.names import nearest
+
+__all__ = [
+    "PipelineChange",
+    "PipelineInfo",
+    "list_pipelines",
+    "register",
+    "reset_pipeline",
+    "retire_pipeline",
+    "show_pipeline",
+]
+
+_ENTRY = ".json"
+
+
+@dataclass(frozen=True)
+class PipelineInfo:
+    """A pipeline of a store: what it is, how far it has come, and how its last run ended."""
+
+    name: str
+    pipeline: str
+    """archive, aggregate, join, deduplicate, or what `checkpoint` was told."""
+    topics: list[str]
+    """That it reads."""
+    target: str | None
+    """The topic or folder that it writes; None if it is not known."""
+    directory: str
+    state: str
+    """running; idle; failed; killed (the last run did not end by itself); new (it never ran); resetting (a reset was
+    killed: run it again); missing (its folder is gone); unknown (a pipeline of your own: its runs are not recorded)."""
+    lag: int | None
+    """Offsets that the next run has to read; None if a topic is gone, or its progress cannot be read."""
+    batches: int
+    """Micro-batches that are done."""
+    last_batch_ms: int | None
+    """When the last of them was done, since 1970."""
+    started_ms: int | None
+    ended_ms: int | None
+    """Of the last run."""
+    error: str | None
+    """What the last run ended with, or why this cannot be told."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What may not change between two runs."""
+    partitions: list[dict[str, Any]] = field(default_factory=list)
+    """topic, partition, position, end, lag."""
+
+    @property
+    def age_ms(self) -> int | None:
+        """How long ago the last micro-batch was done."""
+        return None if self.last_batch_ms is None else max(0, time.time_ns() // 1_000_000 - self.last_batch_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return {**asdict(self), "age_ms": self.age_ms}
+
+
+@dataclass(frozen=True)
+class PipelineChange:
+    """What a reset or a retirement removes, or has removed."""
+
+    name: str
+    removes: list[str]
+    """Files and folders."""
+    deletes: dict[str, int]
+    """Topics, and how many offsets they have."""
+    keeps: list[str]
+    """What stays, as sentences."""
+    done: bool
+    """False: it was a dry run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return asdict(self)
+
+
+def register(store: str, directory: str, identity: Mapping[str, Any]) -> None:
+    """Let the store know of a folder that is not in its own directory of pipelines."""
+    home = f"{store}/pipelines"
+    if os.path.dirname(directory) == home or any(where == directory for _, where in _entries(store)):
+        return
+    files.make_directories(home)
+    base = "-".join((identity["pipeline"], *identity["topics"]))
+    for number in range(1, 10_000):
+        name = base if number == 1 else f"{base}-{number}"
+        path = f"{home}/{name}{_ENTRY}"
+        if os.path.exists(f"{home}/{name}"):
+            continue
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # the name is ours
+        except FileExistsError:
+            continue
+        files.replace(path, json.dumps({"directory": directory}).encode() + b"\n")
+        files.sync_directory(home)
+        return
+
+
+def list_pipelines(store: str | os.PathLike[str]) -> list[PipelineInfo]:
+    """Return the pipelines of a store, by name."""
+    path = local(store)
+    with opened(path) as core:
+        return [_info(core, name, directory) for name, directory in sorted(_entries(path))]
+
+
+def show_pipeline(store: str | os.PathLike[str], name: str) -> PipelineInfo:
+    """Return one pipeline of a store; InvalidSetting if there is none of that name."""
+    path = local(store)
+    with opened(path) as core:
+        return _info(core, name, _directory(path, name))
+
+
+def reset_pipeline(
+    store: str | os.PathLike[str], name: str, *, keep_output: bool = False, dry_run: bool = False
+) -> PipelineChange:
+    """Forget how far a pipeline has come, and remove what it has written: its next run begins at the beginning.
+
+    The topic that it writes is deleted, with records of others if there are any; with `keep_output` it stays, and the
+    next run writes the results into it again. An archive cannot keep its files. Dead letters stay, and come again.
+    With `dry_run` nothing is changed. Return what is, or would be, removed. StoreBusy if a run is at work.
+    """
+    path = local(store)
+    directory = _directory(path, name)
+    with opened(path) as core:
+        claim, kind, options = _claimed(directory)
+        if kind == "archive" and keep_output:
+            raise InvalidSetting(
+                f"{name}: an archive that is reset cannot keep its files: the next run would write their records again",
+                hint="leave keep_output out, or archive to a new folder",
+            )
+        with claim.alone(recorded=False):
+            topic = options.get("to") if kind != "archive" else None
+            deletes = {} if topic is None or keep_output else _offsets_of(core, topic)
+            keeps = [f"dead letters in {options['dead_letters']}"] if options.get("dead_letters") else []
+            if topic is not None and keep_output:
+                keeps.append(f"the topic {topic}: the next run writes its results again")
+            if kind != "archive" and topic is None:
+                keeps.append("what it has written: only the pipeline itself knows where that is")
+            change = PipelineChange(name, sorted(_progress_of(claim)), deletes, keeps, not dry_run)
+            if not dry_run:
+                claim.rewrite(resetting=True)
+                for gone in deletes:
+                    delete_topic(core, gone)
+                for gone in change.removes:
+                    _remove(gone)
+                files.sync_directory(claim.inside(""))
+                claim.rewrite(resetting=False)
+            return change
+
+
+def retire_pipeline(store: str | os.PathLike[str], name: str, *, dry_run: bool = False) -> PipelineChange:
+    """Let a store forget a pipeline, for good: progress and state go, what it has written stays.
+
+    An archive can still be restored, but not be added to. StoreBusy if a run is at work.
+    """
+    path = local(store)
+    directory = _directory(path, name)
+    entry = f"{path}/pipelines/{name}{_ENTRY}"
+    known = os.path.isdir(directory)
+    if not known:
+        change = PipelineChange(name, [entry], {}, [], not dry_run)
+    else:
+        claim, kind, options = _claimed(directory)
+        with claim.alone(recorded=False):
+            archived = kind == "archive"
+            target = directory if archived else options.get("to")
+            removes = [claim.checkpoint, claim.inside("staging")] if archived else [os.path.dirname(claim.checkpoint)]
+            removes = [each for each in (*removes, entry) if os.path.exists(each)]
+            keeps = [f"the files in {target}" if archived else f"the topic {target}"] if target else []
+            change = PipelineChange(name, removes, {}, keeps, not dry_run)
+            if not dry_run and archived:
+                claim.rewrite(retired=True)
+    if not dry_run:
+        for gone in change.removes:
+            _remove(gone)
+        if known and not os.listdir(directory):
+            os.rmdir(directory)
+    return change
+
+
+# ---- what there is
+
+
+def _entries(store: str) -> Iterator[tuple[str, str]]:
+    """Names, and folders."""
+    home = f"{store}/pipelines"
+    for name in os.listdir(home) if os.path.isdir(home) else ():
+        path = f"{home}/{name}"
+        if os.path.isdir(path):
+            yield name, path
+        elif name.endswith(_ENTRY):
+            try:
+                yield name.removesuffix(_ENTRY), str(json.loads(files.read(path))["directory"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # being written, or by a process that was killed: its next run registers it again
+
+
+def _directory(store: str, name: str) -> str:
+    known = dict(_entries(store))
+    if name not in known:
+        raise InvalidSetting(
+            f"{store}: has no pipeline {name!r}", hint=nearest(name, known) or "klamm pipeline list prints their names"
+        )
+    return known[name]
+
+
+def _claimed(directory: str) -> tuple[PipelineDirectory, str, Mapping[str, Any]]:
+    known = PipelineDirectory.read(directory)
+    if known is None:
+        raise InvalidSetting(
+            f"{directory}: there is no pipeline in it any more", hint="retire the pipeline, or put the folder back"
+        )
+    return PipelineDirectory(directory, known["options"]), str(known["identity"].get("pipeline")), known["options"]
+
+
+def _info(core: Core, name: str, directory: str) -> PipelineInfo:
+    try:
+        known = PipelineDirectory.read(directory)
+    except KlammError as problem:
+        return PipelineInfo(name, "", [], None, directory, "unknown", None, 0, None, None, None, str(problem))
+    if known is None:
+        return PipelineInfo(name, "", [], None, directory, "missing", None, 0, None, None, None, None)
+    claim, kind = PipelineDirectory(directory, known["options"]), str(known["identity"].get("pipeline"))
+    run, topics = Run.read(claim), dict(known["identity"].get("topics") or {})
+    state = "resetting" if known.get("resetting") else _state(claim, run)
+    error = run.error if run else None
+    partitions: list[dict[str, Any]] | None
+    try:
+        positions, batches, last_ms = _position(claim, kind)
+        partitions = list(_partitions(core, topics, positions))
+    except (KlammError, OSError, ValueError) as problem:
+        partitions, batches, last_ms = None, 0, None
+        error = error or str(problem)
+    return PipelineInfo(
+        name=name,
+        pipeline=kind,
+        topics=list(topics),
+        target=directory if kind == "archive" else known["options"].get("to"),
+        directory=directory,
+        state=state,
+        lag=None if partitions is None else sum(each["lag"] for each in partitions),
+        batches=batches,
+        last_batch_ms=last_ms,
+        started_ms=run.started_ms if run else None,
+        ended_ms=run.ended_ms if run else None,
+        error=error,
+        options=dict(known["options"]),
+        partitions=partitions or [],
+    )
+
+
+def _state(claim: PipelineDirectory, run: Run | None) -> str:
+    path = claim.inside("lock")
+    if os.path.exists(path):
+        lock = LockFile(path, create=False)
+        try:
+            if lock.held(0):
+                return "running"
+        finally:
+            lock.close()
+    if run is None:
+        return "unknown" if os.path.isdir(claim.checkpoint) else "new"
+    if run.ended_ms is None:
+        return "killed"
+    return "failed" if run.error is not None else "idle"
+
+
+def _position(claim: PipelineDirectory, kind: str) -> tuple[dict[tuple[str, int], int], int, int | None]:
+    """Where it stands by topic and partition, how many micro-batches that took, and when the last was done."""
+    if kind == "archive":
+        path = claim.inside("journal.json")
+        state = State.read(os.path.dirname(path))
+        done_ms = os.stat(path).st_mtime_ns // 1_000_000 if state.batch >= 0 else None
+        return {("", number): end for number, end in state.ends.items()}, state.batch + 1, done_ms
+    number = committed(claim.checkpoint)
+    if number is None:
+        return {}, 0, None
+    ends = {(tp.topic, tp.partition): end for tp, end in ends_of(claim.checkpoint, number)}
+    return ends, number + 1, os.stat(f"{claim.checkpoint}/commits/{number}").st_mtime_ns // 1_000_000
+
+
+def _partitions(
+    core: Core, topics: Mapping[str, Any], positions: Mapping[tuple[str, int], int]
+) -> Iterator[dict[str, Any]]:
+    for name, topic_id in topics.items():
+        topic = core.topic(name)
+        if topic.topic.id != topic_id:
+            raise UnknownTopic(f"{name}: was deleted and created again", hint="reset or retire the pipeline")
+        for log in topic.partitions():
+            ends = log.ends()
+            position = positions.get((name, log.number), positions.get(("", log.number), ends.start))
+            yield {
+                "topic": name,
+                "partition": log.number,
+                "position": position,
+                "end": ends.end,
+                "lag": max(0, ends.end - max(position, ends.start)),
+            }
+
+
+# ---- what goes
+
+
+def _progress_of(claim: PipelineDirectory) -> Iterator[str]:
+    """Files and folders that a reset removes: all but what says whose the folder is, and its lock."""
+    ours = os.path.dirname(claim.checkpoint)
+    for name in os.listdir(ours):
+        if name not in ("pipeline.json", "lock"):
+            yield f"{ours}/{name}"
+    for name in os.listdir(claim.directory):
+        if name.startswith("date="):
+            yield f"{claim.directory}/{name}"
+
+
+def _offsets_of(core: Core, topic: str) -> dict[str, int]:
+    try:
+        logs = core.topic(topic).partitions()
+    except UnknownTopic:
+        return {}
+    return {topic: sum(ends.end - ends.start for ends in (log.ends() for log in logs))}
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        files.remove(path)

@@ -1,0 +1,92 @@
+"""One Chromium and one console for all tests of this folder: Debian's browser, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import klamm
+from tests.console.process import ConsoleProcess
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 2</script>'
+T0 = 1_790_000_000_000
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[klamm.Store]:
+    """Topics that tests look at; each test that changes something has a topic of its own."""
+    with klamm.open(tmp_path_factory.mktemp("browser") / "events") as opened:
+        opened.topics.create("orders", partitions=2)
+        records = [
+            (b"k%d" % (n % 5), json.dumps({"n": n, "user": {"id": n % 7}}).encode(), None, T0 + n) for n in range(120)
+        ]
+        opened.append_many("orders", records, acks=1)
+        opened.topics.create("hostile")
+        opened.append("hostile", HOSTILE.encode(), key=HOSTILE.encode(), headers={"h": HOSTILE}, acks=1)
+        opened.topics.create("many")
+        opened.append_many("many", [(b"rare" if n == 7 else None, b"%d" % n) for n in range(150_000)], acks=1)
+        opened.groups.reset("billing", "orders", to="earliest")
+
+        def fail(record: klamm.Record) -> None:
+            if record.offset < 2:
+                raise ValueError(HOSTILE)
+
+        with opened.consumer("orders", group="mails", wait=0) as consumer:
+            consumer.run(fail, workers=1, retries=0, on_error="dead-letter")
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def served(store: klamm.Store) -> Iterator[ConsoleProcess]:
+    console = ConsoleProcess(store.path, "--allow-changes")
+    yield console
+    console.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("Debian's chromium is not installed; make tools installs it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield launched
+        launched.close()
+
+
+class Tab:
+    """A page in a window of its own. Errors of scripts, and what the content policy forbids, are collected."""
+
+    def __init__(self, browser: Any, base: str, **options: Any) -> None:
+        self.base = base
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+
+    def goto(self, address: str) -> Any:
+        self.page.goto(self.base + address, wait_until="load")
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+
+
+@pytest.fixture
+def tab(browser: Any, served: ConsoleProcess) -> Iterator[Tab]:
+    opened = Tab(browser, served.address)
+    yield opened
+    opened.close()
+    assert opened.errors == []

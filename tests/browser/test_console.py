@@ -1,0 +1,274 @@
+"""The console in a real browser: what a person sees, types and clicks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import axe_core_python
+
+import klamm
+from tests.browser.conftest import HOSTILE, Tab
+from tests.console.process import ConsoleProcess
+
+VIEWS = {
+    "overview": "/",
+    "topics": "/topics",
+    "records": "/topics/orders",
+    "record": "/topics/orders/0/1",
+    "about": "/topics/orders/about",
+    "produce": "/topics/orders/produce",
+    "groups": "/groups",
+    "group": "/groups/show?group=billing",
+    "reset": "/groups/reset?group=mails&to=earliest",
+    "transactions": "/transactions",
+    "letters": "/dead-letters/orders.dlq",
+    "trouble": "/trouble",
+}
+AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text()
+
+
+ALL_RULES = "axe.run(document, {resultTypes: ['violations']})"
+CONTRAST = "axe.run(document, {resultTypes: ['violations'], runOnly: {type: 'rule', values: ['color-contrast']}})"
+
+
+def test_every_view_is_accessible_in_both_themes_and_fits_a_small_window(browser: Any, served: ConsoleProcess) -> None:
+    """axe has no serious finding (labels, roles, focus; contrast in both themes), and nothing scrolls sideways."""
+    tab = Tab(browser, served.address, color_scheme="light", bypass_csp=True)
+    try:
+        tab.context.add_init_script(AXE)
+        findings = {}
+        for name, address in VIEWS.items():
+            page = tab.goto(address)
+            violations = page.evaluate(ALL_RULES)["violations"]
+            page.emulate_media(color_scheme="dark")
+            violations += page.evaluate(CONTRAST)["violations"]
+            page.emulate_media(color_scheme="light")
+            page.set_viewport_size({"width": 390, "height": 800})
+            width = page.evaluate("document.documentElement.scrollWidth")
+            page.set_viewport_size({"width": 1280, "height": 900})
+            found = [
+                (each["id"], [node["html"][:200] for node in each["nodes"]])
+                for each in violations
+                if each["impact"] in ("serious", "critical")
+            ]
+            if width > 390:
+                found.append(("scrolls sideways", [str(width)]))
+            if found:
+                findings[name] = found
+        assert findings == {} and tab.errors == []
+    finally:
+        tab.close()
+
+
+def test_a_theme_is_chosen_and_stays(tab: Tab) -> None:
+    page = tab.goto("/topics")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.click("#theme-link")
+    page.wait_for_url("**/topics")
+    dark = page.evaluate(background)
+    assert light != dark and page.get_attribute("html", "data-theme") == "dark"
+    assert tab.goto("/groups").evaluate(background) == dark
+    page.click("#theme-link")
+    page.wait_for_url("**/groups")
+    assert page.evaluate(background) == light
+
+
+def test_the_overview_changes_while_it_is_looked_at(tab: Tab, store: klamm.Store) -> None:
+    page = tab.goto("/")
+    assert page.locator("tr[data-key='topic fresh']").count() == 0
+    store.topics.create("fresh")
+    store.append("fresh", b"x", acks=1)
+    page.wait_for_selector("tr[data-key='topic fresh']")
+    page.wait_for_selector(".chart canvas")
+
+
+def test_the_keyboard_leads_through_the_console(tab: Tab) -> None:
+    page = tab.goto("/topics")
+    page.keyboard.press("j")
+    first = page.get_attribute("tr.chosen", "data-key")
+    page.keyboard.press("j")
+    second = page.get_attribute("tr.chosen", "data-key")
+    page.keyboard.press("k")
+    assert page.get_attribute("tr.chosen", "data-key") == first != second
+    page.keyboard.press("?")
+    assert page.locator("dialog[open]").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/topics/[a-z.]+$"))
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "from"
+    page.keyboard.type("jk?")
+    assert page.evaluate("document.activeElement.value") == "jk?"
+    page.keyboard.press("Escape")
+    page.keyboard.press("p")
+    page.wait_for_url("**/produce")
+    page.keyboard.press("g")
+    page.wait_for_url("**/groups")
+    page.keyboard.press("o")
+    page.wait_for_url(tab.base + "/")
+
+
+def test_a_topic_is_followed_and_paused(tab: Tab, store: klamm.Store) -> None:
+    store.topics.create("followed")
+    store.append("followed", b"before", acks=1)
+    page = tab.goto("/topics/followed")
+    page.keyboard.press("t")
+    page.wait_for_selector("#live[data-tailing]")
+    store.append("followed", HOSTILE.encode(), acks=1)
+    page.wait_for_selector("tr[data-key='record 0/1']")
+    assert page.locator(".records tbody tr").first.get_attribute("data-key") == "record 0/1"
+    page.keyboard.press("t")
+    assert page.get_attribute("#tail", "aria-pressed") == "false"
+    store.append("followed", b"while paused", acks=1)
+    page.wait_for_selector("#tail-state:has-text('paused: 1 more came')")
+    assert page.locator(".records tbody tr").count() == 2
+    page.keyboard.press("t")
+    page.wait_for_selector("tr[data-key='record 0/2']")
+    assert page.locator(".records tbody tr").count() == 3
+    assert page.evaluate("window.hacked") is None
+
+
+def test_following_a_fast_topic_says_that_it_shows_a_sample(tab: Tab, store: klamm.Store) -> None:
+    store.topics.create("fast")
+    store.append("fast", b"before", acks=1)
+    page = tab.goto("/topics/fast")
+    page.click("#tail")
+    page.wait_for_selector("#live[data-tailing]")
+    store.append_many("fast", [(None, b"%d" % n) for n in range(5_000)], acks=1)
+    page.wait_for_selector("#tail-state:has-text('a sample: 4,900 not shown')")
+    assert page.locator(".records tbody tr").count() == 101
+
+
+def test_a_search_goes_on_until_everything_was_scanned(tab: Tab) -> None:
+    page = tab.goto("/topics/many?key=rare")
+    page.wait_for_selector("#scanned:has-text('150,000')")
+    page.wait_for_selector("tr[data-key='record 0/7']")
+    assert page.locator(".records tbody tr").count() == 1
+    assert page.locator("#stop").is_hidden()
+
+
+def test_a_search_stops_when_it_is_told_to(tab: Tab) -> None:
+    """The second step is held back until the button was pressed, however fast the machine is."""
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    tab.page.route("**/topics/many?key=nothing&at=*", hold)
+    page = tab.goto("/topics/many?key=nothing")
+    page.wait_for_selector("#stop:not([hidden])")
+    page.click("#stop")
+    while not held:
+        page.wait_for_timeout(10)
+    held[0].continue_()
+    page.wait_for_selector("#live[data-searched=stopped]")
+    assert len(held) == 1 and page.locator("#stop").is_hidden()
+
+
+def test_a_form_filters_by_json_path(tab: Tab) -> None:
+    page = tab.goto("/topics/orders")
+    page.fill("input[name=where]", "$.user.id = 6")
+    page.fill("input[name=n]", "5")
+    page.click("button.primary")
+    page.wait_for_url("**where=*")
+    values = page.locator(".records summary").all_inner_texts()
+    assert len(values) >= 5 and all('"id": 6' in value for value in values if value.startswith("{"))
+    assert "--where '$.user.id = 6'" in page.inner_text("#line")
+
+
+def test_a_record_is_produced_and_sent_again_with_a_change(tab: Tab, store: klamm.Store) -> None:
+    store.topics.create("produced")
+    page = tab.goto("/topics/produced/produce")
+    page.fill("input[name=key]", "k1")
+    page.fill("textarea[name=value]", '{"a": "<b>"}')
+    page.click("button.primary")
+    page.wait_for_url("**/topics/produced/0/0")
+    assert 'a: "<b>"' in page.inner_text("main")
+    page.click("#produce-link")
+    page.wait_for_url("**/produce?like=*")
+    page.fill("textarea[name=value]", '{"a": 2}')
+    page.click("button.primary")
+    page.wait_for_url("**/topics/produced/0/1")
+    assert [(record.key, record.value) for record in store.tail("produced", 9)] == [
+        (b"k1", b'{"a": "<b>"}'),
+        (b"k1", b'{"a": 2}'),
+    ]
+
+
+def test_a_group_is_moved_after_a_look_at_what_that_means(tab: Tab, store: klamm.Store) -> None:
+    store.groups.reset("moved", "orders", to="latest")
+    page = tab.goto("/groups/reset?group=moved")
+    page.fill("input[name=to]", "earliest")
+    page.click("button.primary")
+    page.wait_for_selector("#apply")
+    assert "120" in page.inner_text(".cards")
+    assert store.groups.describe("moved").lag == 0
+    page.click("#apply")
+    page.wait_for_url("**/groups/show?group=moved")
+    assert store.groups.describe("moved").lag == 120
+
+
+def test_dead_letters_are_put_back(tab: Tab, store: klamm.Store) -> None:
+    store.topics.create("broken")
+    store.append("broken", b"x", acks=1)
+
+    def fail(record: klamm.Record) -> None:
+        raise KeyError("nothing")
+
+    with store.consumer("broken", group="failing", wait=0) as consumer:
+        consumer.run(fail, workers=1, retries=0, on_error="dead-letter")
+    page = tab.goto("/dead-letters/broken.dlq")
+    assert "KeyError" in page.inner_text("table")
+    page.click("#redrive")
+    page.wait_for_selector("text=No dead letters")
+    assert [record.value for record in store.tail("broken", 9)] == [b"x", b"x"]
+
+
+def test_a_saved_page_opens_from_disk(tab: Tab, tmp_path: Path) -> None:
+    page = tab.goto("/topics/orders?n=5")
+    with page.expect_download() as download:
+        page.click("footer a[download]")
+    file = tmp_path / "saved.html"
+    download.value.save_as(file)
+    page.goto(file.as_uri())
+    assert page.locator(".records tbody tr").count() == 5
+    assert page.evaluate("getComputedStyle(document.querySelector('table')).borderCollapse") == "collapse"
+    assert "klamm tail orders -n 5" in page.inner_text("footer")
+
+
+def test_hostile_values_do_nothing(tab: Tab) -> None:
+    for address in (
+        "/topics/hostile",
+        "/topics/hostile/0/0",
+        "/topics/hostile/produce?like=0/0",
+        "/dead-letters/orders.dlq",
+    ):
+        page = tab.goto(address)
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main img, main script").count() == 0
+    assert HOSTILE in tab.goto("/topics/hostile").locator(".records summary").first.inner_text()
+
+
+def test_everything_can_be_read_without_script(browser: Any, served: ConsoleProcess) -> None:
+    tab = Tab(browser, served.address, java_script_enabled=False)
+    try:
+        page = tab.goto("/topics/orders?n=3")
+        assert page.locator(".records tbody tr").count() == 3
+        page.click("#more")
+        page.wait_for_url("**at=*")
+        assert page.locator(".records tbody tr").count() == 3
+        page.fill("input[name=key]", "k1")
+        page.click("button.primary")
+        page.wait_for_url("**key=k1*")
+        assert page.locator(".records tbody tr").count() == 3
+        page.locator(".records summary").first.click()
+        assert page.locator(".records details[open]").count() >= 1
+        assert tab.goto("/").locator("table").count() >= 3
+        page.click("#help-link")
+        assert page.locator("dialog").is_visible()
+    finally:
+        tab.close()

@@ -1,0 +1,257 @@
+"""Clients of the interop tests, each with a login: one record out and in, or what the client says that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.interop.java_tools import need_kafka, start_tool
+from tests.interop.kafka_pythons import kafka
+
+__all__ = ["CLIENTS", "Login", "Refused", "use_kafka_python"]
+
+BOUND_S = 30
+
+
+class Refused(Exception):
+    """In the client's own words."""
+
+
+class Login(NamedTuple):
+    """What a client brings, in the words of librdkafka and Java."""
+
+    protocol: str
+    mechanism: str = ""
+    user: str = ""
+    password: str = ""
+    authority: Path | None = None
+    certificate: Path | None = None
+    """Of the client: certificate and key in one file."""
+
+    @property
+    def librdkafka(self) -> dict[str, str]:
+        settings = {"security.protocol": self.protocol}
+        if self.mechanism:
+            settings |= {
+                "sasl.mechanisms": self.mechanism,
+                "sasl.username": self.user,
+                "sasl.password": self.password,
+            }
+        if self.authority:
+            settings["ssl.ca.location"] = str(self.authority)
+        if self.certificate:
+            settings |= {
+                "ssl.certificate.location": str(self.certificate),
+                "ssl.key.location": str(self.certificate),
+            }
+        return settings
+
+    @property
+    def java(self) -> str:
+        settings = {"security.protocol": self.protocol}
+        if self.mechanism:
+            kind = "plain.Plain" if self.mechanism == "PLAIN" else "scram.Scram"
+            settings["sasl.mechanism"] = self.mechanism
+            settings["sasl.jaas.config"] = (
+                f"org.apache.kafka.common.security.{kind}LoginModule required"
+                f' username="{self.user}" password="{self.password}";'
+            )
+        if self.authority:
+            settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self.authority)}
+        if self.certificate:
+            settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(self.certificate)}
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def python(self) -> dict[str, Any]:
+        """For kafka-python and aiokafka."""
+        settings: dict[str, Any] = {"security_protocol": self.protocol}
+        if self.mechanism:
+            settings |= {
+                "sasl_mechanism": self.mechanism,
+                "sasl_plain_username": self.user,
+                "sasl_plain_password": self.password,
+            }
+        if self.authority:
+            import ssl
+
+            context = ssl.create_default_context(cafile=str(self.authority))
+            if self.certificate:
+                context.load_cert_chain(self.certificate)
+            settings["ssl_context"] = context
+        return settings
+
+
+Exchange = Callable[[str, Login, str, Path], str]
+"""Sends one record to a topic that is there, reads it back, and returns its value; or raises Refused."""
+
+
+def _confluent(address: str, login: Login, topic: str, where: Path) -> str:
+    from confluent_kafka import Consumer, Producer
+
+    errors: list[Any] = []
+    config = {"bootstrap.servers": address, "message.timeout.ms": 10_000, **login.librdkafka}
+    producer = Producer({**config, "error_cb": errors.append, "log_level": 0})
+    producer.produce(topic, b"confluent-kafka")
+    for _ in range(300):
+        producer.poll(0.1)
+        refusals = [each for each in errors if each.name() in ("_AUTHENTICATION", "_SSL", "_TRANSPORT")]
+        if refusals:
+            producer.purge()
+            producer.flush(1)
+            raise Refused(refusals[0].str())
+        if not len(producer):
+            break
+    assert not len(producer), errors
+    del config["message.timeout.ms"]
+    consumer = Consumer({**config, "group.id": "c", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    record = consumer.poll(BOUND_S)
+    consumer.close()
+    assert record is not None and record.error() is None
+    value = record.value()
+    return (value if isinstance(value, bytes) else str(value).encode()).decode()
+
+
+def _kcat(address: str, login: Login, topic: str, where: Path) -> str:
+    found = shutil.which("kcat")
+    if found is None:
+        pytest.skip("there is no kcat on this machine: see `make tools`")
+    options = [word for name, value in login.librdkafka.items() for word in ("-X", f"{name}={value}")]
+    command = [found, "-b", address, *options]
+    sent = subprocess.run(
+        [*command, "-P", "-t", topic, "-X", "message.timeout.ms=8000"],
+        input="kcat", capture_output=True, text=True, timeout=BOUND_S,
+    )  # fmt: skip
+    if sent.returncode:
+        raise Refused(sent.stderr)
+    read = subprocess.run([*command, "-C", "-t", topic, "-e", "-q"], capture_output=True, text=True, timeout=BOUND_S)
+    assert read.returncode == 0, read.stderr
+    return read.stdout.strip()
+
+
+class _Lines(logging.Handler):
+    """What a client logs: kafka-python and aiokafka raise that there is no broker, and log why."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._logger = logging.getLogger(name)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        self._logger.addHandler(self)
+        return self.lines
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+
+
+def _kafka_python(address: str, login: Login, topic: str, where: Path) -> str:
+    """In a process of its own: where it is refused, kafka-python leaves its sockets to the collector."""
+    given = json.dumps([address, topic, *(str(each) if isinstance(each, Path) else each for each in login)])
+    code = "from tests.interop import secured; secured.use_kafka_python()"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=3 * BOUND_S,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout)
+    if "refused" in result:
+        raise Refused(result["refused"])
+    return result["value"]
+
+
+def use_kafka_python() -> None:
+    """Send and read a record as standard input says, and print its value, or what the client says that is wrong."""
+    address, topic, *fields = json.load(sys.stdin)
+    login = Login(*fields[:4], *(each and Path(each) for each in fields[4:]))
+    config: dict[str, Any] = {"bootstrap_servers": address, **login.python()}
+    with _Lines("kafka") as lines:
+        try:
+            producer = kafka.KafkaProducer(**config, max_block_ms=10_000, bootstrap_timeout_ms=3_000)
+            producer.send(topic, b"kafka-python").get(BOUND_S)
+            producer.close()
+        except kafka.errors.KafkaError as error:
+            json.dump({"refused": "\n".join((*lines, str(error)))}, sys.stdout)
+            sys.stdout.flush()
+            os._exit(0)  # a thread of a producer that was refused may go on
+    consumer = kafka.KafkaConsumer(topic, **config, auto_offset_reset="earliest", consumer_timeout_ms=BOUND_S * 1000)
+    json.dump({"value": bytes(next(consumer).value).decode()}, sys.stdout)
+    consumer.close()
+
+
+def _aiokafka(address: str, login: Login, topic: str, where: Path) -> str:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+    from aiokafka.errors import KafkaError
+
+    config: dict[str, Any] = {"bootstrap_servers": address, **login.python()}
+
+    async def exchange() -> str:
+        producer = AIOKafkaProducer(**config)
+        try:
+            await producer.start()
+            await producer.send_and_wait(topic, b"aiokafka")
+        except KafkaError as error:
+            raise Refused("\n".join((*lines, str(error)))) from None
+        finally:
+            await producer.stop()
+        consumer = AIOKafkaConsumer(topic, **config, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            record = await asyncio.wait_for(consumer.getone(), BOUND_S)
+            return bytes(record.value).decode()
+        finally:
+            await consumer.stop()
+
+    with _Lines("aiokafka") as lines:
+        return asyncio.run(exchange())
+
+
+def _java(address: str, login: Login, topic: str, where: Path) -> str:
+    need_kafka()
+    config = where / "client.properties"
+    config.write_text(login.java + "max.block.ms=10000\n")
+    server = ["--bootstrap-server", address]
+    producer = start_tool(
+        "console-producer", *server, "--topic", topic, "--command-config", str(config), given="java\n"
+    )
+    try:
+        producer.process.wait(BOUND_S)
+        if "Authentication" in producer.out + producer.err or "SSL" in producer.out + producer.err:
+            raise Refused(producer.out + producer.err)
+        producer.done()
+    finally:
+        producer.close()
+    consumer = start_tool(
+        "console-consumer", *server, "--topic", topic, "--command-config", str(config),
+        "--from-beginning", "--max-messages", "1", "--timeout-ms", str(BOUND_S * 1000),
+    )  # fmt: skip
+    try:
+        return consumer.done().strip()
+    finally:
+        consumer.close()
+
+
+CLIENTS: Mapping[str, Exchange] = {
+    "confluent-kafka": _confluent,
+    "kcat": _kcat,
+    "kafka-python": _kafka_python,
+    "aiokafka": _aiokafka,
+    "java": _java,
+}

@@ -1,0 +1,61 @@
+"""Real clients log in, with each mechanism that they have; wrong passwords are refused in their own words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klamm
+from klamm.store.users import Users
+from tests.interop.secured import CLIENTS, Login, Refused
+from tests.serving import Serving, serving
+
+MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    path = tmp_path_factory.mktemp("guarded") / "store"
+    with klamm.open(path) as store:
+        Users(store._acquired().catalog).add("alice", "wonder land=,")
+    settings = ["listeners=SASL_PLAINTEXT://127.0.0.1:0", f"sasl.enabled.mechanisms={','.join(MECHANISMS)}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    with serving(path, "--config", "/dev/null", *options) as server:
+        server.ready()
+        yield server
+        server.check_log()
+
+
+@pytest.fixture
+def address(guarded: Serving) -> str:
+    return guarded.address.removeprefix("SASL_PLAINTEXT://")
+
+
+@pytest.fixture
+def topic(guarded: Serving, request: pytest.FixtureRequest) -> str:
+    name = re.sub(r"\W", "-", request.node.name)[:200]
+    with klamm.open(guarded.store) as store:
+        store.topics.create(name)
+    return name
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_logs_in_sends_and_reads(
+    address: str, topic: str, client: str, mechanism: str, tmp_path: Path
+) -> None:
+    login = Login("SASL_PLAINTEXT", mechanism, "alice", "wonder land=,")
+    assert CLIENTS[client](address, login, topic, tmp_path) == client
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_wrong_password_is_refused_in_the_words_of_the_client(
+    address: str, topic: str, client: str, mechanism: str, tmp_path: Path
+) -> None:
+    login = Login("SASL_PLAINTEXT", mechanism, "alice", "queen of hearts")
+    with pytest.raises(Refused, match=r"(?i)authentication ?(error|failed|exception)"):
+        CLIENTS[client](address, login, topic, tmp_path)

@@ -1,0 +1,75 @@
+"""`listeners` and its companions: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from klamm.errors import InvalidSetting
+from klamm.kafka.security.endpoints import Endpoint, endpoints_of
+from klamm.kafka.service import warning_about
+from klamm.kafka.settings import ServerSettings
+
+
+def endpoints(**settings: str | int) -> list[Endpoint]:
+    return list(endpoints_of(ServerSettings.of(settings)))
+
+
+def test_without_listeners_there_is_one_without_security() -> None:
+    assert endpoints() == [Endpoint("", "PLAINTEXT", "127.0.0.1", 9092)]
+    made = endpoints(host="0.0.0.0", kafka=7, advertise="example.com:8")
+    assert made == [Endpoint("", "PLAINTEXT", "0.0.0.0", 7, ("example.com", 8))]
+
+
+def test_listeners_have_names_protocols_and_addresses() -> None:
+    assert endpoints(
+        listeners="PLAINTEXT://:1, SASL_SSL://[::]:2,INSIDE://10.0.0.1:0",
+        listener_security_protocol_map="INSIDE:SASL_PLAINTEXT, PLAINTEXT:SSL",
+        advertised_listeners="INSIDE://[::1]:9",
+    ) == [
+        Endpoint("PLAINTEXT", "SSL", "127.0.0.1", 1),
+        Endpoint("SASL_SSL", "SASL_SSL", "::", 2),
+        Endpoint("INSIDE", "SASL_PLAINTEXT", "10.0.0.1", 0, ("::1", 9)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"listeners": "9092"}, "listeners: '9092' is invalid"),
+        ({"listeners": "SSL://host"}, "listeners"),
+        ({"listeners": "SSL://host:65536"}, "listeners"),
+        ({"listeners": "SSL://a:1,SSL://b:2"}, "SSL is there twice"),
+        ({"listeners": "SSL://a:1,PLAINTEXT://a:1"}, "port 1 is there twice"),
+        ({"listeners": "INSIDE://a:1"}, "INSIDE is not a security protocol"),
+        ({"listener.security.protocol.map": "INSIDE"}, "listener.security.protocol.map"),
+        ({"listener.security.protocol.map": "INSIDE:TLS"}, "listener.security.protocol.map"),
+        ({"advertised.listeners": "SSL://a:1"}, "advertised.listeners: is set, and listeners is not"),
+        ({"listeners": "SSL://a:1", "advertised.listeners": "SASL_SSL://a:1"}, "SASL_SSL is not in listeners"),
+        ({"listeners": "SSL://a:1", "advertised.listeners": "SSL://:1"}, "advertised.listeners"),
+        ({"listeners": "SSL://a:1", "advertise": "a:1"}, "advertise: is for a server without listeners"),
+        ({"sasl.enabled.mechanisms": "GSSAPI"}, "no mechanism 'GSSAPI'"),
+        ({"sasl.enabled.mechanisms": " , "}, "sasl.enabled.mechanisms: is empty"),
+        ({"ssl.client.auth": "maybe"}, "ssl.client.auth"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(settings: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        ServerSettings.of(settings)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "client_auth", "words"),
+    [
+        ("PLAINTEXT", "none", "no authentication and no encryption"),
+        ("SASL_PLAINTEXT", "none", "no encryption"),
+        ("SSL", "none", "need no certificate"),
+        ("SSL", "requested", "need no certificate"),
+        ("SSL", "required", ""),
+        ("SASL_SSL", "none", ""),
+    ],
+)
+def test_a_listener_that_lets_strangers_in_or_be_read_is_warned_of(protocol: str, client_auth: str, words: str) -> None:
+    settings = ServerSettings.of({"ssl.client.auth": client_auth})
+    why = warning_about(Endpoint(protocol, protocol, "0.0.0.0", 1), settings)
+    assert (words in why) if words else not why

@@ -1,0 +1,231 @@
+"""Requests that take long: they take turns, and those that bring no records are bounded in size."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+from klamm.cli import serve as serve_command
+from klamm.errors import InvalidSetting
+from klamm.kafka.admission import Admission
+from klamm.kafka.apis import fetch as fetch_module
+from klamm.kafka.large_requests import LargeRequests
+from klamm.kafka.settings import ServerSettings
+from klamm.kafka.wire.frames import request_frame
+from klamm.kafka.wire.messages import DESCRIBE_TOPIC_PARTITIONS, FETCH, JOIN_GROUP, METADATA
+from tests.kafka.connect import ConnectionEnded, Served, served
+from tests.kafka.requests import ExecutionContext, fetch, fetching, produce, sealed
+from tests.procs import until
+
+LIMIT = 5 << 20
+
+
+def joining(metadata_bytes: int) -> bytes:
+    """A JoinGroup with so many bytes of metadata."""
+    protocol = JOIN_GROUP.request.Protocol(name="range", metadata=bytes(metadata_bytes))
+    request = JOIN_GROUP.request(
+        group_id="g",
+        session_timeout_ms=60_000,
+        rebalance_timeout_ms=1000,
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    return b"".join(request_frame(JOIN_GROUP, 3, 1, "x", request))
+
+
+# ---- how large they are
+
+
+def test_a_request_without_records_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    base = len(joining(0)) - 4
+    with served(tmp_path / "events", control_request_max_bytes=LIMIT) as server:
+        with server.dial() as raw:
+            raw.send_bytes(joining(LIMIT - base))
+            raw.receive()
+        with server.dial() as raw:
+            raw.send_bytes(joining(LIMIT - base + 1)[:1000])  # the rest never comes, and is not waited for
+            with pytest.raises(ConnectionEnded):
+                raw.receive()
+
+
+def test_a_request_of_which_the_api_comes_later_than_the_size_is_bounded_too(tmp_path: Path) -> None:
+    whole = joining(LIMIT)
+    with served(tmp_path / "events", control_request_max_bytes=LIMIT) as server, server.dial() as raw:
+        for piece in (whole[:4], whole[4:5], whole[5:6]):
+            before = server.broker.metrics.bytes_in
+            raw.send_bytes(piece)
+            until(lambda: server.broker.metrics.bytes_in > before, "it has arrived")  # noqa: B023
+        with pytest.raises(ConnectionEnded):
+            raw.receive()
+
+
+def test_a_request_with_records_may_be_larger(tmp_path: Path) -> None:
+    with served(tmp_path / "events", control_request_max_bytes=LIMIT) as server, server.dial() as raw:
+        raw.create("orders", max_message_bytes=str(8 << 20))
+        assert produce(raw, "orders", sealed([bytes(6 << 20)])).error_code == 0
+
+
+def test_the_limit_has_space_for_what_a_group_may_hold() -> None:
+    with pytest.raises(InvalidSetting, match=r"control\.request\.max\.bytes: is less than group\.max\.bytes"):
+        ServerSettings.of({"control.request.max.bytes": 1 << 20})
+
+
+# ---- whose turn it is
+
+
+def test_in_a_round_of_the_loop_one_is_handled_and_others_go_first() -> None:
+    """LRQ1: what has arrived meanwhile is handled between two of them."""
+    handled: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        requests = LargeRequests(loop)
+
+        def count_rounds() -> None:
+            handled.append("|")
+            if len(requests) or len(handled) < 3:
+                loop.call_soon(count_rounds)
+
+        for name in "abc":
+            requests.run(lambda name=name: handled.append(name))  # type: ignore[misc]
+        loop.call_soon(count_rounds)
+        while len(requests):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert "".join(handled).rstrip("|").split("|") == ["a", "b", "c"]
+
+
+def test_one_that_fails_is_followed_by_the_next() -> None:
+    """LRQ2."""
+    handled: list[str] = []
+
+    def fail() -> None:
+        handled.append("failed")
+        raise ValueError
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        requests = LargeRequests(asyncio.get_running_loop())
+        requests.run(fail)
+        requests.run(lambda: handled.append("next"))
+        while len(requests):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert handled == ["failed", "next"]
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What has waited for its turn, in servers of this process."""
+    found: list[Callable[[], None]] = []
+    run = LargeRequests.run
+
+    def record(self: LargeRequests, handle: Callable[[], None]) -> None:
+        found.append(handle)
+        run(self, handle)
+
+    monkeypatch.setattr(LargeRequests, "run", record)
+    return found
+
+
+def test_requests_that_name_or_list_many_partitions_take_turns(
+    turns: list[Callable[[], None]], store: klamm.Store, server: Served
+) -> None:
+    store.topics.create("wide", 600)
+    with server.dial() as raw:
+        named = [METADATA.request.Topic(name="wide")]
+        assert len(raw.ask(METADATA, 12, topics=named, allow_auto_topic_creation=False).topics[0].partitions) == 600
+        assert len(turns) == 1
+        topics = raw.ask(METADATA, 12, topics=None, allow_auto_topic_creation=False).topics
+        assert {topic.name: len(topic.partitions) for topic in topics} == {"orders": 4, "wide": 600}
+        assert len(turns) == 2
+        wide = [DESCRIBE_TOPIC_PARTITIONS.request.Topic(name="wide")]
+        described = raw.ask(DESCRIBE_TOPIC_PARTITIONS, 0, topics=wide, response_partition_limit=1000)
+        assert len(described.topics[0].partitions) == 600
+        assert len(turns) == 3
+        places = {("wide", number): ExecutionContext(0, 100) for number in range(600)}
+        fetched = raw.ask(FETCH, 12, **fetching(places))
+        assert len(fetched.responses[0].partitions) == 600
+        assert len(turns) == 4
+
+
+def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
+    monkeypatch: pytest.MonkeyPatch, store: klamm.Store, server: Served
+) -> None:
+    store.topics.create("wide", 257)
+    threads: list[str] = []
+    look_at = fetch_module._Fetching._look_at
+
+    def record(self: Any, *arguments: Any) -> bool:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return look_at(self, *arguments)
+
+    with server.dial() as raw:
+        for number in range(257):  # opened, with records in memory
+            assert produce(raw, "wide", sealed([b"x"]), number).error_code == 0
+            fetch(raw, "wide", 0, number)
+        monkeypatch.setattr(fetch_module._Fetching, "_look_at", record)
+        for count, thread in ((256, "server"), (257, "klamm-disk")):
+            places: dict[tuple[str, int], ExecutionContext | int] = {
+                ("wide", number): ExecutionContext(0, 100) for number in range(count)
+            }
+            fetched = raw.ask(FETCH, 12, **fetching(places))
+            assert len(fetched.responses[0].partitions) == count
+            assert threads.pop() == thread and not threads
+
+
+def test_other_requests_do_not(turns: list[Callable[[], None]], server: Served) -> None:
+    with server.dial() as raw:
+        assert produce(raw, "orders", sealed([bytes(100_000)])).error_code == 0
+        raw.ask(FETCH, 12, **fetching({("orders", 0): 0}))
+        raw.ask(METADATA, 12, topics=None, allow_auto_topic_creation=False)
+    assert turns == []
+
+
+def test_a_malformed_one_closes_its_connection(server: Served) -> None:
+    with server.dial() as raw:
+        whole = bytearray(joining(10_000))
+        whole[-10_004:-10_000] = b"\xff\xff\xff\xf0"  # the size of its metadata
+        raw.send_bytes(bytes(whole))
+        with pytest.raises(ConnectionEnded):
+            raw.receive()
+
+
+def test_one_that_cannot_be_decoded_for_a_fault_of_ours_closes_its_connection_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, server: Served
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a fault")
+
+    with server.dial() as raw, server.dial() as other:
+        monkeypatch.setattr(Admission, "decode_now", fail)
+        raw.send_bytes(joining(10_000))
+        with pytest.raises(ConnectionEnded):
+            raw.receive()
+        monkeypatch.undo()
+        assert produce(other, "orders", sealed([b"x"])).error_code == 0
+
+
+# ---- the interpreter
+
+
+def test_a_server_process_keeps_its_loop_waiting_for_less() -> None:
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
+    try:
+        serve_command._let_the_loop_run()
+        assert sys.getswitchinterval() < interval
+        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+        sys.setswitchinterval(interval)

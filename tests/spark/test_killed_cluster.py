@@ -1,0 +1,101 @@
+"""Executors, Python workers and drivers of a cluster, killed at random moments, with speculation: each record once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import klamm
+import klamm.spark
+from tests.crash.cases import seed_of
+from tests.spark.forks import NAME as FORKS
+from tests.spark.processes import Cluster, driver, standalone, wait_for
+
+pytest.importorskip("pyspark")
+
+DRIVER = Path(__file__).parent / "cluster_driver.py"
+COUNT = 12_000
+ROUNDS = 8
+WORKER = "pyspark.daemon"
+EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+def values(store: klamm.Store, topic: str) -> dict[int, list[bytes]]:
+    found: dict[int, list[bytes]] = {}
+    with store.consumer(topic, start="earliest", wait=0) as consumer:
+        for record in consumer:
+            assert record.key is not None
+            found.setdefault(int(record.key), []).append(record.value)
+    return found
+
+
+def _run_and_kill(
+    cluster: Cluster, arguments: tuple[object, ...], dice: random.Random, kills: dict[str, int], out: Callable[[], int]
+) -> None:
+    """Start a driver, kill what works for it again and again, and then the driver."""
+    before = out()
+    with driver(DRIVER, *arguments) as process:
+        wait_for(lambda: out() > before, process)
+        for _ in range(dice.randrange(2, 6)):
+            try:
+                process.wait(dice.random() * 2)
+                return  # it is done
+            except subprocess.TimeoutExpired:
+                pass
+            kind = dice.choice([EXECUTOR, WORKER, WORKER])
+            if victims := cluster.processes(kind):
+                os.kill(dice.choice(victims), signal.SIGKILL)
+                kills[kind] += 1
+        time.sleep(dice.random())
+        kills["driver"] += process.poll() is None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_cluster_whose_processes_are_killed_delivers_every_record_once(
+    spark: Any, store: klamm.Store, tmp_path: Path
+) -> None:
+    dice = random.Random(seed_of())
+    store.topics.create("in", 2)
+    store.topics.create("out", 2)
+    for partition in (0, 1):
+        rows = [(b"%d" % partition, b"%d" % n) for n in range(COUNT // 2)]
+        for start in range(0, len(rows), 20):  # batches, for tasks to be cut at
+            store.append_many("in", rows[start : start + 20], partition=partition, acks=1)
+    attempts = tmp_path / "attempts"
+    attempts.mkdir()
+    checkpoint = tmp_path / "checkpoint"
+    kills = {EXECUTOR: 0, WORKER: 0, "driver": 0}
+
+    def out() -> int:
+        return sum(each.end for each in store.topics.describe("out").partitions)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(FORKS, raising=False)  # so that workers are processes that can be killed
+        with standalone(tmp_path, "127.0.0.1", "127.0.0.2", cores=2) as cluster:
+            arguments = (cluster.address, store.path, checkpoint, attempts)
+            with driver(DRIVER, *arguments) as process:  # without a kill: speculation alone
+                wait_for(lambda: any(each.name.endswith(".1") for each in attempts.iterdir()) and out() > 400, process)
+            for _ in range(ROUNDS):
+                _run_and_kill(cluster, arguments, dice, kills, out)
+                for key, found in values(store, "out").items():
+                    assert found == [b"%d" % n for n in range(len(found))], key
+    print(kills)
+    assert all(kills.values())
+    rest = klamm.spark.read_stream(spark, store.path, subscribe="in", columns="key,value")
+    query = klamm.spark.write_stream(rest, store.path, topic="out", checkpointLocation=str(checkpoint))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert (
+        values(store, "out")
+        == values(store, "in")
+        == {partition: [b"%d" % n for n in range(COUNT // 2)] for partition in (0, 1)}
+    )
+    assert klamm.check(store.path).ok
