@@ -21,8 +21,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import klamm
-from tests import windows
+from tests import clients, windows
 from tests.databases import database, postgres_server  # noqa: F401  # fixtures
+from tests.procs import librdkafka_threads
 
 # Deadlines measure the machine, not the code, where cores are shared. The database lets a failure come back first.
 settings.register_profile("klamm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,6 +73,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # the interpreter's last collection is to find everything, else libraries report leaks
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Have no client of librdkafka outlive its test: it would go on to look for its server, and a later fork might copy
+    a lock that one of its threads holds.
+    """
+    result = yield
+    if "confluent_kafka" in sys.modules and librdkafka_threads():
+        clients.close_all()
+    return result
 
 
 def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:

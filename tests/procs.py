@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -51,6 +51,15 @@ def die_with_parent() -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def librdkafka_threads() -> list[str]:
+    """Return the names of the threads that clients of librdkafka have in this process."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has just ended
+            names.append(path.read_text().rstrip("\n"))
+    return [name for name in names if name.startswith("rdk:")]
+
+
 _SIZE = struct.Struct("q")
 
 
@@ -59,9 +68,13 @@ class Child:
 
     It is killed at the latest when its parent ends. Waiting for it is bounded, and takes in what it writes to the
     pipe: a result may be larger than a pipe. The size comes first: grandchildren may hold the pipe open.
+
+    A lock that another thread holds while this one forks is never released in the child. Klamm's own are seen to; those
+    of librdkafka are not, so there must be no client of it then.
     """
 
     def __init__(self, action: Callable[[], object]) -> None:
+        assert not (left := librdkafka_threads()), f"fork beside threads of librdkafka, whose locks it may keep: {left}"
         self.status: int | None = None
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -127,7 +140,8 @@ class Child:
         """Wait until it has ended, and return its status, as os.waitpid returns it."""
         deadline = time.monotonic() + seconds
         while not self._look():
-            assert time.monotonic() < deadline, f"process {self.pid} ends: not within {seconds} s"
+            if time.monotonic() >= deadline:
+                raise AssertionError(f"process {self.pid} ends: not within {seconds} s\n{threads_of(self.pid)}")
             if self._ended_pipe:
                 time.sleep(0.0002)  # it is about to end
             else:
@@ -182,6 +196,18 @@ class Child:
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe, self._ended_pipe = -1, True
+
+
+def threads_of(pid: int) -> str:
+    """Return what each thread of a process waits in, as far as the kernel tells: a line a thread."""
+    lines = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        facts = []
+        for name in ("comm", "wchan", "syscall"):
+            with suppress(OSError):
+                facts.append((task / name).read_text().strip())
+        lines.append(f"  {task.name} {' '.join(facts)}")
+    return "\n".join(lines)
 
 
 def how_ended(status: int) -> str:
@@ -241,4 +267,16 @@ class Flag:
         until(lambda: bool(self), self.path, seconds)
 
 
-__all__ = ["PATIENCE", "Child", "Flag", "asleep", "children", "die_with_parent", "how_ended", "readable", "until"]
+__all__ = [
+    "PATIENCE",
+    "Child",
+    "Flag",
+    "asleep",
+    "children",
+    "die_with_parent",
+    "how_ended",
+    "librdkafka_threads",
+    "readable",
+    "threads_of",
+    "until",
+]

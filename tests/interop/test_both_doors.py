@@ -193,20 +193,20 @@ def test_an_embedded_append_wakes_a_consumer_of_the_wire(server: Serving, store:
                 flag.wait()
                 opened.append("bell", flag.path.encode(), acks=1)
 
-    with children() as fork, consumer(server.address, **WAITS_LONG) as reader:
+    with children() as fork:
         fork(append)
-        reader.assign([TopicPartition("bell", 0, 0)])
-        for flag in asked:
-            flag.up()
-            (message,) = read(reader, 1)
-            assert message.value() == flag.path.encode()
+        with consumer(server.address, **WAITS_LONG) as reader:
+            reader.assign([TopicPartition("bell", 0, 0)])
+            for flag in asked:
+                flag.up()
+                (message,) = read(reader, 1)
+                assert message.value() == flag.path.encode()
 
 
 def test_what_comes_over_the_wire_wakes_an_embedded_consumer(
     server: Serving, store: klamm.Store, tmp_path: Path
 ) -> None:
     store.topics.create("bell")
-    made = producer(server.address, linger_ms=0)
     with store.consumer("bell", start="earliest") as reader, children() as fork:
         reads = Flag(tmp_path / "reads")
 
@@ -220,6 +220,7 @@ def test_what_comes_over_the_wire_wakes_an_embedded_consumer(
 
         child = fork(follow)
         reads.wait()
+        made = producer(server.address, linger_ms=0)
         for number in range(15):
             produce(made, "bell", [Written(None, b"%d" % number, (), 0)])
             assert len(reader.poll()) == 1  # it comes before the next is sent
