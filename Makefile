@@ -1,12 +1,14 @@
 # Klamm. `make` prints what there is to make. Each target sets up what it needs, in .venv.
 #
-# Needs Python >= 3.11 (with headers and venv), a C compiler and make; the rest comes from requirements.lock.
+# Needs Python >= 3.11 (with headers and venv), a C compiler and make; the rest comes from requirements.lock, of which
+# requirements-run.lock is the part that a server, the console and a build need: `make run` installs no more.
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/klamm/*/*.h)
 
 # Debian packages whose programs tests call: mkfs.ext4, mkfs.xfs, mkfs.btrfs; mount and losetup; rsync; a PostgreSQL server of their own; a client of
@@ -33,7 +35,7 @@ help: ## this list
 	@echo "Klamm: what there is to make"
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-run: build ## a server, the console and a live feed of orders, until Ctrl-C; ARGS=DIRECTORY to keep the store
+run: $(VENV)/.natives ## a server, the console and a live feed of orders, until Ctrl-C; ARGS=DIRECTORY to keep the store
 	@$(PY) examples/live.py $(ARGS)
 
 tour: build ## a short tour: write, read, query, kill a writer, lose nothing
@@ -102,28 +104,35 @@ $(SPARK_CLASSES): $(VENV)/.packages tests/spark/classes.py | tools build
 
 venv: $(VENV)/.packages ## .venv with the packages of requirements.lock
 
-$(VENV)/.packages: requirements.lock
+$(VENV)/.run-packages: requirements-run.lock
 	@test -n "$(PYTHON)" || { echo "venv: no Python >= 3.11 found; say make PYTHON=/path/to/python"; exit 1; }
-	@echo "venv: packages of requirements.lock into $(VENV): 1.4 GB, for a minute or some"
+	@echo "venv: packages of requirements-run.lock into $(VENV)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@awk '/^[a-z]/ { uv = /^uv==/ } uv' requirements.lock > $(VENV)/uv.txt
-	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
+	@awk '/^[a-z]/ { uv = /^uv==/ } uv' requirements-run.lock > $(VENV)/uv.txt
+	@test -x $(UV) || $(PY) -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
+	@$(UV) pip install -q --python $(PY) --require-hashes -r requirements-run.lock
+	@touch $@
+
+$(VENV)/.packages: requirements.lock $(VENV)/.run-packages
+	@echo "venv: packages of requirements.lock into $(VENV): 1.4 GB, for a minute or some"
 	@$(UV) pip install -q --python $(PY) --require-hashes -r requirements.lock
 	@touch $@
 
-build: $(VENV)/.natives ## compile the native modules, in place, when they changed
+build: $(VENV)/.packages $(VENV)/.natives ## compile the native modules, in place, when they changed
 	@:
 
-# An editable install compiles everything. Afterwards only what changed is compiled, until the lock file or the part of
+# An editable install compiles everything, some files at a time; Cython first, for its compiler is not safe in threads. Afterwards only what changed is compiled, until the lock file or the part of
 # pyproject.toml that says how to build changes.
-$(VENV)/.natives: $(VENV)/.packages pyproject.toml $(NATIVE)
+$(VENV)/.natives: $(VENV)/.run-packages pyproject.toml $(NATIVE)
 	@built_from=$$(sed '/^\[tool.pytest/,$$d' pyproject.toml | cat - requirements.lock | cksum); \
 	if [ "$$(cat $(VENV)/.installed 2>/dev/null)" = "$$built_from" ]; then \
 		echo "build: native modules" && \
 		$(PY) -W ignore -c 'import setuptools; setuptools.setup()' -q build_ext --inplace; \
 	else \
 		echo "build: klamm into $(VENV), editable; compiles for a minute" && \
-		$(UV) pip install -q --python $(PY) --no-deps --no-build-isolation -e . && \
+		printf '[build_ext]\nparallel = %s\n' $(JOBS) > $(VENV)/build.cfg && \
+		{ $(VENV)/bin/cythonize -q -j $(JOBS) $(filter %.pyx,$(NATIVE)) 2>$(VENV)/cython.log || { cat $(VENV)/cython.log; exit 1; }; } && \
+		CFLAGS="-g0 $(CFLAGS)" DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg $(UV) pip install -q --python $(PY) --no-deps --no-build-isolation -e . && \
 		echo "$$built_from" > $(VENV)/.installed; \
 	fi
 	@touch $@
@@ -131,7 +140,10 @@ $(VENV)/.natives: $(VENV)/.packages pyproject.toml $(NATIVE)
 lock: venv ## resolve the packages of pyproject.toml again into requirements.lock
 	@$(UV) pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 		--all-extras --group dev --custom-compile-command "make lock" pyproject.toml -o requirements.lock
-	@if grep -n '://' requirements.lock; then echo "lock: requirements.lock names a host"; exit 1; fi
+	@printf 'cython\nsetuptools\nuv\n' | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-annotate --extra cli --extra console --extra server --constraint requirements.lock \
+		--custom-compile-command "make lock" pyproject.toml - -o requirements-run.lock
+	@if grep -n '://' requirements.lock requirements-run.lock; then echo "lock: a lock file names a host"; exit 1; fi
 
 clean: ## remove everything made here, .venv too
 	@rm -rf $(VENV) .tools build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -222,7 +222,9 @@ class Load:
         return self.cpu / self.count * 1e6
 
 
-def produce(start, address: str, pid: int, topic: str, size: int, count: int) -> Load:
+def produce(
+    start, address: str, pid: int, topic: str, size: int, count: int, security: dict[str, str] | None = None
+) -> Load:
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -231,6 +233,7 @@ def produce(start, address: str, pid: int, topic: str, size: int, count: int) ->
             "acks": 1,
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 256 * 1024,
+            **(security or {}),
         }
     )
     value = bytes(size)
@@ -254,11 +257,12 @@ def produce(start, address: str, pid: int, topic: str, size: int, count: int) ->
     return load
 
 
-def consume(start, address: str, pid: int, topic: str, count: int) -> Load:
+def consume(start, address: str, pid: int, topic: str, count: int, security: dict[str, str] | None = None) -> Load:
     """Reads what `produce` has put there."""
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False})
+    config = {"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False}
+    consumer = Consumer({**config, **(security or {})})
     start()
     before, cpu = time.perf_counter(), cpu_of(pid)
     consumer.assign([TopicPartition(topic, 0, 1)])  # after the one that connected the producer

@@ -1,4 +1,5 @@
 """A store that lives: a Kafka server, the console, and orders that come in, are billed, shipped and sometimes fail.
+Where Spark is installed, the game of life is played in it, too, some seconds later.
 
     python examples/live.py [DIRECTORY]
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -27,19 +31,23 @@ import klamm
 SECONDS_WITHOUT_TERMINAL = 4.0
 READY_S = 30.0
 PER_SECOND = 40
+LIFE_AFTER_S = 5.0  # the page comes first
+LIFE_SIZE = 128
+GENERATIONS = 4_000
+END_S = 10.0
 CITIES = ("Graz", "Lisbon", "Osaka", "Quito", "Tromsø")
 GOODS = ("book", "lamp", "chair", "kettle", "map")
 
 
 class Service:
-    """`klamm serve` or `klamm console`, as a process of its own; its first line says where it listens."""
+    """`klamm serve` with a console, as a process of its own; its first line says where they listen."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "klamm", *arguments]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         )
-        self.address = self._first_line().split(" at ", 1)[1].split()[0]
+        self.line = self._first_line()
 
     def _first_line(self) -> str:
         assert self._process.stdout is not None
@@ -49,13 +57,53 @@ class Service:
             raise SystemExit(f"live: {' '.join(map(str, self._process.args))} ended with {code}")  # type: ignore[arg-type]
         return line
 
+    @property
+    def kafka(self) -> str:
+        return self.line.split(" at ", 1)[1].split()[0]
+
+    @property
+    def console(self) -> str:
+        return self.line.rsplit(" at ", 1)[1].strip().removesuffix(")")
+
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class Life:
+    """The game of life, by Spark, as a process group of its own. It may be killed at any moment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def is_installed() -> bool:
+        has_java = "JAVA_HOME" in os.environ or shutil.which("java") is not None
+        return has_java and all(find_spec(package) for package in ("pyspark", "pandas", "pyarrow"))
+
+    def start(self) -> None:
+        script = Path(__file__).parent / "life" / "life.py"
+        command = [sys.executable, script, self._path, "--size", str(LIFE_SIZE), "--generations", str(GENERATIONS)]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+    def stop(self) -> None:
+        """End it: at SIGTERM the JVM removes its files, and takes Spark's Python processes with it."""
+        if self._process is None:
+            return
+        deadline = time.monotonic() + END_S
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait()
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def free_port(wanted: int) -> str:
@@ -159,18 +207,20 @@ class Feed:
 # ---- all together
 
 
-def show(path: Path, page: str, kafka: str, *, has_terminal: bool) -> None:
+def show(path: Path, page: str, kafka: str, *, has_terminal: bool, has_life: bool) -> None:
+    life = f"{page}life, once Spark is up" if has_life else "not played: it needs a terminal, Java, klamm[spark,table]"
     print(
         f"""
   The console     {page}
   Kafka clients   {kafka}
   The store       {path}
+  Game of life    {life}
 
   Three commands to try in another terminal:
 
     {klamm_command()} tail orders -f --store {path}
     {klamm_command()} group list --store {path}
-    {klamm_command()} sql "select count(*) from orders" --store {path}
+    {klamm_command()} topic show orders --store {path}
 
   {"Ctrl-C ends it." if has_terminal else f"No terminal: it ends in {SECONDS_WITHOUT_TERMINAL:.0f} seconds."}
 """,
@@ -193,26 +243,29 @@ def look(page: str) -> str:
 def run(path: Path) -> None:
     has_terminal = sys.stdin.isatty()
     is_over = threading.Event()
-    services: list[Service] = []
+    service: Service | None = None
+    life = Life(path)
+    has_life = has_terminal and life.is_installed()
     with klamm.open(path) as store:
         feed = Feed(store, is_over)
         try:
-            kafka = Service("serve", str(path), "--kafka", free_port(9092))
-            services.append(kafka)
-            console = Service("console", str(path), "--port", free_port(8080))
-            services.append(console)
-            show(path, console.address, kafka.address, has_terminal=has_terminal)
+            ports = ("--kafka", free_port(9092), "--console", free_port(8080), "--metrics", free_port(9644))
+            service = Service("serve", str(path), *ports, "--set", "request.log.size=50")
+            show(path, service.console, service.kafka, has_terminal=has_terminal, has_life=has_life)
+            if has_life and not is_over.wait(LIFE_AFTER_S):
+                life.start()
             if has_terminal:
                 is_over.wait()
             else:
                 is_over.wait(SECONDS_WITHOUT_TERMINAL)
-                print(f"live: {console.address} shows {look(console.address)!r}")
+                print(f"live: {service.console} shows {look(service.console)!r}")
         except KeyboardInterrupt:
             print()
         finally:
             began = time.monotonic()
             is_over.set()
-            for service in reversed(services):
+            life.stop()
+            if service is not None:
                 service.stop()
             feed.join()
             orders = store["orders"].info().count

@@ -26,7 +26,7 @@ from types import ModuleType
 ROOT = Path(__file__).parent.parent
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))  # asked for here: threads that ask first at once may get None
 SOURCE = ROOT / "src" / "klamm"
-MODULES = ("klamm.batch._kernel", "klamm.disk._os", "klamm.kafka._produce", "klamm.log._head")
+MODULES = ("klamm.batch._kernel", "klamm.disk._os", "klamm.kafka._fetch", "klamm.kafka._produce", "klamm.log._head")
 FLAGS = ["-O0", "-g0", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-unused-function", "-fPIC", "-shared"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 # Reads of Arrow buffers need not be aligned: the CPUs we build for do not mind, and slices of tables are not. The other

@@ -36,7 +36,7 @@ CACHE = ROOT / ".pytest_cache"
 NOTHING_CHOSEN = 5  # an exit code of pytest's: no test fits the arguments
 AT_ONCE = max(3, (os.cpu_count() or 0) + 1)  # one more than cores: most tests wait, too
 IDLE_MORE = 2  # parts that may run beyond that, started one by one while cores are idle
-IDLE_S, IDLE_SHARE = 5.0, 0.15  # a further part starts after so long without a start in which that much CPU was idle
+IDLE_S, IDLE_SHARE = 3.0, 0.08  # a further part starts after so long without a start in which that much CPU was idle
 STAT = Path("/proc/stat")
 PROGRESS_S = 30.0
 SLOW_S, SLOWEST = 5.0, 10  # when a part ends, so many of its tests are listed that took longer than that
@@ -71,17 +71,17 @@ PARTS = (
     Part("pipelines", ("spark/pipelines",), quick=False),
     Part("leftovers", tuple(f"crash/test_{name}.py" for name in _LEFTOVERS), quick=False),
     Part("crash", ("crash",), quick=False, disk=True),
-    Part("interop", ("interop",), quick=False),
-    Part("others"),
-    Part("client", ("client",)),
+    Part("interop", ("interop", "cluster"), quick=False),  # which share an Apache Kafka
     Part("spark", ("spark",), quick=False),
+    Part("others"),
+    Part("kafka", ("kafka",)),
+    Part("client", ("client",)),
     Part("cli", ("cli",)),
     Part("console", ("console", "browser")),
-    Part("kafka", ("kafka",)),
-    Part("store", ("store",)),
     Part("log", ("disk", "log")),
-    Part("aio", ("aio",)),
+    Part("store", ("store",)),
     Part("batch", ("batch", "arrow")),
+    Part("aio", ("aio",)),
 )
 QUICK_TESTS = ("-m", "not soak and not jvm")
 

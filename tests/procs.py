@@ -20,6 +20,9 @@ from typing import Any, NoReturn, TypeVar
 PATIENCE = 60.0  # seconds that nothing here takes, on a machine that has other things to do
 _FIRST_PAUSE_S, _PAUSE_S = 0.0005, 0.005  # of `until`: each pause is a tenth longer, since looking takes a core, too
 
+STRICT = ("-W", "error", "-W", "ignore:Binding:DeprecationWarning")
+"""Of a Python: warnings are errors, but for one of CPython 3.12.0 to 3.12.3 about SQLite's ?1 (pyproject.toml)."""
+
 T = TypeVar("T")
 
 

@@ -24,7 +24,7 @@ from tests.procs import PATIENCE, until
 KLAMM = Path(sys.executable).parent / "klamm"
 READY = re.compile(
     r"klamm: serving (?P<path>.+) at (?P<address>\S+) "
-    r"\((?:new )?store (?P<store>\w+)(?:, metrics at (?P<metrics>\S+))?\)\n"
+    r"\((?:new )?store (?P<store>\w+)(?:, metrics at (?P<metrics>[^\s,]+))?(?:, console at (?P<console>\S+))?\)\n"
 )
 # A killed member is missed soon, and unfinished transactions are looked for every half second.
 SHORT_SESSIONS = ("--set", "group.min.session.timeout.ms=100", "--set", "log.cleaner.backoff.ms=500")

@@ -9,12 +9,21 @@ from tests import asan
 pytestmark = pytest.mark.skipif(asan.library() is None, reason="gcc with AddressSanitizer is not here")
 
 TABLE = "tests/log/test_producer_table.py::test_no_table_of_producers_crashes_a_process_that_uses_it"
-PRODUCE, CUT = "tests/kafka/test_ordinary_produce.py", "tests/log/test_cut.py"
-HOSTILE = ["tests/batch/test_hostile.py", "tests/batch/test_decoder.py", "tests/log/test_side_files.py", TABLE, PRODUCE]
+PRODUCE, FETCH = "tests/kafka/test_ordinary_produce.py", "tests/kafka/test_ordinary_fetch.py"
+CUT = "tests/log/test_cut.py"
+HOSTILE = ["tests/batch/test_hostile.py", "tests/batch/test_decoder.py", "tests/log/test_side_files.py", TABLE]
+HOSTILE += [PRODUCE, FETCH]
 SERVER = ["tests/batch/test_scan.py", "tests/log/test_sync_thread.py", "tests/log/test_bell_thread.py", CUT]
 ENGINE = ["tests/client/test_read_engine.py", "tests/client/test_closing.py", "tests/client/test_waiting.py"]
 WAITING = ["tests/disk/test_bell.py", "tests/disk/test_os.py"]
-ALL = ["tests/batch", "tests/log", PRODUCE, "tests/crash/test_damage.py", "--deselect=tests/batch/test_codecs.py"]
+ALL = [
+    "tests/batch",
+    "tests/log",
+    PRODUCE,
+    FETCH,
+    "tests/crash/test_damage.py",
+    "--deselect=tests/batch/test_codecs.py",
+]
 
 
 def check(arguments: list[str], examples: int) -> None:
@@ -26,12 +35,9 @@ def check(arguments: list[str], examples: int) -> None:
     assert result.returncode == 0, report
 
 
-def test_hostile_bytes_are_read_within_their_buffers() -> None:
-    check(HOSTILE, 50)
-
-
-def test_what_a_server_scans_and_its_threads_stay_within_their_buffers() -> None:
-    check(SERVER, 50)
+def test_hostile_bytes_and_what_a_server_scans_are_read_within_their_buffers() -> None:
+    """In one process: a pytest under AddressSanitizer takes seconds to start."""
+    check([*HOSTILE, *SERVER], 50)
 
 
 def test_the_sanitizer_would_have_told(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -42,9 +48,10 @@ def test_the_sanitizer_would_have_told(tmp_path_factory: pytest.TempPathFactory)
         "import ctypes\n"
         "from klamm.batch import _kernel\n"
         "from klamm.disk import _os\n"
-        "from klamm.kafka import _produce\n"
+        "from klamm.kafka import _fetch, _produce\n"
         "from klamm.log import _head\n"
-        f"assert all(each.__file__.startswith({str(asan.build())!r}) for each in (_kernel, _os, _produce, _head))\n"
+        "native = (_kernel, _os, _fetch, _produce, _head)\n"
+        f"assert all(each.__file__.startswith({str(asan.build())!r}) for each in native)\n"
         "def test_beyond():\n"
         "    data = bytes(100)\n"
         "    ctypes.memmove(ctypes.create_string_buffer(400), ctypes.c_char_p(data), 300)\n"

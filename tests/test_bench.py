@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.java_tools import need_kafka
+from tests.procs import STRICT
 
 ROOT = Path(__file__).parent.parent
 PATH = "/usr/sbin:/usr/bin:/bin"
@@ -18,9 +20,13 @@ KEYS = {"question", "figure", "figure_range", "unit", "peer", "peer_figure", "ra
 KEYS |= {"machine", "busy", "tree", "commit", "dirty", "at", "seconds"}
 
 
+ONE_ROUND = ("cli", "contention", "kafka_acks_all")  # which start processes in each; a second one shows nothing more
+
+
 def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str, object]]:
+    rounds = ["--rounds=1"] if script in ONE_ROUND else []
     run = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "bench" / f"{script}.py", "--quick"],
+        [sys.executable, *STRICT, ROOT / "bench" / f"{script}.py", "--quick", *rounds],
         capture_output=True,
         text=True,
         env={"KLAMM_BENCH_DIR": str(tmp_path), "PATH": PATH},
@@ -34,8 +40,10 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
     "script",
     [
         *("import_time", "single_append", "table", "contention", "blocks_ahead", "fetch_cut", "cli"),
-        *("kafka_acks_all", "kafka_new_topic"),
+        *("kafka_acks_all", "kafka_acl", "kafka_new_topic"),
         pytest.param("lock_word", marks=pytest.mark.soak),  # compiles an older commit first
+        pytest.param("console_load", marks=pytest.mark.soak),
+        pytest.param("console_paint", marks=pytest.mark.soak),  # needs a browser
     ],
 )
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:
@@ -50,6 +58,7 @@ def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> 
         *("kafka_throughput", "kafka_rdkafka", "kafka_java", "kafka_latency", "kafka_start", "kafka_parked"),
         "kafka_idle_fetch",
         "kafka_transactions",
+        *("kafka_tls", "kafka_logins"),
     ],
 )
 def test_each_answer_beside_apache_kafka_is_one(script: str, tmp_path: Path) -> None:
@@ -80,6 +89,11 @@ def test_each_answer_of_spark_is_one(script: str, tmp_path: Path) -> None:
     if not any((ROOT / ".tools" / "spark-kafka").glob("spark-sql-kafka*.jar")):
         pytest.skip("there is no Kafka connector of Spark's: `make tools` fetches it")
     signed(answers(script, tmp_path, 200), tmp_path)
+
+
+def test_every_script_is_in_the_list() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "bench" / "README.md").read_text().split("\n## ")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "bench").glob("[a-z]*.py"))
 
 
 def signed(lines: list[dict[str, object]], tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.procs import STRICT
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = ["README.md", "docs/start.md", *sorted(f"docs/guide/{path.name}" for path in (DOCS / "guide").glob("*.md"))]
@@ -77,6 +79,11 @@ _PORT = "a port that may be taken; tests serve at any that is free, as tests/ser
 _CONNECTOR = "tests/spark/test_kafka_connector.py has the same queries, at another port and with an end"
 
 NOT_RUN = {
+    (
+        "docs/guide/copying.md",
+        "sh",
+        "klamm copy events/ backup/",
+    ): "names brokers; tests/transfer/test_copy.py copies so",
     ("README.md", "sh", "klamm serve"): _PORT,
     ("README.md", "sh", "echo hello | kcat"): f"{_PORT}; docs/start.md has the same with a test",
     ("README.md", "sh", "export KLAMM_STORE"): "docs/guide/command-line.md has the same commands with a test",
@@ -84,6 +91,7 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "sh", "git clone"): "clones and installs",
     ("docs/guide/command-line.md", "bash", "klamm pipeline"): "each starts a JVM: tests/cli/test_pipeline.py has them",
     ("docs/guide/console.md", "console", "$ klamm console"): f"{_PORT}: tests/console/test_server.py",
+    ("docs/guide/console.md", "sh", "klamm serve events/ --console"): f"{_PORT}: tests/cli/test_serve_console.py",
     ("docs/guide/console.md", "sh", "klamm console events/ --host"): f"{_PORT}: tests/console/test_security.py",
     ("docs/guide/declarative-pipelines.md", "sh", "pip install"): _INSTALLS,
     ("docs/guide/life.md", "sh", "pip install"): _INSTALLS,
@@ -215,7 +223,7 @@ def test_python_of_a_page_works_when_pasted_into_a_prompt(page: str, tmp_path: P
     if "guide" in page:
         blocks.insert(0, BEFORE_GUIDE)
     prompt = subprocess.run(
-        [sys.executable, "-i", "-q", "-W", "error"],
+        [sys.executable, "-i", "-q", *STRICT],
         input="\n".join([*blocks, "print('reached the end')\n"]),
         cwd=tmp_path,
         capture_output=True,

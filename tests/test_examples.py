@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from tests.procs import until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOWS = {"live.py", "tour.py"}  # `make run` and `make tour`: they need no directory
@@ -122,6 +123,30 @@ def test_make_run_in_a_terminal_ends_with_ctrl_c(tmp_path: Path) -> None:
         assert (live.returncode, err) == (0, "") and "orders; ended in" in out
         with klamm.open(tmp_path / "events", create=False) as store:
             assert [lock for lock in store.who() if lock.pid != os.getpid()] == []
+    finally:
+        if live.poll() is None:
+            live.terminate()
+            live.communicate()
+        os.close(master)
+        os.close(terminal)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_make_run_plays_life_where_spark_is_and_ends_it_in_the_middle(tmp_path: Path) -> None:
+    master, terminal = os.openpty()
+    live = subprocess.Popen(
+        [sys.executable, EXAMPLES / "live.py", tmp_path / "events"], stdin=terminal, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert live.stdout is not None
+        assert any("/life, once Spark is up" in line for line in iter(live.stdout.readline, "  Ctrl-C ends it.\n"))
+        with klamm.open(tmp_path / "events", create=False) as store:
+            until(lambda: "life" in store.topics, "Spark is up", 300)
+            until(lambda: store["life"].info().count > 20_000, "life is played", 300)
+            live.send_signal(signal.SIGINT)
+            assert "orders; ended in" in live.communicate(timeout=60)[0] and live.returncode == 0
+            until(lambda: {lock.pid for lock in store.who()} == {os.getpid()}, "no process has it open")
     finally:
         if live.poll() is None:
             live.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import importlib
 import inspect
 import pickle
 import re
@@ -338,9 +339,13 @@ def test_tab_completion_shows_nothing_that_is_not_on_the_page(store: klamm.Store
         assert completed == shown, type(thing).__name__
 
 
-def test_the_package_shows_its_public_names_and_no_others() -> None:
-    assert dir(klamm) == sorted(klamm.__all__)
-    assert all(hasattr(klamm, name) for name in dir(klamm))
+@pytest.mark.parametrize("name", ["klamm", "klamm.aio", "klamm.testing", "klamm.spark", "klamm.spark.pipelines"])
+def test_a_package_shows_its_public_names_and_no_others(name: str) -> None:
+    if name.startswith("klamm.spark"):
+        pytest.importorskip("pyspark")
+    package = importlib.import_module(name)
+    assert dir(package) == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in dir(package))
 
 
 @pytest.mark.parametrize(

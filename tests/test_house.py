@@ -7,6 +7,7 @@ names a machine. What documents link to and show: test_documents.py.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -32,9 +33,10 @@ DOCS = ROOT / "docs"
 # .py files (pyproject.toml); native modules it cannot see.
 ROOMS = [
     ["cli"],
-    ["console", "kafka", "spark"],
+    ["console", "kafka", "spark", "transfer"],
     ["aio", "testing"],
     ["api"],
+    ["cluster"],
     ["arrow", "client"],
     ["store"],
     ["log"],
@@ -302,23 +304,30 @@ def test_no_source_file_holds_a_second_noun() -> None:
 # Words: docs/internals/README.md has the glossary
 
 BANNED_NAMES = {
-    "bell thread",
+    "chime",
     "desk",
     "dirt",
     "honoured",
     "hush",
-    "maintenance thread",
+    "janitor",
     "lane",
     "parking",
     "road",
     "seat",
-    "record filter",
+    "sieve",
     "tenure",
 }
 BANNED_PROSE = re.compile(
     r"\b(whoever|somebody|nobody|anew)\b|(?<!there )\bis no\b(?! (?:longer|more|limit)\b)", re.IGNORECASE
 )
 NOUNS = {"encoding", "staging", "testing"}  # that end in -ing all the same
+NOT_VERBS = re.compile(
+    r"(?:A|After|All|An|And|Any|As|At|Away|Back|Before|Behind|By|Bytes|Each|Every|Everything|For|From|How|If|In|Is|"
+    r"It|Its|KeyError|No|None|Not|Nothing|Now|Of|On|Once|One|Only|Room|Rows|So|Some|That|The|Their|Them|These|They|"
+    r"This|Those|To|True|Under|Until|Up|What|When|Where|Whether|Which|While|Who|Whoever|Whole|Whose|With|Without)\b|\W"
+)
+
+NOT_NOUNS = re.compile(r"(?:For|From|How|Of|That|Those|What|When|Where|Whether|Which|Who|Whose|Why)\b")
 
 
 def sources() -> list[Path]:
@@ -367,10 +376,49 @@ def _texts(node: ast.expr) -> list[str]:
     return []
 
 
+@functools.cache
+def _nodes(path: Path) -> list[ast.AST]:
+    """Return the functions and the calls of a file."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.Call
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
+def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(re.search(r"property\b|\.setter$", ast.unparse(decorator)) for decorator in function.decorator_list)
+
+
+def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
+    """Properties are values, and may be described by a noun."""
+    docs = [
+        (path, doc)
+        for path in SOURCE.rglob("*.py")
+        for node in _nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node)
+        if (doc := ast.get_docstring(node, clean=False)) is not None
+    ]
+    native = re.compile(r'^(?! *@property\n).*\n *c?p?def (?!class|extern).*:\n +"""(.*)', re.MULTILINE)
+    docs += [(path, doc) for path in SOURCE.rglob("*.p?[xi]") for doc in native.findall(path.read_text())]
+    assert len(docs) > 1_500
+    assert [f"{path.relative_to(SOURCE)}: {doc[:60]}" for path, doc in docs if NOT_VERBS.match(doc)] == []
+
+
+def test_the_docstring_of_a_module_or_class_begins_with_its_noun_or_a_verb() -> None:
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        nodes: list[ast.Module | ast.ClassDef] = [tree]
+        nodes += [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for node in nodes:
+            doc = ast.get_docstring(node) or ""
+            if NOT_NOUNS.match(doc):
+                found.append(f"{path.relative_to(SOURCE)}: {doc[:60]}")
+    assert found == []
+
+
 def test_no_error_is_a_question() -> None:
     asked = []
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in klamm.errors.__all__:
                 arguments = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "hint")]
                 texts = [text for argument in arguments for text in _texts(argument)]

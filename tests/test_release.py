@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,7 +44,7 @@ def make_wheel(path: Path, leave_out: str = "", **more: bytes) -> Path:
 
 def test_a_wheel_with_everything_in_it_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("build_wheels").check_contents(make_wheel(tmp_path / "klamm.whl"))
-    assert "klamm.whl: 13 files" in capsys.readouterr().out
+    assert "klamm.whl: 15 files" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,18 @@ def test_the_matrix_names_a_python_that_it_cannot_use(tmp_path: Path, capsys: py
     assert matrix.usable_version(sys.executable) == f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
+def test_the_sdist_has_every_file_and_folder_at_the_top() -> None:
+    """`make wheel` compares all of it; this notices a new file when it is made."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git working tree")
+    tops = {path.split("/")[0] for path in listed.stdout.splitlines()}
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines() if line[:1] not in ("#", "")]
+    patterns = [name for command, *names in lines if command in ("include", "graft") for name in names]
+    patterns += ["src", "pyproject.toml", "LICENSE"]  # with a rule of its own, and by setuptools
+    assert sorted(top for top in tops if not any(fnmatch(top, pattern) for pattern in patterns)) == []
+
+
 def test_every_extra_is_in_the_table_of_the_readme_and_in_all() -> None:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set(project["optional-dependencies"])
@@ -111,3 +124,16 @@ def test_every_extra_is_in_the_table_of_the_readme_and_in_all() -> None:
     assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == extras
     (everything,) = project["optional-dependencies"]["all"]
     assert set(re.findall(r"\w+", everything.partition("[")[2])) == extras - {"all"}
+
+
+def test_what_make_run_installs_is_a_part_of_what_make_test_installs() -> None:
+    """The same versions and hashes: `make test` adds packages to the .venv of `make run`, and changes none."""
+
+    def packages(name: str) -> dict[str, str]:
+        text = (ROOT / name).read_text()
+        found = re.finditer(r"^([a-z][\w.-]*)(==\S+)[^\n]*((?:\n +[^\n]*)*)", text, re.M)
+        return {package[1]: package[2] + package[3] for package in found}  # for which Pythons may differ
+
+    everything, run = packages("requirements.lock"), packages("requirements-run.lock")
+    assert {"cramjam", "cython", "starlette", "typer", "uv", "uvicorn", "zstandard"} <= run.keys()
+    assert {name: text for name, text in run.items() if everything.get(name) != text} == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def values(store: klamm.Store[Any, Any], topic: str = "orders", **options: Any) 
 
 def test_the_hint_for_a_value_that_is_not_bytes_works_as_it_is_written(store: klamm.Store) -> None:
     with pytest.raises(
-        TypeError, match=r'value is str, want bytes or None \(a serde makes bytes of it: serde="json"\)'
+        TypeError, match=r'value is str, expected bytes or None \(a serde makes bytes of it: serde="json"\)'
     ):
         store.append("orders", "hello")  # type: ignore[call-overload]
     assert store.append("orders", "hello", serde="json") == 0
@@ -166,11 +167,11 @@ def test_headers_of_a_record_are_looked_up_by_name(store: klamm.Store) -> None:
 @pytest.mark.parametrize(
     ("headers", "told"),
     [
-        ("trace", "headers are str, want a mapping or"),
-        (5, "headers are int, want a mapping or"),
-        ([("trace", 1)], "the value of header 'trace' is int, want bytes, str or None"),
-        ({1: b""}, "a header's name is int, want str"),
-        ([b"x"], "a header is b'x', want a"),
+        ("trace", "headers are str, expected a mapping or"),
+        (5, "headers are int, expected a mapping or"),
+        ([("trace", 1)], "the value of header 'trace' is int, expected bytes, str or None"),
+        ({1: b""}, "a header's name is int, expected str"),
+        ([b"x"], "a header is b'x', expected a"),
     ],
 )
 def test_headers_that_are_none_are_refused(store: klamm.Store, headers: Any, told: str) -> None:
@@ -286,7 +287,7 @@ def test_a_store_is_asked_in_sql(store: klamm.Store) -> None:
     assert store.sql("select count(*) as n from orders where key = ?", [b"a"]).to_polars()["n"].to_list() == [2]
     assert list(store.sql("select 1 as a, 2 as a")) == [{"a": 1, "a_1": 2}]
     assert list(store.sql("create table t as select 2 as b; select b from t")) == [{"b": 2}]
-    with pytest.raises(klamm.InvalidSetting, match=r"there is no topic 'ordres' \(did you mean 'orders'\?\)"):
+    with pytest.raises(klamm.InvalidSetting, match=r"Topic 'ordres' does not exist \(did you mean 'orders'\?\)"):
         store.sql("select * from ordres")
     with pytest.raises(klamm.InvalidSetting, match="the query is empty"):
         store.sql(" ; ")
@@ -352,6 +353,36 @@ def test_what_is_from_before_a_fork_is_not_called_closed(store: klamm.Store) -> 
     assert values(store) == [b"of the parent"]
 
 
+@pytest.mark.parametrize("name", [["orders"], 5, None, b"orders"])
+def test_what_is_not_a_name_is_a_type_error_of_every_call_that_takes_one(store: klamm.Store, name: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: store[name],
+        lambda: store.append(name, b""),
+        lambda: store.append_many(name, [b""]),
+        lambda: store.scan(name),
+        lambda: store.table(name),
+        lambda: store.pipe(name, print, to="orders"),
+        lambda: store.topics.create(name),
+        lambda: store.topics.describe(name),
+        lambda: store.topics.alter(name),
+        lambda: store.topics.delete(name),
+        lambda: store.dead_letters(name),
+        lambda: store.redrive(name),
+        lambda: store.purge_dead_letters(name),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"a topic's name is a str, not {type(name).__name__}"):
+            call()
+    if name in (5, b"orders"):
+        with pytest.raises(TypeError, match="topics are a name, several, or"):
+            store.consumer(name)
+    if not isinstance(name, list):
+        with pytest.raises(TypeError, match="to: the name of a topic, or several, not"):
+            store.pipe("orders", print, to=name)
+    with pytest.raises(TypeError, match=r"expected what groups\.export returned"):
+        store.groups.import_(name)
+
+
 def test_errors_are_those_of_python_too(store: klamm.Store) -> None:
     with pytest.raises(ValueError) as invalid:
         store.producer(linger_ms=-1)
@@ -361,7 +392,10 @@ def test_errors_are_those_of_python_too(store: klamm.Store) -> None:
     assert isinstance(unknown.value, klamm.UnknownTopic) and isinstance(unknown.value, klamm.TopicError)
     with pytest.raises(LookupError):
         store.append("orders", b"", partition=7)
-    for error in (invalid.value, unknown.value):
+    with pytest.raises(LookupError) as unknown_group:
+        store.groups.describe("biling")
+    assert isinstance(unknown_group.value, klamm.UnknownGroup)
+    for error in (invalid.value, unknown.value, unknown_group.value):
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), again.hint) == (type(error), str(error), error.hint)
 

@@ -71,6 +71,8 @@ from klamm.errors import (
     TransactionError,
     UnknownGroup,
     UnknownTopic,
+    Unreachable,
+    Unsupported,
     UnsupportedFilesystem,
 )
 from klamm.times import Duration
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
     from klamm.kafka.background import server
     from klamm.store.backup import Copied
     from klamm.store.check_partition import Breach, Report
+    from klamm.transfer.copier import CopyReport, copy
 
 __all__ = [
     "Aborted",
@@ -139,6 +142,7 @@ __all__ = [
     "Compression",
     "Consumer",
     "Copied",
+    "CopyReport",
     "CorruptBatch",
     "Cut",
     "DeadLetter",
@@ -224,12 +228,15 @@ __all__ = [
     "TypedBadRecordPolicy",
     "UnknownGroup",
     "UnknownTopic",
+    "Unreachable",
+    "Unsupported",
     "UnsupportedFilesystem",
     "Where",
     "WhereLike",
     "__version__",
     "aio",
     "check",
+    "copy",
     "last",
     "open",
     "server",
@@ -245,6 +252,7 @@ _LATER = {
     "Attempt": "klamm.client.work.outcomes",
     "Breach": "klamm.store.check_partition",
     "Copied": "klamm.store.backup",
+    "CopyReport": "klamm.transfer.copier",
     "DeadLetter": "klamm.client.work.dead_letters",
     "ErrorTypes": "klamm.client.work.run_options",
     "Origin": "klamm.client.work.dead_letters",
@@ -257,6 +265,7 @@ _LATER = {
     "SqlResult": "klamm.arrow.sql_result",
     "Table": "klamm.client.table.table",
     "Transaction": "klamm.client.transaction",
+    "copy": "klamm.transfer.copier",
     "server": "klamm.kafka.background",
     "to": "klamm.client.pipe.output",
 }

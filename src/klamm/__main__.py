@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from klamm.cli.codes import MISUSED
@@ -11,6 +12,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line. Without the extra `cli`, print the line that installs it and exit with 2."""
+    gc.disable()  # what is imported stays: to look for garbage among it takes a tenth of the time
     try:
         from klamm.cli.main import main as run
     except ModuleNotFoundError as error:
@@ -18,6 +20,9 @@ def main() -> None:
             raise
         print(f"klamm: {error.name} is not installed (pip install 'klamm[cli]')", file=sys.stderr)  # noqa: T201
         sys.exit(MISUSED)
+    finally:
+        gc.freeze()
+        gc.enable()
     run()
 
 

@@ -1,4 +1,4 @@
-"""Every error Klamm raises, grouped by when you meet it.
+"""The errors that Klamm raises, grouped by when you meet them.
 
     KlammError
     ├── StoreError               opening or holding a directory
@@ -7,6 +7,8 @@
     │   ├── NewerFormat          written by a newer Klamm
     │   ├── StoreBusy            another process, or another machine, has it in a way that excludes us
     │   ├── ReadOnly             a write through a read-only store
+    │   ├── Unreachable          a kafka:// address does not answer in time, or too few of its replicas do
+    │   ├── Unsupported          a Kafka cluster cannot do that; the hint says what to do instead
     │   └── UnsupportedFilesystem  locks or mapped files cannot be trusted there
     ├── TopicError               naming
     │   ├── UnknownTopic         also: a partition that is not there, a topic deleted since; a LookupError, too
@@ -25,7 +27,7 @@
     │   ├── DiskFull
     │   └── BufferFull           a producer's buffer stayed full for max_block_ms
     ├── GroupError               sharing topics, and progress
-    │   ├── UnknownGroup
+    │   ├── UnknownGroup         a LookupError, too
     │   ├── GroupBusy            it has members, too many of them, or they sit at the other door
     │   ├── NotOwner             a commit for a partition that is another member's by now
     │   └── CommitGap            a batch that does not begin where the last one ended
@@ -78,6 +80,8 @@ __all__ = [
     "TransactionError",
     "UnknownGroup",
     "UnknownTopic",
+    "Unreachable",
+    "Unsupported",
     "UnsupportedFilesystem",
 ]
 
@@ -95,7 +99,7 @@ def readable(text: str) -> str:
 
 
 class KlammError(Exception):
-    """What happened, and in `hint` what to do now.
+    """An error of Klamm: what happened, and in `hint` what to do now.
 
     `code` names what to do in one word, where `hint` says it in Python: the command line, and whatever else is not
     Python, chooses its own words by the code, never by ours.
@@ -136,6 +140,14 @@ class ReadOnly(StoreError):
     """The store was opened for reading only, or its files cannot be written."""
 
 
+class Unreachable(StoreError):
+    """A Kafka server or cluster did not answer in time, or had too few replicas to take a record."""
+
+
+class Unsupported(StoreError):
+    """A call that a store on a Kafka cluster does not have."""
+
+
 class UnsupportedFilesystem(StoreError):
     """The file system does not keep the promises our locks need."""
 
@@ -153,7 +165,7 @@ class TopicExists(TopicError):
 
 
 class InvalidTopic(TopicError):
-    """Not a name for a topic."""
+    """The name is not valid for a topic."""
 
 
 class InvalidSetting(KlammError, ValueError):
@@ -250,7 +262,7 @@ class InvalidTimestamp(InvalidRecord):
     def outside(
         cls, where: str, timestamp: int, earliest: int, latest: int, indexes: tuple[int, ...] = ()
     ) -> InvalidTimestamp:
-        """The error for a `timestamp` that is not in [earliest, latest]."""
+        """Return the error for a `timestamp` that is not in [earliest, latest]."""
         setting = "before" if timestamp < earliest else "after"
         bound = f"before {earliest}" if timestamp < earliest else f"after {latest}"
         return cls(
@@ -281,7 +293,7 @@ class GroupError(KlammError):
     """A group, or its progress, cannot be used as asked."""
 
 
-class UnknownGroup(GroupError):
+class UnknownGroup(GroupError, LookupError):
     """No such group."""
 
 

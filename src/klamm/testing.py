@@ -1,4 +1,4 @@
-"""For tests of programs that use Klamm: topics from a file, and a clock that can be set ahead.
+"""Helpers for tests of programs that use Klamm: topics from a file, and a clock that can be set ahead.
 
     klamm.testing.seed(store, "orders.yaml")
     klamm.testing.advance(store, days=8)
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["advance", "now", "seed"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _LINES = (".jsonl", ".ndjson")
 _YAML = (".yaml", ".yml", ".json")
 _PARTS = {"partitions", "settings", "records"}
@@ -66,7 +71,7 @@ def advance(store: Store[Any, Any], **by: float) -> datetime:
 
 
 def now(store: Store[Any, Any]) -> datetime:
-    """What the store's clock shows."""
+    """Return the time of the store's clock."""
     return datetime.fromtimestamp(store._acquired().heads.wall_ms() / 1000, UTC)
 
 
@@ -97,7 +102,7 @@ def seed(store: Store[Any, Any], path: str | Path, *, topic: str | None = None) 
     for name, each in found.items():
         if name in known and (each.partitions is not None or each.settings):
             raise InvalidSetting(
-                f"{path}: {name}: is there already",
+                f"{path}: {name}: already exists",
                 hint="leave out partitions and settings, or do not create it before",
             )
         _check(each, store.topics.describe(name) if name in known else None, f"{path}: {name}")
@@ -113,7 +118,7 @@ def seed(store: Store[Any, Any], path: str | Path, *, topic: str | None = None) 
 
 
 def _check(given: _Topic, there: TopicInfo | None, where: str) -> None:
-    """What the topic would not take is told before anything is done."""
+    """Raise for what the topic would reject, before anything is done."""
     settings = Settings.of(given.settings if there is None else there.settings, where=where)
     count = given.count if there is None else len(there.partitions)
     for number, record in enumerate(given.records):

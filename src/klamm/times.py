@@ -100,7 +100,7 @@ def format_duration(milliseconds: int) -> str:
 
 
 def to_seconds(name: str, duration: object, *, at_least: float = 0) -> float:
-    """Return a duration in seconds, at most FOREVER_S; TypeError or InvalidSetting, which say `name`, if it is none."""
+    """Return a duration in seconds, at most FOREVER_S. Raise TypeError or InvalidSetting, with `name`."""
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, int | float) and not isinstance(duration, bool):

@@ -62,7 +62,7 @@ GivenRecord: TypeAlias = (
 
 
 def html_table(title: str, names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table for a notebook: numbers on the right, None as a dash."""
+    """Return a table for a notebook: numbers on the right, None as a dash."""
     from html import escape
 
     def cell(value: object) -> str:
@@ -84,7 +84,7 @@ class TopicPartition(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a consumer stands in a partition: the next offset to read, and the leader epoch of what it read last.
+    """A consumer's position in a partition: the next offset to read, and the leader epoch of what it read last.
 
     A position that is stored should keep its epoch: after a power cut, the epoch tells whether the offset still means
     the same records. -1: not known.
@@ -95,7 +95,7 @@ class Position(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a group has committed in a partition: a position, and what its committer noted beside it."""
+    """A group's committed offset in a partition: a position, and the metadata that came with it."""
 
     offset: int
     leader_epoch: int = -1
@@ -177,10 +177,12 @@ class TransactionInfo:
     timeout_ms: int
     partitions: tuple[tuple[str, int], ...]
     """What it may have appended to."""
+    started_ms: int
+    """When it began, by the clock of its machine: with the epoch, it tells one from the producer's next."""
 
 
 class InputRange(NamedTuple):
-    """What a transaction moved a group past: offsets from `start` up to, but not including, `end`."""
+    """The offsets that a transaction moved a group past: offsets from `start` up to, but not including, `end`."""
 
     group: str
     topic: str | None
@@ -192,7 +194,7 @@ class InputRange(NamedTuple):
 
 
 class OutputRange(NamedTuple):
-    """Where records of a transaction are; there may be others in between."""
+    """The offsets of a transaction's records; there may be others in between."""
 
     topic: str | None
     """None: the topic was deleted."""
@@ -235,7 +237,7 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where the records of one `append_many` went."""
+    """The offsets of the records of one `append_many`."""
 
     topic: str
     count: int
@@ -262,7 +264,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """How far a group has come in one partition."""
+    """The progress of a group in one partition."""
 
     topic: str
     partition: int
@@ -315,7 +317,7 @@ class OffsetMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What came of the records of one `consumer.run`."""
+    """The counts of one `consumer.run`: what came of its records."""
 
     done: int
     """Handled."""
@@ -330,7 +332,7 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True)
 class PipeReport:
-    """What one `pipe.run` has committed."""
+    """The counts of one `pipe.run`: what it has committed."""
 
     records: int
     """That were read."""
@@ -340,7 +342,7 @@ class PipeReport:
 
 
 class CompactionReport(NamedTuple):
-    """What a compaction did."""
+    """The counts of a compaction."""
 
     partitions: int
     """In which there was something to do."""

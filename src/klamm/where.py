@@ -1,5 +1,5 @@
-"""Where to start or end in the partitions of a topic: one vocabulary for consumers, scans, tail, group resets and the
-command line.
+"""Positions to start or end at in the partitions of a topic: one vocabulary for consumers, scans, tail, resets of
+groups and the command line.
 
     what                              as text                         which offset of each partition
     "earliest"                        earliest                        the first that is there
@@ -51,7 +51,7 @@ class Where:
     __slots__ = ("_kind", "_number", "_positions")
 
     def __init__(self, where: WhereLike, *, name: str = "where") -> None:
-        """`name` begins the message of InvalidSetting or TypeError."""
+        """Parse a start. `name` begins the message of InvalidSetting or TypeError."""
         self._kind = ""
         self._number = 0
         self._positions: dict[int | tuple[str, int], Position] = {}
@@ -209,6 +209,22 @@ class Where:
             return _position(ends.start, ends)
         offset = self.offset_in(partition, end=ends.end, default=ends.start)
         return Position(offset) if self._kind == "offset" else _position(offset, ends)
+
+    def offset_between(self, name: TopicPartition, start: int, end: int) -> int:
+        """Return its offset in a log elsewhere, of which only the ends are known. Not for a time."""
+        stored = self._named(*name)
+        if stored is not None:
+            return stored.offset
+        match self._kind:
+            case "offset":
+                return self._number
+            case "latest":
+                return end
+            case "last":
+                return max(start, end - self._number)
+            case _:
+                assert self.time_ms is None
+                return start
 
     def _named(self, topic: str, partition: int) -> Position | None:
         return self._positions.get((topic, partition), self._positions.get(partition))

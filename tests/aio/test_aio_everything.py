@@ -129,7 +129,7 @@ def test_a_pipe_runs_beside_the_loop(path: Path) -> None:
         async def no(record: klamm.Record) -> bytes:
             return b""
 
-        with pytest.raises(TypeError, match="not async"):
+        with pytest.raises(TypeError, match="not an async def"):
             await store.pipe("orders", no, to="invoices")
 
     in_loop(path, test)

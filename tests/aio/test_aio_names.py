@@ -27,6 +27,7 @@ PAIRS: list[tuple[type, type]] = [
 NOT_IN_AIO = {
     "Consumer.commit_async": "a commit is awaited, or made a task",
     "Scan.reader": "pyarrow reads it, and blocks: store.sync.scan has it",
+    "klamm.copy": "a job, which takes a thread: asyncio.to_thread(klamm.copy, …)",
     "klamm.server": "it runs in threads of its own, and its calls return at once",
     "klamm.testing": "it is for tests, which may block",
 }
@@ -46,6 +47,8 @@ NOT_SPECIAL = {
     "Table.__contains__": "`in` cannot be awaited: table.get",
     "Table.__len__": "`len` cannot be awaited",
     "Table.__getitem__": "table.get is awaited",
+    "Table.__setitem__": "table.put is awaited",
+    "Table.__delitem__": "table.delete is awaited",
     "Scan.__arrow_c_stream__": "its readers block: store.sync.scan has it",
 }
 DIFFERENT_PARAMETERS = {"klamm.open": {"threads"}}
@@ -56,6 +59,8 @@ SPECIAL = {
     "__contains__": None,
     "__len__": None,
     "__getitem__": "__getitem__",
+    "__setitem__": None,
+    "__delitem__": None,
     "__arrow_c_stream__": None,
 }
 

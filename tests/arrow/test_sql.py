@@ -61,7 +61,7 @@ def test_each_call_sees_what_was_appended_before_and_has_a_database_of_its_own(o
     orders.append("orders", b"4")
     assert [*orders.sql(count)] == [{"n": 4}]
     assert len(orders.sql("create table mine as select 1")) <= 1
-    with pytest.raises(klamm.InvalidSetting, match="there is no topic 'mine'"):
+    with pytest.raises(klamm.InvalidSetting, match="Topic 'mine' does not exist"):
         orders.sql("select * from mine")
 
 
@@ -70,7 +70,7 @@ def test_parameters_are_data_and_variables_of_python_are_no_tables(orders: klamm
     assert [*orders.sql("select count(*) as n from orders where text(value) = ?", [hostile])] == [{"n": 0}]
     assert [*orders.sql("select $a || $b as joined", {"a": "x", "b": "y"})] == [{"joined": "xy"}]
     for name in ("connection", "query", "self", "hostile", "found"):
-        with pytest.raises(klamm.InvalidSetting, match=f"there is no topic '{name}'"):
+        with pytest.raises(klamm.InvalidSetting, match=f"Topic '{name}' does not exist"):
             orders.sql(f"select * from {name}")
 
 

@@ -143,12 +143,12 @@ def test_keys_and_values_may_be_any_bytes_like() -> None:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        (("key", b"v"), "key is str, want bytes or None"),
+        (("key", b"v"), "key is str, expected bytes or None"),
         ((b"k", "value"), "value is str"),
         ((b"k", 7), "value is int"),
         ((b"k", b"v", [("name", 7)]), "header 'name' is int"),
-        ((b"k", b"v", [(b"name", b"v")]), "name is bytes, want str"),
-        ((b"k", b"v", {"name"}), "a header is 'name', want a \\(name, value\\) pair"),
+        ((b"k", b"v", [(b"name", b"v")]), "name is bytes, expected str"),
+        ((b"k", b"v", {"name"}), "a header is 'name', expected a \\(name, value\\) pair"),
         ((b"k", b"v", "name"), "headers are str"),
         ((b"k", b"v", [("a", b"b", b"c")]), "pair"),
     ],

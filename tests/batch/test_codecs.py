@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.batch import CODECS, MAX_DECODED_BYTES, check_level, number_of
+from klamm.batch import CODECS, MAX_DECODED_BYTES, BatchMemory, check_level, number_of
 from klamm.batch.codecs import NAMES, compress, decompress
 from klamm.errors import CorruptBatch, InvalidSetting
 
@@ -121,6 +121,37 @@ def test_what_is_longer_than_the_limit_is_refused(number: int) -> None:
     assert len(decompress(number, packed, 100_000)) == 100_000
     with pytest.raises(CorruptBatch):
         decompress(number, packed, 99_999)
+
+
+LARGE = bytes(range(250)) * 6000
+
+
+def test_large_zstd_is_decompressed_into_memory_that_is_used_again() -> None:
+    memory = BatchMemory()
+    for data in (LARGE, LARGE[::-1], LARGE + b"x" * 4096, LARGE[:-1]):
+        unpacked = decompress(4, memoryview(compress(4, memoryview(data))), memory=memory)
+        assert isinstance(unpacked, memoryview) and unpacked == data
+        first = memoryview(memory.take(1)).obj
+        assert memoryview(memory.take(len(data))).obj is first
+    for number, data in ((4, LARGE[:1000]), (1, LARGE)):
+        unpacked = decompress(number, memoryview(compress(number, memoryview(data))), memory=memory)
+        assert isinstance(unpacked, bytes) and unpacked == data
+
+
+def test_large_zstd_that_is_cut_changed_or_followed_by_more_is_damage() -> None:
+    framed = zstandard.ZstdCompressor(write_checksum=True).compress(LARGE)
+    assert decompress(4, memoryview(framed), memory=BatchMemory()) == LARGE
+    header = zstandard.frame_header_size(framed)
+    size = framed.index(struct.pack("<I", len(LARGE)))
+    assert size < header
+    damaged = [framed[:cut] for cut in range(header, len(framed), 61)]
+    damaged += [framed + b"x", framed + framed, framed[:-1] + bytes([framed[-1] ^ 1])]
+    damaged += [framed[:size] + struct.pack("<I", len(LARGE) + wrong) + framed[size + 4 :] for wrong in (-1, 1, 70_000)]
+    for data in damaged:
+        with pytest.raises(CorruptBatch):
+            decompress(4, memoryview(data), memory=BatchMemory())
+    with pytest.raises(CorruptBatch, match="longer than"):
+        decompress(4, memoryview(framed), len(LARGE) - 1, BatchMemory())
 
 
 def bombs() -> dict[str, tuple[int, bytes]]:

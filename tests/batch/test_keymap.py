@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.batch import CODECS, Builder, KeyMap, RecordFilter, decode, scan_records, verify, walk
-from klamm.batch._kernel import PLACE_BYTES, siphash128
+from klamm.batch._kernel import ENTRY_BYTES, siphash128
 from klamm.batch.header import TRANSACTIONAL
 from klamm.batch.markers import commits, marker
 from klamm.errors import CorruptBatch
@@ -56,7 +56,7 @@ def test_the_table_is_a_dict_of_latest_offsets(keys: list[bytes], seed: int) -> 
 
 def test_a_full_table_says_where_to_go_on_and_takes_keys_that_it_has() -> None:
     table = KeyMap(1, SEED)
-    assert table.memory_bytes == 64 * PLACE_BYTES
+    assert table.memory_bytes == 64 * ENTRY_BYTES
     data = batch(10, *[(b"k%d" % (n % 60), b"") for n in range(100)], codec=3)
     assert table.add(data) == 10 + 48, "three quarters of 64"
     assert table.full and len(table) == 48
@@ -125,8 +125,8 @@ def test_a_record_filter_in_the_middle_of_the_log_is_told_whose_transactions_are
 
 
 def test_it_is_no_larger_than_it_has_to_be() -> None:
-    assert KeyMap(1 << 30, SEED, most=1000).memory_bytes == 1500 * PLACE_BYTES
-    assert KeyMap(1 << 20, SEED, most=1 << 40).memory_bytes == (1 << 20) // PLACE_BYTES * PLACE_BYTES
+    assert KeyMap(1 << 30, SEED, most=1000).memory_bytes == 1500 * ENTRY_BYTES
+    assert KeyMap(1 << 20, SEED, most=1 << 40).memory_bytes == (1 << 20) // ENTRY_BYTES * ENTRY_BYTES
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

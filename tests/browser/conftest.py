@@ -17,6 +17,18 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 )
+MANY = 1_000_000
+LARGE = b'{"text": "' + b"x" * (1 << 20) + b'"}'
+STRANGE = {
+    b"megabyte": LARGE,
+    b"not utf-8": b"\xff\xfe\x80 \xc3(",
+    b"control": b"\x1b[31mred\x07\x00\r\x08gone",
+    b"right to left": "\u202egnp.exe \u05d0\u05d1\u05d2 \u200b".encode(),
+    b"deep": b"[" * 5000 + b"]" * 5000,
+    b"wide": b"x" * 5000 + " \u4e16\u754c ".encode() * 500,
+    b"nothing": None,
+    b"empty": b"",
+}
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 2</script>'
 T0 = 1_790_000_000_000
 
@@ -30,11 +42,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[klamm.Store]:
             (b"k%d" % (n % 5), json.dumps({"n": n, "user": {"id": n % 7}}).encode(), None, T0 + n) for n in range(120)
         ]
         opened.append_many("orders", records, acks=1)
-        opened.topics.create("hostile")
+        opened.topics.create("hostile", settings={"max.message.bytes": 4 << 20})
         opened.append("hostile", HOSTILE.encode(), key=HOSTILE.encode(), headers={"h": HOSTILE}, acks=1)
+        opened.append_many("hostile", list(STRANGE.items()), acks=1)
         opened.topics.create("many")
-        opened.append_many("many", [(b"rare" if n == 7 else None, b"%d" % n) for n in range(150_000)], acks=1)
+        opened.append_many("many", [(b"rare" if n == 7 else None, b"v") for n in range(MANY)], acks=1)
         opened.groups.reset("billing", "orders", to="earliest")
+        opened.topics.create("life")
+        opened.append_many("life", [(b"%d,%d" % (n % 40, n // 3), b"0 born") for n in range(90)], acks=1)
 
         def fail(record: klamm.Record) -> None:
             if record.offset < 2:

@@ -9,7 +9,7 @@ from typing import Any
 import axe_core_python
 
 import klamm
-from tests.browser.conftest import HOSTILE, Tab
+from tests.browser.conftest import HOSTILE, LARGE, MANY, STRANGE, Tab
 from tests.console.process import ConsoleProcess
 
 VIEWS = {
@@ -17,14 +17,25 @@ VIEWS = {
     "topics": "/topics",
     "records": "/topics/orders",
     "record": "/topics/orders/0/1",
+    "columns": "/topics/orders?view=columns",
+    "schema": "/topics/orders/schema",
+    "heat map": "/topics/orders/heat",
+    "purge": "/topics/orders/purge?before=%405",
     "about": "/topics/orders/about",
     "produce": "/topics/orders/produce",
     "groups": "/groups",
     "group": "/groups/show?group=billing",
     "reset": "/groups/reset?group=mails&to=earliest",
     "transactions": "/transactions",
-    "letters": "/dead-letters/orders.dlq",
+    "dead letters": "/dead-letters",
+    "letters": "/dead-letters/orders.dlq?plan=1&rate=5",
+    "letter": "/dead-letters/orders.dlq/0/0",
+    "strange values": "/topics/hostile",
     "trouble": "/trouble",
+    "connections": "/connections",
+    "sql": "/sql?q=select+partition,+count(*)+as+n+from+orders+group+by+1+order+by+1",
+    "pipelines": "/pipelines",
+    "life": "/life",
 }
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text()
 
@@ -85,6 +96,14 @@ def test_the_overview_changes_while_it_is_looked_at(tab: Tab, store: klamm.Store
     page.wait_for_selector(".chart canvas")
 
 
+def test_links_of_a_page_that_was_sent_again_lead_to_pages(tab: Tab, store: klamm.Store) -> None:
+    page = tab.goto("/groups/show?group=billing")
+    page.wait_for_selector("#live[data-updates]")
+    page.click("a:text-is('6h')")
+    page.wait_for_url("**/groups/show?group=billing&span=6h")
+    assert "/events/" not in page.url and page.locator("a[aria-current]:text-is('6h')").count() == 1
+
+
 def test_the_keyboard_leads_through_the_console(tab: Tab) -> None:
     page = tab.goto("/topics")
     page.keyboard.press("j")
@@ -143,9 +162,9 @@ def test_following_a_fast_topic_says_that_it_shows_a_sample(tab: Tab, store: kla
     assert page.locator(".records tbody tr").count() == 101
 
 
-def test_a_search_goes_on_until_everything_was_scanned(tab: Tab) -> None:
+def test_a_search_in_a_million_records_goes_on_until_everything_was_scanned(tab: Tab) -> None:
     page = tab.goto("/topics/many?key=rare")
-    page.wait_for_selector("#scanned:has-text('150,000')")
+    page.wait_for_selector(f"#scanned:has-text('{MANY:,}')")
     page.wait_for_selector("tr[data-key='record 0/7']")
     assert page.locator(".records tbody tr").count() == 1
     assert page.locator("#stop").is_hidden()
@@ -167,6 +186,36 @@ def test_a_search_stops_when_it_is_told_to(tab: Tab) -> None:
     held[0].continue_()
     page.wait_for_selector("#live[data-searched=stopped]")
     assert len(held) == 1 and page.locator("#stop").is_hidden()
+
+
+def test_dragging_over_the_timeline_jumps_to_that_time(tab: Tab) -> None:
+    page = tab.goto("/topics/orders?partition=0&view=text")
+    box = page.locator("#timeline .u-over").bounding_box()
+    assert box is not None
+    middle, height = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(middle, height)
+    page.mouse.down()
+    page.mouse.move(middle + 60, height, steps=3)
+    page.mouse.up()
+    page.wait_for_url("**from=*")
+    address = page.url
+    assert "partition=0" in address and "view=text" in address
+    times = page.locator(".records tbody tr td:first-child").all_inner_texts()
+    assert times == sorted(times) and times[0] >= page.input_value("input[name=from]")[:19]
+    assert page.locator("tr[data-key='record 0/0']").count() == 0
+
+
+def test_records_are_deleted_after_a_look_at_them(tab: Tab, store: klamm.Store) -> None:
+    store.topics.create("purged")
+    store.append_many("purged", [(None, b"%d" % n) for n in range(10)], acks=1)
+    page = tab.goto("/topics/purged/purge")
+    page.fill("input[name=before]", "@7")
+    page.click("form.filter button")
+    page.wait_for_selector("#apply:has-text('Delete 7 records')")
+    assert store["purged"].info().count == 10
+    page.click("#apply")
+    page.wait_for_url("**/topics/purged")
+    assert [record.value for record in store.tail("purged", 99)] == [b"7", b"8", b"9"]
 
 
 def test_a_form_filters_by_json_path(tab: Tab) -> None:
@@ -214,7 +263,7 @@ def test_a_group_is_moved_after_a_look_at_what_that_means(tab: Tab, store: klamm
 
 def test_dead_letters_are_put_back(tab: Tab, store: klamm.Store) -> None:
     store.topics.create("broken")
-    store.append("broken", b"x", acks=1)
+    store.append_many("broken", [b"x", b"y"], acks=1)
 
     def fail(record: klamm.Record) -> None:
         raise KeyError("nothing")
@@ -223,9 +272,35 @@ def test_dead_letters_are_put_back(tab: Tab, store: klamm.Store) -> None:
         consumer.run(fail, workers=1, retries=0, on_error="dead-letter")
     page = tab.goto("/dead-letters/broken.dlq")
     assert "KeyError" in page.inner_text("table")
+    page.fill("input[name=limit]", "1")
+    page.click("#plan")
+    page.wait_for_selector("#redrive:has-text('Put back 1 letter')")
+    assert store["broken"].info().count == 2
+    page.click("#redrive")
+    page.wait_for_selector("text=has put back 1 of 1 letter")
+    page.click("tr[data-key='letter 0/1'] a")
+    page.fill("textarea[name=value]", "mended")
     page.click("#redrive")
     page.wait_for_selector("text=No dead letters")
-    assert [record.value for record in store.tail("broken", 9)] == [b"x", b"x"]
+    assert [record.value for record in store.tail("broken", 9)] == [b"x", b"y", b"x", b"mended"]
+
+
+def test_a_query_is_run_kept_and_run_again(tab: Tab, store: klamm.Store) -> None:
+    page = tab.goto("/sql")
+    page.fill("textarea[name=q]", "select partition, count(*) as n from orders group by 1 order by 1")
+    page.click("button.primary")
+    page.wait_for_selector("tr[data-key='row 1']")
+    page.fill("input[name=name]", "by partition")
+    page.click("form.after button")
+    page.wait_for_selector("a.button:has-text('by partition')")
+    assert Path(f"{store.path}.queries/by partition.sql").is_file()
+
+
+def test_the_board_of_life_changes_while_it_is_looked_at(tab: Tab, store: klamm.Store) -> None:
+    page = tab.goto("/life")
+    before = page.get_attribute(".board path", "d")
+    store.append("life", b"1 born", key=b"9,9", acks=1)
+    page.wait_for_function("before => document.querySelector('.board path').getAttribute('d') !== before", arg=before)
 
 
 def test_a_saved_page_opens_from_disk(tab: Tab, tmp_path: Path) -> None:
@@ -250,7 +325,45 @@ def test_hostile_values_do_nothing(tab: Tab) -> None:
         page = tab.goto(address)
         assert page.evaluate("window.hacked") is None
         assert page.locator("main img, main script").count() == 0
-    assert HOSTILE in tab.goto("/topics/hostile").locator(".records summary").first.inner_text()
+    assert HOSTILE in tab.goto("/topics/hostile").locator(".records summary").last.inner_text()
+
+
+def test_strange_values_are_shown_as_what_they_are(tab: Tab) -> None:
+    """A megabyte, bytes that are not text, control characters, text that runs to the left, JSON that is too deep."""
+    page = tab.goto("/topics/hostile?n=20")
+    assert page.locator(".records tbody tr").count() == 1 + len(STRANGE)
+    assert page.evaluate("document.documentElement.outerHTML.length") < 250_000, "a list holds no large value whole"
+    shown = page.inner_text(".records")
+    assert "ff fe 80 20 c3 28" in shown and "\\u202egnp.exe" in shown and "tombstone" in shown
+    assert not set("\x00\x07\x08\x1b\u202e\u200b") & set(page.content())
+    for offset in range(1, 1 + len(STRANGE)):
+        page = tab.goto(f"/topics/hostile/0/{offset}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280, offset
+    large = 1 + list(STRANGE).index(b"megabyte")
+    assert len(tab.goto(f"/topics/hostile/0/{large}").inner_text(".json")) > len(LARGE) - 100
+    assert "\\u001b[31mred" in tab.goto("/topics/hostile/0/3?view=text").inner_text("main pre")
+
+
+def test_a_thousand_topics(browser: Any, tmp_path: Path) -> None:
+    with klamm.open(tmp_path / "events") as store:
+        for number in range(1000):
+            store.topics.create(f"topic-{number:04}")
+        store.append("topic-0999", b"x", acks=1)
+        console = ConsoleProcess(store.path)
+        tab = Tab(browser, console.address)
+        try:
+            for address in ("/", "/topics"):
+                page = tab.goto(address)
+                assert page.locator("tr[data-key^='topic topic-']").count() == 1000
+                page.wait_for_selector("#live[data-updates]")
+            page.keyboard.press("k")
+            assert page.get_attribute("tr.chosen", "data-key") == "topic topic-0999"
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/topics/topic-0999")
+            assert tab.errors == []
+        finally:
+            tab.close()
+            console.close()
 
 
 def test_everything_can_be_read_without_script(browser: Any, served: ConsoleProcess) -> None:

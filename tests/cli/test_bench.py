@@ -98,5 +98,5 @@ def test_what_goes_wrong_in_a_worker_is_one_line(cli: Cli, store: klamm.Store) -
 
 
 def test_without_a_store_or_a_target_nothing_is_made(cli: Cli, home: Path) -> None:
-    assert "is not there (klamm bench PATH makes a store for it" in cli("bench", code=1).err
+    assert "no such directory (klamm bench PATH makes a store for it" in cli("bench", code=1).err
     assert not home.exists()

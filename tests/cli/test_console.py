@@ -23,4 +23,4 @@ def test_other_hosts_need_a_token(cli: Cli, home: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("\n")
     assert "is empty" in cli("console", "--token-file", tmp_path / "token", code=2).err
     assert "cannot be read" in cli("console", "--token-file", tmp_path / "nothing", code=2).err
-    assert "is not there" in cli("console", tmp_path / "nowhere", code=1).err
+    assert "no such directory" in cli("console", tmp_path / "nowhere", code=1).err

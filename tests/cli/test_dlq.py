@@ -46,6 +46,28 @@ def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) 
     assert values[:2] == ["one", "0"] and len(values) == 3
 
 
+def test_a_dry_run_prints_where_letters_would_go(cli: Cli, letters: klamm.Store) -> None:
+    assert cli("dlq", "redrive", "orders.dlq", "--dry-run").rows == [{"topic": "orders", "letters": 3}]
+    rows = cli("dlq", "redrive", "orders.dlq", "--dry-run", "--error", "ValueError", "--limit", 1).rows
+    assert rows == [{"topic": "orders", "letters": 1}]
+    assert (
+        "Topic 'nowhere' does not exist"
+        in cli("dlq", "redrive", "orders.dlq", "--dry-run", "--to", "nowhere", code=1).err
+    )
+    assert len(cli("dlq", "list", "orders.dlq").rows) == 3 and letters["orders"].info().count == 4
+
+
+def test_one_letter_goes_back_with_another_value(cli: Cli, letters: klamm.Store) -> None:
+    row = cli("dlq", "list", "orders.dlq").rows[0]
+    name = f"{row['partition']}/{row['offset']}"
+    redrive = ("dlq", "redrive", "orders.dlq", "-y", "--rate", 100)
+    assert "--value needs one --letter" in cli(*redrive, "--value", "1", code=2).err
+    assert "'first' is invalid" in cli(*redrive, "--letter", "first", code=2).err
+    assert cli(*redrive, "--letter", name, "--value", "1").rows == [{"topic": "orders.dlq", "redriven": 1}]
+    assert [row["value"] for row in cli("tail", "orders", "--from", 4).rows] == ["1"]
+    assert name not in [f"{row['partition']}/{row['offset']}" for row in cli("dlq", "list", "orders.dlq").rows]
+
+
 def test_redrive_of_one_kind_of_error_to_another_topic(cli: Cli, letters: klamm.Store) -> None:
     letters.topics.create("zeros")
     told = cli("dlq", "redrive", "orders.dlq", "--to", "zeros", "--error", "ZeroDivisionError", code=2).err

@@ -45,7 +45,7 @@ def test_a_group_is_listed_and_shown_with_its_lag(cli: Cli, orders: klamm.Store)
         10,
         7,
     )
-    assert "there is no group 'biling'" in cli("group", "show", "biling", code=1).err
+    assert "Consumer group 'biling' does not exist" in cli("group", "show", "biling", code=1).err
 
 
 def test_members_are_shown_with_what_they_have(cli: Cli, orders: klamm.Store) -> None:
@@ -88,7 +88,7 @@ def test_reset_shows_a_plan_and_does_nothing_without_yes(cli: Cli, orders: klamm
     told = cli("group", "reset", "billing", "--to", "latest", code=2).err
     assert "billing is moved in 1 partition:" in told and "orders/0: 3 → 10" in told
     assert offsets(orders) == {0: 3}
-    assert cli("group", "reset", "billing", "--to", 3).err == "nothing to do: it stands there\n"
+    assert cli("group", "reset", "billing", "--to", 3).err == "nothing to do: the group is there already\n"
 
 
 def test_reset_gives_a_new_group_offsets_if_topics_are_named(cli: Cli, orders: klamm.Store) -> None:
@@ -111,12 +111,12 @@ def test_reset_of_one_partition_and_like_another_group(cli: Cli, orders: klamm.S
     cli("group", "reset", "copy", "-t", "orders", "--like", "billing", "-y")
     assert offsets(orders, "copy") == {0: 3, 1: 8}
     assert "needs one --topic" in cli("group", "reset", "billing", "--partition", 1, "--to", "latest", code=2).err
-    assert "there is no group 'nobody'" in cli("group", "reset", "billing", "--like", "nobody", code=1).err
+    assert "Consumer group 'nobody' does not exist" in cli("group", "reset", "billing", "--like", "nobody", code=1).err
 
 
 def test_reset_of_a_group_that_was_mistyped_tells_the_nearest(cli: Cli, orders: klamm.Store) -> None:
     told = cli("group", "reset", "biling", "--to", "latest", "-y", code=1).err
-    assert "there is no group 'biling' (did you mean 'billing'?)" in told
+    assert "Consumer group 'biling' does not exist (did you mean 'billing'?)" in told
     assert "name its topics" in cli("group", "reset", "zzz", "--to", "latest", "-y", code=1).err
 
 
@@ -133,7 +133,7 @@ def test_a_deleted_group_has_no_offsets(cli: Cli, orders: klamm.Store) -> None:
     assert list(orders.groups) == ["billing"]
     assert cli("group", "delete", "billing", "--yes").rows == [{"group": "billing", "deleted": True}]
     assert list(orders.groups) == []
-    assert "there is no group" in cli("group", "delete", "billing", "-y", code=1).err
+    assert "does not exist" in cli("group", "delete", "billing", "-y", code=1).err
 
 
 def test_an_exported_group_is_imported_elsewhere_and_under_another_name(

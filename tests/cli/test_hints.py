@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from klamm.cli.hints import COMMANDS, HINTS, OPTIONS, VERBS, hint_of
 from klamm.cli.main import app, run
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 from tests.cli.conftest import Cli
-from tests.serving import KLAMM
 
 SOURCE = Path(klamm.__file__).parent
 
@@ -50,9 +48,9 @@ def command_at(path: str) -> Any:
         ("topic lst", "(did you mean 'list'?)"),
     ],
 )
-def test_a_word_of_another_tool_leads_to_the_command(home: Path, typed: str, hint: str) -> None:
-    done = subprocess.run([KLAMM, *typed.split()], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and hint in done.stderr and done.stderr.count("\n") == 1
+def test_a_word_of_another_tool_leads_to_the_command(cli: Cli, typed: str, hint: str) -> None:
+    said = cli(*typed.split(), code=2)
+    assert hint in said.err and said.err.count("\n") == 1 and said.out == b""
 
 
 def test_every_word_leads_to_a_command_that_is_there_and_is_none_itself() -> None:

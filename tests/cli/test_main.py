@@ -27,6 +27,8 @@ NOUNS = {
     "tx": ["list", "abort"],
     "dlq": ["list", "redrive", "purge"],
     "user": ["add", "list", "passwd", "remove"],
+    "acl": ["add", "list", "remove", "explain"],
+    "quota": ["set", "list", "remove"],
     "pipeline": [
         *("archive", "restore", "compact", "aggregate", "join", "deduplicate", "quality"),
         *("list", "show", "reset", "retire"),
@@ -104,12 +106,12 @@ def test_a_store_is_found_by_option_by_environment_or_here(
     [["tail", "t"], ["send", "t", "v"], ["sql", "select 1"], ["export", "t"], ["check"], ["compact"], ["backup", "b"]],
 )
 def test_no_command_but_those_that_make_something_makes_a_store(cli: Cli, home: Path, command: list[str]) -> None:
-    assert f"{home}: is not there" in cli(*command, code=1).err
+    assert f"{home}: no such directory" in cli(*command, code=1).err
     assert not home.exists()
 
 
-def test_what_a_cluster_would_be_is_refused(cli: Cli) -> None:
-    assert "a store is a directory" in cli("topic", "list", "-s", "kafka://localhost:9092", code=1).err
+def test_what_is_neither_a_directory_nor_an_address_is_refused(cli: Cli) -> None:
+    assert "neither a directory nor an address" in cli("topic", "list", "-s", "redis://localhost:9092", code=1).err
 
 
 def test_an_unforeseen_error_is_one_line_and_a_traceback_only_if_asked_for(

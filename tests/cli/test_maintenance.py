@@ -122,7 +122,7 @@ def test_backup_is_a_store_of_its_own(cli: Cli, home: Path, tmp_path: Path, stor
     assert row == {"destination": str(tmp_path / "copy"), "topics": 1, "partitions": 2, "size": row["size"]}
     store.append("orders", b"later")
     assert len(everything(tmp_path / "copy", "orders")) == 100
-    assert "is there already" in cli("backup", tmp_path / "copy", code=1).err
+    assert "already exists" in cli("backup", tmp_path / "copy", code=1).err
     assert "lies inside of the store" in cli("backup", home / "copy", "--store", home, code=1).err
 
 

@@ -21,7 +21,7 @@ import klamm
 from klamm.cli.main import run
 from klamm.cli.serve import SettingSource, _from_file, _from_sets, _settings, _Signals
 from klamm.errors import InvalidSetting
-from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
+from klamm.kafka.settings import SERVER_SETTINGS, STANDARD_AUTHORIZER, ServerSettings
 from tests.messages import value_of
 from tests.procs import children, until
 from tests.serving import KLAMM, Serving, serving
@@ -165,10 +165,10 @@ def test_a_killed_server_loses_nothing_and_the_next_one_goes_on(path: Path) -> N
 
 def test_the_second_signal_ends_it_at_once() -> None:
     def twice() -> None:
-        signals = _Signals()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals._signal == "SIGTERM"
-        os.kill(os.getpid(), signal.SIGINT)
+        with _Signals() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals._signal == "SIGTERM"
+            os.kill(os.getpid(), signal.SIGINT)
 
     with children() as start:
         assert os.waitstatus_to_exitcode(start(twice).ended()) == 128 + signal.SIGINT
@@ -178,12 +178,20 @@ def test_a_signal_before_the_loop_runs_is_not_forgotten(path: Path) -> None:
     import asyncio
 
     def early() -> str:
-        signals = _Signals()
-        os.kill(os.getpid(), signal.SIGTERM)
-        return asyncio.run(asyncio.wait_for(signals.wait(), 10))
+        with _Signals() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return asyncio.run(asyncio.wait_for(signals.wait(), 10))
 
     with children() as start:
         assert start(early).answer() == "SIGTERM"
+
+
+def test_signals_are_handled_as_before_when_it_ends(tmp_path: Path) -> None:
+    """Also where it could not start: a program that has called it is interrupted by Ctrl-C, as before."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    (tmp_path / "file").touch()
+    assert run(["serve", str(tmp_path / "file"), "--kafka", "0"]) == 1
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 # Where it listens
@@ -314,12 +322,17 @@ FITTING = {
     "group.max.session.timeout.ms": "1800001",
     "listeners": LISTENERS[1],
     "listener.security.protocol.map": "INSIDE:SASL_SSL",
+    "metrics.security.protocol": "SASL_PLAINTEXT",
     "advertised.listeners": "PLAINTEXT://example.com:99",
     "sasl.enabled.mechanisms": "PLAIN",
     "ssl.client.auth": "requested",
     "ssl.principal.mapping.rules": "RULE:^CN=(.*?),.*$/$1/L",
+    "sasl.oauthbearer.algorithms": "RS256",
+    "authorizer.class.name": STANDARD_AUTHORIZER,
 }
 """Of settings where a value that is like any other is the default, less than a minimum, or does not fit."""
+BEFORE = {"advertised.listeners": [LISTENERS], "request.log.size": [("metrics", "1")]}
+"""Settings that others need beside them."""
 
 
 @pytest.mark.parametrize("name", SERVER_SETTINGS)
@@ -327,7 +340,7 @@ def test_every_setting_can_be_set_by_name_and_by_toml(name: str, tmp_path: Path)
     row = SERVER_SETTINGS[name]
     other = "false" if row.default == "true" else "true"
     value = FITTING.get(name) or {"boolean": other, "string": "example.com:99"}.get(row.type, str(row.low + 1))
-    before = [LISTENERS] if name == "advertised.listeners" else []
+    before = BEFORE.get(name, [])
     found = _settings(_from_sets([f"{each}={given}" for each, given in [*before, (name, value)]]))
     assert found[name] == value and found != ServerSettings()
     config = tmp_path / "klamm.toml"

@@ -62,17 +62,39 @@ def test_what_does_not_fit_is_refused_and_the_password_not_shown(cli: Cli, home:
 def test_the_page_on_security_works_as_it_is(tmp_path: Path) -> None:
     if shutil.which("kcat") is None:
         pytest.skip("there is no kcat on this machine: see `make tools`")
-    users, certificate, serve, client = blocks("guide/securing.md", "sh")
+    users, certificate, serve, client, rules, guarded, quotas, watcher = blocks("guide/securing.md", "sh")
     assert '"user": "alice"' in pasted(users, tmp_path)
     pasted(certificate, tmp_path)
-    command, keystore, listeners = serve.split(" --set ")
-    assert (command, keystore) == ("klamm serve events", "ssl.keystore.location=server.pem")
-    settings = (keystore.replace("server.pem", f"{tmp_path}/server.pem"), listeners.strip().replace(":9093", ":0"))
-    options = [word for setting in settings for word in ("--set", setting)]
-    with serving(tmp_path / "events", "--config", "/dev/null", *options) as server:
+
+    def options(command: str) -> list[str]:
+        """Return what is set, with a port that is free."""
+        first, *settings = command.replace("\\\n", " ").split(" --set ")
+        assert first == "klamm serve events"
+        moved = [
+            each.strip().replace(":9093", ":0").replace("server.pem", f"{tmp_path}/server.pem") for each in settings
+        ]
+        return [word for setting in moved for word in ("--set", setting)]
+
+    def send(command: str, *, is_refused: bool = False) -> None:
         address = f"localhost:{server.address.rpartition(':')[2]}"
-        pasted(client.replace("localhost:9093", address), tmp_path)
-        refused = client.replace("localhost:9093", address).replace("looking-glass", "wrong")
-        pasted(refused.replace("kcat -P", "timeout 20 kcat -P").rstrip() + " 2>/dev/null || true\n", tmp_path)
+        command = command.replace("localhost:9093", address)
+        if is_refused:
+            command = command.replace("kcat -P", "timeout 20 kcat -P").rstrip() + " 2>/dev/null || true\n"
+        pasted(command, tmp_path)
+
+    with serving(tmp_path / "events", "--config", "/dev/null", *options(serve)) as server:
+        send(client)
+        send(client.replace("looking-glass", "wrong"), is_refused=True)
+    assert '"allowed": false' in pasted(f"export KLAMM_STORE=events\n{rules}", tmp_path)
+    pasted(f"export KLAMM_STORE=events\n{watcher}", tmp_path)
+    with serving(tmp_path / "events", "--config", "/dev/null", "--metrics", "0", *options(guarded)) as server:
+        port = server.ready()["metrics"].rpartition(":")[2]
+        scrape = f"curl -sS --cacert certificate.pem -u prometheus:counting-sheep https://localhost:{port}/metrics"
+        if shutil.which("curl") is not None:
+            assert "klamm_logins_total" in pasted(scrape, tmp_path)
+        send(client.replace("hello", "again"))
+        send(client.replace("-t orders", "-t orders-2"), is_refused=True)
     with klamm.open(tmp_path / "events") as store:
-        assert [record.value for record in store.consumer("orders", wait=0, start="earliest")] == [b"hello"]
+        assert list(store.topics) == ["orders"]
+        assert [record.value for record in store.consumer("orders", wait=0, start="earliest")] == [b"hello", b"again"]
+    assert '"value": 5000000' in pasted("export KLAMM_STORE=events\n" + quotas, tmp_path)

@@ -173,6 +173,43 @@ def test_any_letters_may_be_chosen_in_any_order(orders: klamm.Store) -> None:
     assert sorted(record.value for record in read(orders, "elsewhere")) == [b"2", b"3", b"5"]
 
 
+def test_a_letter_goes_back_with_the_value_that_edit_returns(orders: klamm.Store) -> None:
+    kill_letters(orders, 3)
+    values = {b"0": b"fixed", b"1": None, b"2": b"2"}
+    assert orders.redrive("orders.dlq", edit=lambda letter: values[letter.record.value]) == 3
+    back = [(record.key, record.value, tuple(record.headers)) for record in read(orders, start=10)]
+    headers = (("kept", b"yes"), ("klamm.attempts", b"1"))
+    assert back == [(b"k0", b"fixed", headers), (b"k1", None, headers), (b"k2", b"2", headers)]
+    assert list(orders.dead_letters("orders.dlq")) == []
+
+
+def test_letters_go_back_no_faster_than_they_may(orders: klamm.Store) -> None:
+    kill_letters(orders, 4)
+    done: list[tuple[int, int]] = []
+    began = time.monotonic()
+    assert orders.redrive("orders.dlq", per_second=10, progress=lambda *counts: done.append(counts)) == 4
+    assert time.monotonic() - began >= 0.3 and done == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    for rate in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(klamm.InvalidSetting, match="per_second"):
+            orders.redrive("orders.dlq", per_second=rate)
+    with pytest.raises(TypeError, match="per_second is a number"):
+        orders.redrive("orders.dlq", per_second="fast")  # type: ignore[arg-type]
+
+
+def test_a_dry_run_tells_what_is_in_the_way_and_changes_nothing(orders: klamm.Store) -> None:
+    kill_letters(orders, 5)
+    before = orders["orders.dlq"].info(), orders["orders"].info()
+    assert orders.redrive("orders.dlq", dry_run=True) == 5
+    assert orders.redrive("orders.dlq", dry_run=True, limit=3) == 3
+    assert orders.redrive("orders.dlq", dry_run=True, where=lambda letter: letter.record.value == b"1") == 1
+    with pytest.raises(klamm.UnknownTopic, match="elsewhere"):
+        orders.redrive("orders.dlq", "elsewhere", dry_run=True)
+    orders.append("orders.dlq", b"of others", headers={"klamm.dlq.error": "ValueError"}, acks=1)
+    with pytest.raises(klamm.InvalidSetting, match="does not say where it was"):
+        orders.redrive("orders.dlq", dry_run=True)
+    assert orders["orders"].info() == before[1] and orders["orders.dlq"].info().count == before[0].count + 1
+
+
 def test_letters_go_back_to_their_partition(store: klamm.Store) -> None:
     store.topics.create("orders", partitions=3)
     for number in range(3):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ def same(order: klamm.Record) -> Any:
 def count(order: klamm.Record, seen: klamm.State) -> bytes:
     seen.value = b"%d" % (int(seen.value or 0) + 1)
     return b"%s:%s" % (order.value, seen.value)
+
+
+async def later(order: klamm.Record) -> bytes:
+    return order.value
+
+
+async def one_by_one(order: klamm.Record) -> AsyncIterator[bytes]:
+    yield order.value
+
+
+class Later:
+    async def __call__(self, order: klamm.Record) -> bytes:
+        return order.value
 
 
 def table(store: klamm.Store, topic: str = "counts") -> dict[bytes, bytes]:
@@ -124,6 +138,15 @@ def test_a_result_that_goes_nowhere_is_an_error(store: klamm.Store, to: Any, res
     with pipe, pytest.raises((TypeError, klamm.InvalidSetting)) as caught:
         pipe.run(wait=0)
     assert message in str(caught.value)
+    assert values_in(store, "invoices") == []
+
+
+@pytest.mark.parametrize("function", [later, one_by_one])
+def test_what_nothing_would_await_is_an_error(store: klamm.Store, function: Callable[[klamm.Record], Any]) -> None:
+    fill(store, 1)
+    pipe = store.pipe("orders", lambda order: function(order), to="invoices")  # noqa: PLW0108  # it hides the async
+    with pipe, pytest.raises(TypeError, match="which nothing awaits: make it a plain function"):
+        pipe.run(wait=0)
     assert values_in(store, "invoices") == []
 
 
@@ -297,6 +320,9 @@ def test_a_pipe_that_cannot_work_is_refused_when_it_is_made(store: klamm.Store) 
         store.pipe("orders", same, to="invoices", on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is a callable, not str"):
         store.pipe("orders", "same", to="invoices")  # type: ignore[arg-type]
+    for function in (later, one_by_one, partial(later), Later()):
+        with pytest.raises(TypeError, match="is a def, not an async def"):
+            store.pipe("orders", function, to="invoices")
     with store.pipe("orders", same, to="invoices") as pipe:
         with pytest.raises(klamm.InvalidSetting, match="wait: -1 is invalid"):
             pipe.run(wait=-1)

@@ -83,6 +83,50 @@ def test_serdes_apply_to_keys_and_values(store: klamm.Store) -> None:
         assert list(users.values()) == [{"age": 8}, {"age": 7}] and list(users) == ["alan", "alice"]
 
 
+def test_what_is_put_is_appended_and_every_later_read_sees_it(store: klamm.Store, users: Table, path: Path) -> None:
+    users[b"alice"] = b"1"
+    assert users[b"alice"] == b"1" and users.put(b"alice", b"2") == 1 and users[b"alice"] == b"2"
+    assert users.put(b"bob", b"1", acks=1) == users.delete(b"bob", acks=1) - 1
+    del users[b"alice"]
+    assert dict(users) == {} and users.delete(b"nobody") >= 0
+    with pytest.raises(KeyError, match="nobody"):
+        del users[b"nobody"]
+    written = sorted(store.consumer("users", wait=0), key=lambda record: (record.key, record.offset))
+    assert [(record.key, record.value) for record in written] == [
+        (b"alice", b"1"),
+        (b"alice", b"2"),
+        (b"alice", None),
+        (b"bob", b"1"),
+        (b"bob", None),
+        (b"nobody", None),
+    ]
+    with store.table("users", serde="json") as documents, klamm.open(path, serde="json", key_serde="str") as typed:
+        documents["carol"] = {"age": 7}
+        assert users[b"carol"] == b'{"age":7}' and documents["carol"] == {"age": 7}
+        with typed.table("users") as same:
+            same["dave"] = [1]
+        del documents["dave"]
+        assert list(documents) == ["carol"]
+
+
+def test_what_cannot_be_put_is_refused(store: klamm.Store, users: Table) -> None:
+    wrong: Any = None
+    with pytest.raises(TypeError, match=r"use table\.delete\(key\)"):
+        users[b"alice"] = wrong
+    for write in (lambda: users.put(wrong, b"1"), lambda: users.delete(wrong)):
+        with pytest.raises(TypeError, match="a table has no key None"):
+            write()
+    with pytest.raises(TypeError, match="key is str"):
+        users["alice"] = b"1"  # type: ignore[index]
+    reading = klamm.open(store.path, read_only=True)
+    with reading, reading.table("users") as table, pytest.raises(klamm.ReadOnly):
+        table[b"alice"] = b"1"
+    users.close()
+    with pytest.raises(klamm.Closed, match="the table is closed"):
+        users.put(b"alice", b"1")
+    assert store["users"].info().partitions[0].end == 0
+
+
 def test_records_without_a_key_are_left_out_and_other_keys_are_refused(store: klamm.Store, users: Table) -> None:
     store.append_many("users", [(None, b"no key"), (b"k", b"v"), (None, b"no key either")], acks=1)
     assert dict(users) == {b"k": b"v"}

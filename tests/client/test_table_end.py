@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from tests.procs import PATIENCE
+from tests.procs import PATIENCE, STRICT
 
 COUNT = 300_000
 OPEN = """
@@ -54,7 +54,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def end_of(code: str, path: Path) -> tuple[int, str]:
-    command = [sys.executable, "-W", "error", "-c", OPEN + code, str(path)]
+    command = [sys.executable, *STRICT, "-c", OPEN + code, str(path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     return run.returncode, run.stderr
 

@@ -17,7 +17,7 @@ from klamm.client.table.table import Table
 from tests.client.conftest import directory_of, put
 from tests.client.spawned import spawned
 from tests.crash.cases import seed_of
-from tests.procs import children, until
+from tests.procs import STRICT, children, until
 
 
 def test_followers_see_what_was_committed_before_they_read(path: Path) -> None:
@@ -227,5 +227,5 @@ if not pid:
 _, status = os.waitpid(pid, 0)
 print(os.waitstatus_to_exitcode(status), len(users))
 """
-    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, *STRICT, "-c", code], capture_output=True, text=True, timeout=100)
     assert run.stdout == "7 30000\n" and run.stderr == ""

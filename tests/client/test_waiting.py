@@ -20,7 +20,7 @@ import pytest
 import klamm
 from klamm.client.consume.consumer import session_of
 from tests.client.conftest import fill
-from tests.procs import Flag, asleep, children, until
+from tests.procs import STRICT, Flag, asleep, children, until
 
 WAIT = 30.0  # seconds that nothing here takes
 
@@ -252,7 +252,7 @@ def run_and_interrupt(
     """Run `body` in a process, and send it SIGINT when it has printed `after`; `again`: until it ends."""
     code = SCRIPT.format(body=body)
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, str(path)],
+        [sys.executable, *STRICT, "-c", code, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -16,7 +16,7 @@ import klamm
 from tests.client.conftest import fill
 from tests.client.handlers import Noting
 from tests.client.test_workers import committed
-from tests.procs import until
+from tests.procs import STRICT, until
 
 ROOT = Path(__file__).parent.parent.parent
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -45,7 +45,7 @@ def script(path: Path, *arguments: str, **parts: str) -> Iterator[subprocess.Pop
     """A program that runs workers, in a process group of its own."""
     code = SCRIPT.format(**{"body": "pass", "handler": "handle", "options": "", **parts})
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, str(path), *arguments],
+        [sys.executable, *STRICT, "-c", code, str(path), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -154,3 +154,28 @@ def test_a_program_that_handles_sigterm_keeps_its_handler(orders: klamm.Store) -
     with orders.consumer("orders", wait=0) as consumer:
         consumer.run(print)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+SIGNAL_AT_THE_END = """
+import signal, sys
+import klamm
+from klamm.client.work.thread_workers import ThreadWorkers
+def trace(frame, event, argument):
+    if frame.f_code is ThreadWorkers.end.__code__:
+        signal.raise_signal(signal.SIGTERM)
+def fail(record):
+    raise ValueError("bad")
+with klamm.open(sys.argv[1]) as store, store.consumer("orders", group="g") as consumer:
+    sys.settrace(trace)
+    try:
+        consumer.run(fail, 1)
+    except ValueError as error:
+        print("raised", error, flush=True)
+"""
+
+
+def test_a_signal_that_comes_while_a_run_ends_its_workers_lets_it_end_them(orders: klamm.Store) -> None:
+    fill(orders, 5)
+    command = [sys.executable, *STRICT, "-c", SIGNAL_AT_THE_END, orders.path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "raised bad\n"), done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.spark.pipelines import checkpoint
 from tests.console.visitor import Visitor
 
 T0 = 1_790_000_000_000
@@ -16,7 +17,7 @@ HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\x00\u202e'
 
 
 def fill(opened: klamm.Store) -> None:
-    """orders/0 to orders/2 with 60 records of JSON, a hostile topic, a group behind, and six dead letters."""
+    """orders/0 to orders/2 with 60 records of JSON, a hostile topic, life, a group behind, six dead letters."""
     opened.topics.create("orders", partitions=3)
     opened.topics.create("hostile")
     for n in range(60):
@@ -26,6 +27,15 @@ def fill(opened: klamm.Store) -> None:
     value = HOSTILE.encode()
     opened.append("hostile", value, key=value, headers={HOSTILE[:40]: value}, timestamp=T0, acks=1)
     opened.groups.reset("billing", "orders", to={0: 20, 1: 15, 2: 20})
+    opened.topics.create("life")
+    for key, value in (
+        (b"1,2", b"0 born"),
+        (b"2,2", b"0 born"),
+        (b"5,0", b"0 born"),
+        (b"5,0", b"1 died"),
+        (b"x", b"y"),
+    ):
+        opened.append("life", value, key=key, timestamp=T0, acks=1)
 
     def fail(record: klamm.Record) -> None:
         if record.offset < 2:
@@ -40,6 +50,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[klamm.Store]:
     """A store that is filled once, for tests that change nothing."""
     with klamm.open(tmp_path_factory.mktemp("console") / "events") as opened:
         fill(opened)
+        checkpoint(opened.path, "orders", pipeline="mine")
         yield opened
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import klamm
+from klamm.client.consume.range_reader import read_ranges
 from klamm.client.record_filter import Filter
 from klamm.client.subscription import open_partitions
 from klamm.console import record_search
@@ -48,6 +51,8 @@ def walk(
     is_forward=st.booleans(),
     is_filtered=st.booleans(),
     budget_s=st.sampled_from([0.0, 10.0]),
+    budget_bytes=st.sampled_from([1, 50, 1 << 20]),
+    budget_offsets=st.sampled_from([1, 30, 1000]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pages_together_are_all_records_each_once(
@@ -58,7 +63,11 @@ def test_pages_together_are_all_records_each_once(
     is_forward: bool,
     is_filtered: bool,
     budget_s: float,
+    budget_bytes: int,
+    budget_offsets: int,
 ) -> None:
+    monkeypatch.setattr(record_search, "BUDGET_BYTES", budget_bytes)
+    monkeypatch.setattr(record_search, "BUDGET_OFFSETS", budget_offsets)
     monkeypatch.setattr(record_search, "FIRST_WINDOW", 7)
     monkeypatch.setattr(record_search, "MAX_WINDOW", 20)
     topic = f"t{next(NAMES)}"
@@ -99,6 +108,31 @@ def test_a_search_without_time_left_looks_at_one_window_and_says_how_far_it_came
     pages = walk(store, topic, 50, None, Filter(key="rare"), 0.0)
     assert [page.scanned for page in pages] == list(range(100, 1001, 100))
     assert [len(page.records) for page in pages] == [0] * 9 + [1]
+
+
+def test_a_search_holds_a_bounded_number_of_offsets_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many partitions it looks at few offsets each, and of large records at few: the next page goes on."""
+    read: list[int] = []
+
+    def counted(core: Any, windows: dict[TopicPartition, range]) -> Iterator[Any]:
+        read.append(sum(map(len, windows.values())))
+        return read_ranges(core, windows)
+
+    monkeypatch.setattr(record_search, "read_ranges", counted)
+    with klamm.open(tmp_path) as store:
+        store.topics.create("t", partitions=4)
+        for partition in range(4):
+            store.append_many("t", [(b"k", b"v" * 1000)] * 100, partition=partition, acks=1)
+        monkeypatch.setattr(record_search, "BUDGET_OFFSETS", 40)
+        for start in (None, Where("earliest")):
+            assert [len(page.records) for page in walk(store, "t", 100, start, None, 10)] == [40] * 10
+        assert max(read) == 40
+        monkeypatch.setattr(record_search, "BUDGET_OFFSETS", 1000)
+        monkeypatch.setattr(record_search, "BUDGET_BYTES", 60_000)
+        for start in (None, Where("earliest")):
+            pages = walk(store, "t", 100, start, None, 10)
+            sizes = [sum(len(record.value) for record in page.records) for page in pages]
+            assert max(sizes) <= 60_000 and sum(sizes) == 400_000
 
 
 def test_records_of_an_open_transaction_are_not_shown(tmp_path: Path) -> None:

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import klamm
-from klamm.console.sampler import NEVER, GroupPoint, Look, Sampler, catch_up_ms, group_point, look, per_second
+from klamm.console.sampler import (
+    NEVER,
+    GroupPoint,
+    Look,
+    Sampler,
+    Stall,
+    catch_up_ms,
+    group_point,
+    look,
+    per_second,
+    stalls_of,
+    standing,
+)
 
 HOUR_MS = 3_600_000
 
@@ -110,3 +122,19 @@ def test_lag_of_a_group_is_that_of_its_oldest_partition_and_skips_what_was_abort
         assert point.lag_ms is not None and 90_000 <= point.lag_ms <= 90_000 + spent_ms
         seen = look(store)
         assert seen.ends["t"] == store["t"].info().count and seen.groups["g"].lag == point.lag
+
+
+def test_a_member_that_reads_one_partition_after_the_other_does_not_stand_still() -> None:
+    both = (("a", ("t/0", "t/1")), ("b", ("t/2",)))
+    looks = [
+        GroupPoint(0, 0, 9, 9999, both, (("t/0", 5), ("t/1", 5), ("t/2", 5))),
+        GroupPoint(60_000, 0, 9, 9999, both, (("t/0", 5), ("t/1", 8), ("t/2", 5))),
+        GroupPoint(120_000, 0, 9, 9999, both, (("t/0", 5), ("t/1", 8), ("t/2", 6))),
+        GroupPoint(180_000, 0, 9, 9999, (("c", ("t/0", "t/1")), ("b", ("t/2",))), (("t/0", 5), ("t/2", 6))),
+    ]
+    stalls: dict[str, Stall] = {}
+    seen = []
+    for point in looks:
+        stalls = stalls_of(point, stalls)
+        seen.append([(stall.partition, stall.since_ms) for stall in standing(stalls.values(), point.time_ms - 60_000)])
+    assert seen == [[], [("t/2", 0)], [("t/0", 0), ("t/1", 60_000)], [("t/2", 120_000)]]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from base64 import b64encode
+
 import pytest
 
 import klamm
 from klamm.console.app import ACTIONS, PAGES
 from klamm.console.options import ConsoleOptions
+from klamm.console.passwords import has_users, is_password
+from klamm.console.security import Guard
+from klamm.store.users import Users
 from tests.console.visitor import HOST, Visitor
 
 TOKEN = "correct horse battery"
@@ -27,6 +35,23 @@ def test_a_name_that_was_allowed_is_served(shared: klamm.Store) -> None:
     visitor = Visitor(shared, allow_hosts=("klamm.example",))
     assert visitor.get("/", host="klamm.example").status == 200
     assert visitor.get("/", host="other.example").status == 421
+
+
+@pytest.mark.parametrize(
+    ("site", "dest", "status"),
+    [
+        ("cross-site", "image", 403),
+        ("cross-site", "iframe", 403),
+        ("cross-site", "empty", 403),
+        ("same-site", "image", 403),
+        ("cross-site", "document", 200),
+        ("same-origin", "empty", 200),
+        ("none", "document", 200),
+    ],
+)
+def test_what_a_page_of_another_site_embeds_is_not_served(looker: Visitor, site: str, dest: str, status: int) -> None:
+    headers = {"sec-fetch-site": site, "sec-fetch-dest": dest}
+    assert looker.request("GET", "/api/topics", headers).status == status
 
 
 @pytest.mark.parametrize("path", sorted(ACTIONS))
@@ -106,6 +131,81 @@ def test_a_session_that_was_made_up_is_not_one(shared: klamm.Store) -> None:
     visitor = Visitor(shared, token=TOKEN)
     visitor.cookies["klamm_console"] = "in-abc.0123456789"
     assert visitor.get("/").status == 303
+
+
+def test_users_of_the_store_log_in_with_their_passwords(store: klamm.Store) -> None:
+    Users(store._acquired().catalog).add("ada", " pass word ")
+    assert has_users(store)
+    visitor = Visitor(store, has_users=True)
+    assert visitor.get("/").headers["location"] == "/login" and visitor.get("/api/overview").status == 401
+    token = visitor.csrf("/login")
+    for wrong in (("ada", "pass word"), ("bob", " pass word "), ("", "")):
+        answer = visitor.post("/login", {"csrf": token, "user": wrong[0], "password": wrong[1], "token": ""})
+        assert answer.status == 403 and visitor.get("/").status == 303
+    assert visitor.post("/login", {"csrf": token, "user": "ada", "password": " pass word "}).status == 303
+    assert visitor.get("/").status == 200
+
+
+@pytest.mark.parametrize(("given", "status"), [("ada: pass word ", 200), ("ada:x", 401), ("ada", 401), (None, 401)])
+def test_a_program_gives_a_user_and_password_in_a_header(store: klamm.Store, given: str | None, status: int) -> None:
+    Users(store._acquired().catalog).add("ada", " pass word ")
+    visitor = Visitor(store, has_users=True)
+    encoded = "?" if given is None else b64encode(given.encode()).decode()
+    assert visitor.get("/api/overview", authorization=f"Basic {encoded}").status == status
+    if status == 200:  # not where users are not asked for
+        assert Visitor(store, token=TOKEN).get("/api/overview", authorization=f"Basic {encoded}").status == 401
+
+
+def test_a_login_that_cannot_be_read_says_why(shared: klamm.Store) -> None:
+    visitor = Visitor(shared, token=TOKEN)
+    token = visitor.csrf("/login")
+    stale = visitor.post("/login", {"csrf": "0" * 64, "token": TOKEN})
+    assert stale.status == 403 and "out of date" in stale.words and "Log in" in stale.words
+    large = visitor.post("/login", {"csrf": token, "token": TOKEN, "more": "x" * 5000})
+    assert large.status == 413 and "more than 4,096 bytes" in large.words
+    assert visitor.get("/").status == 303
+
+
+def test_a_password_is_looked_at_only_where_it_decides(shared: klamm.Store) -> None:
+    visitor, asked = Visitor(shared, has_users=True), list[str]()
+
+    def is_password(user: str, password: str) -> bool:
+        asked.append(password)
+        return True
+
+    visitor.app._is_password = is_password  # type: ignore[attr-defined]
+    basic = {"authorization": f"Basic {b64encode(b'ada:x').decode()}"}
+    assert visitor.request("GET", "/api/overview", {**basic, "host": "evil.example"}).status == 421
+    assert visitor.request("GET", "/api/overview", {**basic, "origin": "http://evil.example"}).status == 403
+    assert visitor.request("GET", "/static/console.css", basic).status == 200
+    assert asked == []
+    assert visitor.request("GET", "/api/overview", basic).status == 200 and asked == ["x"]
+
+
+def test_few_passwords_are_looked_at_at_a_time(shared: klamm.Store) -> None:
+    visitor, mutex, at_work, most = Visitor(shared, has_users=True), threading.Lock(), 0, 0
+
+    def is_password(user: str, password: str) -> bool:
+        nonlocal at_work, most
+        with mutex:
+            at_work += 1
+            most = max(most, at_work)
+        time.sleep(0.01)
+        with mutex:
+            at_work -= 1
+        return True
+
+    guard: Guard = visitor.app  # type: ignore[assignment]
+    guard._is_password = is_password
+
+    async def ask() -> list[bool]:
+        return await asyncio.gather(*(guard.is_user("ada", "x") for _ in range(8)))
+
+    assert asyncio.run(ask()) == [True] * 8 and most <= 2
+
+
+def test_a_store_without_users_has_none(store: klamm.Store) -> None:
+    assert not has_users(store) and not is_password(store, "ada", "x")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "klamm.example"])

@@ -278,7 +278,7 @@ def _publish(store: klamm.Store) -> None:
     file = StagingFile(f"{directory}/0")
     for partition in (0, 1):
         file.add(0, partition, memoryview(sealed([value.decode() for value in VALUES[partition::2]])))
-    file.finish(durable=True)
+    file.finish()
     topics = (StagedTopic("published", store.topics.describe("published").id, (0, 1)),)
     staged = Staged("query 1", 0, 0, "0", file.size, len(VALUES), topics)
     assert publish(store._acquired(), [staged], directory, _BATCH, durable=True)

@@ -31,6 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.procs import STRICT
 from tests.shims import compiled
 
 SECTOR = 512
@@ -68,7 +69,7 @@ def record(root: Path, trace: Path, script: Path, *arguments: str) -> list[Step]
     environment = os.environ | recorded(root, trace)
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent.parent), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-W", "error", script, *arguments], env=environment, timeout=60, capture_output=True, text=True
+        [sys.executable, *STRICT, script, *arguments], env=environment, timeout=60, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return load(trace)

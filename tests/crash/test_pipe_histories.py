@@ -115,9 +115,9 @@ class PipeNemesis(Nemesis):
 
 def test_pipes_that_are_killed_and_ended_at_any_moment_have_their_effect_once(tmp_path: Path) -> None:
     with memory_directory(tmp_path) as memory:
-        nemesis = PipeNemesis(tmp_path, memory / "store", seed_of(), least_kills=10)
+        nemesis = PipeNemesis(tmp_path, memory / "store", seed_of(), least_kills=10, least_ends=3)
         assert judged(nemesis, 3) == []
-        print(nemesis.kills, "kills")
+        print(nemesis.kills, "kills,", nemesis.ends, "ended by SIGTERM")
 
 
 @pytest.mark.soak

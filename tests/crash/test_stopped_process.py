@@ -330,7 +330,7 @@ def test_a_syncing_process_of_which_nobody_knows_anything_is_replaced_later(
         assert stopped.stopped()
         with pytest.raises(StoreBusy, match="cannot be seen from here"):
             store.append("orders", b"second", acks="all")
-        lock.unknown_after_ms = 100
+        lock.unknown_after_ms, lock.timeout_ms = 100, 30_000  # a rewrite takes as long as the disk takes
         store.append("orders", b"third", acks="all")
         stopped.go_on()
         stopped.answer()

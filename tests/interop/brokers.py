@@ -44,6 +44,8 @@ class Broker:
     address: str
     store: Path | None = None
     """Where its files are, if it is ours."""
+    guarded: str = ""
+    """Where clients have to log in, and have the rights that ACLs give them."""
     _raw: list[Raw] = field(default_factory=list)
 
     @property
@@ -72,7 +74,9 @@ class _Apache:
     @classmethod
     def begin(cls) -> KafkaBroker:
         if cls.running is None:
-            cls.running = KafkaBroker(**{name.replace(".", "_"): value for name, value in APACHE_SETTINGS.items()})
+            cls.running = KafkaBroker(
+                is_guarded=True, **{name.replace(".", "_"): value for name, value in APACHE_SETTINGS.items()}
+            )
         return cls.running
 
 
@@ -97,7 +101,7 @@ def apache_broker(_apache_ahead: None) -> Iterator[Broker]:
     need_kafka()
     server = _Apache.begin()
     server.wait()
-    made = Broker("apache", server.address)
+    made = Broker("apache", server.address, guarded=server.guarded)
     for kind in (0, 1):  # it makes its own topics when it is first asked for a coordinator
         asked = {"key_type": kind, "coordinator_keys": ["warm"]}
         until(lambda: made.raw.ask(FIND_COORDINATOR, 4, **asked).coordinators[0].error_code == 0, "it coordinates")  # noqa: B023

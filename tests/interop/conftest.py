@@ -16,6 +16,7 @@ from tests.interop.brokers import (  # noqa: F401
     run_tool,
     tools,
 )
+from tests.interop.secured import exchange  # noqa: F401
 from tests.serving import Serving, restartable
 
 

@@ -25,6 +25,7 @@ JARS = Path(__file__).parents[2] / ".tools" / "kafka"
 _HERE = Path(__file__).parent / "kafka"
 
 TOOLS = {
+    "acls": "org.apache.kafka.tools.AclCommand",
     "api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "configs": "kafka.admin.ConfigCommand",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",

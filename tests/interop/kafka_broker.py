@@ -20,7 +20,7 @@ from tests.interop.java_tools import java
 from tests.procs import until
 from tests.serving import free_port
 
-__all__ = ["KafkaBroker"]
+__all__ = ["USERS", "KafkaBroker"]
 
 PROPERTIES = """
 process.roles=broker,controller
@@ -43,18 +43,39 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
+GUARDED = """
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},GUARDED://127.0.0.1:{guarded}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},GUARDED://127.0.0.1:{guarded}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,GUARDED:SASL_PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.guarded.plain.sasl.jaas.config={jaas};
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+"""
+"""Beside: a listener whose clients are USERS, and have the rights that ACLs give them; all others may do everything."""
+USERS = {"alice": "wonderland", "bob": "builder"}
 
 
 class KafkaBroker:
     """Started when made; `wait` until it answers, `stop` when done. `settings` are lines of server.properties."""
 
-    def __init__(self, heap: str = "384m", **settings: str) -> None:
+    def __init__(self, heap: str = "384m", *, is_guarded: bool = False, **settings: str) -> None:
+        """`is_guarded`: see GUARDED."""
         self._directory = tempfile.TemporaryDirectory(prefix="kafka-", ignore_cleanup_errors=True)
         directory = Path(self._directory.name)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         file = directory / "server.properties"
-        lines = PROPERTIES.format(port=self.port, controller=free_port(), directory=directory)
+        ports = {"port": self.port, "controller": free_port()}
+        lines = PROPERTIES.format(**ports, directory=directory)
+        self.guarded = ""
+        if is_guarded:
+            users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items())
+            jaas = f"org.apache.kafka.common.security.plain.PlainLoginModule required {users}"
+            guarded = free_port()
+            self.guarded = f"127.0.0.1:{guarded}"
+            lines += GUARDED.format(**ports, guarded=guarded, jaas=jaas)
         file.write_text(lines + "".join(f"{name.replace('_', '.')}={value}\n" for name, value in settings.items()))
         name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
         made = java("kafka.tools.StorageTool", "format", "--standalone", "-t", name, "-c", str(file))

@@ -8,6 +8,7 @@ an exception here. A tool that runs until it is killed needs a process of its ow
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,10 @@ class ToolJvm:
         procedure = self._class("org.apache.kafka.common.utils.Exit$Procedure")
         return jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(procedure, exits)
 
-    def run(self, name: str, *arguments: str, given: str = "") -> Ran:
-        """Run a tool to its end; `given` is its standard input."""
+    def run(self, name: str, *arguments: str, given: str = "", properties: Mapping[str, str] | None = None) -> Ran:
+        """Run a tool to its end; `given` is its standard input. `properties`: of the JVM, from now on."""
+        for property_name, value in (properties or {}).items():
+            self._jvm.java.lang.System.setProperty(property_name, value)
         self._out.reset()
         self._err.reset()
         del self._statuses[:]

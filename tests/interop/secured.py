@@ -9,18 +9,25 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.interop.java_tools import need_kafka, start_tool
 from tests.interop.kafka_pythons import kafka
 
-__all__ = ["CLIENTS", "Login", "Refused", "use_kafka_python"]
+if TYPE_CHECKING:
+    from tests.interop.one_jvm import Ran
+    from tests.serving import Serving
+
+__all__ = ["CLIENTS", "OPEN_METRICS", "Exchange", "Login", "Refused", "counted", "exchange", "use_kafka_python"]
 
 BOUND_S = 30
+_BEARER = "org.apache.kafka.common.security.oauthbearer"
 
 
 class Refused(Exception):
@@ -37,11 +44,23 @@ class Login(NamedTuple):
     authority: Path | None = None
     certificate: Path | None = None
     """Of the client: certificate and key in one file."""
+    token: str = ""
+    """For OAUTHBEARER."""
+    token_url: str = ""
+    """Where clients get the token that take none by hand."""
 
     @property
     def librdkafka(self) -> dict[str, str]:
         settings = {"security.protocol": self.protocol}
-        if self.mechanism:
+        if self.token_url:
+            settings |= {
+                "sasl.mechanisms": self.mechanism,
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": "klamm",
+                "sasl.oauthbearer.client.secret": "klamm",
+                "sasl.oauthbearer.token.endpoint.url": self.token_url,
+            }
+        elif self.mechanism:
             settings |= {
                 "sasl.mechanisms": self.mechanism,
                 "sasl.username": self.user,
@@ -59,7 +78,14 @@ class Login(NamedTuple):
     @property
     def java(self) -> str:
         settings = {"security.protocol": self.protocol}
-        if self.mechanism:
+        if self.token_url:
+            settings |= {
+                "sasl.mechanism": self.mechanism,
+                "sasl.oauthbearer.token.endpoint.url": self.token_url,
+                "sasl.login.callback.handler.class": f"{_BEARER}.OAuthBearerLoginCallbackHandler",
+                "sasl.jaas.config": f'{_BEARER}.OAuthBearerLoginModule required clientId="x" clientSecret="x";',
+            }
+        elif self.mechanism:
             kind = "plain.Plain" if self.mechanism == "PLAIN" else "scram.Scram"
             settings["sasl.mechanism"] = self.mechanism
             settings["sasl.jaas.config"] = (
@@ -75,7 +101,9 @@ class Login(NamedTuple):
     def python(self) -> dict[str, Any]:
         """For kafka-python and aiokafka."""
         settings: dict[str, Any] = {"security_protocol": self.protocol}
-        if self.mechanism:
+        if self.token:
+            settings["sasl_mechanism"] = self.mechanism  # the provider of tokens is each library's own
+        elif self.mechanism:
             settings |= {
                 "sasl_mechanism": self.mechanism,
                 "sasl_plain_username": self.user,
@@ -91,7 +119,7 @@ class Login(NamedTuple):
         return settings
 
 
-Exchange = Callable[[str, Login, str, Path], str]
+Exchange = Callable[[str, Login, str], str]
 """Sends one record to a topic that is there, reads it back, and returns its value; or raises Refused."""
 
 
@@ -180,8 +208,13 @@ def _kafka_python(address: str, login: Login, topic: str, where: Path) -> str:
 def use_kafka_python() -> None:
     """Send and read a record as standard input says, and print its value, or what the client says that is wrong."""
     address, topic, *fields = json.load(sys.stdin)
-    login = Login(*fields[:4], *(each and Path(each) for each in fields[4:]))
+    login = Login(*fields[:4], *(each and Path(each) for each in fields[4:6]), *fields[6:])
     config: dict[str, Any] = {"bootstrap_servers": address, **login.python()}
+    if login.token:
+        from kafka.net.sasl.oauth import AbstractTokenProvider
+
+        provider = type("Provider", (AbstractTokenProvider,), {"token": lambda self: login.token})
+        config["sasl_oauth_token_provider"] = provider()
     with _Lines("kafka") as lines:
         try:
             producer = kafka.KafkaProducer(**config, max_block_ms=10_000, bootstrap_timeout_ms=3_000)
@@ -201,6 +234,13 @@ def _aiokafka(address: str, login: Login, topic: str, where: Path) -> str:
     from aiokafka.errors import KafkaError
 
     config: dict[str, Any] = {"bootstrap_servers": address, **login.python()}
+    if login.token:
+        from aiokafka.abc import AbstractTokenProvider
+
+        async def token(_: object) -> str:
+            return login.token
+
+        config["sasl_oauth_token_provider"] = type("Provider", (AbstractTokenProvider,), {"token": token})()
 
     async def exchange() -> str:
         producer = AIOKafkaProducer(**config)
@@ -223,35 +263,43 @@ def _aiokafka(address: str, login: Login, topic: str, where: Path) -> str:
         return asyncio.run(exchange())
 
 
-def _java(address: str, login: Login, topic: str, where: Path) -> str:
-    need_kafka()
+def _java(run_tool: Callable[..., Ran], address: str, login: Login, topic: str, where: Path) -> str:
     config = where / "client.properties"
-    config.write_text(login.java + "max.block.ms=10000\n")
-    server = ["--bootstrap-server", address]
-    producer = start_tool(
-        "console-producer", *server, "--topic", topic, "--command-config", str(config), given="java\n"
-    )
-    try:
-        producer.process.wait(BOUND_S)
-        if "Authentication" in producer.out + producer.err or "SSL" in producer.out + producer.err:
-            raise Refused(producer.out + producer.err)
-        producer.done()
-    finally:
-        producer.close()
-    consumer = start_tool(
-        "console-consumer", *server, "--topic", topic, "--command-config", str(config),
-        "--from-beginning", "--max-messages", "1", "--timeout-ms", str(BOUND_S * 1000),
-    )  # fmt: skip
-    try:
-        return consumer.done().strip()
-    finally:
-        consumer.close()
+    # A producer that was refused stays in the JVM, and is not to try again every second until all tests are over.
+    config.write_text(login.java + "max.block.ms=10000\nreconnect.backoff.max.ms=600000\n")
+    common = ["--bootstrap-server", address, "--topic", topic, "--command-config", str(config)]
+    allowed = {"org.apache.kafka.sasl.oauthbearer.allowed.urls": login.token_url}
+    producer = run_tool("console-producer", *common, given="java\n", properties=allowed)
+    if "Authentication" in producer.out + producer.err or "SSL" in producer.out + producer.err:
+        raise Refused(producer.out + producer.err)
+    producer.done()
+    bounds = ["--max-messages", "1", "--timeout-ms", str(BOUND_S * 1000)]
+    return run_tool("console-consumer", *common, "--from-beginning", *bounds).done().strip()
 
 
-CLIENTS: Mapping[str, Exchange] = {
+CLIENTS: dict[str, Callable[..., str]] = {
     "confluent-kafka": _confluent,
     "kcat": _kcat,
     "kafka-python": _kafka_python,
     "aiokafka": _aiokafka,
     "java": _java,
 }
+
+
+OPEN_METRICS = "metrics.security.protocol=PLAINTEXT"
+
+
+def counted(server: Serving, name: str, **labels: str) -> float:
+    """Return a counter of the server's metrics."""
+    with urllib.request.urlopen(f"http://{server.ready()['metrics']}/metrics", timeout=BOUND_S) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    samples = [each for family in families for each in family.samples]
+    return sum(each.value for each in samples if each.name == name and each.labels.items() >= labels.items())
+
+
+@pytest.fixture
+def exchange(request: pytest.FixtureRequest, tmp_path: Path) -> Exchange:
+    """What the test's parameter `client` names. Java's clients are run in one JVM."""
+    client: str = request.getfixturevalue("client")
+    more = [request.getfixturevalue("run_tool")] if client == "java" else []
+    return partial(CLIENTS[client], *more, where=tmp_path)

@@ -20,6 +20,7 @@ from tests.interop.scripts import (
     clients,
     cluster,
     groups,
+    quotas,
     records,
     sessions,
     topics,
@@ -27,7 +28,7 @@ from tests.interop.scripts import (
 )
 
 # Each adds its scripts when it is imported.
-assert all((clients, cluster, groups, records, sessions, topics, transactions))
+assert all((clients, cluster, groups, quotas, records, sessions, topics, transactions))
 
 # kafka-python's tasks may end with an error that nobody asks for, when its objects are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

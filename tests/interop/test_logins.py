@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import klamm
 from klamm.store.users import Users
-from tests.interop.secured import CLIENTS, Login, Refused
+from tests.interop.secured import CLIENTS, OPEN_METRICS, Exchange, Login, Refused, counted
 from tests.serving import Serving, serving
 
 MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
@@ -21,9 +20,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     path = tmp_path_factory.mktemp("guarded") / "store"
     with klamm.open(path) as store:
         Users(store._acquired().catalog).add("alice", "wonder land=,")
-    settings = ["listeners=SASL_PLAINTEXT://127.0.0.1:0", f"sasl.enabled.mechanisms={','.join(MECHANISMS)}"]
+    settings = [
+        "listeners=SASL_PLAINTEXT://127.0.0.1:0",
+        f"sasl.enabled.mechanisms={','.join(MECHANISMS)}",
+        OPEN_METRICS,
+    ]
     options = [word for setting in settings for word in ("--set", setting)]
-    with serving(path, "--config", "/dev/null", *options) as server:
+    with serving(path, "--config", "/dev/null", "--metrics", "0", *options) as server:
         server.ready()
         yield server
         server.check_log()
@@ -45,17 +48,19 @@ def topic(guarded: Serving, request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_logs_in_sends_and_reads(
-    address: str, topic: str, client: str, mechanism: str, tmp_path: Path
+    address: str, topic: str, client: str, mechanism: str, exchange: Exchange
 ) -> None:
     login = Login("SASL_PLAINTEXT", mechanism, "alice", "wonder land=,")
-    assert CLIENTS[client](address, login, topic, tmp_path) == client
+    assert exchange(address, login, topic) == client
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_wrong_password_is_refused_in_the_words_of_the_client(
-    address: str, topic: str, client: str, mechanism: str, tmp_path: Path
+    guarded: Serving, address: str, topic: str, client: str, exchange: Exchange
 ) -> None:
-    login = Login("SASL_PLAINTEXT", mechanism, "alice", "queen of hearts")
+    """By PLAIN, over TLS: test_tls_clients.py."""
+    login = Login("SASL_PLAINTEXT", "SCRAM-SHA-512", "alice", "queen of hearts")
+    refused = counted(guarded, "klamm_logins_total", mechanism="SCRAM-SHA-512", outcome="failure")
     with pytest.raises(Refused, match=r"(?i)authentication ?(error|failed|exception)"):
-        CLIENTS[client](address, login, topic, tmp_path)
+        exchange(address, login, topic)
+    assert counted(guarded, "klamm_logins_total", mechanism="SCRAM-SHA-512", outcome="failure") > refused

@@ -10,7 +10,7 @@ import pytest
 
 import klamm
 from klamm.store.users import Users
-from tests.interop.secured import CLIENTS, Login, Refused
+from tests.interop.secured import CLIENTS, OPEN_METRICS, Exchange, Login, Refused, counted
 from tests.kafka.authorities import Authority
 from tests.serving import Serving, serving
 
@@ -45,9 +45,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> I
         f"ssl.keystore.location={authority.path.with_name('server.pem')}",
         f"ssl.truststore.location={authority.path}",
         "ssl.client.auth=required",
+        OPEN_METRICS,
     ]
     options = [word for setting in settings for word in ("--set", setting)]
-    with serving(path, "--config", "/dev/null", *options) as server:
+    with serving(path, "--config", "/dev/null", "--metrics", "0", *options) as server:
         server.ready()
         yield server
         server.check_log()
@@ -70,24 +71,30 @@ def topic(guarded: Serving, request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_logs_in_over_tls_sends_and_reads(
-    guarded: Serving, authority: Authority, topic: str, client: str, mechanism: str, tmp_path: Path
+    guarded: Serving, authority: Authority, topic: str, client: str, mechanism: str, exchange: Exchange
 ) -> None:
     login = Login("SASL_SSL", mechanism, "alice", "wonderland", authority.path)
-    assert CLIENTS[client](address_of(guarded, "SASL_SSL"), login, topic, tmp_path) == client
+    assert exchange(address_of(guarded, "SASL_SSL"), login, topic) == client
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_with_a_certificate_sends_and_reads(
-    guarded: Serving, authority: Authority, topic: str, client: str, tmp_path: Path
+    guarded: Serving, authority: Authority, topic: str, client: str, exchange: Exchange
 ) -> None:
     login = Login("SSL", authority=authority.path, certificate=authority.client("alice"))
-    assert CLIENTS[client](address_of(guarded, "SSL"), login, topic, tmp_path) == client
+    assert exchange(address_of(guarded, "SSL"), login, topic) == client
 
 
 @pytest.mark.parametrize("certificate", ["foreign", "expired", "none"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_with_a_wrong_certificate_is_refused_in_its_own_words(
-    guarded: Serving, authority: Authority, topic: str, client: str, certificate: str, tmp_path: Path
+    guarded: Serving,
+    authority: Authority,
+    topic: str,
+    client: str,
+    certificate: str,
+    exchange: Exchange,
+    tmp_path: Path,
 ) -> None:
     made = {
         "foreign": lambda: Authority(tmp_path, "foreign").client("alice"),
@@ -95,14 +102,27 @@ def test_a_client_with_a_wrong_certificate_is_refused_in_its_own_words(
         "none": lambda: None,
     }[certificate]()
     login = Login("SSL", authority=authority.path, certificate=made)
+    refused = counted(guarded, "klamm_tls_handshakes_total", outcome="failure")
     with pytest.raises(Refused, match=WORDS[client]):
-        CLIENTS[client](address_of(guarded, "SSL"), login, topic, tmp_path)
+        exchange(address_of(guarded, "SSL"), login, topic)
+    assert counted(guarded, "klamm_tls_handshakes_total", outcome="failure") > refused
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_wrong_password_over_tls_is_refused_in_the_words_of_the_client(
+    guarded: Serving, authority: Authority, topic: str, client: str, exchange: Exchange
+) -> None:
+    login = Login("SASL_SSL", "PLAIN", "alice", "queen of hearts", authority.path)
+    refused = counted(guarded, "klamm_logins_total", mechanism="PLAIN", outcome="failure")
+    with pytest.raises(Refused, match=r"(?i)authentication ?(error|failed|exception)"):
+        exchange(address_of(guarded, "SASL_SSL"), login, topic)
+    assert counted(guarded, "klamm_logins_total", mechanism="PLAIN", outcome="failure") > refused
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_that_trusts_another_authority_refuses_the_server(
-    guarded: Serving, topic: str, client: str, tmp_path: Path
+    guarded: Serving, topic: str, client: str, exchange: Exchange, tmp_path: Path
 ) -> None:
     login = Login("SASL_SSL", "PLAIN", "alice", "wonderland", Authority(tmp_path, "foreign").path)
     with pytest.raises(Refused, match=r"(?i)ssl|certificate|authentication"):
-        CLIENTS[client](address_of(guarded, "SASL_SSL"), login, topic, tmp_path)
+        exchange(address_of(guarded, "SASL_SSL"), login, topic)

@@ -37,7 +37,7 @@ from klamm.kafka.wire.messages import (
     SYNC_GROUP,
 )
 from tests.kafka.connect import Raw
-from tests.kafka.requests import ExecutionContext, altered, fetching, producing, sealed
+from tests.kafka.requests import FetchFrom, altered, fetching, producing, sealed
 from tests.store.open_transactions import log_of
 
 __all__ = ["ATTACKS", "Attack", "Sizes", "prepare"]
@@ -129,7 +129,7 @@ def false_timestamps(address: str, chance: random.Random, sizes: Sizes) -> None:
 def seeks(address: str, chance: random.Random, sizes: Sizes) -> None:
     with connected(address) as (raw,):
         for _ in range(50):
-            place = ExecutionContext(chance.randrange(sizes.small_batches), 2000)
+            place = FetchFrom(chance.randrange(sizes.small_batches), 2000)
             raw.ask(FETCH, 12, **fetching({("small", 0): place}))
 
 
@@ -236,8 +236,8 @@ def bombs(address: str, chance: random.Random, sizes: Sizes) -> None:
 
 
 def deaf_readers(address: str, chance: random.Random, sizes: Sizes) -> None:
-    places: dict[tuple[str, int], ExecutionContext | int] = {
-        ("wide", number): ExecutionContext(0, MIB) for number in range(sizes.wide)
+    places: dict[tuple[str, int], FetchFrom | int] = {
+        ("wide", number): FetchFrom(0, MIB) for number in range(sizes.wide)
     }
     fields = fetching(places, max_bytes=FOREVER)
     with connected(address, 4, deaf=True) as clients:
@@ -301,7 +301,7 @@ def fetches_at_the_edge(address: str, chance: random.Random, sizes: Sizes) -> No
     with connected(address) as (raw,):
         raw.ask(FETCH, 12, **fetching({("small", 0): 0}, min_bytes=5000, max_bytes=3000, wait_ms=2000))
         for _ in range(5):
-            raw.ask(FETCH, 12, **fetching({("aborted", 0): ExecutionContext(0, 1000)}, committed=True))
+            raw.ask(FETCH, 12, **fetching({("aborted", 0): FetchFrom(0, 1000)}, committed=True))
 
 
 # ---- transactions

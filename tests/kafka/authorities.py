@@ -66,10 +66,11 @@ def _lifetime(is_expired: bool) -> dict[str, Any]:
 class TlsRaw(Raw):
     """Kafka's protocol by hand, over TLS."""
 
-    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+    def __init__(self, address: str, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> None:
+        """`session`: an earlier one, to resume."""
         super().__init__(address)
         try:
-            self._socket = context.wrap_socket(self._socket, server_hostname="localhost")
+            self._socket = context.wrap_socket(self._socket, server_hostname="localhost", session=session)
         except BaseException:
             self._socket.close()
             raise

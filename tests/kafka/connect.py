@@ -50,6 +50,11 @@ class Served:
 
         return self.run(called())
 
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass on the server's clock, and on no other."""
+        before = self.loop.time
+        self.call(lambda: setattr(self.loop, "time", lambda: before() + seconds))
+
     def dial(self) -> Raw:
         return Raw(self.address)
 

@@ -19,7 +19,7 @@ from tests.kafka.member import Client
 from tests.kafka.requests import fetch, produce, sealed, values
 from tests.procs import PATIENCE
 
-__all__ = ["CLIENTS", "TOPIC", "Seen", "lost_records"]
+__all__ = ["CLIENTS", "TOPIC", "Connect", "Seen", "follow", "lost_records", "write_to_disk", "write_to_memory"]
 
 TOPIC = "orders"
 PAUSE_S = 0.004  # between requests: clients that have other things to do, too
@@ -42,9 +42,13 @@ class Seen:
         time.sleep(PAUSE_S)
 
 
-def _write(address: str, end: float, partition: int, acks: int) -> Seen:
+Connect = Callable[[str, str, float], Raw]
+"""Makes a connection: address, client id, seconds of patience."""
+
+
+def _write(address: str, end: float, partition: int, acks: int, connect: Connect) -> Seen:
     seen = Seen(partition=partition)
-    with Raw(address, "honest", PATIENCE) as raw:
+    with connect(address, "honest", PATIENCE) as raw:
 
         def send() -> None:
             value = b"%d-%d" % (partition, time.monotonic_ns())
@@ -58,18 +62,18 @@ def _write(address: str, end: float, partition: int, acks: int) -> Seen:
     return seen
 
 
-def write_to_disk(address: str, end: float) -> Seen:
-    return _write(address, end, 0, -1)
+def write_to_disk(address: str, end: float, connect: Connect = Raw) -> Seen:
+    return _write(address, end, 0, -1, connect)
 
 
-def write_to_memory(address: str, end: float) -> Seen:
-    return _write(address, end, 1, 1)
+def write_to_memory(address: str, end: float, connect: Connect = Raw) -> Seen:
+    return _write(address, end, 1, 1, connect)
 
 
-def follow(address: str, end: float) -> Seen:
+def follow(address: str, end: float, connect: Connect = Raw) -> Seen:
     """Read what `write_to_memory` writes, each record once and in order; the time is from sending to arrival."""
     seen = Seen()
-    with Raw(address, "honest", PATIENCE) as raw:
+    with connect(address, "honest", PATIENCE) as raw:
         offset = start = fetch(raw, TOPIC, 0, 1).high_watermark
         while time.monotonic() < end:
             for value in values(fetch(raw, TOPIC, offset, 1, wait_ms=500)):

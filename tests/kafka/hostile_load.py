@@ -13,7 +13,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +98,11 @@ def cores() -> tuple[set[int], set[int]]:
     return {first}, set(others) or {first}
 
 
+def name_of(client: Callable[..., object]) -> str:
+    """Return the name of a function, or of that in a partial."""
+    return str(getattr(client, "func", client).__name__)
+
+
 @contextmanager
 def _on(chosen: set[int]) -> Iterator[None]:
     """Processes that start in this block run on these cores."""
@@ -141,7 +146,7 @@ def accepting() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def attack(address: str, end: float, sizes: Sizes, seed: int) -> dict[str, int]:
+def attack(address: str, end: float, sizes: Sizes, seed: int, recipes: Sequence[Attack] = ATTACKS) -> dict[str, int]:
     """Run all attacks, a thread each, until `end`; return how many rounds each has done."""
     rounds: dict[str, int] = {}
     broken: list[BaseException] = []
@@ -158,11 +163,11 @@ def attack(address: str, end: float, sizes: Sizes, seed: int) -> dict[str, int]:
                 time.sleep(min(one.pause_s * chance.uniform(0.5, 1.5), max(0.0, end - time.monotonic())))
         except BaseException as error:
             broken.append(error)
-        rounds[one.run.__name__] = count
+        rounds[name_of(one.run)] = count
 
     threads = [
-        threading.Thread(target=repeat, args=(one, random.Random(seed + number)), name=one.run.__name__)
-        for number, one in enumerate(ATTACKS)
+        threading.Thread(target=repeat, args=(one, random.Random(seed + number)), name=name_of(one.run))
+        for number, one in enumerate(recipes)
     ]
     for thread in threads:
         thread.start()
@@ -191,20 +196,35 @@ def _loop_waited_s(pid: int) -> float:
 
 
 @contextmanager
-def limited_server(store: Path) -> Iterator[Serving]:
-    options = [word for name, value in LIMITS.items() for word in ("--set", f"{name}={value}")]
-    with _on(cores()[0]), serving(store, *options, open_files=OPEN_FILES) as server:
+def limited_server(
+    store: Path, *more: str, settings: Mapping[str, object] | None = None, open_files: int = OPEN_FILES
+) -> Iterator[Serving]:
+    """A server with LIMITS and these settings; `more` are words of its command line."""
+    merged = {**LIMITS, **(settings or {})}
+    options = [word for name, value in merged.items() for word in ("--set", f"{name}={value}")]
+    with _on(cores()[0]), serving(store, *more, *options, open_files=open_files) as server:
         server.ready()
         yield server
 
 
-def run(server: Serving, sizes: Sizes, *, seconds: float, seed: int, target: str | None = None) -> Outcome:
+def run(
+    server: Serving,
+    sizes: Sizes,
+    *,
+    seconds: float,
+    seed: int,
+    target: str | None = None,
+    address: str = "",
+    clients: Sequence[Callable[[str, float], Seen]] = CLIENTS,
+    recipes: Sequence[Attack] = ATTACKS,
+) -> Outcome:
     """Let honest clients use the server for so long, beside attacks on `target`, which is the server by default."""
+    address = address or server.address
     base_bytes, cpu_s, waited_s = _memory(server.pid, "VmRSS"), _cpu_s(server.pid), _loop_waited_s(server.pid)
     with _on(cores()[1]), children() as start:
         end = time.monotonic() + seconds
-        honest = {client.__name__: start(partial(client, server.address, end)) for client in CLIENTS}
-        hostile = start(lambda: attack(target or server.address, end, sizes, seed))
+        honest = {name_of(client): start(partial(client, address, end)) for client in clients}
+        hostile = start(lambda: attack(target or address, end, sizes, seed, recipes))
         wait_s = seconds + PATIENCE
         seen = {name: child.answer(wait_s) for name, child in honest.items()}
         rounds = hostile.answer(wait_s)

@@ -118,6 +118,8 @@ def _random_value(plan: _Plan, rng: random.Random) -> Any:
         return rng.choice([0, 1, -1, -(2**bits), 2**bits - 1, rng.randrange(-(2**bits), 2**bits)])
     if kind == "bool":
         return rng.random() < 0.5
+    if kind == "float64":
+        return rng.choice([0.0, -1.5, 1e300, rng.random()])
     if kind == "string":
         return rng.choice(WORDS)
     if kind in ("bytes", "records"):

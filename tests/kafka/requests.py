@@ -16,7 +16,7 @@ from tests.kafka.connect import Raw
 
 __all__ = [
     "FOREVER_MS",
-    "ExecutionContext",
+    "FetchFrom",
     "altered",
     "batches_of",
     "fetch",
@@ -83,8 +83,8 @@ def produce(
     return produce_many(raw, {(topic, partition): batch}, acks=acks, version=version)[topic, partition]
 
 
-class ExecutionContext(NamedTuple):
-    """What to fetch of a partition."""
+class FetchFrom(NamedTuple):
+    """A partition of a Fetch request: from where on, and how much."""
 
     offset: int
     max_bytes: int = 1 << 20
@@ -93,7 +93,7 @@ class ExecutionContext(NamedTuple):
 
 
 def fetching(
-    places: Mapping[tuple[str, int], ExecutionContext | int],
+    places: Mapping[tuple[str, int], FetchFrom | int],
     *,
     wait_ms: int = 0,
     min_bytes: int = 1,
@@ -104,7 +104,7 @@ def fetching(
     """The fields of a request."""
     topics: dict[str, list[Struct]] = {}
     for (topic, number), place in places.items():
-        place = place if isinstance(place, ExecutionContext) else ExecutionContext(place)
+        place = place if isinstance(place, FetchFrom) else FetchFrom(place)
         topics.setdefault(topic, []).append(
             FETCH.request.Partition(
                 partition=number,
@@ -128,7 +128,7 @@ def fetching(
 
 
 def fetch_many(
-    raw: Raw, places: Mapping[tuple[str, int], ExecutionContext | int], *, version: int = FETCH_VERSION, **options: Any
+    raw: Raw, places: Mapping[tuple[str, int], FetchFrom | int], *, version: int = FETCH_VERSION, **options: Any
 ) -> dict[tuple[str, int], Struct]:
     answered = raw.ask(FETCH, version, **fetching(places, **options))
     assert answered.error_code == 0
@@ -146,7 +146,7 @@ def fetch(
     last_epoch: int = -1,
     **options: Any,
 ) -> Struct:
-    place = ExecutionContext(offset, partition_max_bytes, leader_epoch, last_epoch)
+    place = FetchFrom(offset, partition_max_bytes, leader_epoch, last_epoch)
     return fetch_many(raw, {(topic, partition): place}, **options)[topic, partition]
 
 

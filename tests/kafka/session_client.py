@@ -14,7 +14,7 @@ from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import FETCH
 from klamm.kafka.wire.structs import Struct
 from tests.interop.raw import Raw
-from tests.kafka.requests import ExecutionContext, batches_of, fetching
+from tests.kafka.requests import FetchFrom, batches_of, fetching
 
 __all__ = ["SESSION_ERRORS", "SessionClient"]
 
@@ -30,14 +30,14 @@ Where = tuple[str, int]
 class SessionClient:
     """On one connection. `wanted` may be changed between two polls."""
 
-    def __init__(self, raw: Raw, wanted: dict[Where, ExecutionContext | int], **options: Any) -> None:
+    def __init__(self, raw: Raw, wanted: dict[Where, FetchFrom | int], **options: Any) -> None:
         self.raw = raw
         self.wanted = dict(wanted)
         self.options = options
         self.known: dict[Where, Struct] = {}
         """The last that was told of each partition."""
         self.session_id = self.epoch = 0
-        self._sent: dict[Where, ExecutionContext | int] = {}
+        self._sent: dict[Where, FetchFrom | int] = {}
 
     @property
     def is_full(self) -> bool:

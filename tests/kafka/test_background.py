@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer
 
 import klamm
 from tests.messages import value_of
-from tests.procs import children, until
+from tests.procs import STRICT, children, until
 
 
 def send(address: str, *values: bytes, topic: str = "orders") -> None:
@@ -121,7 +121,7 @@ def test_it_goes_inside_of_a_running_loop(path: Path) -> None:
 
 def test_a_program_that_never_leaves_the_block_can_end(path: Path) -> None:
     code = "import sys, klamm; block = klamm.server(sys.argv[1]); print(block.__enter__()); sys.exit(0)"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code, path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *STRICT, "-c", code, path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     with klamm.server(path) as address:
         send(address, b"a")

@@ -36,7 +36,7 @@ from klamm.kafka.wire.messages import (
 )
 from klamm.kafka.wire.structs import Struct
 from tests.kafka.connect import ConnectionEnded, Raw, Served, served
-from tests.kafka.requests import ExecutionContext, altered, fetch_many, fetching, produce, sealed, values
+from tests.kafka.requests import FetchFrom, altered, fetch_many, fetching, produce, sealed, values
 from tests.procs import until
 from tests.serving import serving
 
@@ -49,6 +49,12 @@ def deaf(server: Served) -> Iterator[Raw]:
     with server.dial() as raw:
         raw._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         yield raw
+
+
+def add_wide(path: Path, topic: str, partitions: int) -> None:
+    """Add a topic, of which no partition is opened: `Raw.create` asks each for its offsets."""
+    with klamm.open(path) as store:
+        store.topics.create(topic, partitions)
 
 
 # ---- what is named again and again
@@ -142,10 +148,9 @@ def test_the_first_of_each_is_left_in_order() -> None:
 
 def test_a_response_that_is_too_large_is_not_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(tmp_path / "events", socket_response_max_bytes=64 * 1024) as server, server.dial() as raw:
-        raw.create("small", 1000)
+        add_wide(tmp_path / "events", "small", 1000)
         assert len(raw.ask(METADATA, 1, topics=None).topics[0].partitions) == 1000
-        with klamm.open(tmp_path / "events") as store:
-            store.topics.create("large", 3000)
+        add_wide(tmp_path / "events", "large", 3000)
         with server.dial() as other, pytest.raises(ConnectionEnded):
             other.ask(METADATA, 1, topics=None)
         assert raw.ask(API_VERSIONS, 0).error_code == 0
@@ -158,7 +163,7 @@ def test_responses_that_are_not_read_are_bounded_and_the_oldest_goes(tmp_path: P
         server.dial() as raw,
         ExitStack() as stack,
     ):
-        raw.create("orders", 10_000)
+        add_wide(tmp_path / "events", "orders", 10_000)
         unread = server.server.listener.unread_bytes
         clients = [stack.enter_context(deaf(server)) for _ in range(6)]
         for client in clients:
@@ -173,7 +178,7 @@ def test_responses_that_are_not_read_are_bounded_and_the_oldest_goes(tmp_path: P
 def test_a_response_that_is_not_read_is_in_memory_once(tmp_path: Path) -> None:
     """The transport has a piece of it, not a copy."""
     with served(tmp_path / "events") as server, server.dial() as client:
-        client.create("orders", 10_000)
+        add_wide(tmp_path / "events", "orders", 10_000)
         for _ in range(60):  # more than the buffers of the sockets take
             client.send(METADATA, 1, topics=None)
         until(lambda: server.call(lambda: len(server.server.listener.unread_bytes)) == 1, "its response waits")
@@ -189,7 +194,7 @@ def test_a_fetch_response_has_as_many_bytes_as_the_server_allows(tmp_path: Path)
         for number in range(4):
             for _ in range(6):
                 produce(raw, "orders", sealed([bytes(900)]), number)
-        everything: dict[tuple[str, int], ExecutionContext | int] = {("orders", number): 0 for number in range(4)}
+        everything: dict[tuple[str, int], FetchFrom | int] = {("orders", number): 0 for number in range(4)}
         found = fetch_many(raw, everything, max_bytes=2**31 - 1, min_bytes=2**31 - 1, wait_ms=60_000)
         assert 9000 < sum(len(each.records) for each in found.values()) <= 10_000
         one = fetch_many(raw, {("orders", 0): 0}, max_bytes=3000, min_bytes=3000, wait_ms=60_000)["orders", 0]
@@ -225,7 +230,7 @@ def large_partitions(path: Path, count: int) -> None:
 
 def test_a_fetch_holds_few_files_open_and_those_that_are_not_read_are_bounded(tmp_path: Path) -> None:
     large_partitions(tmp_path / "events", 5)
-    everything = {("orders", number): ExecutionContext(0, 8 * MIB) for number in range(5)}
+    everything = {("orders", number): FetchFrom(0, 8 * MIB) for number in range(5)}
     with served(tmp_path / "events", max_open_ranges=32) as server, server.dial() as raw, ExitStack() as stack:
         found = fetch_many(raw, everything, max_bytes=1 << 30, min_bytes=1 << 30, wait_ms=60_000)
         assert [len(found["orders", number].records) > 0 for number in range(5)] == [True, True, False, False, False]

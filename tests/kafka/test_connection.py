@@ -27,7 +27,7 @@ from klamm.kafka.wire.messages import API_VERSIONS, FETCH, LIST_OFFSETS, METADAT
 from klamm.kafka.wire.structs import Struct
 from tests.crash.cases import seed_of
 from tests.kafka.connect import ConnectionEnded, Raw, Served, served
-from tests.kafka.requests import ExecutionContext, batches_of, fetch, fetching, produce, producing, sealed, values
+from tests.kafka.requests import FetchFrom, batches_of, fetch, fetching, produce, producing, sealed, values
 from tests.procs import PATIENCE, until
 from tests.serving import serving
 
@@ -71,6 +71,17 @@ def test_a_request_cut_at_every_byte(raw: Raw) -> None:
         raw.send_bytes(whole[at:])
         number, told = read_response(PRODUCE, 9, raw.receive())
         assert (number, told.responses[0].partition_responses[0].base_offset) == (7, before + at - 1)
+
+
+def test_what_looks_like_a_request_inside_of_another_is_none(server: Served) -> None:
+    """The first two bytes of a size, alone: the bytes that follow begin with the rest of it."""
+    with server.dial() as raw:
+        before = server.broker.metrics.bytes_in
+        raw.send_bytes(b"\0\0")
+        until(lambda: server.broker.metrics.bytes_in == before + 2, "they have arrived")
+        raw.send_bytes(versions(1))
+        with pytest.raises(ConnectionEnded):  # a request of 0 bytes
+            raw.receive()
 
 
 def test_two_requests_cut_at_every_byte(raw: Raw) -> None:
@@ -117,7 +128,7 @@ def test_random_requests_in_random_pieces(raw: Raw) -> None:
             size = chance.choice([0, 100, 10_000, 300_000])
             data += frame(PRODUCE, 9, number, **producing({("orders", 1): sealed(1, padding=size)}))
         elif kind == 1:
-            data += frame(FETCH, 12, number, **fetching({("orders", 1): ExecutionContext(0, 50_000)}, wait_ms=5))
+            data += frame(FETCH, 12, number, **fetching({("orders", 1): FetchFrom(0, 50_000)}, wait_ms=5))
         elif kind == 2:
             data += frame(METADATA, 12, number, topics=None)
         else:
@@ -206,7 +217,7 @@ def test_large_answers_that_are_read_late(server: Served, raw: Raw) -> None:
     topic = raw.create("late")
     for _ in range(12):
         assert produce(raw, topic, sealed(1, padding=900_000)).error_code == 0
-    fetched = frame(FETCH, 12, 1, **fetching({(topic, 0): ExecutionContext(0, 1 << 30)}))
+    fetched = frame(FETCH, 12, 1, **fetching({(topic, 0): FetchFrom(0, 1 << 30)}))
     with server.dial() as late:
         late.send_bytes(fetched * 6 + versions(2))
         chance = random.Random(3)
@@ -232,7 +243,7 @@ def test_clients_that_leave_at_any_moment(server: Served, raw: Raw) -> None:
         "half a request": versions(1)[:-3],
         "half a large one": large[:1_500_000],
         "one that waits": frame(FETCH, 12, 1, **fetching({("orders", 0): end_of(raw)}, wait_ms=2**31 - 1)),
-        "a large answer": frame(FETCH, 12, 1, **fetching({("large", 0): ExecutionContext(0, 1 << 30)})) * 3,
+        "a large answer": frame(FETCH, 12, 1, **fetching({("large", 0): FetchFrom(0, 1 << 30)})) * 3,
         "some and a half": versions(1) * 20 + versions(1)[:9],
     }
     for data in sent.values():
@@ -279,7 +290,7 @@ def test_clients_that_never_read_cost_little(tmp_path: Path) -> None:
             produce(raw, topic, sealed(1, padding=800_000))
         for number in range(1, 100):
             produce(raw, topic, sealed(1, padding=30_000), number)
-        large = frame(FETCH, 12, 1, **fetching({(topic, 0): ExecutionContext(0, 1 << 30)}))
+        large = frame(FETCH, 12, 1, **fetching({(topic, 0): FetchFrom(0, 1 << 30)}))
         wide = frame(FETCH, 12, 1, **fetching({(topic, number): 0 for number in range(1, 100)}))
         small = frame(METADATA, 12, 1, topics=None)
         warm = [Raw(process.address) for _ in range(10)]

@@ -38,6 +38,7 @@ REACHES: dict[str, tuple[ExecutionContext, ...]] = {
     "broker.transact": (TRANSACT,),
     "broker.apply": (TRANSACT,),
     "broker.administer": (ADMIN,),
+    "broker.reload_quotas": (CATALOG,),
     "broker.authenticate": (AUTHENTICATE,),
     "login.step": (AUTHENTICATE,),
     "broker.delete": (DISK,),
@@ -69,7 +70,7 @@ MAY_BLOCK = {
     ),
     *("delete_topic", "claim_door", "reserve_generations", "init_producer_id", "add_group", "end", "commit_offsets"),
 }
-OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate"}
+OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"}
 OF = {"broker", "core", "catalog", "partition", "lookup", "segment", "shutil"}
 
 
@@ -163,5 +164,5 @@ def test_every_row_bounds_its_response_and_names_its_rights() -> None:
         for right in row.rights:
             operation, resource = right.split()
             assert operation in {"Read", "Write", "Create", "Delete", "Alter", "Describe", "DescribeConfigs",
-                                 "AlterConfigs", "IdempotentWrite"}  # fmt: skip
+                                 "AlterConfigs", "IdempotentWrite", "ClusterAction"}  # fmt: skip
             assert resource in {"Topic", "Group", "Cluster", "TransactionalId"}

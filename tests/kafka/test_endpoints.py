@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from klamm.errors import InvalidSetting
-from klamm.kafka.security.endpoints import Endpoint, endpoints_of
+from klamm.kafka.security.endpoints import PROTOCOLS, Endpoint, endpoints_of
 from klamm.kafka.service import warning_about
-from klamm.kafka.settings import ServerSettings
+from klamm.kafka.settings import STANDARD_AUTHORIZER, ServerSettings
 
 
 def endpoints(**settings: str | int) -> list[Endpoint]:
@@ -38,8 +38,8 @@ def test_listeners_have_names_protocols_and_addresses() -> None:
         ({"listeners": "9092"}, "listeners: '9092' is invalid"),
         ({"listeners": "SSL://host"}, "listeners"),
         ({"listeners": "SSL://host:65536"}, "listeners"),
-        ({"listeners": "SSL://a:1,SSL://b:2"}, "SSL is there twice"),
-        ({"listeners": "SSL://a:1,PLAINTEXT://a:1"}, "port 1 is there twice"),
+        ({"listeners": "SSL://a:1,SSL://b:2"}, "SSL is listed twice"),
+        ({"listeners": "SSL://a:1,PLAINTEXT://a:1"}, "port 1 is used twice"),
         ({"listeners": "INSIDE://a:1"}, "INSIDE is not a security protocol"),
         ({"listener.security.protocol.map": "INSIDE"}, "listener.security.protocol.map"),
         ({"listener.security.protocol.map": "INSIDE:TLS"}, "listener.security.protocol.map"),
@@ -56,6 +56,13 @@ def test_what_does_not_fit_is_refused_by_name(settings: dict[str, str], named: s
     with pytest.raises(InvalidSetting) as refused:
         ServerSettings.of(settings)
     assert named in str(refused.value)
+
+
+def test_with_an_authorizer_strangers_have_the_rights_of_anonymous() -> None:
+    settings = ServerSettings.of({"authorizer.class.name": STANDARD_AUTHORIZER})
+    whys = {each: warning_about(Endpoint(each, each, "0.0.0.0", 1), settings) for each in PROTOCOLS}
+    assert [each for each, why in whys.items() if "User:ANONYMOUS" in why] == ["PLAINTEXT", "SSL"]
+    assert "no encryption" in whys["PLAINTEXT"] and "no encryption" in whys["SASL_PLAINTEXT"] and not whys["SASL_SSL"]
 
 
 @pytest.mark.parametrize(

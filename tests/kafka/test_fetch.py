@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.arrow.restore_writer import RestoreWriter
 from klamm.batch import decode, parse
 from klamm.batch.header import TRANSACTIONAL
 from klamm.disk import _os
@@ -25,11 +24,10 @@ from klamm.kafka.wire.messages import DELETE_TOPICS, FETCH
 from klamm.kafka.wire.structs import Struct
 from klamm.log import segment
 from klamm.log.partition import Partition
-from tests.arrow.test_restore_writer import rows
 from tests.kafka.connect import Raw, Served, served
 from tests.kafka.requests import (
     FOREVER_MS,
-    ExecutionContext,
+    FetchFrom,
     batches_of,
     fetch,
     fetch_many,
@@ -164,7 +162,7 @@ def test_partitions_share_what_may_be_sent(raw: Raw, topic: str) -> None:
     for number in range(3):
         for _ in range(4):
             produce(raw, topic, sealed(1, padding=300), number)
-    places: dict[tuple[str, int], ExecutionContext | int] = {(topic, number): 0 for number in (2, 0, 1)}
+    places: dict[tuple[str, int], FetchFrom | int] = {(topic, number): 0 for number in (2, 0, 1)}
 
     def counts(**options: Any) -> list[int]:
         return [len(offsets(each)) for each in fetch_many(raw, places, **options).values()]
@@ -172,7 +170,7 @@ def test_partitions_share_what_may_be_sent(raw: Raw, topic: str) -> None:
     assert counts(max_bytes=1) == [1, 0, 0], "the first that has something, in the order they are asked for"
     assert counts(max_bytes=2 * size) == [2, 0, 0]
     assert counts(max_bytes=5 * size) == [4, 1, 0]
-    places = {(topic, 2): 4, (topic, 0): ExecutionContext(0, 2 * size), (topic, 1): ExecutionContext(0, 1)}
+    places = {(topic, 2): 4, (topic, 0): FetchFrom(0, 2 * size), (topic, 1): FetchFrom(0, 1)}
     assert counts(max_bytes=10 * size) == [0, 2, 0]
     assert counts() == [0, 2, 0]
 
@@ -210,7 +208,7 @@ def test_small_answers_and_those_sent_as_files(server: Served, raw: Raw) -> None
         for _ in range(4):
             produce(raw, topic, sealed(1, padding=size), number)
     for order in ([0, 1, 2, 3, 4, 5], [3, 0, 5, 1, 4, 2], [5, 3]):
-        found = fetch_many(raw, {(topic, number): ExecutionContext(0, 1 << 30) for number in order})
+        found = fetch_many(raw, {(topic, number): FetchFrom(0, 1 << 30) for number in order})
         for number in order:
             assert found[topic, number].records == log_bytes(log_of(server, topic, number))
             assert offsets(found[topic, number]) == [0, 1, 2, 3]
@@ -317,7 +315,7 @@ def test_too_few_bytes_are_sent_when_time_is_over(raw: Raw, topic: str) -> None:
 def test_a_fetch_of_many_partitions_waits_for_any(server: Served, raw: Raw, topic: str) -> None:
     with server.dial() as waiting:
         for number in (2, 0, 1):
-            places: dict[tuple[str, int], ExecutionContext | int] = {
+            places: dict[tuple[str, int], FetchFrom | int] = {
                 (topic, each): log_of(server, topic, each).ends().end for each in range(3)
             }
             waiting.send(FETCH, 12, **fetching(places, wait_ms=20_000))
@@ -484,7 +482,7 @@ def test_records_that_are_not_in_memory_are_fetched_as_they_are_on_disk(tmp_path
                 os.fsync(fd)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(fd)
-            found = fetch_many(raw, {(topic, number): ExecutionContext(0, max_bytes) for number in range(2)})
+            found = fetch_many(raw, {(topic, number): FetchFrom(0, max_bytes) for number in range(2)})
             for number, data in enumerate(expected):
                 records = found[topic, number].records
                 assert data.startswith(records)
@@ -523,9 +521,19 @@ def test_batches_whose_offsets_have_gaps_are_sent_as_they_lie(server: Served, ra
     topic = raw.create("gaps", 1, segment_bytes="2000", retention_ms="-1")
     log = log_of(server, topic)
     wanted = [*range(5, 900, 7), (1 << 31) + 900, (1 << 31) + 903]
-    placer = RestoreWriter(log)
-    placer.take(rows(*wanted))
-    placer.skip_to((1 << 31) + 1000)
+
+    def restore() -> None:
+        """In another process: with what this imports, every later fork of this one would take longer."""
+        from klamm.arrow.restore_writer import RestoreWriter
+        from tests.arrow.test_restore_writer import rows
+
+        with klamm.open(server.broker.core.path) as store:
+            placer = RestoreWriter(store._acquired().topic(topic).partition(0))
+            placer.take(rows(*wanted))
+            placer.skip_to((1 << 31) + 1000)
+
+    with children() as start:
+        start(restore).answer()
     sent = follow(raw, topic)
     assert b"".join(sent) == log_bytes(log)
     assert [each.offset for data in sent for each in decode(data)] == wanted

@@ -19,7 +19,7 @@ from klamm.kafka.wire.messages import CREATE_PARTITIONS, DELETE_RECORDS, DELETE_
 from klamm.kafka.wire.structs import Struct
 from klamm.log.partition import Partition
 from tests.kafka.connect import Raw, Served, served
-from tests.kafka.requests import FOREVER_MS, ExecutionContext, batches_of, fetch_many, fetching, produce, sealed, values
+from tests.kafka.requests import FOREVER_MS, FetchFrom, batches_of, fetch_many, fetching, produce, sealed, values
 from tests.kafka.session_client import SessionClient, Where
 from tests.procs import children, until
 
@@ -42,7 +42,7 @@ def ends(answered: Struct) -> tuple[int, int, int, int]:
     return answered.error_code, answered.high_watermark, answered.last_stable_offset, answered.log_start_offset
 
 
-def all_of(topic: str, count: int = 3) -> dict[Where, ExecutionContext | int]:
+def all_of(topic: str, count: int = 3) -> dict[Where, FetchFrom | int]:
     return {(topic, number): 0 for number in range(count)}
 
 
@@ -55,7 +55,7 @@ def waiting(server: Served) -> int:
 
 
 def ask(
-    raw: Raw, wanted: dict[Where, ExecutionContext | int], session_id: int, epoch: int, version: int = 12, **more: Any
+    raw: Raw, wanted: dict[Where, FetchFrom | int], session_id: int, epoch: int, version: int = 12, **more: Any
 ) -> Struct:
     forgotten = [FETCH.request.ForgottenTopic(topic=name, partitions=[n]) for name, n in more.pop("forget", ())]
     ids = {"session_id": session_id, "session_epoch": epoch, "forgotten_topics_data": forgotten}
@@ -94,14 +94,14 @@ def test_an_error_is_told_in_each_response_and_then_that_it_is_over(raw: Raw, to
 
 
 def test_epochs_are_looked_at_in_a_session_too(raw: Raw, topic: str) -> None:
-    client = SessionClient(raw, {(topic, 0): ExecutionContext(0, leader_epoch=0), (topic, 1): 0})
+    client = SessionClient(raw, {(topic, 0): FetchFrom(0, leader_epoch=0), (topic, 1): 0})
     client.poll()
-    client.wanted[topic, 0] = ExecutionContext(0, leader_epoch=1)
+    client.wanted[topic, 0] = FetchFrom(0, leader_epoch=1)
     assert client.poll(wait_ms=FOREVER_MS)[topic, 0].error_code == E.UNKNOWN_LEADER_EPOCH
-    client.wanted[topic, 0] = ExecutionContext(1, last_epoch=0)
+    client.wanted[topic, 0] = FetchFrom(1, last_epoch=0)
     assert client.poll(wait_ms=FOREVER_MS)[topic, 0].diverging_epoch.end_offset == 0
     assert list(client.poll(wait_ms=FOREVER_MS)) == [(topic, 0)], "until the client goes where it should"
-    client.wanted[topic, 0] = ExecutionContext(0, last_epoch=0)
+    client.wanted[topic, 0] = FetchFrom(0, last_epoch=0)
     client.poll()
     assert client.poll() == {}
 
@@ -141,12 +141,13 @@ def test_records_of_open_transactions_are_no_reason_to_wake_a_client_that_reads_
     assert client.poll() == {}
 
 
-def test_another_isolation_level_is_looked_at_again(server: Served, raw: Raw, topic: str) -> None:
+@pytest.mark.parametrize("wait_ms", [0, 100])
+def test_another_isolation_level_is_looked_at_again(server: Served, raw: Raw, topic: str, wait_ms: int) -> None:
     server.broker.core.topic(topic).partition(0).append(transactional(0))
     client = SessionClient(raw, all_of(topic))
     assert len(client.poll(committed=True)[topic, 0].records) == 0
     assert client.poll(committed=True) == {}
-    assert len(client.poll()[topic, 0].records) > 0
+    assert len(client.poll(wait_ms=wait_ms)[topic, 0].records) > 0
 
 
 def test_partitions_take_turns(raw: Raw, topic: str) -> None:
@@ -477,6 +478,28 @@ def test_the_longest_unused_gives_way_and_then_a_smaller_one_that_is_old(cache: 
     assert cache.open("e", session_of(3), now_ms=EVICTION_MS + 5) > 0
     assert [cache.find(owner, each.id) is not None for owner, each in sessions.items()] == [False, True, False]
     assert (cache.evictions, len(cache)) == (2, 3)
+
+
+def test_what_is_kept_for_clients_without_a_session_is_bounded_and_theirs(
+    cache: FetchSessions, ended: list[Subscription]
+) -> None:
+    kept = {owner: session_of(2) for owner in "abcd"}
+    for owner, session in kept.items():
+        cache.keep(owner, b"names", session)
+        assert session.subscription.is_standing
+        assert cache.kept(owner, b"names", uses_ids=False) is session
+    assert (len(cache), cache.partitions) == (0, 0), "they are no sessions"
+    assert cache.kept("a", b"names", uses_ids=False) is None, "there are three at most"
+    assert ended == [kept["a"].subscription]
+    for other in ({"names": b"others", "uses_ids": False}, {"names": b"names", "uses_ids": True}):
+        assert cache.kept("b", **other) is None  # type: ignore[arg-type]
+    cache.keep("b", b"names", kept["b"])
+    assert len(ended) == 1, "it is kept already"
+    cache.keep("b", b"others", session_of(1))
+    assert ended[1:] == [kept["b"].subscription]
+    cache.close("c")
+    assert ended[2:] == [kept["c"].subscription]
+    assert cache.kept("c", b"names", uses_ids=False) is None
 
 
 def test_a_server_gives_no_more_sessions_than_its_settings_say(tmp_path: Any) -> None:

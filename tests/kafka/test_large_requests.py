@@ -22,7 +22,8 @@ from klamm.kafka.settings import ServerSettings
 from klamm.kafka.wire.frames import request_frame
 from klamm.kafka.wire.messages import DESCRIBE_TOPIC_PARTITIONS, FETCH, JOIN_GROUP, METADATA
 from tests.kafka.connect import ConnectionEnded, Served, served
-from tests.kafka.requests import ExecutionContext, fetch, fetching, produce, sealed
+from tests.kafka.memory_channel import MemoryChannel
+from tests.kafka.requests import FetchFrom, fetch, fetching, produce, sealed
 from tests.procs import until
 
 LIMIT = 5 << 20
@@ -65,6 +66,21 @@ def test_a_request_of_which_the_api_comes_later_than_the_size_is_bounded_too(tmp
             until(lambda: server.broker.metrics.bytes_in > before, "it has arrived")  # noqa: B023
         with pytest.raises(ConnectionEnded):
             raw.receive()
+
+
+def test_a_request_that_arrives_in_one_piece_is_bounded_too(tmp_path: Path) -> None:
+    limit = 64 << 10
+
+    def is_refused(size: int) -> bool:
+        client = MemoryChannel(server.server.listener, server.server.endpoints[0])
+        client.receive(joining(size))
+        is_closed = client.is_closed
+        client.close()
+        return is_closed
+
+    with served(tmp_path / "events", control_request_max_bytes=limit, group_max_bytes=limit) as server:
+        assert server.call(lambda: is_refused(limit - 1000)) is False
+        assert server.call(lambda: is_refused(limit)) is True
 
 
 def test_a_request_with_records_may_be_larger(tmp_path: Path) -> None:
@@ -153,7 +169,7 @@ def test_requests_that_name_or_list_many_partitions_take_turns(
         described = raw.ask(DESCRIBE_TOPIC_PARTITIONS, 0, topics=wide, response_partition_limit=1000)
         assert len(described.topics[0].partitions) == 600
         assert len(turns) == 3
-        places = {("wide", number): ExecutionContext(0, 100) for number in range(600)}
+        places = {("wide", number): FetchFrom(0, 100) for number in range(600)}
         fetched = raw.ask(FETCH, 12, **fetching(places))
         assert len(fetched.responses[0].partitions) == 600
         assert len(turns) == 4
@@ -176,8 +192,8 @@ def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
             fetch(raw, "wide", 0, number)
         monkeypatch.setattr(fetch_module._Fetching, "_look_at", record)
         for count, thread in ((256, "server"), (257, "klamm-disk")):
-            places: dict[tuple[str, int], ExecutionContext | int] = {
-                ("wide", number): ExecutionContext(0, 100) for number in range(count)
+            places: dict[tuple[str, int], FetchFrom | int] = {
+                ("wide", number): FetchFrom(0, 100) for number in range(count)
             }
             fetched = raw.ask(FETCH, 12, **fetching(places))
             assert len(fetched.responses[0].partitions) == count

@@ -248,6 +248,30 @@ def test_a_connection_too_many_is_closed_at_once(tmp_path: Path) -> None:
         assert clients[1].ask(API_VERSIONS, 0).error_code == 0
 
 
+def test_a_connection_too_many_of_one_address_is_closed_at_once(tmp_path: Path) -> None:
+    with served(tmp_path / "events", max_connections_per_ip=3) as server, local_address(server, 3) as clients:
+        for client in clients:
+            assert client.ask(API_VERSIONS, 0).error_code == 0
+        with server.dial() as more, pytest.raises(ConnectionEnded):
+            more.ask(API_VERSIONS, 0)
+        assert server.server.metrics.refused == 1
+        clients[0].close()
+        until(lambda: server.server.metrics.connections == 2, "it is gone")
+        with server.dial() as again:
+            assert again.ask(API_VERSIONS, 0).error_code == 0
+
+
+def test_a_connection_has_one_request_in_flight(tmp_path: Path) -> None:
+    """So all requests together are bounded by max.connections, and their bytes by queued.max.request.bytes."""
+    with served(tmp_path / "events") as server, server.dial() as raw:
+        raw.create("orders")
+        for _ in range(3):
+            raw.send(FETCH, 12, **fetching({("orders", 0): 0}, wait_ms=20_000))
+        until(lambda: server.call(lambda: len(server.broker.purgatory)) == 1, "the first waits")
+        until(lambda: server.call(lambda: server.server.listener.budget.ahead) > 0, "the others are not decoded yet")
+        assert server.call(lambda: len(server.broker.purgatory)) == 1
+
+
 def test_connections_leave_open_files_to_the_store(tmp_path: Path) -> None:
     with klamm.open(tmp_path / "events") as store:
         store.topics.create("orders", partitions=20)

@@ -7,7 +7,9 @@ import random
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,9 @@ import klamm
 from klamm.batch import codecs, crc32c, decode, parse
 from klamm.batch.header import CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, TRANSACTIONAL
 from klamm.disk import _os
-from klamm.kafka.broker import Broker
-from klamm.kafka.call import Call
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.wire.frames import read_response
+from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH, INIT_PRODUCER_ID, PRODUCE
-from klamm.kafka.wire.structs import Struct
 from tests.crash.cases import seed_of
 from tests.kafka.connect import ConnectionEnded, Raw, Served, served
 from tests.kafka.requests import (
@@ -340,35 +339,6 @@ def test_what_is_refused_without_acks_closes_the_connection(server: Served, plac
 # ---- ordinary requests: see _produce.pyx
 
 
-def test_a_request_of_a_client_that_has_not_all_rights_is_handled_by_its_row(server: Served) -> None:
-    """Ordinary requests look up no rights. The response is the same."""
-    listener = server.server.listener
-    table = listener.admission.table
-    row = table[PRODUCE.key]
-    handled: list[str] = []
-
-    async def handler(broker: Broker, call: Call) -> Struct | None:
-        handled.append(str(call))
-        return await row.handler(broker, call)
-
-    def restrict(*, all_rights: bool) -> None:
-        for connection in listener.connections:
-            connection.session.has_all_rights = all_rights
-        table[PRODUCE.key] = row if all_rights else row._replace(handler=handler)
-
-    with server.dial() as raw:
-        end = produce(raw, "orders", GOOD).base_offset + 3
-        server.call(lambda: restrict(all_rights=False))
-        try:
-            for acks in (1, -1):
-                assert produce(raw, "orders", GOOD, acks=acks).base_offset == end
-                end += 3
-        finally:
-            server.call(lambda: restrict(all_rights=True))
-        assert produce(raw, "orders", GOOD).base_offset == end
-    assert handled == ["Produce v12"] * 2
-
-
 def test_what_is_appended_before_another_partition_has_to_wait_is_appended_once(server: Served, raw: Raw) -> None:
     produce_many(raw, {("orders", number): GOOD for number in range(4)})
     before = {number: end_of(raw, "orders", number) for number in range(4)}
@@ -412,6 +382,56 @@ def test_requests_are_answered_in_order_however_many_are_sent_at_once(raw: Raw, 
             assert answered == number
             assert response.responses[0].partition_responses[0].base_offset == end
             end += 3
+
+
+def frames_of(count: int, **given: Any) -> bytes:
+    return b"".join(
+        b"".join(request_frame(PRODUCE, 9, number, "raw", PRODUCE.request(**producing({("orders", 0): GOOD}, **given))))
+        for number in range(count)
+    )
+
+
+@contextmanager
+def no_beat(server: Served) -> Iterator[None]:
+    """Whatever is found out with the next beat of the server is not found out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.broker.sync_queue, "look", lambda: None)
+        yield
+
+
+@pytest.mark.parametrize("at_once", [2, 7])
+def test_requests_that_arrive_together_do_not_wait_for_the_beat(server: Served, raw: Raw, at_once: int) -> None:
+    """A thread sends the response to a request, if the loop hears of it by the next one; that is here already."""
+    produce(raw, "orders", GOOD)
+    frames = frames_of(at_once, acks=-1)
+    with no_beat(server):
+        for cut in (len(frames), len(frames) - 1, len(frames) // at_once + 1):
+            raw.send_bytes(frames[:cut])
+            answered = [read_response(PRODUCE, 9, raw.receive())[0] for _ in range(cut * at_once // len(frames))]
+            raw.send_bytes(frames[cut:])
+            answered += [read_response(PRODUCE, 9, raw.receive())[0] for _ in range(at_once - len(answered))]
+            assert answered == list(range(at_once))
+
+
+def test_a_request_behind_one_that_arrived_during_a_sync_does_not_wait_for_the_beat(server: Served, raw: Raw) -> None:
+    """Nothing is received while a request waits that arrived during another one: so its end wakes the loop."""
+    produce(raw, "orders", GOOD)
+    partition, connections = server.broker.core.topic("orders").partition(0), server.server.listener.connections
+
+    def is_here() -> bool:
+        return any(each.reader.behind_bytes for each in connections)
+
+    with no_beat(server):
+        for _ in range(3):
+            with partition.log.flush_lock():
+                end = partition.ends().end
+                raw.send_bytes(frames_of(1, acks=-1))
+                until(lambda end=end: partition.ends().end > end, "it is appended")  # type: ignore[misc]
+                raw.send_bytes(frames_of(1, acks=-1))
+                until(lambda: server.call(is_here), "the next one is received")
+            for _ in range(2):
+                raw.receive()
+            assert produce(raw, "orders", GOOD, acks=-1).error_code == 0
 
 
 def test_clients_that_leave_before_their_response_disturb_nobody(server: Served, raw: Raw) -> None:

@@ -202,15 +202,16 @@ def test_what_comes_while_a_thread_looks_is_not_missed(
 
 def test_what_comes_just_before_it_is_watched_is_not_missed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fetch has looked, somebody appends, and only then the fetch begins to wait."""
-    place, park = server.broker.core.topic("orders").partition(0), server.broker.purgatory.delay
+    place, put = server.broker.core.topic("orders").partition(0), server.broker.purgatory.put
 
     def late(*given: Any, **named: Any) -> Any:
         place.append(sealed([b"just before"]))
-        return park(*given, **named)
+        return put(*given, **named)
 
-    monkeypatch.setattr(server.broker.purgatory, "delay", late)
+    monkeypatch.setattr(server.broker.purgatory, "put", late)
     with server.dial() as client:
-        assert values(fetch(client, "orders", 0, wait_ms=FOREVER_MS)) == [b"just before"]
+        for offset in range(3):  # then its partition may be watched already
+            assert values(fetch(client, "orders", offset, wait_ms=FOREVER_MS)) == [b"just before"]
 
 
 def test_no_wake_up_is_lost(server: Served) -> None:

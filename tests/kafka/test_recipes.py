@@ -51,7 +51,7 @@ from tests.kafka import waits
 from tests.kafka.attacks import Sizes, connected, transactions
 from tests.kafka.connect import Raw, Served, served
 from tests.kafka.member import Client
-from tests.kafka.requests import ExecutionContext, fetch, fetching, offsets, produce, producing, sealed
+from tests.kafka.requests import FetchFrom, fetch, fetching, offsets, produce, producing, sealed
 from tests.procs import Flag, until
 from tests.serving import serving
 
@@ -120,9 +120,7 @@ def test_clients_that_do_not_read_leave_descriptors_to_the_others(tmp_path: Path
         store.topics.create("wide", count)
         for number in range(count):
             store.append("wide", bytes(40_000), partition=number, acks=1)
-    places: dict[tuple[str, int], ExecutionContext | int] = {
-        ("wide", number): ExecutionContext(0, MIB) for number in range(count)
-    }
+    places: dict[tuple[str, int], FetchFrom | int] = {("wide", number): FetchFrom(0, MIB) for number in range(count)}
     with serving(tmp_path / "events", open_files=600) as process, Raw(process.address) as raw, ExitStack() as stack:
         raw.create("orders", 4)
         for _ in range(4):

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
 import ssl
 import threading
-import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.name import _ASN1Type
+from cryptography.x509.oid import NameOID
 
 import klamm
 from klamm.errors import InvalidSetting
+from klamm.kafka.security import tls
 from klamm.kafka.security.certificates import Certificates
 from klamm.kafka.security.principals import PrincipalRules, distinguished_name
+from klamm.kafka.security.tls import TlsTransport
 from klamm.kafka.settings import ServerSettings
 from klamm.kafka.wire.messages import FETCH, METADATA
 from klamm.store.users import Users
 from tests.interop.raw import ConnectionEnded, Raw
 from tests.kafka.authorities import Authority, TlsRaw
 from tests.kafka.connect import Served, served
-from tests.kafka.requests import ExecutionContext, fetch, fetching, produce, sealed, values
+from tests.kafka.requests import FetchFrom, fetch, fetching, produce, sealed, values
 from tests.kafka.sasl_client import log_in
+from tests.kafka.test_limits import rss
 from tests.procs import until
+from tests.serving import serving
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +95,80 @@ def outcomes(server: Served) -> dict[str, int]:
     return server.broker.metrics.tls_handshakes
 
 
+# ---- handshakes
+
+
+def test_a_handshake_runs_in_a_thread_and_the_loop_serves_others(
+    store: klamm.Store, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signing takes about a millisecond: on the loop, a flood of handshakes would keep all clients waiting."""
+    step, begun, gate = TlsTransport._step, threading.Event(), threading.Event()
+
+    def held(self: TlsTransport) -> str | None:
+        assert threading.current_thread().name.startswith("klamm-login")
+        begun.set()
+        assert gate.wait(30)
+        return step(self)
+
+    with secured(store, authority, "SSL,PLAINTEXT") as server:
+        monkeypatch.setattr(TlsTransport, "_step", held)
+        answers: list[list[str]] = []
+
+        def connect() -> None:
+            with TlsRaw(server.address, authority.context()) as raw:
+                answers.append(topics(raw))
+
+        client = threading.Thread(target=connect)
+        client.start()
+        assert begun.wait(30)
+        with Raw(f"127.0.0.1:{server.server.endpoints[1].port}") as other:
+            assert topics(other) == ["orders"]
+        assert not answers
+        gate.set()
+        client.join(30)
+        assert answers == [["orders"]]
+
+
+def test_a_client_that_leaves_during_its_handshake_is_forgotten(
+    store: klamm.Store, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, begun, gate = TlsTransport._step, threading.Event(), threading.Event()
+
+    def held(self: TlsTransport) -> str | None:
+        begun.set()
+        assert gate.wait(30)
+        return step(self)
+
+    with secured(store, authority, connection_setup_timeout_ms=60_000) as server:
+        monkeypatch.setattr(TlsTransport, "_step", held)
+        with server.dial() as raw:
+            raw.send_bytes(b"\x16\x03\x01\0\x05hello")
+            assert begun.wait(30)
+            server.advance(60)
+        until(lambda: server.broker.metrics.connections == 0, "its time is over")
+        gate.set()
+        monkeypatch.setattr(TlsTransport, "_step", step)
+        with TlsRaw(server.address, authority.context()) as raw:
+            assert topics(raw) == ["orders"]
+        assert outcomes(server) == {"timeout": 1, "success": 1}
+
+
+def test_an_idle_connection_takes_little_memory(store: klamm.Store, authority: Authority) -> None:
+    """10,000 of them (max.connections) take less than 400 MB."""
+    count, context = 300, authority.context()
+    settings = ["listeners=SSL://127.0.0.1:0", f"ssl.keystore.location={authority.path.with_name('server.pem')}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    with serving(Path(store.path), "--config", "/dev/null", *options) as process:
+        address = process.address.removeprefix("SSL://")
+        with ExitStack() as stack:
+            for _ in range(20):  # what is made once
+                topics(stack.enter_context(TlsRaw(address, context)))
+            before = rss(process.pid)
+            for _ in range(count):
+                topics(stack.enter_context(TlsRaw(address, context)))
+            assert (rss(process.pid) - before) / count < 40 * 1024
+
+
 # ---- requests and responses
 
 
@@ -130,11 +216,29 @@ def test_a_client_that_does_not_read_for_a_while_gets_everything(
     payload = [bytes([n]) * 500_000 for n in range(20)]
     store.append_many("orders", payload, partition=0, acks=1)
     with TlsRaw(server.address, authority.context()) as raw:
-        number = raw.send(FETCH, 12, **fetching({("orders", 0): ExecutionContext(0, 20 << 20)}))
+        number = raw.send(FETCH, 12, **fetching({("orders", 0): FetchFrom(0, 20 << 20)}))
         until(lambda: any(c.writer.is_busy for c in server.server.listener.connections), "the socket is full")
         response = raw.receive()
         assert int.from_bytes(response[:4], "big") == number
         assert all(each in response for each in payload)
+
+
+@pytest.mark.parametrize("listener", ["SSL", "PLAINTEXT"])
+def test_a_client_that_sends_no_more_gets_the_rest_of_the_response(
+    listener: str, store: klamm.Store, authority: Authority
+) -> None:
+    payload = [bytes([n]) * 500_000 for n in range(20)]
+    store.append_many("orders", payload, partition=0, acks=1)
+    with secured(store, authority, listener) as server:
+        with Raw(server.address) if listener == "PLAINTEXT" else TlsRaw(server.address, authority.context()) as raw:
+            raw.send(FETCH, 12, **fetching({("orders", 0): FetchFrom(0, 20 << 20)}))
+            until(lambda: any(c.writer.is_busy for c in server.server.listener.connections), "the socket is full")
+            socket.socket.shutdown(raw._socket, socket.SHUT_WR)  # of the connection, not of TLS
+            response = raw.receive()
+            assert all(each in response for each in payload)
+            with pytest.raises((ConnectionEnded, ssl.SSLEOFError)):
+                raw.receive()
+        until(lambda: not server.server.listener.connections, "it is closed")
 
 
 # ---- who is let in
@@ -172,15 +276,16 @@ def test_versions_before_tls_1_2_are_refused(server: Served, authority: Authorit
 
 
 def test_a_handshake_that_is_not_finished_in_time_ends(store: klamm.Store, authority: Authority) -> None:
-    with secured(store, authority, connection_setup_timeout_ms=300) as server:
+    with secured(store, authority, connection_setup_timeout_ms=60_000) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as half:
             half.sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # the beginning of a ClientHello
             until(lambda: server.broker.metrics.connections == 2, "they count as connections do")
+            server.advance(60)
             assert silent.recv(1) == b"" and half.recv(1) == b""
         with TlsRaw(server.address, authority.context()) as raw:
             topics(raw)
-            time.sleep(0.4)
+            server.advance(60)
             assert topics(raw) == ["orders"]
         assert outcomes(server) == {"timeout": 2, "success": 1}
 
@@ -250,6 +355,26 @@ def test_passwords_over_tls(store: klamm.Store, authority: Authority) -> None:
             assert topics(raw) == ["orders"]
 
 
+def test_a_session_that_is_resumed_lets_in_no_longer_than_its_certificate(
+    store: klamm.Store, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS5: OpenSSL looks at a certificate in the first handshake of a session alone."""
+    context = authority.context(authority.client("alice"))
+    with mutual(store, authority) as server:
+        with TlsRaw(server.address, context) as raw:
+            assert topics(raw) == ["orders"]
+            session = raw.tls.session
+        with TlsRaw(server.address, context, session) as raw:
+            assert topics(raw) == ["orders"]
+            assert raw.tls.session_reused
+            session = raw.tls.session
+        later = 2.0**36  # no certificate is valid for that long
+        monkeypatch.setattr(tls, "time", SimpleNamespace(time=lambda: later))
+        with pytest.raises((ConnectionEnded, ConnectionError)), TlsRaw(server.address, context, session) as raw:
+            topics(raw)
+        assert outcomes(server) == {"success": 2, "failure": 1}
+
+
 # ---- files
 
 
@@ -268,6 +393,55 @@ def test_new_certificates_are_taken_up_and_connections_stay(store: klamm.Store, 
         until(is_new, "new connections get the new certificate")
         assert topics(before) == ["orders"]
         assert server.broker.certificates is not None and server.broker.certificates.reloads == 1
+
+
+def test_certificates_are_exchanged_under_load_without_a_dropped_connection(store: klamm.Store, tmp_path: Path) -> None:
+    """Producers and consumers go on, on their connections; clients that come meanwhile get the old one or the new."""
+    authority, exchanges, is_over = Authority(tmp_path), 2, threading.Event()
+    authority.server()
+    sent: list[int] = []
+    with secured(store, authority) as server, ThreadPoolExecutor(5) as pool:
+
+        def write() -> None:
+            with TlsRaw(server.address, authority.context()) as raw:
+                while not is_over.is_set():
+                    response = produce(raw, "orders", sealed(5, padding=20_000), acks=-1)
+                    assert response.error_code == 0
+                    sent.append(response.base_offset)
+
+        def is_written(raw: Raw, offset: int) -> bool:
+            """Whether there is more, or a batch may still come."""
+            is_last = all(each.done() for each in writing)
+            return not is_last or fetch(raw, "orders", offset).high_watermark > offset
+
+        def read() -> int:
+            offset = 0
+            with TlsRaw(server.address, authority.context()) as raw:
+                while not is_over.is_set() or is_written(raw, offset):
+                    offset += len(values(fetch(raw, "orders", offset, wait_ms=50)))
+            return offset
+
+        def come_again() -> set[str]:
+            seen = set()
+            while not is_over.is_set():
+                with TlsRaw(server.address, authority.context()) as raw:
+                    assert topics(raw) == ["orders"]
+                    seen.add(str((raw.tls.getpeercert() or {})["serialNumber"]))
+            return seen
+
+        writing, reading, coming = [pool.submit(write) for _ in range(2)], pool.submit(read), pool.submit(come_again)
+        work: list[Future[Any]] = [*writing, reading, coming]
+        for number in range(exchanges):
+            authority.server()
+            until(lambda count=number: server.broker.certificates.reloads > count, "it is taken up")  # type: ignore[misc]
+            many = len(sent) + 5
+            until(lambda count=many: len(sent) >= count or any(each.done() for each in work), "they go on")  # type: ignore[misc]
+        is_over.set()
+        for each in work:
+            each.result(30)
+        assert outcomes(server) == {"success": server.broker.metrics.connections_total}
+        assert len(sent) == len(set(sent)) and reading.result() == 5 * len(sent)
+        assert len(coming.result()) == exchanges + 1
 
 
 def test_files_that_cannot_be_loaded_change_nothing(store: klamm.Store, tmp_path: Path) -> None:
@@ -319,13 +493,45 @@ def test_what_is_wrong_with_the_files_is_said_at_the_start(
 # ---- names
 
 
-def test_names_are_written_as_rfc_2253_has_them() -> None:
-    subject = (
-        (("countryName", "DE"),),
-        (("organizationName", 'A, "B" + C'),),
-        (("commonName", "#x "), ("userId", "7")),
-    )
-    assert distinguished_name(subject) == 'CN=\\#x\\ +UID=7,O=A\\, \\"B\\" \\+ C,C=DE'
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (["C=DE", 'O=A, "B" + C', "CN=#x "], 'CN=\\#x\\ ,O=A\\, \\"B\\" \\+ C,C=DE'),
+        (["CN=x,CN=admin", "emailAddress=a@b.c"], "1.2.840.113549.1.9.1=#16056140622e63,CN=x\\,CN\\=admin"),
+        (["CN=admin\t"], "CN=admin\t"),
+        (["CN=admin\u00a0", "serialNumber=7", "DC=dc", "UID=u"], "UID=u,DC=dc,2.5.4.5=#0c0137,CN=admin\u00a0"),
+        (["CN=  two  ", "O=<a;b>\\\u00e9"], "O=\\<a\\;b\\>\\\\\u00e9,CN=\\ \\ two\\ \\ "),
+        (["CN=a\rb\r", "O=n\nl\0z"], "O=n\nl\\00z,CN=a\rb\\\r"),
+        (["CN= "], "CN=\\ "),
+    ],
+)
+def test_names_are_written_as_java_writes_them(parts: list[str], name: str) -> None:
+    """PRI1: what is expected is what X500Principal.getName() of Java 17 returns for the same certificate."""
+    assert distinguished_name(certificate_of(parts)) == name
+
+
+def certificate_of(parts: list[str]) -> bytes:
+    """Return a certificate (DER) whose subject has these attributes."""
+    oids = {"C": "COUNTRY_NAME", "O": "ORGANIZATION_NAME", "CN": "COMMON_NAME", "DC": "DOMAIN_COMPONENT"}
+    oids |= {"UID": "USER_ID", "emailAddress": "EMAIL_ADDRESS", "serialNumber": "SERIAL_NUMBER"}
+    attributes = []
+    for part in parts:
+        kind, _, value = part.partition("=")
+        ascii_only = kind in ("emailAddress", "DC")
+        of_type = _ASN1Type.IA5String if ascii_only else _ASN1Type.UTF8String if kind != "C" else None
+        attributes.append(x509.NameAttribute(getattr(NameOID, oids[kind]), value, of_type))
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    subject = x509.Name(attributes)
+    made = x509.CertificateBuilder(subject, subject, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+@pytest.mark.parametrize("common_name", ["admin\t", "\u00a0admin", "admin\u2003", "x,CN=admin", "admin\r", "Admin "])
+def test_a_name_that_looks_like_another_is_not_that_user(common_name: str) -> None:
+    """An authority may give certificates to whoever owns a name, and look at names with less care than it should."""
+    for rules in ("RULE:^CN=(.*?),.*$/$1/", "RULE:^.*CN=([^,]+),.*$/$1/", "RULE:^.*CN=([^,]+),.*$/$1/L", "DEFAULT"):
+        user = PrincipalRules(rules).apply(distinguished_name(certificate_of(["O=Example", f"CN={common_name}"])))
+        assert user not in ("admin", "CN=admin,O=Example")
 
 
 @pytest.mark.parametrize(
@@ -339,6 +545,7 @@ def test_names_are_written_as_rfc_2253_has_them() -> None:
         ("RULE:^OU=.*$/x/,DEFAULT", "CN=Duke,OU=x", "CN=Duke,OU=x"),
         ("RULE:^OU=.*$/x/", "CN=Duke,OU=x", None),
         ("RULE:CN=(.*?)/$1/", "CN=Duke,OU=x", "Duke,OU=x"),
+        ("RULE:(.*)/user-$1/", "CN=Duke", "user-CN=Dukeuser-"),
     ],
 )
 def test_rules_make_users_of_names(rules: str, name: str, user: str | None) -> None:

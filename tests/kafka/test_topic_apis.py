@@ -265,6 +265,26 @@ def test_what_does_not_grow_is_told_why(
     assert len(store.topics.describe("a").partitions) == 2
 
 
+def test_common_failures_are_reported_in_the_sentences_of_kafka(store: klamm.Store, raw: Raw) -> None:
+    """Scripts look for them, in what a client prints."""
+    store.topics.create("a", 2)
+    refused = [
+        *create(raw, new("a", 1), new("b", 0), new("c", 1, 0), new("d e", 1)),
+        *grow(raw, ("a", 1, None)),
+        *grow(raw, ("a", 2, None)),
+        *grow(raw, ("b", 2, None)),
+    ]
+    assert [each.error_message for each in refused] == [
+        "Topic 'a' already exists.",
+        "Number of partitions was set to an invalid non-positive value.",
+        "Replication factor must be larger than 0, or -1 to use the default value.",
+        "Topic name is invalid: 'd e' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'",
+        "The topic a currently has 2 partition(s); 1 would not be an increase.",
+        "Topic already has 2 partition(s).",
+        "This server does not host this topic-partition.",
+    ]
+
+
 def test_a_topic_that_is_to_grow_twice_does_not(store: klamm.Store, raw: Raw) -> None:
     store.topics.create("a")
     store.topics.create("b")

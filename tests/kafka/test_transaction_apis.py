@@ -188,6 +188,9 @@ def test_init_producer_id_gives_new_ids_and_bumps_the_epoch_of_a_transactional_o
         )
         assert answer.error_code == (E.PRODUCER_FENCED if version >= 4 else E.INVALID_PRODUCER_EPOCH)
         assert (answer.producer_id, answer.producer_epoch) == (-1, -1)
+        for half in ({"producer_id": 7}, {"producer_epoch": 0}):
+            answer = raw.ask(INIT_PRODUCER_ID, version, transactional_id=None, transaction_timeout_ms=1000, **half)
+            assert answer.error_code == E.INVALID_REQUEST
 
 
 @every(ADD_PARTITIONS_TO_TXN)

@@ -16,6 +16,9 @@ RUN_OPTIONS = "src/klamm/client/work/run_options.py"
 ENGINE = "src/klamm/client/consume/log_engine.py"
 CURSOR = "src/klamm/client/consume/cursor.py"
 ENGINE_TESTS = "tests/client/test_read_engine.py"
+ONE_BATCH_TEST = (
+    "tests/client/test_bounded_reads.py::test_the_process_has_memory_for_one_large_batch_whatever_their_sizes"
+)
 CLOSING_TESTS = "tests/client/test_closing.py"
 TAIL = "src/klamm/cli/tail.py"
 PRODUCER = "src/klamm/client/produce/producer.py"
@@ -92,6 +95,18 @@ MUTANTS = [
         "client/consume/read_engine.py E3",
         ((CURSOR, "            self.is_used_up = True  # once that is handed out\n", ""),),
         ("tests/client/test_turns.py::test_a_partition_is_read_while_another_one_stays_busy",),
+    ),
+    Mutant(
+        "each large batch of zstd is decompressed into memory of its own",
+        "batch/batch_memory.py BMM1",
+        ((CURSOR, "partition.number, BatchMemory())", "partition.number)"),),
+        (ONE_BATCH_TEST,),
+    ),
+    Mutant(
+        "a partition holds the memory of a batch while another one has the turn",
+        "batch/batch_memory.py BMM1",
+        ((ENGINE, "if turns[0] is not cursor:", "if False:"),),
+        (ONE_BATCH_TEST,),
     ),
     Mutant(
         "pausing a partition changes whose turn it is",
@@ -388,6 +403,42 @@ MUTANTS = [
             ),
         ),
         ("tests/client/test_sql_offsets.py::test_a_row_ahead_of_the_log_is_set_from_exactly_what_was_loaded",),
+    ),
+    Mutant(
+        "a write to a table leaves its serde out",
+        "guide/tables.md: keys and values are what serde= and key_serde= make of them",
+        (
+            (
+                "src/klamm/client/table/table.py",
+                '        serdes = {"serde": self._serde, "key_serde": self._key_serde}\n',
+                "        serdes: dict[str, Any] = {}\n",
+            ),
+        ),
+        ("tests/client/test_table.py::test_what_is_put_is_appended_and_every_later_read_sees_it",),
+    ),
+    Mutant(
+        "a closed table can be written",
+        "reference/errors.md: Closed",
+        (
+            (
+                "src/klamm/client/table/table.py",
+                "        self._shared.check_usable()\n        if key is None:\n",
+                "        if key is None:\n",
+            ),
+        ),
+        ("tests/client/test_table.py::test_what_cannot_be_put_is_refused",),
+    ),
+    Mutant(
+        "a loop over a closed consumer is empty",
+        "reference/errors.md: Closed",
+        (
+            (
+                "src/klamm/client/consume/consumer.py",
+                'or Ctrl-C."""\n        session = self._session\n        session.check_usable()\n',
+                'or Ctrl-C."""\n        session = self._session\n',
+            ),
+        ),
+        ("tests/client/test_consumer.py::test_a_closed_consumer_says_so",),
     ),
     Mutant(
         "a follower of a table does not catch up with its maintainer",

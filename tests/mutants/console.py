@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 GUARD = "src/klamm/console/security.py"
 SECURITY = "tests/console/test_security.py"
+SERVE = "tests/cli/test_serve_console.py"
 HTML = "src/klamm/console/html.py"
 
 MUTANTS = [
@@ -79,5 +80,119 @@ MUTANTS = [
         (
             "tests/console/test_sampler.py::test_lag_of_a_group_is_that_of_its_oldest_partition_and_skips_what_was_aborted",
         ),
+    ),
+    Mutant(
+        "a filter finds a record by what is masked",
+        "console/mask.py: MSK1",
+        (
+            (
+                "src/klamm/console/record_search.py",
+                "filter(keep, records)",
+                "map(show or (lambda record: record), filter(keep, batch))",
+            ),
+        ),
+        ("tests/console/test_mask.py::test_no_filter_finds_a_record_by_what_is_masked",),
+    ),
+    Mutant(
+        "a value that is not JSON is shown in spite of a mask",
+        "console/mask.py: MSK2",
+        (
+            (
+                "src/klamm/console/mask.py",
+                "self._hide_bytes(record.value, _NOT_JSON)",
+                "self._hide_bytes(record.value, record.value)",
+            ),
+        ),
+        ("tests/console/test_mask.py::test_a_value_that_is_not_json_is_hidden_whole",),
+    ),
+    Mutant(
+        "a follower sees what is masked",
+        "console/mask.py: MSK1",
+        (("src/klamm/console/tail.py", "filter(wanted, map(console.mask, batch))", "filter(wanted, batch)"),),
+        ("tests/console/test_mask.py::test_a_follower_does_not_see_it",),
+    ),
+    Mutant(
+        "a purge deletes what came since it was shown",
+        "guide/console.md: those that were shown, and none that came since",
+        (
+            (
+                "src/klamm/console/pages/purge.py",
+                "until.offset_in(log, end=log.ends().end, default=0)",
+                "log.ends().end",
+            ),
+        ),
+        ("tests/console/test_pages.py::test_a_purge_shows_what_goes_and_deletes_no_more_than_that",),
+    ),
+    Mutant(
+        "a gap of a history is a line",
+        "console/history.py: that is a gap, and drawn as one",
+        (("src/klamm/console/history.py", "> GAP * every_ms", "> 10**15"),),
+        ("tests/console/test_history.py::test_where_nothing_was_recorded_there_is_a_gap",),
+    ),
+    Mutant(
+        "a query opens files",
+        "console/pages/sql.py: DuckDB opens no file",
+        (("src/klamm/console/pages/sql.py", "SET enable_external_access=false; ", ""),),
+        ("tests/console/test_sql.py::test_a_query_reads_topics_and_nothing_else",),
+    ),
+    Mutant(
+        "recent requests hold the bytes of logins and records",
+        "kafka/request_log.py: RQL1",
+        (
+            (
+                "src/klamm/kafka/request_log.py",
+                'return f"<{len(value)} bytes>"',
+                'return bytes(value).decode("latin-1")',
+            ),
+        ),
+        (f"{SERVE}::test_the_console_shows_recent_requests_without_passwords_and_records",),
+    ),
+    Mutant(
+        "a console outlives its server",
+        "cli/console_process.py: it ends however the server does",
+        (("src/klamm/cli/console.py", "        if until_eof:", "        if False:"),),
+        (f"{SERVE}::test_the_console_ends_when_the_server_is_killed_and_the_server_goes_on_without_it",),
+    ),
+    Mutant(
+        "any password is a user's",
+        "console/security.py: SEC3",
+        (
+            (
+                "src/klamm/console/passwords.py",
+                "    return credential is not None and fits",
+                "    return credential is not None",
+            ),
+        ),
+        (f"{SECURITY}::test_users_of_the_store_log_in_with_their_passwords",),
+    ),
+    Mutant(
+        "letters that came since the dry run go back, too",
+        "guide/console.md: those that the dry run saw",
+        (
+            (
+                "src/klamm/console/pages/dead_letters.py",
+                'return error in ("", letter.error) and letter.record.offset < ends.get(letter.record.partition, 0)',
+                'return error in ("", letter.error)',
+            ),
+        ),
+        ("tests/console/test_dead_letters.py::test_letters_that_came_after_the_dry_run_are_not_put_back",),
+    ),
+    Mutant(
+        "a dry run of dead letters puts them back",
+        "client/work/dead_letters.py: dry_run changes nothing",
+        (("src/klamm/client/work/dead_letters.py", "    if dry_run:", "    if False:"),),
+        ("tests/client/test_dead_letters.py::test_a_dry_run_tells_what_is_in_the_way_and_changes_nothing",),
+    ),
+    Mutant(
+        "a member that reads one partition after the other stands still",
+        "console/sampler.py: members that moved in no other partition either",
+        (
+            (
+                "src/klamm/console/sampler.py",
+                "    moving = {stall.member for stall in stalls if stall.since_ms > before_ms}",
+                "    moving = {stall.partition for stall in stalls if stall.since_ms > before_ms}",
+            ),
+        ),
+        ("tests/console/test_sampler.py::test_a_member_that_reads_one_partition_after_the_other_does_not_stand_still",),
     ),
 ]

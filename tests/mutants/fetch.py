@@ -7,6 +7,9 @@ from tests.mutants.mutant import Mutant
 FETCH = "src/klamm/kafka/apis/fetch.py"
 SESSIONS = "src/klamm/kafka/fetch_sessions.py"
 PURGATORY = "src/klamm/kafka/purgatory.py"
+NATIVE_FETCH = "src/klamm/kafka/_fetch.pyx"
+NATIVE_TESTS = "tests/kafka/test_ordinary_fetch.py"
+WAYS_TESTS = "tests/kafka/test_fetch_ways.py"
 TESTS = "tests/kafka/test_fetch_sessions.py"
 RANGES = "src/klamm/log/ranges.py"
 RANGES_TESTS = "tests/log/test_ranges.py"
@@ -75,8 +78,11 @@ MUTANTS = [
         (
             (
                 SESSIONS,
-                "        session = self._by_owner.get(owner)\n",
-                "        session = next((each for each in self._by_owner.values() if each.id == session_id), None)\n",
+                "        session = self._by_owner.get(owner)\n        return session if",
+                (
+                    "        session = next((s for s in self._by_owner.values() if s.id == session_id), None)\n"
+                    "        return session if"
+                ),
             ),
         ),
         (f"{TESTS}::test_a_session_is_its_connections_own",),
@@ -116,6 +122,84 @@ MUTANTS = [
         "kafka/purgatory.py PUR4",
         ((PURGATORY, "        if not delayed.subscription.is_standing:\n", "        if True:\n"),),
         (f"{TESTS}::test_a_session_that_waits_costs_what_moved_and_not_what_it_has",),
+    ),
+    Mutant(
+        "a fetch does not look again for what came before its partitions were watched",
+        "kafka/purgatory.py PUR1",
+        ((PURGATORY, "        if not (is_watched and was_tried):\n", "        if False:\n"),),
+        ("tests/kafka/test_purgatory.py::test_what_comes_just_before_it_is_watched_is_not_missed",),
+    ),
+    Mutant(
+        "a client without a session gets the partitions of its last request",
+        "kafka/fetch_sessions.py FES5",
+        ((SESSIONS, "kept is not None and kept[0] == names and", "kept is not None and"),),
+        (f"{TESTS}::test_what_is_kept_for_clients_without_a_session_is_bounded_and_theirs",),
+    ),
+    Mutant(
+        "any number of clients without a session have something kept for them",
+        "kafka/fetch_sessions.py FES5",
+        ((SESSIONS, "        if len(self._kept) >= self._max_sessions:\n", "        if False:\n"),),
+        (f"{TESTS}::test_what_is_kept_for_clients_without_a_session_is_bounded_and_theirs",),
+    ),
+    Mutant(
+        "an ordinary request ends a session that it names",
+        "kafka/apis/fetch.py: what is not ordinary is left to the handler",
+        ((FETCH, "    elif epoch != _LAST or request.session_id:\n", "    elif False:\n"),),
+        (f"{TESTS}::test_the_rules_of_ids_and_epochs",),
+    ),
+    Mutant(
+        "the epoch of a session stays what it was when an ordinary request has used it",
+        "kafka/fetch_sessions.py",
+        (
+            (
+                FETCH,
+                "    if epoch > 0:\n        session.epoch = next_epoch",
+                "    if False:\n        session.epoch = next_epoch",
+            ),
+        ),
+        (f"{WAYS_TESTS}::test_any_session_has_the_same_responses_either_way",),
+    ),
+    Mutant(
+        "a poll of an idle session has the response to an empty one though something came",
+        "kafka/apis/fetch.py: a poll becomes a fetch when something moves",
+        ((FETCH, "            if not self._session.look():\n", "            if True:\n"),),
+        (f"{WAYS_TESTS}::test_polls_of_an_idle_session_have_the_same_responses_either_way",),
+    ),
+    Mutant(
+        "a poll of an idle session may have any epoch",
+        "kafka/fetch_sessions.py",
+        ((SESSIONS, "            or session.epoch != request.session_epoch\n", ""),),
+        (f"{WAYS_TESTS}::test_polls_of_an_idle_session_have_the_same_responses_either_way",),
+    ),
+    Mutant(
+        "a poll of an idle session goes on at the isolation level of the last",
+        "kafka/fetch_sessions.py",
+        ((SESSIONS, "            or session.isolation_level != request.isolation_level\n", ""),),
+        (f"{TESTS}::test_another_isolation_level_is_looked_at_again",),
+    ),
+    Mutant(
+        "what looks like a request inside of another is handled",
+        "kafka/frame_reader.py: nothing is before or behind it",
+        (("src/klamm/kafka/frame_reader.py", " or self._behind is not None or not 0 <", " or not 0 <"),),
+        ("tests/kafka/test_connection.py::test_what_looks_like_a_request_inside_of_another_is_none",),
+    ),
+    Mutant(
+        "a request that arrives in one piece may be as large as the buffer",
+        "guide/serving.md: control.request.max.bytes",
+        (("src/klamm/kafka/frame_reader.py", "size > listener.max_control_request or size_field", "size_field"),),
+        ("tests/kafka/test_large_requests.py::test_a_request_that_arrives_in_one_piece_is_bounded_too",),
+    ),
+    Mutant(
+        "a partition that an ordinary Fetch names twice is fetched twice",
+        "kafka/_fetch.pyx FCH1",
+        ((NATIVE_FETCH, "at.p == NULL or is_repeated(self.wanted, self.count)", "at.p == NULL"),),
+        (f"{NATIVE_TESTS}::test_a_request_that_is_not_ordinary_is_left_to_others",),
+    ),
+    Mutant(
+        "the response to an ordinary Fetch lacks the log start offset",
+        "kafka/_fetch.pyx FCH2",
+        ((NATIVE_FETCH, "    LOG_START_SINCE = 5\n", "    LOG_START_SINCE = 6\n"),),
+        (f"{NATIVE_TESTS}::test_no_version_is_left_to_chance",),
     ),
     Mutant(
         "the table of producers is read beyond the commit",

@@ -62,12 +62,6 @@ MUTANTS = [
         (f"{LARGE_TESTS}::test_a_request_without_records_is_read_up_to_its_limit",),
     ),
     Mutant(
-        "a client that has not all rights takes the way of ordinary requests",
-        "internals/server.md: ordinary requests look up no rights",
-        ((ADMISSION, "if not session.has_all_rights or len(frame) < 2", "if len(frame) < 2"),),
-        ("tests/kafka/test_produce.py::test_a_request_of_a_client_that_has_not_all_rights_is_handled_by_its_row",),
-    ),
-    Mutant(
         "the door of a group that nobody has joined stays held",
         "kafka/group_store.py: groups without members here may have members at the other door",
         (

@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant(
         "after a marker of the same epoch the sequence begins anew",
         "an idempotent producer's retry is stored once",
-        ((PRODUCERS, "            place.last_sequence = last.last_sequence\n", "            pass\n"),),
+        ((PRODUCERS, "            item.last_sequence = last.last_sequence\n", "            pass\n"),),
         (f"{TRANSACTIONS_TESTS}::test_a_marker_of_the_same_epoch_ends_what_is_open_and_the_sequence_goes_on",),
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = [
         (
             (
                 PRODUCERS,
-                "& KLAMM_TRANSACTIONAL and not 0 <= entry.first_open_offset <= place.base_offset:",
+                "& KLAMM_TRANSACTIONAL and not 0 <= entry.first_open_offset <= item.base_offset:",
                 "& KLAMM_TRANSACTIONAL and False:",
             ),
         ),

@@ -193,12 +193,12 @@ MUTANTS = [
         "dead letters of an archive are sent before Spark's plan is on disk",
         "spark/pipelines/archive_pipeline.py",
         (
-            (ARCHIVE_PIPELINE, "        sync_plan(self._claim.checkpoint, number)  # before", "        # before"),
+            (ARCHIVE_PIPELINE, "        sync_plan(self.claim.checkpoint, number)  # before", "        # before"),
             (
                 ARCHIVE_PIPELINE,
-                '            self._bury(f"{path}/fits=false", number)\n',
-                """            self._bury(f"{path}/fits=false", number)
-            sync_plan(self._claim.checkpoint, number)
+                '        self._bury(f"{path}/fits=false", number)\n',
+                """        self._bury(f"{path}/fits=false", number)
+        sync_plan(self.claim.checkpoint, number)
 """,
             ),
         ),

@@ -77,4 +77,16 @@ MUTANTS = [
         ((RUNNER, "                raise _Again from error  # other", "                return  # other"),),
         (f"{TESTS}::test_a_record_whose_output_cannot_be_sent_is_a_dead_letter_without_any_output",),
     ),
+    Mutant(
+        "a pipe takes a coroutine for a value",
+        "guide/pipes.md: an async def is refused",
+        (
+            (
+                "src/klamm/client/pipe/output.py",
+                'if hasattr(result, "__await__") or hasattr(result, "__aiter__"):',
+                'if hasattr(result, "__aiter__"):',
+            ),
+        ),
+        (f"{TESTS}::test_what_nothing_would_await_is_an_error",),
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Mutants of what guards the Kafka server: users, logins, TLS."""
+"""Mutants of what guards the Kafka server: users, logins, TLS, ACLs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ LOGIN = "src/klamm/kafka/security/login.py"
 SCRAM = "src/klamm/kafka/security/scram.py"
 CERTIFICATES = "src/klamm/kafka/security/certificates.py"
 TLS = "src/klamm/kafka/security/tls.py"
+AUTHORIZER = "src/klamm/kafka/security/authorizer.py"
+INDEX = "src/klamm/store/acl_index.py"
+ACLS_TESTS = "tests/kafka/test_authorization.py"
+INDEX_TESTS = "tests/store/test_acl_index.py"
+DECIDES = f"{INDEX_TESTS}::test_the_index_decides_as_each_acl_by_itself"
+EVERY_API = f"{ACLS_TESTS}::test_a_client_without_rights_is_denied_by_every_api_and_a_super_user_by_none"
+NEXT_REQUEST = f"{ACLS_TESTS}::test_a_right_that_is_given_or_taken_counts_with_the_next_request"
 LOGIN_TESTS = "tests/kafka/test_login.py"
 TLS_TESTS = "tests/kafka/test_tls.py"
+DECOYS = "src/klamm/kafka/security/decoys.py"
+DECOY_TESTS = "tests/kafka/test_decoys.py"
+ACCESS = "src/klamm/kafka/monitor_access.py"
+ACCESS_TESTS = "tests/kafka/test_monitor_access.py"
 
 MUTANTS = [
     Mutant(
@@ -94,6 +105,54 @@ MUTANTS = [
         (f"{TLS_TESTS}::test_a_handshake_that_is_not_finished_in_time_ends",),
     ),
     Mutant(
+        "a request of SASL may be as large as any after the login",
+        "LOG1",
+        ((LOGIN, "return len(frame) <= self._max_bytes or self._may_be_large(frame)", "return True"),),
+        (f"{LOGIN_TESTS}::test_a_request_of_sasl_is_never_large",),
+    ),
+    Mutant(
+        "what users are challenged with that do not exist changes with each start of a server",
+        "LOG3",
+        ((DECOYS, "self._users.decoy_secret() or self._secret", "self._secret"),),
+        (f"{DECOY_TESTS}::test_a_stranger_is_challenged_as_before_when_the_server_was_restarted",),
+    ),
+    Mutant(
+        "users that do not exist have the iterations of a new user",
+        "LOG3",
+        ((DECOYS, "        if not shapes:\n", "        if True:\n"),),
+        (f"{DECOY_TESTS}::test_a_decoy_looks_like_the_credentials_that_there_are",),
+    ),
+    Mutant(
+        "a client of the metrics port may send its request as slowly as it likes",
+        "MON1",
+        (("src/klamm/kafka/monitor.py", "            if deadline < now:\n", "            if False:\n"),),
+        (f"{ACCESS_TESTS}::test_a_client_that_sends_a_byte_now_and_then_is_closed",),
+    ),
+    Mutant(
+        "a password that is wrong reads metrics",
+        "MON2",
+        ((ACCESS, "        if credential is None or not fits or not colon:\n", "        if credential is None:\n"),),
+        (f"{ACCESS_TESTS}::test_a_port_beside_a_listener_with_logins_asks_for_a_user",),
+    ),
+    Mutant(
+        "metrics are for every user, whatever ACLs say",
+        "MON2",
+        ((ACCESS, "    if authorizer is None:\n", "    if True:\n"),),
+        (f"{ACCESS_TESTS}::test_with_an_authorizer_a_user_needs_describe_on_the_cluster",),
+    ),
+    Mutant(
+        "a resumed session outlives its certificate",
+        "TLS5",
+        ((TLS, "            if ssl.cert_time_to_seconds(", "            if False and ssl.cert_time_to_seconds("),),
+        (f"{TLS_TESTS}::test_a_session_that_is_resumed_lets_in_no_longer_than_its_certificate",),
+    ),
+    Mutant(
+        "an equals sign in a name is not escaped",
+        "PRI1",
+        (("src/klamm/kafka/security/principals.py", "[,=+<>", "[,+<>"),),
+        (f"{TLS_TESTS}::test_names_are_written_as_java_writes_them",),
+    ),
+    Mutant(
         "certificates are loaded once",
         "TLS1",
         ((CERTIFICATES, "        if files == self._files:\n", "        if True:\n"),),
@@ -110,5 +169,107 @@ MUTANTS = [
             ),
         ),
         (f"{TLS_TESTS}::test_requests_that_came_with_one_that_waits_are_answered_though_nothing_more_comes",),
+    ),
+    Mutant(
+        "an ACL that allows wins over one that denies",
+        "store/acl_index.py: one that denies wins",
+        ((INDEX, '                    return Decision(False, "acl", acl)\n', "                    continue\n"),),
+        (DECIDES, f"{INDEX_TESTS}::test_a_denial_wins_over_what_is_more_specific"),
+    ),
+    Mutant(
+        "prefixes count as whole names",
+        "store/acl_index.py: literal and prefixed",
+        ((INDEX, "                yield from self.prefixed.get(name[:length], ())\n", "                pass\n"),),
+        (DECIDES,),
+    ),
+    Mutant(
+        "READ does not allow DESCRIBE",
+        "store/acl_index.py: READ, WRITE, DELETE and ALTER allow DESCRIBE",
+        ((INDEX, "    return granted in _IMPLIED_BY.get(operation, ())\n", "    return False\n"),),
+        (DECIDES, f"{ACLS_TESTS}::test_authorized_operations_are_those_that_the_client_has"),
+    ),
+    Mutant(
+        "the address of a client does not count",
+        "store/acl_index.py: this address (or all)",
+        ((INDEX, "                    if _is_from(acl, host):\n", "                    if True:\n"),),
+        (DECIDES, f"{ACLS_TESTS}::test_a_client_at_another_address_has_other_rights"),
+    ),
+    Mutant(
+        "ACLs are read once",
+        "AUT1",
+        ((AUTHORIZER, "        if self._acls.version() == self._version:\n", "        if self._version >= 0:\n"),),
+        (NEXT_REQUEST,),
+    ),
+    Mutant(
+        "decisions outlive the ACLs that they were made by",
+        "AUT2",
+        ((AUTHORIZER, "        self._decisions = {}\n\n    # ---- deciding", "\n    # ---- deciding"),),
+        (NEXT_REQUEST,),
+    ),
+    Mutant(
+        "a request that needs no topics does not wait for changed ACLs",
+        "AUT1",
+        (("src/klamm/kafka/admission.py", "        if self._broker.authorizer is not None:", "        if False:"),),
+        (f"{ACLS_TESTS}::test_acls_are_changed_by_those_alone_who_may_alter_the_cluster",),
+    ),
+    Mutant(
+        "the ordinary way of Produce looks up no rights",
+        "internals/server.md: ordinary requests of clients that may write",
+        (("src/klamm/kafka/apis/ordinary_produce.py", "        if is_guarded and not", "        if False and not"),),
+        (NEXT_REQUEST,),
+    ),
+    Mutant(
+        "the ordinary way of Fetch is taken with an authorizer",
+        "internals/server.md: with an authorizer each Fetch is the handler's",
+        (
+            (
+                "src/klamm/kafka/apis/fetch.py",
+                "    if broker.authorizer is not None or broker.quotas.is_active:",
+                "    if False:  # rights",
+            ),
+        ),
+        (NEXT_REQUEST,),
+    ),
+    Mutant(
+        "a fetch session keeps a right that was taken",
+        "kafka/apis/fetch.py: ACLs are part of the catalog",
+        (
+            (
+                "src/klamm/kafka/apis/fetch.py",
+                "isinstance(name, str) and call.denied(Operation.READ",
+                "isinstance(name, str) and session.id == 0 and call.denied(Operation.READ",
+            ),
+        ),
+        (f"{ACLS_TESTS}::test_a_fetch_session_gives_no_more_records_when_the_right_is_taken",),
+    ),
+    Mutant(
+        "everyone who is let in may change users",
+        "threat-model.md: users are changed by those who may alter the cluster",
+        (
+            (
+                "src/klamm/kafka/apis/users.py",
+                "    denied = call.denied(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)\n",
+                "    denied = None\n",
+            ),
+        ),
+        (EVERY_API,),
+    ),
+    Mutant(
+        "groups are deleted without a right",
+        "reference/kafka-apis.md: rights",
+        (
+            (
+                "src/klamm/kafka/apis/groups.py",
+                "        denied = call.denied(Operation.DELETE, ResourceType.GROUP, name)\n",
+                "        denied = None\n",
+            ),
+        ),
+        (EVERY_API,),
+    ),
+    Mutant(
+        "an ACL that is damaged counts as it is",
+        "ACL2",
+        (("src/klamm/store/acls.py", "        if not _is_valid(row):\n", "        if False:\n"),),
+        ("tests/store/test_acls.py::test_a_damaged_acl_is_an_error_and_is_found",),
     ),
 ]

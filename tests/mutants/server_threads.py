@@ -17,7 +17,9 @@ THREAD_TESTS = "tests/log/test_sync_thread.py"
 TRANSACTION_QUEUE_TESTS = "tests/kafka/test_transaction_queue.py"
 ORDINARY = "src/klamm/kafka/apis/ordinary_produce.py"
 SESSION = "src/klamm/kafka/session.py"
+CHANNEL = "src/klamm/kafka/channel.py"
 NATIVE_PRODUCE = "src/klamm/kafka/_produce.pyx"
+FRAME = "src/klamm/kafka/_frame.pxi"
 SYNC_THREAD = "src/klamm/log/_sync_thread.pxi"
 REPLY_TESTS = "tests/log/test_sync_replies.py"
 PRODUCE_TESTS = "tests/kafka/test_produce.py"
@@ -74,6 +76,24 @@ MUTANTS = [
             ),
         ),
         (f"{THREAD_TESTS}::test_the_loop_is_told_once_of_all_that_is_done",),
+    ),
+    Mutant(
+        "a thread responds to a request though the next one is here already, and waits for the beat",
+        "kafka/channel.py: fd",
+        ((CHANNEL, "return -1 if self._is_paused or self.reader.has_more else", "return -1 if self._is_paused else"),),
+        (f"{PRODUCE_TESTS}::test_requests_that_arrive_together_do_not_wait_for_the_beat",),
+    ),
+    Mutant(
+        "a thread responds to a request while nothing is received, and the next one waits for the beat",
+        "kafka/channel.py: fd",
+        (
+            (
+                CHANNEL,
+                "return -1 if self._is_paused or self.reader.has_more else",
+                "return -1 if self.reader.has_more else",
+            ),
+        ),
+        (f"{PRODUCE_TESTS}::test_a_request_behind_one_that_arrived_during_a_sync_does_not_wait_for_the_beat",),
     ),
     Mutant(
         "a batch begins a segment on the event loop",
@@ -318,7 +338,7 @@ MUTANTS = [
     Mutant(
         "a length beyond the end of a Produce request is believed",
         "kafka/_produce.pyx PRD3",
-        ((NATIVE_PRODUCE, "size < 0 or size > at.end - p:", "size < 0:"),),
+        ((FRAME, "size < 0 or size > at.end - p:", "size < 0:"),),
         (f"{ORDINARY_TESTS}::test_it_reads_and_responds_as_the_compiled_codec_does_and_takes_no_frame_that_is_cut",),
     ),
 ]

@@ -1,4 +1,4 @@
-"""Mutants of the Spark sink and of sessions. Their tests start no session."""
+"""Mutants of the Spark door. Their tests start no session."""
 
 from __future__ import annotations
 
@@ -25,9 +25,23 @@ HELD_TEST = "test_nothing_of_a_batch_is_swept_while_one_of_its_tasks_runs_though
 
 SINK = "src/klamm/spark/sink.py"
 STREAM = "src/klamm/spark/stream.py"
+DELTA = "src/klamm/spark/pipelines/delta_table.py"
+DELTA_TESTS = "tests/spark/pipelines/test_delta.py"
 CLASS_ARCHIVE = "src/klamm/spark/class_archive.py"
 CLASS_ARCHIVE_TESTS = "tests/spark/test_class_archive.py"
 MUTANTS = [
+    Mutant(
+        "a Protobuf value of another message is decoded as the one that is wanted",
+        "spark/value_decoder.py: a value that is not what the schema says is an error",
+        (
+            (
+                "src/klamm/spark/value_decoder.py",
+                "                if names[number, indexes] != self._message:\n",
+                "                if False:\n",
+            ),
+        ),
+        ("tests/spark/test_value_decoder.py::test_a_message_of_another_type_is_an_error_not_a_guess",),
+    ),
     Mutant(
         "a run accepts a folder whose reset was killed",
         "spark/pipelines/registry.py R1",
@@ -41,12 +55,36 @@ MUTANTS = [
         ("tests/spark/pipelines/test_registry.py::test_a_reset_that_was_killed_is_finished_before_the_next_run",),
     ),
     Mutant(
+        "a change that is in a Delta table is committed again",
+        "spark/pipelines/delta_table.py DLT1",
+        ((DELTA, "            if last != sequence:\n", "            if True:\n"),),
+        (f"{DELTA_TESTS}::test_a_run_that_dies_at_any_step_is_made_up_for_by_the_next",),
+    ),
+    Mutant(
+        "a Delta table that is older than its archive is continued",
+        "spark/pipelines/delta_table.py DLT3",
+        ((DELTA, "                if last not in (sequence - 1, None) or", "                if"),),
+        (f"{DELTA_TESTS}::test_a_table_and_a_journal_that_are_apart_are_an_error",),
+    ),
+    Mutant(
+        "what a killed attempt of a task has written is archived",
+        "spark/pipelines/archive_pipeline.py",
+        (
+            (
+                "src/klamm/spark/pipelines/archive_pipeline.py",
+                "        staged = by_day(written)\n",
+                '        staged = {day: files_in(f"{path}/{day}") for day in days_of(path)}\n',
+            ),
+        ),
+        ("tests/spark/pipelines/test_archive.py::test_what_a_killed_attempt_of_a_task_has_written_is_not_archived",),
+    ),
+    Mutant(
         "a plan that a killed run has left is not the one that is archived",
         "spark/pipelines/local_archive.py ARH1",
         (
             (
                 "src/klamm/spark/pipelines/local_archive.py",
-                "                end = self._planned(number)\n",
+                "                end = _planned(self._claim.checkpoint, number)\n",
                 "                end = None\n",
             ),
         ),

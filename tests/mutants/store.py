@@ -20,13 +20,13 @@ MUTANTS = [
     Mutant(
         "a process appends forever to a store that is gone",
         "docs/guide/durability.md",
-        ((APPEND, "    if is_replaced(w.place):\n        return R_REPLACED\n", ""),),
+        ((APPEND, "    if is_replaced(w.store_path):\n        return R_REPLACED\n", ""),),
         (f"{REPLACED_TESTS}::test_what_a_process_does_to_its_store_never_reaches_the_one_at_its_path",),
     ),
     Mutant(
         "files that were put into the directory of an open store are written by its old head",
         "docs/guide/durability.md",
-        ((APPEND, "    if look_at(w.place):\n        errno = ESTALE\n        return -1\n", ""),),
+        ((APPEND, "    if look_at(w.store_path):\n        errno = ESTALE\n        return -1\n", ""),),
         (f"{REPLACED_TESTS}::test_an_append_opens_no_file_that_was_put_into_its_directory",),
     ),
     Mutant(

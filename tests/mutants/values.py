@@ -127,8 +127,8 @@ MUTANTS = [
         (
             (
                 DATABASE,
-                "                while not wait([coming], _NAG_S).done:\n                    self._interrupt()\n",
-                "",
+                "run.is_begun and not run.ended.wait(_NAG_S):\n                    self._interrupt()\n",
+                "run.is_begun and not run.ended.wait(_NAG_S):\n                    pass\n",
             ),
         ),
         (f"{SQL}::test_an_exception_of_the_users_own_signal_handler_ends_a_query",),

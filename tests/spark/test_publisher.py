@@ -73,7 +73,7 @@ def stage(
     keys, values = pa.array([key for key, _ in rows], pa.binary()), pa.array([value for _, value in rows], pa.binary())
     encoder.take(Rows.of(pa.record_batch([keys, values], names=["key", "value"])))
     encoder.give_all()
-    file.finish(durable=True)
+    file.finish()
     topics = (StagedTopic(topic, info.id, tuple(sorted(tps))),)
     return Staged(QUERY, batch, task, name, file.size, len(rows), topics)
 

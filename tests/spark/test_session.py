@@ -145,7 +145,7 @@ def test_a_session_has_what_python_sources_need(spark: Any) -> None:
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
-    with pytest.raises(InvalidSetting, match="nothing says which store"):
+    with pytest.raises(InvalidSetting, match="no store is named"):
         klamm.spark.read(spark, subscribe="orders")
 
 

@@ -243,7 +243,7 @@ def test_no_job_starts_for_a_write_that_cannot_end_well(spark: Any, store: klamm
 
     before = jobs(spark)
     for attempt, sentence in (
-        (save(topic="ordres"), "there is no topic 'ordres' .did you mean 'orders'"),
+        (save(topic="ordres"), "Topic 'ordres' does not exist .did you mean 'orders'"),
         (save(topic="users"), "users: the topic is compacted, and the DataFrame has no column 'key'"),
         (save("overwrite", topic="orders"), "a log cannot be overwritten"),
         (save(path=str(tmp_path / "nothing"), topic="orders"), "nothing.*path is the directory of a store"),

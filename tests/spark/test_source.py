@@ -161,7 +161,7 @@ def test_filters_are_pushed_down_where_spark_allows_it(load: Load, spark: SparkS
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": "nowhere"}, "klamm.errors.NotAStore:"),
-    ({"subscribe": "order"}, "klamm.errors.UnknownTopic: there is no topic 'order' (did you mean 'orders'?)"),
+    ({"subscribe": "order"}, "klamm.errors.UnknownTopic: Topic 'order' does not exist (did you mean 'orders'?)"),
     ({"startingOfset": "x"}, "klamm.errors.InvalidSetting: format klamm has no option 'startingofset' (did you mean"),
     ({"startingOffsets": '{"orders": {"0": 9}}'}, "klamm.errors.OffsetOutOfRange: orders/0: offsets 9 to 1 are not"),
     ({"schema": "key string"}, "klamm.errors.InvalidSetting: the schema's column key is string, not binary"),

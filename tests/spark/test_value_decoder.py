@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-import klamm
-import klamm.spark
-from klamm.errors import InvalidSetting
-from klamm.spark.value_decoder import _Avro, _Protobuf, decode_avro, decode_protobuf
+from klamm.errors import InvalidRecord, InvalidSetting
+from klamm.spark.value_decoder import Registry, _Avro, _Protobuf, decode_avro, decode_protobuf
 
 pytest.importorskip("pyspark")
 fastavro = pytest.importorskip("fastavro")
@@ -63,6 +61,7 @@ def proto() -> Any:
     order.field.add(name="names", number=2, type=kinds.TYPE_STRING, label=kinds.LABEL_REPEATED)
     order.field.add(name="raw", number=3, type=kinds.TYPE_BYTES, label=kinds.LABEL_OPTIONAL)
     order.field.add(name="child", number=4, type=kinds.TYPE_MESSAGE, type_name=".shop.Line", label=kinds.LABEL_OPTIONAL)
+    order.nested_type.add(name="Part")
     line = file.message_type.add(name="Line")
     line.field.add(name="price", number=1, type=kinds.TYPE_DOUBLE, label=kinds.LABEL_OPTIONAL)
     return file
@@ -119,7 +118,7 @@ def test_avro_is_decoded_and_what_does_not_fit_is_an_error() -> None:
     decode = _Avro(json.dumps(NEW), None).prepared()
     expected = {**ORDER, "tags": [("a", "b")], "any": '"x"'}
     assert decode(avro(NEW, ORDER)) == expected
-    with pytest.raises(klamm.errors.InvalidRecord, match="1 bytes are left behind"):
+    with pytest.raises(InvalidRecord, match="1 bytes are left behind"):
         decode(avro(NEW, ORDER) + b"x")
 
 
@@ -127,6 +126,16 @@ def test_protobuf_is_decoded() -> None:
     decode = _Protobuf([proto().SerializeToString()], "shop.Order", None).prepared()
     assert decode(message()) == MESSAGE
     assert decode(b"") == {"id": Decimal(0), "names": [], "raw": b"", "child": None}
+
+
+def test_a_message_of_another_type_is_an_error_not_a_guess(registry: str) -> None:
+    line = b"\x09" + bytes(8)  # a field of Line; as an Order it would decode, too
+    decode = _Protobuf([proto().SerializeToString()], "shop.Line", Registry(registry)).prepared()
+    assert decode(framed(3, b"\x02\x02" + line)) == {"price": 0.0}
+    for first, said in ((b"\x00", "is a shop.Order, not a shop.Line"), (b"\x02\x04", r"has no message \[2\]")):
+        with pytest.raises(InvalidRecord, match=said):
+            decode(framed(3, first + line))
+    assert Registry(registry).message_name(3, (0, 0)) == "shop.Order.Part"
 
 
 def test_in_spark_with_a_registry_and_with_files(spark: Any, registry: str, tmp_path: Path) -> None:

@@ -144,6 +144,10 @@ def tails_tables_scans(store: klamm.Store) -> None:
     assert_type(store["orders"].tail(serde="json"), Iterator[klamm.Record[str, Any]])
     users = store.table("users", serde=ORDERS, key_serde="str", wait=1)
     assert_type(users, klamm.Table[str, Order])
+    users["ada"] = Order("coffee", 1)
+    assert_type(users.put("ada", Order("tea", 2), acks=1), int)
+    del users["ada"]
+    assert_type(users.delete("ada"), int)
     assert_type(users["alice"], Order)
     assert_type(users.get("alice"), Order | None)
     assert_type(users.get("alice", 0), Order | int)
@@ -348,6 +352,8 @@ async def asynchronously() -> None:
             await tx.send("orders", "text")
         users = await store.table("users", serde=ORDERS, key_serde="str")
         assert_type(users, aio.Table[str, Order])
+        assert_type(await users.put("ada", Order("tea", 2)), int)
+        assert_type(await users.delete("ada", acks=1), int)
         assert_type(await users.get("ada"), Order | None)
         async for key, order in users.items():
             assert_type(key, str)

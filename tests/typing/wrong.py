@@ -65,6 +65,7 @@ def kinds_of_options(store: klamm.Store) -> None:
     store.producer(batch_bytes="64k")  # wrong
     store.append("orders", b"x", partition="0")  # wrong
     store.append("orders", b"x", headers={"n": 1})  # wrong
+    store.append("orders", b"x", headers=5)  # wrong
     store.append("orders", b"x", headers={"trace": 1.5, "user": "ada"})  # wrong
     store.append("orders", b"x", timestamp="now")  # wrong
     store.append(b"orders", b"x")  # wrong
@@ -121,6 +122,16 @@ def fields(store: klamm.Store, consumer: klamm.Consumer[klamm.Record[str, int]])
     batch[0].value.upper()  # wrong
     store.table("users", serde=NUMBERS)[b"ada"].upper()  # wrong
     store.table("users", serde="json")[5]  # wrong
+
+
+def tables(users: klamm.Table[str, int]) -> None:
+    users["ada"] = "five"  # wrong
+    users[5] = 5  # wrong
+    users["ada"] = None  # wrong
+    users.put("ada", "five")  # wrong
+    users.put("ada", 5, acks=0)  # wrong
+    users.delete(5)  # wrong
+    del users[5]  # wrong
 
 
 def handler(record: klamm.Record[str, int]) -> None:

@@ -40,3 +40,7 @@ __all__ = [
     "check",
     "open",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Writing to a store, for asyncio. One half of a Store of klamm.aio; the other is reads.py.
+"""The writing half of a Store of klamm.aio. The other half is reads.py.
 
 Overloads say what the serde of the store, or of a call, makes of keys and values: as in klamm/api/appends.py.
 """
@@ -34,7 +34,7 @@ __all__ = ["Appends"]
 
 
 class Appends(Generic[K, V]):
-    """What a store does to write."""
+    """The methods of a store that write."""
 
     _sync: api.Store[K, V]
     _writes: Threads
@@ -281,7 +281,7 @@ class Appends(Generic[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
-        """Append the rows of an Arrow table, or of anything that gives Arrow's stream: where they went."""
+        """Append the rows of an Arrow table, or of any Arrow stream, and return where they went."""
         return await self._writes.run(
             self._sync.append_table,
             topic,
@@ -347,7 +347,7 @@ class Appends(Generic[K, V]):
     ) -> Opener[Producer[Any, Any]]: ...
     @takes_options_of(sync.Producer.__init__)
     def producer(self, **options: Any) -> Opener[Producer[Any, Any]]:
-        """Sends records in batches, from any task. Leaving its `async with` block flushes."""
+        """Return a producer, which sends records in batches, from any task. Leaving its `async with` block flushes."""
 
         async def start() -> Producer[Any, Any]:
             make: Callable[..., sync.Producer[Any, Any]] = self._sync.producer
@@ -433,7 +433,9 @@ class Appends(Generic[K, V]):
         partitioner: Partitioner | None = None,
         **unknown: Never,
     ) -> Opener[Transaction[Any, Any]]:
-        """Records and progress of groups, all or nothing. Leaving its `async with` block commits, an error aborts."""
+        """Return a transaction: records and offsets of groups, all or nothing. Its `async with` block commits, an error
+        aborts.
+        """
         several = (consumers,) if isinstance(consumers, Consumer) else consumers
 
         async def start() -> Transaction[Any, Any]:

@@ -40,7 +40,7 @@ class Consumer(Generic[T]):
     """Reads topics; made by `store.consumer()` of klamm.aio. One task reads; others may commit, `stop` and `close`."""
 
     def __init__(self, consumer: sync.Consumer[T], reads: Threads, writes: Threads) -> None:
-        """`reads`, `writes`: threads of the store, for what does not wait for records."""
+        """Prepare a consumer. `reads`, `writes`: threads of the store, for what does not wait for records."""
         self._sync = consumer
         self._session = session_of(consumer)
         self._reads = reads
@@ -61,7 +61,7 @@ class Consumer(Generic[T]):
         return await self._until_given_up(lambda is_over: self._session.next_records(max_records, wait_s, is_over))
 
     async def _until_given_up(self, call: Callable[[Callable[[], bool]], _R]) -> _R:
-        """Let the thread call it, with what says whether the task was cancelled: then it is to return soon."""
+        """Call it in the thread, with a function that tells whether the task was cancelled: it is to return then."""
         is_given_up = False
 
         def is_over() -> bool:
@@ -82,7 +82,8 @@ class Consumer(Generic[T]):
         return Batch() if records is None else records.batch()
 
     async def batches(self, max_records: int = 500) -> AsyncIterator[Batch[T]]:
-        """One `poll` after the other, until nothing comes for `wait`, or `stop`."""
+        """Yield the batches of one `poll` after the other, until none comes for `wait`, or `stop`."""
+        self._session.check_usable()
         while not self._session.is_stopped:
             batch = await self.poll(max_records)
             if not batch:
@@ -90,6 +91,7 @@ class Consumer(Generic[T]):
             yield batch
 
     def __aiter__(self) -> Self:
+        self._session.check_usable()
         return self
 
     async def __anext__(self) -> T:
@@ -121,12 +123,12 @@ class Consumer(Generic[T]):
         return self._sync.positions()
 
     async def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
-        """Go on at `offset`."""
+        """Continue at `offset`."""
         self._current = iter(())
         await self._reading.run(self._sync.seek, topic, partition, offset, leader_epoch)
 
     async def seek_to(self, start: WhereLike) -> None:
-        """Go on at what `start` means for a new consumer."""
+        """Continue at what `start` means for a new consumer."""
         self._current = iter(())
         await self._reading.run(self._sync.seek_to, start)
 
@@ -136,7 +138,7 @@ class Consumer(Generic[T]):
         self._sync.pause(topic, partition)
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on where it was paused."""
+        """Continue where it was paused."""
         self._current = iter(())
         self._sync.resume(topic, partition)
 
@@ -213,7 +215,7 @@ class Consumer(Generic[T]):
         on_progress: Callable[[RunReport], object] | None = None,
         **unknown: Never,
     ) -> RunReport:
-        """Let workers handle the records, in order within a key, and commit what is done.
+        """Handle the records with workers, in order within a key, and commit what is done.
 
         An `async def` handler runs in this event loop, any other in threads. Cancelled, it ends as `klamm`'s does by
         Ctrl-C: handlers that run have `grace` to end, what is done is committed, then CancelledError is raised.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Unpack, overload
 
 from klamm import api
 from klamm.aio.opener import Opener
 from klamm.aio.store import Store
 from klamm.aio.threads import Threads, check_limit, run_alone
+from klamm.client.options import check_options
 
 if TYPE_CHECKING:
     from klamm.api.call_options import OpenOptions
@@ -90,12 +91,14 @@ def open(  # noqa: A001  # as klamm.open
     busy_timeout: Duration | None = None,
     serde: Serde | None = None,
     key_serde: Serde | None = None,
+    **unknown: Never,
 ) -> Opener[Store[Any, Any]]:
     """Open the store in a directory: `store = await open(…)`, or `async with open(…) as store`.
 
     At most `threads` calls that write, and as many that only read, are under way at a time; more wait for their turn.
     The other options are those of `klamm.open`.
     """
+    check_options("open()", unknown, open.__kwdefaults__ or ())
     limit = check_limit(threads)
 
     open_store: Callable[..., api.Store[Any, Any]] = api.open

@@ -68,5 +68,5 @@ class Groups:
         return await self._reads.run(self._sync.export, name)
 
     async def import_(self, data: Mapping[str, Any], name: str | None = None) -> None:
-        """Give a group, that of the export or `name`, the offsets of an exported one. GroupBusy if it has members."""
+        """Set offsets from an export: of its group, or of `name`. Raise GroupBusy if the group has members."""
         await self._writes.run(self._sync.import_, data, name)

@@ -1,4 +1,4 @@
-"""What is opened in a thread: awaited, or entered with `async with`."""
+"""Open an object in a thread: to be awaited, or entered with `async with`."""
 
 from __future__ import annotations
 

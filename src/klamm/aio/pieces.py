@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Pieces(AsyncIterator[T], Generic[T]):
-    """For one task at a time."""
+    """An asynchronous iterator over a blocking one, for one task at a time."""
 
     def __init__(self, threads: Threads, begin: Callable[[], Iterator[T]], size: int) -> None:
-        """`begin` is called in a thread, too; `size` items are taken at a time."""
+        """Prepare. `begin` is called in a thread, too; `size` items are taken at a time."""
         self._threads = threads
         self._begin = begin
         self._size = size

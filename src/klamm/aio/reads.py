@@ -1,4 +1,4 @@
-"""Reading a store, for asyncio. One half of a Store of klamm.aio; the other is appends.py.
+"""The reading half of a Store of klamm.aio. The other half is appends.py.
 
 Overloads say what the serde of the store, or of a call, makes of keys and values: as in klamm/api/reads.py.
 """
@@ -17,6 +17,7 @@ from klamm.api.call_options import takes_options_of
 from klamm.client.consume import consumer as sync
 from klamm.client.consume.tail import topic_history
 from klamm.client.groups.group_session import GroupSession
+from klamm.client.options import check_options
 from klamm.client.serde import Serdes
 from klamm.typevars import K, V
 
@@ -41,7 +42,7 @@ __all__ = ["Reads"]
 
 
 class Reads(Generic[K, V]):
-    """What a store does to read."""
+    """The methods of a store that read."""
 
     _sync: api.Store[K, V]
     _reads: Threads
@@ -221,7 +222,8 @@ class Reads(Generic[K, V]):
     ) -> Opener[Consumer[Any]]: ...
     @takes_options_of(sync.Consumer.__init__, GroupSession.__init__)
     def consumer(self, topics: TopicSelection | None = None, **options: Any) -> Opener[Consumer[Any]]:
-        """Reads topics; with `group` shares them. The options are those of `klamm.Store.consumer`.
+        """Return a consumer, which reads topics; with `group` shares them. The options are those of
+        `klamm.Store.consumer`.
 
         Functions among them (`on_assigned`, a serde, …) are called in the consumer's thread.
         """
@@ -308,8 +310,10 @@ class Reads(Generic[K, V]):
         follow: bool = False,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        **unknown: Never,
     ) -> AsyncIterator[Record[Any, Any]]:
         """Iterate over the last `n` records of all partitions, by time; with `follow`, then over those that come."""
+        check_options("tail()", unknown, Reads.tail.__kwdefaults__ or ())
         serdes = Serdes(serde, key_serde).over(self._sync._serdes)
         core = self._sync._acquired()
         history = await self._reads.run(topic_history, core, topic, n, start, *serdes)
@@ -373,8 +377,10 @@ class Reads(Generic[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         wait: Duration | None = 10,
+        **unknown: Never,
     ) -> Opener[Table[Any, Any]]:
         """Open the latest value of each key of the topic: see `klamm.Store.table`."""
+        check_options("table()", unknown, Reads.table.__kwdefaults__ or ())
 
         async def start() -> Table[Any, Any]:
             made = await self._reads.make(self._sync.table, topic, serde=serde, key_serde=key_serde, wait=wait)
@@ -396,6 +402,7 @@ class Reads(Generic[K, V]):
         **unknown: Never,
     ) -> Scan:
         """Return the topic, or a part of it, as record batches of Arrow: `async for`, or `await …to_table()`."""
+        check_options("scan()", unknown, Reads.scan.__kwdefaults__ or ())
         return Scan(
             self._reads,
             lambda: self._sync.scan(
@@ -407,6 +414,5 @@ class Reads(Generic[K, V]):
                 isolation=isolation,
                 batch_rows=batch_rows,
                 batch_bytes=batch_bytes,
-                **unknown,
             ),
         )

@@ -18,7 +18,7 @@ __all__ = ["Scan"]
 
 
 class Scan:
-    """What to read of a topic; made by `store.scan` of klamm.aio. Nothing is looked up before it is read.
+    """A topic, or a part of it, to be read; made by `store.scan` of klamm.aio. Nothing is looked up before it is read.
 
     `async for` gives record batches; a thread reads one at a time.
     """

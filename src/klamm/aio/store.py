@@ -1,4 +1,4 @@
-"""What `klamm.aio.open` gives: a store whose calls are awaited.
+"""The store that `klamm.aio.open` returns: its calls are awaited.
 
 Each call runs in one of the store's threads: those of `reads` if it only reads, of `writes` if it may wait for the lock
 of a partition or of the store, or for the disk. What it makes has threads of its own: threads.py.
@@ -166,13 +166,26 @@ class Store(Appends[K, V], Reads[K, V]):
         *,
         limit: int | None = None,
         where: Callable[[DeadLetter], bool] | None = None,
+        edit: Callable[[DeadLetter], bytes | None] | None = None,
+        per_second: float | None = None,
+        dry_run: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
         """Put dead letters back to where they came from, or to the topic `to`, each once: how many.
 
-        `where` and `progress` are called in a thread. Cancelled, letters go back all the same, each once.
+        `where`, `edit` and `progress` are called in a thread. Cancelled, letters go back all the same, each once.
         """
-        return await self._writes.run(self._sync.redrive, topic, to, limit=limit, where=where, progress=progress)
+        return await self._writes.run(
+            self._sync.redrive,
+            topic,
+            to,
+            limit=limit,
+            where=where,
+            edit=edit,
+            per_second=per_second,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     async def purge_dead_letters(self, topic: str) -> int:
         """Remove the redriven letters in front of the first that was not, by partition, and return how many."""

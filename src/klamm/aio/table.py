@@ -15,6 +15,7 @@ from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from klamm.batch import Record
+    from klamm.choices import AcksWithOffset
     from klamm.client.table.table import Table as SyncTable
     from klamm.types import BytesLike, Position
     from klamm.where import WhereLike
@@ -57,29 +58,39 @@ class Table(Generic[K, V]):
         get: Callable[..., Any] = self._sync.get
         return await self._threads.run(get, key, default, wait=wait)
 
+    # ---- writing
+
+    async def put(self, key: K | BytesLike, value: V, *, acks: AcksWithOffset = "all") -> int:
+        """Append a record to the topic: the key has this value for every read that begins later. Return its offset."""
+        return await self._writes.run(self._sync.put, key, value, acks=acks)
+
+    async def delete(self, key: K | BytesLike, *, acks: AcksWithOffset = "all") -> int:
+        """Append a tombstone of the key to the topic, whether or not the table has it, and return its offset."""
+        return await self._writes.run(self._sync.delete, key, acks=acks)
+
     # ---- many, each iteration as the table was when it began
 
     def __aiter__(self) -> AsyncIterator[K]:
         return self.keys()
 
     def keys(self) -> Pieces[K]:
-        """All keys, in the order of their bytes."""
+        """Return all keys, in the order of their bytes."""
         return self._pieces(lambda: iter(self._sync))
 
     def items(self) -> Pieces[tuple[K, V]]:
-        """All of (key, value), in the order of the keys' bytes."""
+        """Return all (key, value) pairs, in the order of the keys' bytes."""
         return self._pieces(self._sync.range)
 
     def values(self) -> Pieces[V]:
-        """All values, in the order of the keys' bytes."""
+        """Return all values, in the order of the keys' bytes."""
         return self._pieces(lambda: iter(self._sync.values()))
 
     def prefix(self, prefix: K | BytesLike) -> Pieces[tuple[K, V]]:
-        """(key, value) of the keys that begin so, in the order of their bytes."""
+        """Return (key, value) of the keys with this prefix, in the order of their bytes."""
         return self._pieces(lambda: self._sync.prefix(prefix))
 
     def range(self, start: K | BytesLike | None = None, stop: K | BytesLike | None = None) -> Pieces[tuple[K, V]]:
-        """(key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
+        """Return (key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
         return self._pieces(lambda: self._sync.range(start, stop))
 
     def _pieces(self, begin: Callable[[], Iterator[T]]) -> Pieces[T]:
@@ -92,7 +103,7 @@ class Table(Generic[K, V]):
         await self._threads.run(self._sync.refresh)
 
     async def offsets(self) -> dict[int, Position]:
-        """How far the table goes, by partition: reads that follow see at least that. For `changes`."""
+        """Return how far the table is built, by partition: reads that follow see at least that. For `changes`."""
         return await self._threads.run(self._sync.offsets)
 
     async def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> AsyncIterator[Record[K, V]]:
@@ -107,7 +118,7 @@ class Table(Generic[K, V]):
                     yield record
 
     async def close(self) -> None:
-        """Let go of it; the last one of a process closes it. Cancelled, it does so all the same."""
+        """Release the table; the last user in a process closes it. Cancelling does not stop that."""
         self._threads.close()
         await run_alone(self._sync.close)
 

@@ -44,7 +44,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class Threads:
-    """For any thread, and any event loop. In a forked child it starts with none."""
+    """Pools of threads for blocking calls. Thread-safe, for any event loop. A forked child starts with none."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
@@ -60,7 +60,7 @@ class Threads:
         self._count = self._idle = 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Let a thread call it, as soon as one is free."""
+        """Call it in a thread, as soon as one is free."""
         future: Future[T] = Future()
         with self._monitor:
             self._calls.append((future, call))
@@ -129,7 +129,7 @@ class Threads:
             raise
 
     def close(self) -> None:
-        """Let threads end when they have nothing to do."""
+        """End the threads when they have nothing to do."""
         with self._monitor:
             self._lingers = False
             self._changed.notify(self._limit)
@@ -164,7 +164,7 @@ class Calls:
         return await await_end(self._threads.submit(after_left))
 
     def leave(self, future: Future[Any]) -> None:
-        """Let a call that has begun come to its end before the next one."""
+        """Wait for a call that has begun, before the next one."""
         self._left.add(future)
         future.add_done_callback(self._left.discard)
         future.add_done_callback(_log_error)

@@ -305,7 +305,7 @@ class Topic(TopicReads[K, V]):
         return await self._writes.run(self._sync.alter, settings, reset=reset, **named)
 
     async def add_partitions(self, total: int) -> TopicInfo:
-        """Let it have `total` partitions. New records of a key may go to another one than its old records."""
+        """Grow the topic to `total` partitions. New records of a key may go to another one than its old records."""
         return await self._writes.run(self._sync.add_partitions, total)
 
     async def delete(self) -> None:

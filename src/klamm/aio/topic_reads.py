@@ -1,8 +1,8 @@
-"""Reading a topic by its handle, for asyncio: like reads.py, with the topic given."""
+"""The reading half of a topic's handle, for asyncio: like reads.py, with the topic given."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Unpack, overload
 
 from klamm.api.call_options import takes_options_of
@@ -31,7 +31,7 @@ __all__ = ["TopicReads"]
 
 
 class TopicReads(Generic[K, V]):
-    """What a handle does to read."""
+    """The methods of a handle that read."""
 
     _store: Store[K, V]
     _name: str
@@ -266,9 +266,11 @@ class TopicReads(Generic[K, V]):
         follow: bool = False,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        **unknown: Never,
     ) -> AsyncIterator[Record[Any, Any]]:
         """Iterate over the last `n` records from `start` on; with `follow`, then over those that come."""
-        return self._store.tail(self._name, n, start=start, follow=follow, serde=serde, key_serde=key_serde)
+        tail: Callable[..., AsyncIterator[Record[Any, Any]]] = self._store.tail
+        return tail(self._name, n, start=start, follow=follow, serde=serde, key_serde=key_serde, **unknown)
 
     def scan(
         self,
@@ -332,7 +334,13 @@ class TopicReads(Generic[K, V]):
         self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
     ) -> Opener[Table[Any, Any]]: ...
     def table(
-        self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
+        self,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        wait: Duration | None = 10,
+        **unknown: Never,
     ) -> Opener[Table[Any, Any]]:
         """Return the latest value of each key: like `store.table`."""
-        return self._store.table(self._name, serde=serde, key_serde=key_serde, wait=wait)
+        table: Callable[..., Opener[Table[Any, Any]]] = self._store.table
+        return table(self._name, serde=serde, key_serde=key_serde, wait=wait, **unknown)

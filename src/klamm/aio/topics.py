@@ -55,7 +55,7 @@ class Topics(Generic[K, V]):
         return await self._writes.run(self._sync.alter, name, settings, reset=reset, **named)
 
     async def add_partitions(self, name: str, total: int) -> TopicInfo:
-        """Let the topic have `total` partitions. New records of a key may go to another one than its old records."""
+        """Grow the topic to `total` partitions. New records of a key may go to another one than its old records."""
         return await self._writes.run(self._sync.add_partitions, name, total)
 
     async def delete(self, name: str) -> None:

@@ -104,7 +104,7 @@ class Transaction(Generic[K, V]):
         return delivery
 
     def commit_offsets(self, read: Batch[Any] | Consumer[Any]) -> None:
-        """Let the progress of a consumer that takes part be part of the transaction."""
+        """Make the progress of a consumer that takes part a part of the transaction."""
         self._sync.commit_offsets(read._sync if isinstance(read, Consumer) else read)
 
     async def once(self, writer: str, number: int, *, fingerprint: str = "", target: str = "") -> bool:
@@ -112,11 +112,11 @@ class Transaction(Generic[K, V]):
         return await self._calls.run(self._sync.once, writer, number, fingerprint=fingerprint, target=target)
 
     async def commit(self) -> None:
-        """All of it becomes visible. It is on disk when this returns."""
+        """Commit: all of it becomes visible, and is on disk when this returns."""
         await self._calls.run(self._sync.commit)
 
     async def abort(self) -> None:
-        """Nothing of it becomes visible, and its consumers go back to where their groups are."""
+        """Abort: nothing of it becomes visible, and its consumers go back to their groups' offsets."""
         await self._calls.end(self._sync.abort)
 
     async def __aenter__(self) -> Self:

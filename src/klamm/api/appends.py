@@ -1,4 +1,4 @@
-"""Writing to a store: `append` and its kin, producers, transactions. One half of a Store; the other is reads.py.
+"""The writing half of a Store: `append` and its kin, producers, transactions. The other half is reads.py.
 
 Overloads say what the serde of the store, or of a call, makes of keys and values.
 """
@@ -39,7 +39,7 @@ __all__ = ["Appends"]
 
 
 class Appends(Opened, Generic[K, V]):
-    """What a store does to write."""
+    """The methods of a store that write."""
 
     @overload
     def append(
@@ -184,7 +184,7 @@ class Appends(Opened, Generic[K, V]):
         return offset if acks else None
 
     def _after_quick(self, target: Target, result: int, topic: str, key: Any, value: Any) -> int:
-        """The quick way left something to be done, or could not be gone."""
+        """Finish an append that the fast path left undone, or could not do."""
         if result > EVENTFUL:
             return self._target(topic).choose(key, None).append_one(key, value)
         assert target.single is not None
@@ -306,7 +306,7 @@ class Appends(Opened, Generic[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
-        """Append the rows of an Arrow table, or of anything that gives Arrow's stream: where they went.
+        """Append the rows of an Arrow table, or of any Arrow stream, and return where they went.
 
         Columns: value, and if it has them key, timestamp, headers, partition. `partition` and `timestamp` are for rows
         that say nothing themselves.
@@ -326,7 +326,7 @@ class Appends(Opened, Generic[K, V]):
         )
 
     def _target(self, topic: str) -> Target:
-        """The topic as the catalog has it now."""
+        """Return the topic as the catalog has it now."""
         if not isinstance(topic, str):
             raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
         core = self._acquired()
@@ -396,7 +396,7 @@ class Appends(Opened, Generic[K, V]):
     ) -> Producer[Any, Any]: ...
     @takes_options_of(Producer.__init__)
     def producer(self, **options: Any) -> Producer[Any, Any]:
-        """Sends records in batches, from any thread. Leaving its `with` block flushes."""
+        """Return a producer, which sends records in batches, from any thread. Leaving its `with` block flushes."""
         producer: Producer[Any, Any] = Producer(self._acquired(), **self._checked(Appends.producer, options))
         producer._store = self
         self._clients.add(producer)
@@ -480,18 +480,19 @@ class Appends(Opened, Generic[K, V]):
         partitioner: Partitioner | None = None,
         **unknown: Never,
     ) -> Transaction[Any, Any]:
-        """Records and progress of groups, all or nothing. Leaving its `with` block commits, an exception aborts.
+        """Return a transaction: records and progress of groups, all or nothing. Leaving its `with` block commits, an
+        exception aborts.
 
         A `name` is a transactional id: a newer transaction of that name, in whatever process, aborts this one. It may
         commit offsets of `consumers`, which go back if it is aborted. Options: timeout, and those of batches.
         """
-        from klamm.client.transaction import Pool, Transaction
+        from klamm.client.transaction import Pool
 
-        check_options("transaction()", unknown, Transaction.__init__.__kwdefaults__ or ())
+        check_options("transaction()", unknown, Appends.transaction.__kwdefaults__ or ())
         core = self._acquired()
         with self._mutex:
             if self._pool is None or self._pool.core is not core:
-                self._pool = Pool(core)
+                self._pool = Pool(core) if core.elsewhere is None else core.elsewhere.pool()
                 self._clients.add(self._pool)
         transaction = self._pool.begin(
             name,

@@ -21,7 +21,7 @@ from klamm.types import GivenHeaders
 __all__ = ["AppendManyOptions", "AppendOptions", "OpenOptions", "checked", "takes_options_of"]
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
-_known: dict[str, list[str]] = {}  # the options of each call
+_known: dict[Callable[..., Any], list[str]] = {}  # the options of each call
 
 
 class OpenOptions(TypedDict, total=False):
@@ -47,7 +47,7 @@ class AppendManyOptions(TypedDict, total=False):
 
 
 def takes_options_of(*makers: Callable[..., Any], without: str = "") -> Callable[[_Call], _Call]:
-    """Let a call that has `**options` show those that `makers` take by name, and have a default for."""
+    """Show, in the signature of a call with `**options`, those that `makers` take by name, with a default."""
 
     def decorate(call: _Call) -> _Call:
         signature = inspect.signature(call)
@@ -62,7 +62,7 @@ def takes_options_of(*makers: Callable[..., Any], without: str = "") -> Callable
             and option.name not in taken
         ]
         call.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-        _known[call.__qualname__] = [option.name for option in options]
+        _known[call] = [each.name for each in (*own, *options) if each.name != "self"]
         return call
 
     return decorate
@@ -73,6 +73,6 @@ def checked(call: Callable[..., Any], options: Mapping[str, Any], defaults: Serd
 
     Raise TypeError, which names the nearest option, if there is no such option.
     """
-    check_options(f"{call.__name__}()", options, _known[call.__qualname__])
+    check_options(f"{call.__name__}()", options, _known[call])
     serdes = Serdes(options.get("serde"), options.get("key_serde")).over(defaults)
     return {**options, **serdes._asdict()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from klamm.client.consume.range_reader import read_ranges
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from klamm.api.store import Store
     from klamm.batch import Record
 
-__all__ = ["FIELDS", "csv_writer", "export_parquet", "export_rows", "import_pyarrow", "write_parquet"]
+__all__ = [
+    "FIELDS",
+    "csv_writer",
+    "export_parquet",
+    "export_rows",
+    "export_some_parquet",
+    "import_pyarrow",
+    "write_parquet",
+]
 
 FIELDS = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 Progress: TypeAlias = Callable[[int, int | None], object]
@@ -31,17 +39,20 @@ def export_rows(
     *,
     in_base64: bool = False,
     keep: Callable[[Record], bool] | None = None,
+    show: Callable[[Record], Record] | None = None,
     on_progress: Progress,
 ) -> int:
     """Write records as "jsonl" or "csv", those that `keep` returns True for, and return how many were read.
 
-    InvalidRecord if CSV cannot say what a record holds.
+    `show` makes of each record the one that `keep` sees and that is written. InvalidRecord if CSV cannot express what a
+    record holds.
     """
     write = csv_writer(file, FIELDS) if form == "csv" else None
     total, done = sum(map(len, ranges.values())), 0
     named = {TopicPartition(topic, number): offsets for number, offsets in ranges.items()}
     for batch in read_ranges(store._acquired(), named):
-        for record in batch if keep is None else filter(keep, batch):
+        records = batch if show is None else map(show, batch)
+        for record in records if keep is None else filter(keep, records):
             row = as_plain(record)
             if write is None:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
@@ -66,12 +77,39 @@ def export_parquet(
     return write_parquet(scan.reader(), file, on_progress, sum(map(len, ranges.values())))
 
 
+def export_some_parquet(
+    store: Store,
+    topic: str,
+    ranges: Mapping[int, range],
+    file: IO[bytes],
+    *,
+    keep: Callable[[Record], bool] | None,
+    show: Callable[[Record], Record] | None,
+) -> int:
+    """Like `export_parquet`, but with those of `keep` and `show` of `export_rows`, and without the timestamps' type."""
+    from klamm.arrow.schema import COLUMNS, schema_of
+
+    pa = import_pyarrow()
+    schema = schema_of([name for name in COLUMNS if name != "timestampType"])
+    named = {TopicPartition(topic, number): offsets for number, offsets in ranges.items()}
+
+    def batches() -> Iterator[Any]:
+        for batch in read_ranges(store._acquired(), named):
+            records = list(filter(keep, map(show, batch) if show is not None else batch))
+            rows = [{name: getattr(record, name) for name in schema.names} for record in records]
+            for row in rows:
+                row["headers"] = [{"key": name, "value": data} for name, data in row["headers"]]
+            yield pa.RecordBatch.from_pylist(rows, schema)
+
+    return write_parquet(pa.RecordBatchReader.from_batches(schema, batches()), file, lambda done, total: None, None)
+
+
 def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:
     from base64 import b64encode
 
     if record.value is None:
         raise InvalidRecord(
-            f"{record.topic}/{record.partition}/{record.offset}: is a tombstone, which CSV cannot say",
+            f"{record.topic}/{record.partition}/{record.offset}: a tombstone, which CSV cannot express",
             hint="jsonl and parquet can",
         )
     for name in ("key", "value"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Unpack, overload
 
 from klamm.api.store import Store
+from klamm.client.options import check_options
+from klamm.errors import InvalidSetting, Unsupported
 
 if TYPE_CHECKING:
     from klamm.api.call_options import OpenOptions
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from klamm.typevars import BytesKey, BytesValue, TextKey
 
 __all__ = ["check", "open"]
+
+_ADDRESS = "kafka://"
 
 
 @overload
@@ -80,8 +84,9 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     busy_timeout: Duration | None = None,
     serde: Serde | None = None,
     key_serde: Serde | None = None,
+    **unknown: Never,
 ) -> Store[Any, Any]:
-    """Open the store in a directory; make one there if there is none.
+    """Open the store in a directory; make one there if there is none. kafka://host:port opens a server or cluster.
 
     `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
     `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
@@ -92,6 +97,14 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     `key_serde` are for every call of this store that has none of its own: "json", "str", "bytes" (the default), or a
     pair of callables (to bytes, from bytes).
     """
+    check_options("open()", unknown, open.__kwdefaults__ or ())
+    if isinstance(path, str) and path.startswith(_ADDRESS):
+        from klamm.api.cluster_store import ClusterStore
+
+        if maintain_every is not None or force_filesystem:
+            which = "force_filesystem" if maintain_every is None else "maintain_every"
+            raise InvalidSetting(f"{which}: is for a store in a directory", hint="leave it out")
+        return ClusterStore(path, read_only=read_only, busy_timeout=busy_timeout, serde=serde, key_serde=key_serde)
     return Store(
         path,
         read_only=read_only,
@@ -113,4 +126,9 @@ def check(
     """
     from klamm.store.check import check as check_store
 
+    if isinstance(path, str) and path.startswith(_ADDRESS):
+        raise Unsupported(
+            f"{path.partition('?')[0]}: check() is for a store in a directory",
+            hint="the servers of a cluster check their logs when they start",
+        )
     return check_store(path, repair=repair, progress=progress)

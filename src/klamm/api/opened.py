@@ -1,4 +1,4 @@
-"""What the halves of a Store share: the directory as this process has it open, and what was made from it."""
+"""The state that the halves of a Store share: the directory as this process has it open, and what was made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a store: consumers, `tail`, tables, scans, SQL. One half of a Store; the other is appends.py.
+"""The reading half of a store: consumers, `tail`, tables, scans, SQL. The other half is appends.py.
 
 Overloads say what the serde of the store, or of a call, makes of keys and values. A call with a `serde` of its own
 leaves the keys to the store's `key_serde`, if it has one: checkers cannot know that, so keys are typed by the call's
@@ -41,7 +41,7 @@ __all__ = ["Reads"]
 
 
 class Reads(Opened, Generic[K, V]):
-    """What a store does to read."""
+    """The methods of a store that read."""
 
     @overload
     def consumer(
@@ -217,7 +217,8 @@ class Reads(Opened, Generic[K, V]):
     ) -> Consumer[Any]: ...
     @takes_options_of(Consumer.__init__, GroupSession.__init__)
     def consumer(self, topics: TopicSelection | None = None, **options: Any) -> Consumer[Any]:
-        """Reads topics, from where it is told, or with `group` shares them, from where the group stands.
+        """Return a consumer, which reads topics from a given position, or with `group` shares them, from the group's
+        offsets.
 
         `wait` is how long it waits for more: forever, unless told; 0 reads what is there, then ends. `form` is
         "records", "tuples" of (key, value), or "values". `auto_offset_reset` is for offsets that the group does not
@@ -306,6 +307,7 @@ class Reads(Opened, Generic[K, V]):
         follow: bool = False,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        **unknown: Never,
     ) -> Iterator[Record[Any, Any]]:
         """Return the last `n` records of all partitions, by time; with `follow` it then waits for more.
 
@@ -314,6 +316,7 @@ class Reads(Opened, Generic[K, V]):
         """
         from klamm.client.consume.tail import tail
 
+        check_options("tail()", unknown, Reads.tail.__kwdefaults__ or ())
         serdes = Serdes(serde, key_serde).over(self._serdes)
         return self._held_by(tail(self._acquired(), topic, n, start=start, follow=follow, **serdes._asdict()))
 
@@ -368,14 +371,16 @@ class Reads(Opened, Generic[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         wait: Duration | None = 10,
+        **unknown: Never,
     ) -> Table[Any, Any]:
-        """The topic as a read-only mapping: the latest value of each key, kept in RocksDB.
+        """Return the topic as a mapping: the latest value of each key, kept in RocksDB. To write is to append.
 
         A read waits until the table has what was committed before, be it the whole topic the first time. StoreBusy if
         the table gets no further for `wait`; None waits forever, 0 takes what is there.
         """
         from klamm.client.table.table import open_table
 
+        check_options("table()", unknown, Reads.table.__kwdefaults__ or ())
         serdes = Serdes(serde, key_serde).over(self._serdes)
         table = open_table(self._acquired(), topic, **serdes._asdict(), wait=wait)
         table._store = self

@@ -1,4 +1,4 @@
-"""What `klamm.open` gives: a store, with everything that can be done to it.
+"""The store that `klamm.open` returns, with everything that can be done to it.
 
 A Store is cheap: it holds a share of what all openers of the directory in this process have in common. Any thread may
 use it. It lives for as long as a producer, consumer or table of it: what was sent is delivered, whatever is dropped
@@ -67,12 +67,12 @@ class Store(Appends[K, V], Reads[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
-        name = os.fspath(path)
+        name = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(name, str):
             raise TypeError(f"a path is a str, not {type(name).__name__}")
         if re.match(r"[a-z][a-z0-9+.-]*://", name):
             raise StoreError(
-                f"{name}: a store is a directory on this host", hint="clusters (kafka://…) come in a later version"
+                f"{name}: neither a directory nor an address", hint="expected a path, or kafka://host:port"
             )
         self._path = os.path.abspath(name)
         self._read_only = read_only
@@ -104,6 +104,9 @@ class Store(Appends[K, V], Reads[K, V]):
             core.transactions.resolve(only_abandoned=True)
         return core
 
+    def _release(self, core: Core) -> None:
+        directory.release(core)
+
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ", read-only" if self._read_only else ""
         return f"<Store {self._path}{state}>"
@@ -124,7 +127,7 @@ class Store(Appends[K, V], Reads[K, V]):
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and not core.closed:
-            directory.release(core)
+            self._release(core)
 
     @property
     def path(self) -> str:
@@ -163,8 +166,6 @@ class Store(Appends[K, V], Reads[K, V]):
 
     def __getitem__(self, name: str) -> Topic[K, V]:
         """Return a handle on a topic; UnknownTopic if there is none of that name."""
-        if not isinstance(name, str):
-            raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
         self._acquired().catalog.topic(name)
         return Topic(self, name)
 
@@ -178,7 +179,7 @@ class Store(Appends[K, V], Reads[K, V]):
         return len(self.topics)
 
     def __bool__(self) -> bool:
-        """True, also without topics: `if store` asks whether there is a store."""
+        """Return True, also without topics: `if store` asks whether there is a store."""
         return True
 
     def settings(self) -> dict[str, str]:
@@ -242,12 +243,25 @@ class Store(Appends[K, V], Reads[K, V]):
         *,
         limit: int | None = None,
         where: Callable[[DeadLetter], bool] | None = None,
+        edit: Callable[[DeadLetter], bytes | None] | None = None,
+        per_second: float | None = None,
+        dry_run: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
         """Put dead letters back to where they came from, or to the topic `to`, each once: how many."""
         from klamm.client.work.dead_letters import redrive
 
-        return redrive(self._acquired(), topic, to, limit=limit, where=where, progress=progress)
+        return redrive(
+            self._acquired(),
+            topic,
+            to,
+            limit=limit,
+            where=where,
+            edit=edit,
+            per_second=per_second,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def purge_dead_letters(self, topic: str) -> int:
         """Remove the redriven letters in front of the first that was not, by partition, and return how many."""
@@ -328,7 +342,7 @@ class Store(Appends[K, V], Reads[K, V]):
             self._targets.clear()
         exit_handlers.open_stores.discard(self)
         if core is not None:
-            directory.release(core)
+            self._release(core)
         if failed is not None:
             raise failed
 

@@ -327,7 +327,7 @@ class Topic(TopicReads[K, V]):
         return self._store.topics.alter(self._name, settings, reset=reset, **named)
 
     def add_partitions(self, total: int) -> TopicInfo:
-        """Let it have `total` partitions. New records of a key may go to another one than its old records."""
+        """Grow the topic to `total` partitions. New records of a key may go to another one than its old records."""
         return self._store.topics.add_partitions(self._name, total)
 
     def delete(self) -> None:
@@ -355,4 +355,6 @@ class Topic(TopicReads[K, V]):
         from klamm.store import salvage
 
         core = self._store._acquired()
+        if core.elsewhere is not None:
+            return []
         return salvage.cuts_of(core.files, core.catalog.topic(self._name))

@@ -1,8 +1,8 @@
-"""Reading a topic by its handle: like reads.py, with the topic given."""
+"""The reading half of a topic's handle: like reads.py, with the topic given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Unpack, overload
 
 from klamm.api.call_options import takes_options_of
@@ -29,7 +29,7 @@ __all__ = ["TopicReads"]
 
 
 class TopicReads(Generic[K, V]):
-    """What a handle does to read."""
+    """The methods of a handle that read."""
 
     __slots__ = ()
 
@@ -266,9 +266,11 @@ class TopicReads(Generic[K, V]):
         follow: bool = False,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        **unknown: Never,
     ) -> Iterator[Record[Any, Any]]:
         """Iterate over the last `n` records from `start` on; with `follow`, then over those that come."""
-        return self._store.tail(self._name, n, start=start, follow=follow, serde=serde, key_serde=key_serde)
+        tail: Callable[..., Iterator[Record[Any, Any]]] = self._store.tail
+        return tail(self._name, n, start=start, follow=follow, serde=serde, key_serde=key_serde, **unknown)
 
     def scan(
         self,
@@ -330,7 +332,13 @@ class TopicReads(Generic[K, V]):
         self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
     ) -> Table[Any, Any]: ...
     def table(
-        self, *, serde: Serde | None = None, key_serde: Serde | None = None, wait: Duration | None = 10
+        self,
+        *,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        wait: Duration | None = 10,
+        **unknown: Never,
     ) -> Table[Any, Any]:
         """Return the topic as a mapping, the latest value of each key: like `store.table`."""
-        return self._store.table(self._name, serde=serde, key_serde=key_serde, wait=wait)
+        table: Callable[..., Table[Any, Any]] = self._store.table
+        return table(self._name, serde=serde, key_serde=key_serde, wait=wait, **unknown)

@@ -88,7 +88,7 @@ class Topics(Generic[K, V]):
         return self.describe(name)
 
     def add_partitions(self, name: str, total: int) -> TopicInfo:
-        """Let the topic have `total` partitions. New records of a key may go to another one than its old records."""
+        """Grow the topic to `total` partitions. New records of a key may go to another one than its old records."""
         core = self._store._acquired()
         core.catalog.add_partitions(name, total, core.lay_out)
         return self.describe(name)

@@ -44,7 +44,7 @@ def append_table(
     codec: int = 0,
     level: int | None = None,
 ) -> Appended:
-    """Append the rows of `table`: where they went.
+    """Append the rows of `table`, and return where they went.
 
     `table` is a pyarrow table, record batch or reader, or anything with Arrow's `__arrow_c_stream__` or
     `__arrow_c_array__`: a Polars or pandas frame, a DuckDB relation, a scan. `partition` and `timestamp` are for rows
@@ -94,7 +94,7 @@ def _check_names(schema: pa.Schema) -> None:
 
 
 class _Work:
-    """What one call has appended so far."""
+    """The appends of one call so far."""
 
     def __init__(self, opened: OpenTopic, codec: int, level: int | None, partition: int | None) -> None:
         self._opened = opened

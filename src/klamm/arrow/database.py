@@ -16,15 +16,15 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from klamm.arrow.scan import Scan
 from klamm.arrow.schema import pyarrow
 from klamm.arrow.sql_result import SqlResult
+from klamm.disk.threads import DaemonThread
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError, NotInstalled
 from klamm.store.names import nearest
 
@@ -117,19 +117,21 @@ class Database:
         return work(self._connection)
 
     def _in_a_thread(self, work: Callable[[], T]) -> T:
-        with _ctrl_c() as pressed, ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(work)
+        run = _Run(work)
+        with _ctrl_c() as pressed:
             try:
-                while not wait([coming], _NAG_S).done:
+                DaemonThread(run, "klamm-sql")
+                while not run.ended.wait(_NAG_S):
                     if pressed.is_set():
                         self._interrupt()
-            except BaseException:  # of a signal handler of the user's
-                while not wait([coming], _NAG_S).done:
+            except BaseException:  # of a signal handler of the user's, at any point
+                run.is_cancelled = True
+                while run.is_begun and not run.ended.wait(_NAG_S):
                     self._interrupt()
                 raise
         if pressed.is_set():
             raise KeyboardInterrupt
-        return coming.result()
+        return run.result()
 
     def _interrupt(self) -> None:
         import duckdb
@@ -159,8 +161,35 @@ class Database:
                 self._known.add(name)
 
 
+class _Run(Generic[T]):
+    """Work for a thread, and its result. Work that is cancelled before the thread begins it is never done."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self.is_begun = self.is_cancelled = False
+        self.ended = Event()
+
+    def __call__(self) -> None:
+        self.is_begun = True
+        try:
+            if not self.is_cancelled:
+                self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001  # raised by `result`
+            self._error = error
+        finally:
+            self.ended.set()
+
+    def result(self) -> T:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._results[0]
+
+
 class _TopicReads:
-    """What a query has read of topics, and the damage it met, of which DuckDB tells in words only."""
+    """The topics that a query has read, and the damage it met, which DuckDB reports as text only."""
 
     def __init__(self) -> None:
         self.begin(lambda done, total: None)
@@ -234,7 +263,7 @@ def _translated(text: str, topics: Sequence[str]) -> KlammError:
     if missing is not None:
         there = ", ".join(topics[:10]) or "none"
         return InvalidSetting(
-            f"sql: there is no topic {missing[1]!r}", hint=nearest(missing[1], topics) or f"there are: {there}"
+            f"sql: Topic {missing[1]!r} does not exist", hint=nearest(missing[1], topics) or f"there are: {there}"
         )
     quotes = 'words of SQL, and names that are more than letters, go in double quotes: "offset", "my-topic"'
     return InvalidSetting(f"sql: {message}", hint=quotes if message.startswith(("Parser", "Binder")) else None)

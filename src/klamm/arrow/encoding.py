@@ -35,7 +35,7 @@ Emit = Callable[[int, memoryview, int], None]
 
 
 class Shape(NamedTuple):
-    """What an encoder has to know of a topic."""
+    """The facts of a topic that an encoder needs."""
 
     name: str
     partitions: int
@@ -72,7 +72,8 @@ class Rows(NamedTuple):
         )
 
     def first_outside(self, timestamp: int, earliest: int, latest: int) -> tuple[int, int]:
-        """The first row whose timestamp is not in [earliest, latest], and that timestamp; (-1, -1): there is none.
+        """Return the first row whose timestamp is not in [earliest, latest], and that timestamp; (-1, -1) if there is
+        none.
 
         `timestamp` is for rows that have none.
         """
@@ -102,7 +103,7 @@ def _first_null(array: Any) -> int:
 
 
 def _binary(array: Any, what: str) -> BinaryColumn:
-    """Plain binary and strings as they lie; other kinds of them made so."""
+    """Return plain binary and strings as they lie; other kinds of them converted."""
     pa = pyarrow()
     kind = array.type
     if pa.types.is_dictionary(kind):
@@ -110,7 +111,7 @@ def _binary(array: Any, what: str) -> BinaryColumn:
     if kind not in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()):
         views = (getattr(pa, name)() for name in ("binary_view", "string_view") if hasattr(pa, name))
         if not (pa.types.is_fixed_size_binary(kind) or pa.types.is_null(kind) or kind in tuple(views)):
-            raise TypeError(f"column {what!r} is {kind}, want binary or string")
+            raise TypeError(f"column {what!r} is {kind}, expected binary or string")
         array = array.cast(pa.large_string() if str(kind) == "string_view" else pa.large_binary())
         kind = array.type
     validity, offsets, data = array.buffers()
@@ -119,14 +120,14 @@ def _binary(array: Any, what: str) -> BinaryColumn:
 
 
 def numbers(array: Any, what: str) -> NumberColumn:
-    """Whole numbers, as the kernel reads them."""
+    """Return whole numbers, as the kernel reads them."""
     return _int64(_whole_numbers(array, what), what)
 
 
 def _whole_numbers(array: Any, what: str) -> Any:
     pa = pyarrow()
     if not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
-        raise TypeError(f"column {what!r} is {array.type}, want whole numbers")
+        raise TypeError(f"column {what!r} is {array.type}, expected whole numbers")
     return array.cast(pa.int64())
 
 
@@ -151,7 +152,7 @@ def _headers(array: Any) -> HeadersColumn:
     try:
         array = array.cast(wanted)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
-        raise TypeError(f"column 'headers' is {array.type}, want {wanted}") from None
+        raise TypeError(f"column 'headers' is {array.type}, expected {wanted}") from None
     validity, starts = array.buffers()[:2]
     pairs = array.values
     if pairs.null_count:
@@ -173,7 +174,7 @@ class Encoder:
         partition: int | None = None,
         sticky: int = 0,
     ) -> None:
-        """`partition` is for rows that say nothing themselves; `sticky`: where those without a key begin."""
+        """Prepare an encoder. `partition` is for rows that name none; `sticky`: where those without a key begin."""
         self._shape = shape
         self._emit = emit
         self._codec = codec
@@ -235,7 +236,7 @@ class Encoder:
     def _fill(
         self, rows: Rows, start: int, stop: int, selection: memoryview | None, timestamp: int, number: int | None
     ) -> None:
-        """Rows, or selected rows, into batches of partition `number`; None: of the sticky one."""
+        """Encode rows, or selected rows, into batches of partition `number`; None: of the sticky one."""
         while start < stop:
             target = self._sticky if number is None else number
             builder = self._builders.get(target)
@@ -257,7 +258,7 @@ class Encoder:
             self._sticky = (number + 1) % self._shape.partitions
 
     def give_all(self) -> None:
-        """Give away what is in open batches."""
+        """Pass on what is in open batches."""
         for number, builder in self._builders.items():
             if builder.count:
                 self._give(number, builder)

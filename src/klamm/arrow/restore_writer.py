@@ -36,7 +36,7 @@ class RestoreWriter:
         """That were appended."""
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Rows (key, value, headers, timestamp, offset) in the order of offsets. Those the log has are left out."""
+        """Take rows (key, value, headers, timestamp, offset), ordered by offset. Skip those that the log has."""
         import pyarrow.compute as pc
 
         pa = pyarrow()
@@ -84,7 +84,7 @@ class RestoreWriter:
             builder.clear()
 
     def skip_to(self, offset: int) -> None:
-        """Let no record have the offsets up to `offset`."""
+        """Skip the offsets up to `offset`: no record gets them."""
         self.give()
         while self.next_offset < offset:
             count = min(offset - self.next_offset, _MOST_OFFSETS)

@@ -50,7 +50,7 @@ _CONSTANT = {"topic", "partition"}
 
 
 class Scan(Made, by="store.scan(…)", of=FunctionType):
-    """What to read of a topic. Made by `store.scan`."""
+    """A topic, or a part of it, to be read. Made by `store.scan`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Scan(Made, by="store.scan(…)", of=FunctionType):
         batch_rows: int | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        """`open_topic` gives the topic as it is when a stream begins."""
+        """Prepare a scan. `open_topic` returns the topic as it is when a stream begins."""
         pyarrow()
         if batch_rows is not None and not 1 <= batch_rows <= _MAX_ROWS:
             raise InvalidSetting(f"batch_rows: {batch_rows} is invalid", hint=f"expected 1 to {_MAX_ROWS}")
@@ -90,17 +90,17 @@ class Scan(Made, by="store.scan(…)", of=FunctionType):
         return schema_of(self._columns)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """A fresh stream, as Arrow's PyCapsule interface wants it."""
+        """Return a new stream, for Arrow's PyCapsule interface."""
         stream: Any = self.reader()
         return stream.__arrow_c_stream__(requested_schema)
 
     def reader(self) -> pa.RecordBatchReader:
-        """A fresh stream, as pyarrow has it."""
+        """Return a new stream, as a pyarrow.RecordBatchReader."""
         reader: pa.RecordBatchReader = pyarrow().RecordBatchReader.from_batches(self.schema, self.batches())
         return reader
 
     def to_table(self) -> pa.Table:
-        """Everything, in memory."""
+        """Return everything as one table, in memory."""
         batches = list(self._stream(self._batch_rows or _TABLE_ROWS))
         table: pa.Table = pyarrow().Table.from_batches(batches, self.schema)
         return table
@@ -114,7 +114,7 @@ class Scan(Made, by="store.scan(…)", of=FunctionType):
         return frames.to_polars(self.to_table())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """A fresh stream, as an iterator of record batches; none is empty."""
+        """Return a new stream, as an iterator of record batches; none is empty."""
         return self._stream(self._batch_rows or BATCH_ROWS)
 
     def _stream(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -146,7 +146,7 @@ def _numbers(partitions: int | Iterable[int]) -> list[int]:
 
 
 def _fill(columns: Columns, partition: Partition, offsets: range, committed: bool) -> Iterator[None]:
-    """Fills `columns`, again and again; each time it is to be emptied before going on."""
+    """Fill `columns`, again and again; each time the caller empties it before going on."""
     position = offsets.start
     for data, after in _pieces(partition, offsets, committed):
         while data and position < after:
@@ -163,7 +163,7 @@ def _fill(columns: Columns, partition: Partition, offsets: range, committed: boo
 
 
 def _pieces(partition: Partition, offsets: range, committed: bool) -> Iterator[tuple[memoryview, int]]:
-    """Pieces of the log and where each ends. From the second on, the next is read while this one is worked on."""
+    """Yield pieces of the log and where each ends. From the second on, the next is read while this one is worked on."""
     process = os.getpid()
 
     def read() -> tuple[memoryview, int]:
@@ -241,7 +241,7 @@ class _Assembly:
         return self._pa.Array.from_buffers(kind, rows, held, nulls)
 
     def _repeated(self, name: str, value: str | int, rows: int) -> Any:
-        """One array for all batches of the same value; each gets a slice."""
+        """Return one array for all batches of the same value; each gets a slice."""
         known = self._constant.get(name)
         if known is None or known[0] != value or len(known[1]) < rows:
             scalar = self._pa.scalar(value, self._schema.field(name).type)

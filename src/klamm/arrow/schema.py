@@ -27,7 +27,7 @@ COLUMNS: tuple[str, ...] = options_of(Column)
 
 
 def pyarrow() -> Any:
-    """The package, or an error that says how to get it."""
+    """Return the package, or raise an error that says how to install it."""
     try:
         import pyarrow
     except ImportError:
@@ -36,7 +36,7 @@ def pyarrow() -> Any:
 
 
 def chosen(columns: Iterable[str] | None) -> tuple[str, ...]:
-    """The columns that were asked for, in that order; None: all."""
+    """Return the columns that were requested, in that order; None: all."""
     if columns is None:
         return COLUMNS
     if isinstance(columns, str):
@@ -53,14 +53,14 @@ def chosen(columns: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def no_column(name: object, known: Sequence[str] = COLUMNS) -> InvalidSetting:
-    """The error for a column that means nothing here."""
+    """Return the error for a column that does not exist."""
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
     return InvalidSetting(f"there is no column {name!r}", hint=hint)
 
 
 def schema_of(columns: Iterable[str]) -> Schema:
-    """Arrow's schema of these columns."""
+    """Return Arrow's schema of these columns."""
     pa = pyarrow()
     types = {
         "key": pa.binary(),

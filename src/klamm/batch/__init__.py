@@ -46,6 +46,7 @@ from klamm.batch._kernel import (
     verify,
     walk,
 )
+from klamm.batch.batch_memory import BatchMemory
 from klamm.batch.codecs import CODECS, MAX_DECODED_BYTES, check_level, number_of
 from klamm.batch.header import HEADER_SIZE, Header, parse
 from klamm.batch.partitioner import Partitioner, murmur2, partition_for
@@ -65,6 +66,7 @@ __all__ = [
     "TUPLES",
     "VALUES",
     "BatchDelivery",
+    "BatchMemory",
     "BinaryColumn",
     "BufferMemory",
     "Builder",

@@ -46,7 +46,7 @@ cdef class BatchDelivery:
             memory.used -= size
 
     def resolve(self, int64_t base_offset, int64_t log_append_time=-1):
-        """The batch is committed at `base_offset`; -1 with acks=0."""
+        """Report that the batch is committed at `base_offset`; -1 with acks=0."""
         if not self.done:
             self.base_offset = base_offset
             self.log_append_time = log_append_time
@@ -54,7 +54,7 @@ cdef class BatchDelivery:
 
     def fail(self, error):
         if not isinstance(error, BaseException):
-            raise TypeError(f"error is {type(error).__name__}, want an exception")
+            raise TypeError(f"error is {type(error).__name__}, expected an exception")
         if not self.done:
             self.error = error
             self.finish()
@@ -73,7 +73,7 @@ cdef class BatchDelivery:
             raise interrupt
 
     def wait(self, timeout=None):
-        """Until the batch is done, or `timeout` seconds: whether it is."""
+        """Wait until the batch is done, for at most `timeout` seconds. Return whether it is."""
         if self.done:
             return True
         if self.lock is None:           # not an Event, whose Python code an interrupt may leave with its lock held
@@ -130,7 +130,8 @@ cdef class Delivery:
         return self.sent_timestamp if self.batch.log_append_time < 0 else self.batch.log_append_time
 
     def result(self, timeout=None):
-        """The record's offset, once its batch is committed; raises what went wrong with the batch.
+        """Wait until the record's batch is committed, and return the record's offset. Raise the error of the batch if
+        it failed.
 
         TimeoutError after `timeout`, in seconds or as a timedelta.
         """
@@ -143,7 +144,7 @@ cdef class Delivery:
         return self.offset
 
     def add_done_callback(self, call):
-        """Calls call(delivery) when it is done: at once, or in the thread that commits the batch.
+        """Call call(delivery) when it is done: at once, or in the thread that commits the batch.
 
         An exception that it raises is logged.
         """
@@ -259,7 +260,7 @@ cdef class RecordAccumulator:
         return klamm_now_ms() + (words[0] if words != NULL and words[1] == ~words[0] else 0)
 
     cdef int64_t time_of(self, timestamp) except? -1:
-        """The time of a record whose `timestamp` is given, or -1: now."""
+        """Return the time of a record: `timestamp`, or the current time if that is -1."""
         cdef int64_t time = timestamp
         cdef int64_t now = self.now_ms()
         if time == -1:
@@ -296,7 +297,8 @@ cdef class RecordAccumulator:
         return <int32_t> number
 
     def add(self, key, value, headers=None, timestamp=None, partition=None):
-        """Takes one record. Batches that this closed are in `full`. None: the accumulator is closed, nothing was taken.
+        """Add one record. Batches that this closed are in `full`. Return None if the accumulator is closed: nothing was
+        added.
 
         A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, InvalidRecord,
         InvalidTimestamp, UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
@@ -329,15 +331,13 @@ cdef class RecordAccumulator:
                                         hint="give it a key: compaction keeps the latest record of each")
             elif chosen < 0:
                 chosen = (klamm_murmur2(k.data, k.size) & 0x7fffffff) % <uint32_t> self.partitions
-            return self.place(&k, &v, encoded, time, chosen)
+            return self.put_encoded(&k, &v, encoded, time, chosen)
         finally:
             give_back(&k)
             give_back(&v)
 
     cdef tuple call_users(self, key, value, int32_t chosen):
-        """What the serializers make of key and value, and where the partitioner sends the record, unless it is
-        given.
-        """
+        """Call the serializers and, unless a partition is given, the partitioner. Return key, value and partition."""
         self.sending += 1
         try:
             if key is not None and self.key_serializer is not None:
@@ -350,8 +350,10 @@ cdef class RecordAccumulator:
         finally:
             self.sending -= 1
 
-    cdef Delivery place(self, const Slice *k, const Slice *v, bytes encoded, int64_t time, int32_t chosen):
-        """`chosen` -1: the sticky partition, which moves on when a batch is closed. None: the accumulator is closed."""
+    cdef Delivery put_encoded(self, const Slice *k, const Slice *v, bytes encoded, int64_t time, int32_t chosen):
+        """Add an encoded record to a partition. `chosen` -1: to the sticky one, which changes when a batch is closed.
+        Return None if the accumulator is closed.
+        """
         cdef const uint8_t *headers = NULL
         cdef Py_ssize_t headers_size = 1, before
         cdef int32_t partition
@@ -407,7 +409,7 @@ cdef class RecordAccumulator:
         return oldest
 
     def drain(self, double before=float("inf")):
-        """Closes the open batches whose first record came before that time (time.monotonic()); by default all."""
+        """Close the open batches whose first record came before that time (time.monotonic()); by default all."""
         cdef int32_t partition
         cdef OpenBatch batch
         for partition in range(self.partitions):
@@ -416,7 +418,7 @@ cdef class RecordAccumulator:
                 self.close_batch(partition, batch)
 
     def take_full(self):
-        """The closed batches, which are the caller's now."""
+        """Return the closed batches, which belong to the caller now."""
         full, self.full = self.full, []
         return full
 
@@ -443,7 +445,7 @@ cdef class Sending:
 
     @classmethod
     def __class_getitem__(cls, types):
-        """`Producer[str, Order]`, in annotations: types of keys and of values."""
+        """Return the class: `Producer[str, Order]`, in annotations, names the types of keys and of values."""
         return _GenericAlias(cls, types)
 
     def send(self, topic, value, *, key=None, headers=None, timestamp=None, partition=None):

@@ -70,7 +70,7 @@ cdef class Builder:
         return self.newest if self.count else -1
 
     def clear(self):
-        """Back to an empty batch; the memory is kept."""
+        """Empty the batch; the memory stays allocated."""
         if self.busy:
             refuse_busy()
         self.used = KLAMM_HEADER
@@ -78,7 +78,7 @@ cdef class Builder:
         self.skipped = 0
 
     cdef int make_room(self, Py_ssize_t need) except -1:
-        """Room for `need` more bytes, which the caller knows to be within the limit."""
+        """Make space for `need` more bytes, which the caller knows to be within the limit."""
         cdef Py_ssize_t capacity = min(self.limit, max(2 * self.memory.capacity, self.used + need))
         if self.used + need > self.memory.capacity:
             self.memory = grown_memory(self.memory, self.used, capacity)
@@ -86,7 +86,7 @@ cdef class Builder:
 
     cdef int64_t put(self, const uint8_t *key, Py_ssize_t key_size, const uint8_t *value, Py_ssize_t value_size,
                      const uint8_t *headers, Py_ssize_t headers_size, int64_t timestamp, Py_ssize_t most) except -2:
-        """Its index; -1 when the batch would then exceed `most` bytes. `headers` NULL: none."""
+        """Add a record and return its index; -1 when the batch would then exceed `most` bytes. `headers` NULL: none."""
         cdef int64_t delta = timestamp - self.first if self.count else 0
         cdef int64_t body = klamm_body_size(delta, self.count, key_size, value_size, headers_size)
         cdef int64_t need = body + klamm_varint_size(body)
@@ -139,26 +139,26 @@ cdef class Builder:
             give_back(&v)
 
     def add(self, key, value, headers=None, int64_t timestamp=-1):
-        """Index of the record in the batch, or -1: it does not fit beside what is there, and nothing changed.
+        """Add a record and return its index in the batch; -1 if it does not fit beside what is there: nothing changed.
 
         `timestamp` is in milliseconds, -1 for now. A record that exceeds the limit alone raises RecordTooLarge.
         """
         return self.put_objects(key, value, headers, timestamp, self.limit)
 
     cdef Py_ssize_t put_record(self, record, int64_t timestamp) except -2:
-        """One element of `extend`, whatever it looks like."""
+        """Add one element of `extend`, of any of its forms."""
         cdef tuple t
         if not isinstance(record, (tuple, list)):
-            raise TypeError(f"a record is {type(record).__name__}, want a (key, value) tuple")
+            raise TypeError(f"a record is {type(record).__name__}, expected a (key, value) tuple")
         t = tuple(record)
         if not 2 <= len(t) <= 4:
-            raise TypeError(f"a record of {len(t)} parts; want (key, value[, headers[, timestamp]])")
+            raise TypeError(f"a record of {len(t)} parts; expected (key, value[, headers[, timestamp]])")
         if len(t) == 4 and t[3] is not None:
             timestamp = t[3]
         return self.put_objects(t[0], t[1], t[2] if len(t) > 2 else None, timestamp, self.limit)
 
     def extend(self, records, Py_ssize_t start=0, int64_t timestamp=-1):
-        """Adds (key, value), (key, value, headers) or (key, value, headers, timestamp) tuples, from index `start` on.
+        """Add (key, value), (key, value, headers) or (key, value, headers, timestamp) tuples, from index `start` on.
 
         Gives the index of the first one that did not fit; len(records) when all did. When one raises, those before it
         have been added.
@@ -175,7 +175,7 @@ cdef class Builder:
         cdef uint8_t *p
         cdef uint8_t *full
         if type(records) is not list and type(records) is not tuple:
-            raise TypeError(f"records are {type(records).__name__}, want a list or a tuple")
+            raise TypeError(f"records are {type(records).__name__}, expected a list or a tuple")
         if start < 0:
             raise IndexError(f"start is {start}")
         timestamp = checked_timestamp(timestamp)
@@ -232,7 +232,7 @@ cdef class Builder:
         return i
 
     def extend_values(self, values, Py_ssize_t start=0, int64_t timestamp=-1):
-        """The same for values without keys."""
+        """Like `extend`, for values without keys."""
         cdef Py_ssize_t i = start, n
         cdef PyObject **items
         cdef PyObject *v
@@ -242,7 +242,7 @@ cdef class Builder:
         cdef uint8_t *p
         cdef uint8_t *full
         if type(values) is not list and type(values) is not tuple:
-            raise TypeError(f"values are {type(values).__name__}, want a list or a tuple")
+            raise TypeError(f"values are {type(values).__name__}, expected a list or a tuple")
         if start < 0:
             raise IndexError(f"start is {start}")
         timestamp = checked_timestamp(timestamp)
@@ -285,7 +285,7 @@ cdef class Builder:
 
     def seal(self, int codec=0, level=None, int64_t producer_id=-1, int producer_epoch=-1, int64_t base_sequence=-1,
              int attributes=0):
-        """The whole batch, writable, with base offset 0 and leader epoch 0; valid until the next add or clear.
+        """Return the whole batch, writable, with base offset 0 and leader epoch 0; valid until the next add or clear.
 
         `attributes` are flags besides the codec. Without compression nothing is copied.
         """
@@ -322,7 +322,7 @@ cdef class Builder:
 
 
 def encode_one(bytearray buffer not None, key, value, headers=None, int64_t timestamp=-1):
-    """One record as a batch of its own, at the start of `buffer`, which grows as needed: its size."""
+    """Encode one record as a batch of its own at the start of `buffer`, which grows as needed, and return its size."""
     cdef Slice k
     cdef Slice v
     cdef bytes encoded = None

@@ -45,7 +45,7 @@ cdef enum:
 
 
 cdef inline void put_string(Strings *s, int64_t row, const uint8_t *p, int64_t size, const uint8_t *end) noexcept nogil:
-    """Writes row `row`; room is there. A null's bit is already known to exist."""
+    """Write row `row`, for which there is space. A null's bit is already known to exist."""
     if size > 0:
         klamm_copy_loose(s.data + s.used, p, size, end)
         s.used += size
@@ -83,7 +83,7 @@ cdef int gather_headers(Gather *g, const klamm_record *r) noexcept nogil:
 
 cdef int gather(Gather *g, const klamm_batch *batch, const uint8_t **at, const uint8_t *end, int64_t *index,
                 int64_t *last, int64_t from_offset, int64_t upto) noexcept nogil:
-    """Takes records of one batch from *at on: *index of them are behind us, the last one had offset delta *last."""
+    """Take records of one batch from *at on: *index of them are behind us, the last one had offset delta *last."""
     cdef const uint8_t *p = at[0]
     cdef const uint8_t *after
     cdef klamm_record r
@@ -154,7 +154,7 @@ cdef class StringMemory:
         return 0
 
     cdef int make_validity(self, Strings *s, int64_t rows, int64_t most) except -1:
-        """A bitmap for up to `most` rows, of which none from `rows` on is null."""
+        """Make a bitmap for up to `most` rows, of which none from `rows` on is null."""
         cdef Py_ssize_t before = 0 if self.validity is None else self.validity.capacity
         cdef Py_ssize_t size = (most + 8) // 8
         if self.validity is None:
@@ -167,7 +167,7 @@ cdef class StringMemory:
         return 0
 
     cdef int forget(self, Strings *s, int64_t rows, int64_t used, int64_t nulls, int64_t upto) except -1:
-        """Back to `rows` rows: what was written after them is void."""
+        """Go back to `rows` rows: what was written after them is void."""
         cdef int64_t row
         s.used = used
         s.nulls = nulls
@@ -177,7 +177,7 @@ cdef class StringMemory:
         return 0
 
     cdef tuple hand_out(self, Strings *s, int64_t rows):
-        """(null count, validity or None, offsets, data), and starts again."""
+        """Return (null count, validity or None, offsets, data), and start again."""
         cdef tuple out
         self.offsets.size = (rows + 1) * 4
         self.data.size = s.used
@@ -227,7 +227,7 @@ cdef class Columns:
         if not 1 <= max_rows <= 1 << 28:
             raise ValueError(f"max_rows is {max_rows}")
         if not 1 <= max_bytes <= 1 << 30:
-            raise ValueError(f"max_bytes is {max_bytes}, want at most 1 GiB: Arrow's binary has offsets of 32 bits")
+            raise ValueError(f"max_bytes is {max_bytes}, expected at most 1 GiB: Arrow's binary has offsets of 32 bits")
         self.g.max_rows = max_rows
         self.g.max_bytes = max_bytes
         self.g.key = "key" in self.wanted
@@ -284,7 +284,7 @@ cdef class Columns:
         return 0
 
     cdef int make_header_room(self, int64_t more_headers, int64_t more_bytes) except -1:
-        """Room for so many headers, and for all bytes that are left of the batch: a name may grow threefold."""
+        """Make space for so many headers, and for all bytes that are left of the batch: a name may grow threefold."""
         cdef int64_t count = self.g.header_count
         self.names.make_room(&self.g.names, count, more_headers, 3 * more_bytes)
         self.header_values.make_room(&self.g.header_values, count, more_headers, more_bytes)
@@ -293,7 +293,7 @@ cdef class Columns:
 
     cdef int batch_rows(self, const klamm_batch *batch, const uint8_t *p, Py_ssize_t size, Py_ssize_t position,
                         int64_t from_offset, int64_t upto) except -1:
-        """One batch whose uncompressed records lie at p; GATHER_FULL when a bound stopped it."""
+        """Gather one batch whose uncompressed records lie at p. Return GATHER_FULL when a bound stopped it."""
         cdef const uint8_t *end = p + size
         cdef int64_t index = 0, last = -1, most
         cdef int64_t rows = self.g.rows, headers = self.g.header_count, next_offset = self.g.next_offset
@@ -336,7 +336,7 @@ cdef class Columns:
                                   if index < batch.record_count else f"{end - p} bytes after the last record")
 
     def add(self, data, int64_t from_offset=0, int64_t upto=INT64_MAX):
-        """Takes records of whole, verified batches, those with from_offset <= offset < upto: how many.
+        """Take records of whole, verified batches, those with from_offset <= offset < upto, and return how many.
 
         It ends early when it is `full`: `finish`, and go on with the same data from `next_offset`. After CorruptBatch
         it holds the rows of the batches before, and `next_offset` is where the bad batch starts or was entered.
@@ -348,7 +348,7 @@ cdef class Columns:
         cdef klamm_batch batch
         cdef int code
         cdef int64_t before = self.g.rows
-        cdef bytes unpacked
+        cdef View unpacked
         if self.busy:
             refuse_busy()
         self.g.next_offset = from_offset
@@ -366,8 +366,7 @@ cdef class Columns:
                         return self.g.rows - before
                     if batch.attributes & KLAMM_CODEC_MASK:
                         unpacked = unpack(&batch, view, position)
-                        code = self.batch_rows(&batch, <const uint8_t *> PyBytes_AS_STRING(unpacked),
-                                               PyBytes_GET_SIZE(unpacked), position, from_offset, upto)
+                        code = self.batch_rows(&batch, unpacked.data, unpacked.size, position, from_offset, upto)
                     else:
                         code = self.batch_rows(&batch, p + KLAMM_HEADER, batch.size - KLAMM_HEADER, position,
                                                from_offset, upto)
@@ -378,7 +377,7 @@ cdef class Columns:
         return self.g.rows - before
 
     def finish(self):
-        """(rows, buffers by column) of what was gathered, without a copy; the next `add` starts again.
+        """Return (rows, buffers by column) of what was gathered, without a copy; the next `add` starts again.
 
         offset, timestamp   int64               timestamp_type, leader_epoch   int32
         key, value          (null count, validity bitmap or None, int32 offsets, data)

@@ -11,11 +11,11 @@ cdef enum:
 
 
 cdef object damage(int code, const uint8_t *data, Py_ssize_t position, int64_t expected, bint contiguous):
-    """The CorruptBatch for what klamm_read_batch or verify found at `position`."""
+    """Return the CorruptBatch for what klamm_read_batch or verify reported at `position`."""
     cdef const uint8_t *p = data + position
     cdef int64_t size
     if code == KLAMM_BAD_MAGIC:
-        what = f"magic is {p[16]}, want 2"
+        what = f"magic is {p[16]}, expected 2"
     elif code == KLAMM_BAD_LENGTH:
         what = f"batch length is {<int32_t> klamm_get32(p + 8)}, less than a header"
     elif code == KLAMM_BAD_OFFSET:
@@ -28,7 +28,7 @@ cdef object damage(int code, const uint8_t *data, Py_ssize_t position, int64_t e
         what = (f"CRC is {klamm_crc32c(0, p + KLAMM_CRC_START, size - KLAMM_CRC_START):08x}, "
                 f"expected {klamm_get32(p + 17):08x}")
     elif code == KLAMM_BAD_ORDER:
-        what = f"base offset is {<int64_t> klamm_get64(p)}, want {expected}{'' if contiguous else ' or more'}"
+        what = f"base offset is {<int64_t> klamm_get64(p)}, expected {expected}{'' if contiguous else ' or more'}"
     elif code == KLAMM_BAD_EPOCH:
         what = f"leader epoch is {<int32_t> klamm_get32(p + 12)}, less than the one before, or more than there were"
     else:
@@ -42,7 +42,7 @@ cdef object bad_records(const klamm_batch *batch, Py_ssize_t position, str what)
 
 
 def walk(data, Py_ssize_t position=0):
-    """Headers of the whole batches from `position` on, without a look at CRCs or records.
+    """Yield the headers of the whole batches from `position` on, without a look at CRCs or records.
 
     An incomplete batch at the end is left out. Bad magic, length, offset or count raises CorruptBatch.
     """
@@ -78,7 +78,8 @@ cdef extern from "record.h" nogil:
 
 
 def verify(data, int64_t expected_offset, bint contiguous, int64_t highest_epoch=-1):
-    """(bytes, next offset) of the whole batches that `data` starts with, each checked by its CRC; without the GIL.
+    """Return (bytes, next offset) of the whole batches that `data` starts with, each checked by its CRC; without the
+    GIL.
 
     With `contiguous` each base offset must be the previous next offset, starting with `expected_offset`; else it must
     not be less. With `highest_epoch`, leader epochs must not fall, nor be above it. An incomplete batch at the end is
@@ -100,7 +101,7 @@ def verify(data, int64_t expected_offset, bint contiguous, int64_t highest_epoch
 
 
 cdef Headers read_headers(const klamm_record *record):
-    """The headers of a record that klamm_read_record has checked."""
+    """Return the headers of a record that klamm_read_record has checked."""
     cdef klamm_record_header h
     cdef const uint8_t *p = record.headers
     cdef int64_t i
@@ -120,12 +121,12 @@ cdef inline object bytes_or_none(const uint8_t *p, int64_t size):
     return None if size < 0 else PyBytes_FromStringAndSize(<const char *> p, size)
 
 
-cdef bytes unpack(const klamm_batch *batch, View view, Py_ssize_t position, Py_ssize_t limit=-1):
-    """The records of a compressed batch, uncompressed; bounded."""
+cdef View unpack(const klamm_batch *batch, View view, Py_ssize_t position, Py_ssize_t limit=-1, memory=None):
+    """Decompress the records of a compressed batch; bounded. `memory`: memory that may be used (batch_memory.py)."""
     if limit < 0:
         limit = _codecs.MAX_DECODED_BYTES
     try:
-        return _codecs.decompress(batch.attributes & KLAMM_CODEC_MASK,
-                                  memoryview(view)[position + KLAMM_HEADER:position + batch.size], limit)
+        return viewed(_codecs.decompress(batch.attributes & KLAMM_CODEC_MASK,
+                                         memoryview(view)[position + KLAMM_HEADER:position + batch.size], limit, memory))
     except CorruptBatch as error:
         raise bad_records(batch, position, error.message) from error.__cause__

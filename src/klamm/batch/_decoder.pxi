@@ -36,7 +36,8 @@ cdef class Decoder:
     cdef int64_t begin_offset           # records of the data before it are left out
     cdef int64_t end_offset
     cdef klamm_batch batch
-    cdef bytes unpacked                 # its records, if it is compressed
+    cdef View unpacked                  # its records, if it is compressed
+    cdef object memory                  # what they may be in; None: memory of their own
     cdef const uint8_t *next            # its next record
     cdef const uint8_t *end
     cdef int64_t left                   # its records from there on
@@ -48,10 +49,10 @@ cdef class Decoder:
     cdef readonly int64_t offset
     cdef readonly int32_t leader_epoch
 
-    def __init__(self, str topic not None, int32_t partition):
+    def __init__(self, str topic not None, int32_t partition, memory=None):
         self.check_idle()
         self.topic, self.partition, self.name = topic, partition, _TopicPartition(topic, partition)
-        self.leader_epoch = -1
+        self.memory, self.leader_epoch = memory, -1
 
     cdef int check_idle(self) except -1:
         if self.is_taking:
@@ -59,7 +60,7 @@ cdef class Decoder:
         return 0
 
     def use(self, int form, key_of, value_of, int on_bad=ON_BAD_RAISE):
-        """What records are made into from now on. `on_bad`: BAD_RAISE, BAD_SKIP or BAD_RAW (both stay bytes)."""
+        """Set what records are made into from now on. `on_bad`: BAD_RAISE, BAD_SKIP or BAD_RAW (both stay bytes)."""
         self.check_idle()
         if form not in (RECORDS, TUPLES, VALUES) or not ON_BAD_RAISE <= on_bad <= ON_BAD_RAW:
             raise ValueError(f"form {form}, on_bad {on_bad}")
@@ -72,6 +73,12 @@ cdef class Decoder:
         self.left = self.position = 0
         self.offset = self.end_offset = offset
         self.leader_epoch = -1
+        self.release()
+
+    def release(self):
+        """Give memory back that is held for the next batch, if none is being read."""
+        if self.memory is not None and self.unpacked is None:
+            self.memory.release()
 
     def feed(self, data, int64_t end_offset):
         """Go on with the whole, verified batches of `data`, which end before `end_offset`. The data before is used
@@ -107,14 +114,14 @@ cdef class Decoder:
         cdef klamm_batch batch
         cdef const uint8_t *p = self.view.data + self.position
         cdef const uint8_t *end
-        cdef bytes unpacked = None
+        cdef View unpacked = None
         cdef int code = klamm_read_batch(p, self.view.size - self.position, &batch)
         if code != KLAMM_OK:
             raise damage(code, self.view.data, self.position, 0, False)
         if batch.attributes & KLAMM_CODEC_MASK:
-            unpacked = unpack(&batch, self.view, self.position)
-            p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
-            end = p + PyBytes_GET_SIZE(unpacked)
+            unpacked = unpack(&batch, self.view, self.position, -1, self.memory)
+            p = unpacked.data
+            end = p + unpacked.size
         else:
             end = p + batch.size
             p += KLAMM_HEADER
@@ -193,9 +200,7 @@ cdef class Decoder:
         return 0
 
     cdef bint begins_epoch(self):
-        """Whether the next batch is of another leader epoch than the last one. What is cut off is damage: see
-        `enter`.
-        """
+        """Return whether the next batch has another leader epoch than the last. `enter` reports a truncated header."""
         if self.view.size - self.position < KLAMM_HEADER:
             return False
         return <int32_t> klamm_get32(self.view.data + self.position + 12) != self.batch.leader_epoch
@@ -274,7 +279,7 @@ cdef class Decoder:
         return 0
 
     cdef int add_offset(self, int64_t offset, Py_ssize_t index) except -1:
-        """The record at `index` of what is taken has that offset, and it, or one before it, does not follow on."""
+        """Record that the record at `index` has `offset`, because it, or one before it, does not follow on."""
         if self.offsets is None:
             self.offsets = [*range(self.first, self.first + index)]
         self.offsets.append(offset)
@@ -343,7 +348,7 @@ cdef class Decoder:
 
 
 def decode(data, *, int form=RECORDS, int64_t from_offset=0, str topic="", int32_t partition=0):
-    """Records of whole, verified batches, from `from_offset` on.
+    """Return the records of whole, verified batches, from `from_offset` on.
 
     `form` is RECORDS, TUPLES ((key, value)) or VALUES. Control batches are skipped. A batch that does not follow the
     format raises CorruptBatch with its position and the next_offset to go on with.

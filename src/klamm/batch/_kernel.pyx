@@ -93,7 +93,7 @@ cdef enum:
 
 
 cdef int refuse_busy() except -1:
-    """Objects that let go of the GIL while they change are not for two threads at once."""
+    """Raise: objects that release the GIL while they change are not for two threads at once."""
     raise RuntimeError("another thread is at work on this object")
 
 
@@ -129,7 +129,7 @@ cdef Memory new_memory(Py_ssize_t capacity):
 
 
 cdef Memory grown_memory(Memory memory, Py_ssize_t used, Py_ssize_t capacity):
-    """The same bytes with more room. Views of the old memory stay valid: then it is copied, not moved."""
+    """Return the same bytes with more space. Views of the old memory stay valid: then it is copied, not moved."""
     cdef Memory larger
     cdef uint8_t *moved
     if memory.views > 0 or capacity >= <Py_ssize_t> KLAMM_HUGE_PAGE:
@@ -179,7 +179,7 @@ cdef struct Slice:
 
 
 cdef inline int take(object given, Slice *out, str what) except -1:
-    """Where the bytes of a key or a value lie."""
+    """Point `out` at the bytes of a key or a value."""
     out.held = False
     if PyBytes_CheckExact(<PyObject *> given):
         out.data = <const uint8_t *> PyBytes_AS_STRING(given)
@@ -194,7 +194,7 @@ cdef inline int take(object given, Slice *out, str what) except -1:
 
 cdef int take_view(object given, Slice *out, str what) except -1:
     if not PyObject_CheckBuffer(given):
-        raise TypeError(f"{what} is {type(given).__name__}, want bytes or None (a serde makes bytes of it: serde=\"json\")")
+        raise TypeError(f"{what} is {type(given).__name__}, expected bytes or None (a serde makes bytes of it: serde=\"json\")")
     PyObject_GetBuffer(given, &out.view, PyBUF_SIMPLE)
     out.held = True
     out.data = <const uint8_t *> out.view.buf
@@ -217,18 +217,18 @@ cdef bytes encode_headers(object headers):
         if isinstance(headers, _Mapping):
             headers = headers.items()
         elif isinstance(headers, (str, bytes)) or not hasattr(headers, "__iter__"):
-            raise TypeError(f"headers are {type(headers).__name__}, want a mapping or (name, value) pairs")
+            raise TypeError(f"headers are {type(headers).__name__}, expected a mapping or (name, value) pairs")
     for pair in headers:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"a header is {pair!r}, want a (name, value) pair")
+            raise TypeError(f"a header is {pair!r}, expected a (name, value) pair")
         given_name, value = pair
         if not isinstance(given_name, str):
-            raise TypeError(f"a header's name is {type(given_name).__name__}, want str")
+            raise TypeError(f"a header's name is {type(given_name).__name__}, expected str")
         if value is not None and type(value) is not bytes:
             if isinstance(value, str):
                 value = (<str> value).encode()
             elif not PyObject_CheckBuffer(value):
-                raise TypeError(f"the value of header {given_name!r} is {type(value).__name__}, want bytes, str or None")
+                raise TypeError(f"the value of header {given_name!r} is {type(value).__name__}, expected bytes, str or None")
             else:
                 value = bytes(value)
         parts.append(((<str> given_name).encode(), value))
@@ -254,7 +254,7 @@ cdef bytes encode_headers(object headers):
 
 
 def crc32c(data, uint32_t value=0):
-    """CRC32C of `data`; `value` is the CRC of what came before it."""
+    """Return the CRC32C of `data`; `value` is the CRC of what came before it."""
     cdef View view = viewed(data)
     if view.size < NOGIL_SIZE:
         return klamm_crc32c(value, view.data, view.size)
@@ -264,39 +264,39 @@ def crc32c(data, uint32_t value=0):
 
 
 def crc32c_software(data, uint32_t value=0):
-    """The same without the CPU's help; for tests."""
+    """Like `crc32c`, without the CPU's instruction; for tests."""
     cdef View view = viewed(data)
     return klamm_crc32c_software(value, view.data, view.size)
 
 
 def murmur2(key):
-    """Kafka's hash of a key, signed as Java has it."""
+    """Return Kafka's hash of a key, signed as in Java."""
     cdef Slice s
     take(key, &s, "key")
     if s.size < 0:
-        raise TypeError("key is None, want bytes")
+        raise TypeError("key is None, expected bytes")
     cdef uint32_t h = klamm_murmur2(s.data, s.size)
     give_back(&s)
     return <int32_t> h
 
 
 def partition_for(key, int64_t count):
-    """The partition that Kafka's Java client gives a key, of `count` partitions."""
+    """Return the partition of `count` that Kafka's Java client chooses for a key."""
     cdef Slice s
     if count < 1:
         raise ValueError(f"{count} partitions")
     take(key, &s, "key")
     if s.size < 0:
-        raise TypeError("key is None, want bytes")
+        raise TypeError("key is None, expected bytes")
     cdef uint32_t h = klamm_murmur2(s.data, s.size)
     give_back(&s)
     return (h & 0x7fffffff) % count
 
 
 def checked_partition(chosen, int64_t count):
-    """What a partitioner of the user's chose, if it is a partition."""
+    """Return what the user's partitioner chose. Raise if it is not a partition."""
     if not isinstance(chosen, int) or isinstance(chosen, bool):
-        raise TypeError(f"the partitioner gave {type(chosen).__name__}, want int")
+        raise TypeError(f"the partitioner gave {type(chosen).__name__}, expected int")
     if not 0 <= chosen < count:
         raise ValueError(f"the partitioner gave {chosen} of {count} partitions")
     return chosen

@@ -7,12 +7,12 @@ cdef extern from "keymap.h" nogil:
         KLAMM_MAP_FULL
         KLAMM_BAD_RECORDS
 
-    ctypedef struct klamm_place:
+    ctypedef struct klamm_entry:
         int64_t after
 
     ctypedef struct klamm_keymap:
         uint64_t seed[2]
-        klamm_place *places
+        klamm_entry *entries
         uint64_t count
         uint64_t used
         uint64_t most
@@ -23,9 +23,9 @@ cdef extern from "keymap.h" nogil:
         int64_t max_timestamp
 
     void klamm_siphash128(const uint64_t *seed, const uint8_t *p, size_t n, uint64_t *out)
-    klamm_place *klamm_new_places(uint64_t count)
-    void klamm_free_places(klamm_place *places, uint64_t count)
-    klamm_place *klamm_place_of(const klamm_keymap *map, const uint64_t *hash)
+    klamm_entry *klamm_new_entries(uint64_t count)
+    void klamm_free_entries(klamm_entry *entries, uint64_t count)
+    klamm_entry *klamm_entry_of(const klamm_keymap *map, const uint64_t *hash)
     int klamm_map_records(klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
                           int64_t start, int64_t upto, int64_t *offset)
     int klamm_map_column(klamm_keymap *map, const int32_t *bounds, const uint8_t *data, int64_t size,
@@ -36,19 +36,19 @@ cdef extern from "keymap.h" nogil:
                                 int64_t base_timestamp, uint8_t *to)
 
 
-PLACE_BYTES = 24
+ENTRY_BYTES = 24
 cdef enum:
-    LEAST_PLACES = 64
+    LEAST_ENTRIES = 64
     GROWTH = 15  # bytes that a record may grow by with another timestamp delta
 
 
 def siphash128(bytes seed not None, data):
-    """The hash of a key, for tests."""
+    """Return the hash of a key, for tests."""
     cdef View view = viewed(data)
     cdef uint64_t key[2]
     cdef uint64_t out[2]
     if len(seed) != 16:
-        raise ValueError(f"a seed of {len(seed)} bytes, want 16")
+        raise ValueError(f"a seed of {len(seed)} bytes, expected 16")
     memcpy(key, PyBytes_AS_STRING(seed), 16)
     klamm_siphash128(key, view.data, view.size, out)
     return PyBytes_FromStringAndSize(<const char *> out, 16)
@@ -69,21 +69,21 @@ cdef class KeyMap:
     cdef klamm_keymap map
     cdef dict aborted
     cdef bint busy
-    cdef readonly bint full  # a key had no place any more
+    cdef readonly bint full  # a key had no entry any more
 
     def __cinit__(self, memory_bytes, bytes seed not None, *, most=None, aborted=()):
         cdef uint64_t count
         if len(seed) != 16:
-            raise ValueError(f"a seed of {len(seed)} bytes, want 16")
-        places = max(memory_bytes // PLACE_BYTES, LEAST_PLACES)
+            raise ValueError(f"a seed of {len(seed)} bytes, expected 16")
+        entries = max(memory_bytes // ENTRY_BYTES, LEAST_ENTRIES)
         if most is not None:
-            places = min(places, max(most + most // 2, LEAST_PLACES))
-        if places >= 1 << 48:
+            entries = min(entries, max(most + most // 2, LEAST_ENTRIES))
+        if entries >= 1 << 48:
             raise ValueError(f"memory_bytes is {memory_bytes}")
-        count = places
+        count = entries
         memcpy(self.map.seed, PyBytes_AS_STRING(seed), 16)
-        self.map.places = klamm_new_places(count)
-        if self.map.places == NULL:
+        self.map.entries = klamm_new_entries(count)
+        if self.map.entries == NULL:
             raise MemoryError
         self.map.count = count
         self.map.most = count - count // 4
@@ -94,21 +94,21 @@ cdef class KeyMap:
             lasts.append(last)
 
     def __dealloc__(self):
-        klamm_free_places(self.map.places, self.map.count)
+        klamm_free_entries(self.map.entries, self.map.count)
 
     def __len__(self):
         return self.map.used
 
     @property
     def memory_bytes(self):
-        return self.map.count * PLACE_BYTES
+        return self.map.count * ENTRY_BYTES
 
     def latest(self, key):
-        """The latest offset of a key; None if it is not here."""
+        """Return the latest offset of a key; None if the map does not have it."""
         cdef View view = viewed(key)
         cdef uint64_t hash[2]
         klamm_siphash128(self.map.seed, view.data, view.size, hash)
-        after = klamm_place_of(&self.map, hash).after
+        after = klamm_entry_of(&self.map, hash).after
         return after - 1 if after else None
 
     cdef bint is_aborted(self, const klamm_batch *batch, const uint8_t *p) except -1:
@@ -117,13 +117,13 @@ cdef class KeyMap:
         found = self.aborted.get(<int64_t> klamm_get64(p + 43))
         if found is None:
             return False
-        place = _bisect_right(found[0], batch.base_offset) - 1  # transactions of one producer follow one another
-        return place >= 0 and batch.base_offset <= found[1][place]
+        index = _bisect_right(found[0], batch.base_offset) - 1  # transactions of one producer follow one another
+        return index >= 0 and batch.base_offset <= found[1][index]
 
     def add(self, data, int64_t start=0, int64_t upto=INT64_MAX):
         """Note the keys of whole, verified batches, those with start <= offset < upto: where to go on.
 
-        That is the end of `data`, or, once it is `full`, the first offset whose key has no place. Control batches and
+        That is the end of `data`, or, once it is `full`, the first offset whose key has no entry. Control batches and
         aborted transactions are left out.
         """
         cdef View view = viewed(data)
@@ -133,7 +133,7 @@ cdef class KeyMap:
         cdef klamm_batch batch
         cdef int64_t offset = start, stopped = 0
         cdef int code
-        cdef bytes unpacked
+        cdef View unpacked
         if self.busy:
             refuse_busy()
         while position < size and not self.full:
@@ -147,7 +147,7 @@ cdef class KeyMap:
                 records, length = p + KLAMM_HEADER, batch.size - KLAMM_HEADER
                 if batch.attributes & KLAMM_CODEC_MASK:
                     unpacked = unpack(&batch, view, position)
-                    records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
+                    records, length = unpacked.data, unpacked.size
                 if length < NOGIL_SIZE:
                     code = klamm_map_records(&self.map, &batch, records, records + length, start, upto, &stopped)
                 else:
@@ -167,7 +167,7 @@ cdef class KeyMap:
     def put(self, bounds, data, offsets):
         """Note a column of keys, as Arrow has it, and an offset for each: n + 1 bounds (int32) in `data`, n int64.
 
-        False once it is `full`: a key had no place.
+        False once it is `full`: a key had no entry.
         """
         cdef View edges = viewed(bounds), keys = viewed(data), known = viewed(offsets)
         cdef int64_t stopped = 0
@@ -233,7 +233,7 @@ cdef class RecordFilter:
         return 0
 
     def filter(self, data):
-        """What is left of whole, verified batches; None if that is all of them, as they were."""
+        """Return what is left of whole, verified batches; None if that is all of them, unchanged."""
         cdef View view = viewed(data)
         cdef Py_ssize_t size = view.size, position = 0, same = 0
         cdef klamm_batch batch
@@ -267,7 +267,7 @@ cdef class RecordFilter:
         return self.put(view.data + same, position - same)
 
     cdef int filter_batch(self, View view, Py_ssize_t position, Py_ssize_t same, const klamm_batch *batch) except -1:
-        """1 if the batch changed or is gone, with all before it and what is left of it put out."""
+        """Filter one batch. Return 1 if it changed or is gone, with all before it and what is left of it put out."""
         cdef const uint8_t *p = view.data + position
         cdef const uint8_t *records = p + KLAMM_HEADER
         cdef Py_ssize_t length = batch.size - KLAMM_HEADER
@@ -278,7 +278,7 @@ cdef class RecordFilter:
         cdef bint late = marked or batch.next_offset > self.upto  # it gets no horizon now
         cdef klamm_judgement found
         cdef klamm_scan scan
-        cdef bytes unpacked = None
+        cdef View unpacked = None
         cdef int code
         self.records += batch.record_count
         if control:
@@ -296,7 +296,7 @@ cdef class RecordFilter:
             return self.begin(view, same, position) + 1
         if batch.attributes & KLAMM_CODEC_MASK:
             unpacked = unpack(batch, view, position)
-            records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
+            records, length = unpacked.data, unpacked.size
         if batch.record_count > length // KLAMM_SMALLEST_RECORD:
             raise not_readable(batch, position)
         if batch.record_count > self.flags.capacity:
@@ -333,7 +333,7 @@ cdef class RecordFilter:
 
     cdef int put_batch(self, const uint8_t *header, const klamm_batch *batch, const uint8_t *records,
                        Py_ssize_t length, const klamm_judgement *found, bint mark) except -1:
-        """The header with what changed in it, and the records that stay, compressed as they were."""
+        """Write the header with what changed in it, and the records that stay, compressed as they were."""
         cdef int64_t base_timestamp = self.horizon_ms if mark else batch.base_timestamp
         cdef uint16_t attributes = batch.attributes | (KLAMM_DELETE_HORIZON if mark else 0)
         cdef Py_ssize_t size = length + (GROWTH * found.kept if mark else 0)
@@ -380,14 +380,14 @@ def scan_records(data, Py_ssize_t limit=-1):
     cdef klamm_scan scan
     cdef const uint8_t *records = view.data + KLAMM_HEADER
     cdef Py_ssize_t length
-    cdef bytes unpacked
+    cdef View unpacked
     cdef int code = klamm_read_batch(view.data, view.size, &batch)
     if code != KLAMM_OK:
         raise damage(code, view.data, 0, 0, False)
     length = batch.size - KLAMM_HEADER
     if batch.attributes & KLAMM_CODEC_MASK:
         unpacked = unpack(&batch, view, 0, limit)
-        records, length = <const uint8_t *> PyBytes_AS_STRING(unpacked), PyBytes_GET_SIZE(unpacked)
+        records, length = unpacked.data, unpacked.size
     if klamm_scan_records(&batch, records, records + length, &scan) != KLAMM_MAPPED:
         raise not_readable(&batch, 0)
     return bool(scan.is_keyed), scan.min_timestamp, scan.max_timestamp

@@ -106,7 +106,7 @@ cdef class Record:
 
     @classmethod
     def __class_getitem__(cls, types):
-        """`Record[str, Order]`, in annotations: types of the key and of the value."""
+        """Return the class: `Record[str, Order]`, in annotations, names the types of key and value."""
         return _GenericAlias(cls, types)
 
     def json(self):

@@ -25,7 +25,7 @@ cdef class Records:
     cdef Py_ssize_t size
 
     def __init__(self, partition, before, end, records=(), offsets=None):
-        """`before` and `end`: Positions; `offsets` None: the records lie in a row, from `before` on."""
+        """Set positions and offsets; `offsets` None: the records follow on from `before`."""
         self.partition = partition
         self.begin, self.epoch_before = before
         self.end, self.epoch = end

@@ -63,7 +63,7 @@ cdef class BinaryColumn:
         return (<const int32_t *> self.offsets)[self.start + row]
 
     cdef inline int64_t at(self, int64_t row, const uint8_t **p) noexcept nogil:
-        """Size of the value of a row, -1 for null, and where it lies."""
+        """Return the size of the value of a row, -1 for null, and point at it."""
         cdef int64_t here
         if self.validity != NULL and not is_set(self.validity, self.start + row):
             p[0] = NULL
@@ -113,7 +113,7 @@ cdef class NumberColumn:
                     raise ValueError(f"{self.values[i]} in row {i - start} is negative")
 
     cdef inline int64_t at(self, int64_t row, int64_t default) noexcept nogil:
-        """The number, or `default` for null."""
+        """Return the number, or `default` for null."""
         if self.validity != NULL and not is_set(self.validity, self.start + row):
             return default
         return self.values[self.start + row]
@@ -175,7 +175,7 @@ cdef class HeadersColumn:
         return self.start_of(row + 1) - self.start_of(row)
 
     cdef int64_t size(self, int64_t row) noexcept nogil:
-        """Bytes of a row's headers, their count included."""
+        """Return the size in bytes of a row's headers, their count included."""
         cdef int64_t n = self.count(row), first = self.start_of(row), total = klamm_varint_size(n), i, size
         cdef const uint8_t *p
         for i in range(first, first + n):
@@ -212,7 +212,7 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
     cdef const uint8_t *k = NULL
     cdef const uint8_t *v = NULL
     cdef int64_t i = index[0], row, key_size = -1, value_size, headers_size = 1, timestamp = now, delta, body
-    cdef int64_t place
+    cdef int64_t offset_delta
     cdef int code = TABLE_DONE
     while i < stop:
         row = selection[i] if selection != NULL else i
@@ -226,18 +226,18 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
             timestamp = timestamps.at(row, now)
         if has_headers:
             headers_size = headers.size(row)
-        place = b.count + b.skipped
+        offset_delta = b.count + b.skipped
         if has_offsets:
-            if offsets.at(row, -1) - base < place:
+            if offsets.at(row, -1) - base < offset_delta:
                 code = TABLE_ORDER
                 break
-            place = offsets.at(row, -1) - base
-            if place >= INT32_MAX:
+            offset_delta = offsets.at(row, -1) - base
+            if offset_delta >= INT32_MAX:
                 code = TABLE_FULL
                 need[0] = 0
                 break
         delta = timestamp - b.first if b.count else 0
-        body = klamm_body_size(delta, place, key_size, value_size, headers_size)
+        body = klamm_body_size(delta, offset_delta, key_size, value_size, headers_size)
         need[0] = body + klamm_varint_size(body)
         if need[0] > full - p:
             code = TABLE_ROOM
@@ -246,7 +246,7 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
                 body = klamm_body_size(0, 0, key_size, value_size, headers_size)
                 need[0] = body + klamm_varint_size(body)
             break
-        p = klamm_put_record(p, body, delta, place, k, key_size, v, value_size)
+        p = klamm_put_record(p, body, delta, offset_delta, k, key_size, v, value_size)
         if has_headers:
             p = headers.put(p, row)
         else:
@@ -256,7 +256,7 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
             b.first = b.newest = timestamp
         elif timestamp > b.newest:
             b.newest = timestamp
-        b.skipped = place - b.count
+        b.skipped = offset_delta - b.count
         b.count += 1
         i += 1
     index[0] = i
@@ -267,7 +267,7 @@ cdef int put_rows(Builder b, int64_t *index, int64_t stop, const int32_t *select
 def encode_columns(Builder builder not None, int64_t start, int64_t stop, BinaryColumn value not None,
                    BinaryColumn key=None, NumberColumn timestamps=None, HeadersColumn headers=None, selection=None,
                    int64_t timestamp=-1, NumberColumn offsets=None, int64_t base_offset=0):
-    """Adds rows start ≤ i < stop of the columns, or the rows selection[i]: the first i that did not fit, or stop.
+    """Add rows start ≤ i < stop of the columns, or the rows selection[i]. Return the first i that did not fit, or stop.
 
     With `offsets`, records get those in a batch that begins at `base_offset`, with gaps where there are some, as after
     a compaction; else they follow on. One that is more than 31 bits away does not fit.
@@ -308,7 +308,7 @@ def encode_columns(Builder builder not None, int64_t start, int64_t stop, Binary
 
 
 def too_large(BinaryColumn value not None, BinaryColumn key=None, HeadersColumn headers=None, *, int64_t limit):
-    """The first row that no batch of `limit` bytes can hold; -1 if there is none."""
+    """Return the first row that no batch of `limit` bytes can hold, or -1."""
     cdef int64_t row, body, key_size = -1, headers_size = 1, found = -1
     cdef const uint8_t *p
     cdef bint has_key = key is not None, has_headers = headers is not None
@@ -329,7 +329,8 @@ def too_large(BinaryColumn value not None, BinaryColumn key=None, HeadersColumn 
 
 
 def partition_rows(int64_t start, int64_t stop, BinaryColumn key, NumberColumn given, int32_t count, int32_t keyless):
-    """Rows start ≤ i < stop by partition: (row numbers as int32, ordered by partition; count + 1 starts in them).
+    """Return rows start ≤ i < stop by partition: (row numbers as int32, ordered by partition; count + 1 starts in
+    them).
 
     A row goes to the partition it is given; else where its key belongs; else to `keyless`.
     """
@@ -337,7 +338,7 @@ def partition_rows(int64_t start, int64_t stop, BinaryColumn key, NumberColumn g
     cdef Memory target
     cdef int32_t *row_of
     cdef int32_t *partition_of
-    cdef int64_t *place
+    cdef int64_t *next_row
     cdef int64_t i, size, chosen = -1, rows = stop - start
     cdef int32_t j
     cdef const uint8_t *p
@@ -353,12 +354,12 @@ def partition_rows(int64_t start, int64_t stop, BinaryColumn key, NumberColumn g
     target = new_memory(rows * 4)
     row_of = <int32_t *> selection.data
     partition_of = <int32_t *> target.data
-    place = <int64_t *> malloc((count + 1) * sizeof(int64_t))
-    if place == NULL:
+    next_row = <int64_t *> malloc((count + 1) * sizeof(int64_t))
+    if next_row == NULL:
         raise MemoryError
     try:
         with nogil:
-            memset(place, 0, (count + 1) * sizeof(int64_t))
+            memset(next_row, 0, (count + 1) * sizeof(int64_t))
             for i in range(rows):
                 chosen = given.at(start + i, -1) if has_given else -1
                 if chosen >= count:
@@ -367,27 +368,27 @@ def partition_rows(int64_t start, int64_t stop, BinaryColumn key, NumberColumn g
                     size = key.at(start + i, &p) if has_key else -1
                     chosen = keyless if size < 0 else (klamm_murmur2(p, size) & 0x7fffffff) % <uint32_t> count
                 partition_of[i] = <int32_t> chosen
-                place[chosen + 1] += 1
+                next_row[chosen + 1] += 1
             else:
                 i = rows
             for j in range(count):
-                place[j + 1] += place[j]
+                next_row[j + 1] += next_row[j]
         if i < rows:
             raise UnknownTopic(f"row {start + i}: there is no partition {chosen}",
                                hint=f"it has {count}, numbered from 0")
-        starts = [place[j] for j in range(count + 1)]
+        starts = [next_row[j] for j in range(count + 1)]
         with nogil:
             for i in range(rows):
-                row_of[place[partition_of[i]]] = <int32_t> (start + i)
-                place[partition_of[i]] += 1
+                row_of[next_row[partition_of[i]]] = <int32_t> (start + i)
+                next_row[partition_of[i]] += 1
     finally:
-        free(place)
+        free(next_row)
     selection.size = rows * 4
     return PyMemoryView_FromObject(selection).cast("i"), starts
 
 
 def partition_records(records, int32_t count, int32_t keyless):
-    """A list of (key, …) tuples as `count` lists, one a partition. Records without a key go to that of `keyless`."""
+    """Split (key, …) tuples into `count` lists, one per partition. Records without a key go to partition `keyless`."""
     cdef Py_ssize_t i
     cdef PyObject *record
     cdef PyObject *key
@@ -395,7 +396,7 @@ def partition_records(records, int32_t count, int32_t keyless):
     cdef Slice s
     cdef int32_t partition
     if type(records) is not list and type(records) is not tuple:
-        raise TypeError(f"records are {type(records).__name__}, want a list or a tuple")
+        raise TypeError(f"records are {type(records).__name__}, expected a list or a tuple")
     if count < 1 or not 0 <= keyless < count:
         raise ValueError(f"partition {keyless} of {count}")
     out = [[] for _ in range(count)]
@@ -408,7 +409,7 @@ def partition_records(records, int32_t count, int32_t keyless):
         if not PyTuple_CheckExact(record) or PyTuple_GET_SIZE(<object> record) == 0:
             one = <object> record
             if not isinstance(one, (tuple, list)) or len(one) == 0:
-                raise TypeError(f"a record is {type(one).__name__}, want a (key, value) tuple")
+                raise TypeError(f"a record is {type(one).__name__}, expected a (key, value) tuple")
             given = one[0]
         else:
             given = None
@@ -431,7 +432,7 @@ def partition_records(records, int32_t count, int32_t keyless):
 
 
 cdef inline uint64_t mixed(uint64_t x) noexcept nogil:
-    """splitmix64: every bit of the result depends on every bit of `x`."""
+    """Return the splitmix64 hash of `x`: every bit of the result depends on every bit of `x`."""
     x = (x ^ (x >> 30)) * <uint64_t> 0xbf58476d1ce4e5b9
     x = (x ^ (x >> 27)) * <uint64_t> 0x94d049bb133111eb
     return x ^ (x >> 31)

@@ -29,6 +29,8 @@ from klamm.errors import CorruptBatch, InvalidSetting, RecordTooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from klamm.batch.batch_memory import BatchMemory
+
 __all__ = ["CODECS", "MAX_DECODED_BYTES", "NAMES", "check_level", "compress", "decompress", "number_of", "pieces"]
 
 NAMES: tuple[str, ...] = options_of(Compression)
@@ -37,44 +39,52 @@ LEVELS = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 MAX_DECODED_BYTES = 256 << 20
 _PIECE = 256 << 10  # of output
 _SLICE = 64 << 10  # of input
+_LARGE = 1 << 20  # of output: so much is not left to an allocator
 
 
 def number_of(name: str) -> int:
-    """The number of the codec called `name`."""
+    """Return the number of the codec called `name`."""
     number = CODECS.get(name)
     if number is None:
         import difflib
 
         near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
-        raise InvalidSetting(f"no codec {name!r}", hint=hint)
+        raise InvalidSetting(f"there is no codec {name!r}", hint=hint)
     return number
 
 
 def check_level(name: str, level: object) -> None:
-    """Raises unless `level` is one of the codec's. None is its default."""
+    """Raise unless `level` is one of the codec's. None is its default."""
     if level is None:
         return
     if name not in LEVELS:
         raise InvalidSetting(f"codec {name!r} has no levels")
     low, high = LEVELS[name]
     if not isinstance(level, int) or not low <= level <= high:
-        raise InvalidSetting(f"level {level!r} of {name!r}", hint=f"{low} to {high}")
+        raise InvalidSetting(f"level {level!r} of {name!r} is invalid", hint=f"expected {low} to {high}")
 
 
 def compress(number: int, data: memoryview, level: int | None = None) -> bytes:
-    """The records of a batch, compressed."""
+    """Compress the records of a batch."""
     if not 1 <= number < len(NAMES):
         raise InvalidSetting(f"no codec {number}")
     check_level(NAMES[number], level)
     return _COMPRESS[number](data, level)
 
 
-def decompress(number: int, data: memoryview, limit: int = MAX_DECODED_BYTES) -> bytes:
-    """What `compress` was given; CorruptBatch if that is not what `data` is, or if it is longer than `limit`."""
+def decompress(
+    number: int, data: memoryview, limit: int = MAX_DECODED_BYTES, memory: BatchMemory | None = None
+) -> bytes | memoryview:
+    """Return what `compress` was given. Raise CorruptBatch if `data` is not valid, or is longer than `limit`.
+
+    A large frame of zstd that says how long it is goes into `memory`, if given.
+    """
     if not 1 <= number < len(NAMES):
         raise CorruptBatch(f"unknown codec {number}")
     try:
+        if memory is not None and number == CODECS["zstd"]:
+            return _unzstd(data, limit, memory)
         return _DECOMPRESS[number](data, limit)
     except (_Damaged, struct.error) as error:
         raise CorruptBatch(f"{NAMES[number]} data: {error}") from error
@@ -113,7 +123,7 @@ class _HeldTooMuch(Exception):
 
 
 class _Damaged(Exception):
-    """Not what this codec writes."""
+    """The bytes are not valid for the codec."""
 
 
 def _check_size(size: int, limit: int) -> None:
@@ -243,7 +253,7 @@ def _unsnap_block(block: memoryview) -> bytes:
     except DecompressionError as error:
         raise _Damaged(error) from error
     if len(part) != size:
-        raise _Damaged(f"a block of {len(part)} bytes, want {size}")
+        raise _Damaged(f"a block of {len(part)} bytes, expected {size}")
     return part
 
 
@@ -302,7 +312,7 @@ def _unlz4_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
 
 
 def _lz4_most(data: memoryview) -> int:
-    """What the blocks of a frame can hold at most."""
+    """Return the most that the blocks of a frame can hold."""
     magic, flags, descriptor = struct.unpack_from("<IBB", data)
     block_size = _LZ4_BLOCK_SIZES.get(descriptor >> 4 & 7)
     if magic != _LZ4_MAGIC or block_size is None:
@@ -329,7 +339,7 @@ def _zstd(data: memoryview, level: int | None) -> bytes:
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL if level is None else level).compress(data)
 
 
-def _unzstd(data: memoryview, limit: int) -> bytes:
+def _unzstd(data: memoryview, limit: int, memory: BatchMemory | None = None) -> bytes | memoryview:
     import zstandard
 
     try:
@@ -338,10 +348,33 @@ def _unzstd(data: memoryview, limit: int) -> bytes:
         most = _zstd_most(data, zstandard.frame_header_size(data))
         if size > most:
             raise _Damaged(f"blocks for {most} bytes claim to be {size}")
+        if memory is not None and size >= _LARGE:
+            return _unzstd_into(memory.take(size), data)
         room = min(most, limit)
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=room or 1, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise _Damaged(error) from error
+
+
+def _unzstd_into(room: memoryview, data: memoryview) -> memoryview:
+    """Decompress a frame that says that it is as long as `room`. No window is needed: the output is one."""
+    import zstandard
+
+    _check_zstd_end(data)
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        size = reader.readinto(room)
+        if size != len(room) or reader.read(1):
+            raise _Damaged(f"{size} bytes, where the frame says {len(room)}")
+    return room
+
+
+def _check_zstd_end(data: memoryview) -> None:
+    """Raise unless the data is one frame and nothing else."""
+    import zstandard
+
+    _, end = _zstd_blocks(data, zstandard.frame_header_size(data))
+    if end + 4 * zstandard.get_frame_parameters(data).has_checksum != len(data):
+        raise _Damaged("not one whole frame")
 
 
 def _unzstd_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
@@ -349,9 +382,7 @@ def _unzstd_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
 
     try:
         frame = zstandard.get_frame_parameters(data)
-        _, end = _zstd_blocks(data, zstandard.frame_header_size(data))
-        if end + 4 * frame.has_checksum != len(data):
-            raise _Damaged("not one whole frame")
+        _check_zstd_end(data)
         size = 0
         with zstandard.ZstdDecompressor().stream_reader(data, read_size=_SLICE) as reader:
             while piece := reader.read(_PIECE):
@@ -364,7 +395,7 @@ def _unzstd_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
 
 
 def _zstd_most(data: memoryview, position: int) -> int:
-    """What the blocks of a frame can hold at most."""
+    """Return the most that the blocks of a frame can hold."""
     return _zstd_blocks(data, position)[0]
 
 
@@ -381,7 +412,12 @@ def _zstd_blocks(data: memoryview, position: int) -> tuple[int, int]:
 
 
 _COMPRESS: dict[int, Callable[[memoryview, int | None], bytes]] = {1: _gzip, 2: _snap, 3: _lz4, 4: _zstd}
-_DECOMPRESS: dict[int, Callable[[memoryview, int], bytes]] = {1: _gunzip, 2: _unsnap, 3: _unlz4, 4: _unzstd}
+_DECOMPRESS: dict[int, Callable[[memoryview, int], bytes | memoryview]] = {
+    1: _gunzip,
+    2: _unsnap,
+    3: _unlz4,
+    4: _unzstd,
+}
 _PIECES: dict[int, Callable[[memoryview, int], Iterator[bytes]]] = {
     1: _gunzip_pieces,
     2: _unsnap_pieces,

@@ -69,7 +69,7 @@ DELETE_HORIZON = 0x40
 
 
 class Header(NamedTuple):
-    """What a batch says about itself, before its records are looked at."""
+    """The header of a batch: what it says of itself, before its records are read."""
 
     base_offset: int
     batch_length: int
@@ -113,7 +113,7 @@ class Header(NamedTuple):
 
 
 def parse(data: Buffer, position: int = 0) -> Header:
-    """The header at `position`; magic, length and offsets are checked, the CRC is not."""
+    """Parse the header at `position`. Magic, length and offsets are checked, the CRC is not."""
     if position < 0 or memoryview(data).nbytes - position < HEADER_SIZE:
         raise CorruptBatch(f"byte {position}: no room for the {HEADER_SIZE} bytes of a batch header", position=position)
     header = Header._make(_HEADER.unpack_from(data, position))
@@ -124,13 +124,13 @@ def parse(data: Buffer, position: int = 0) -> Header:
 
 
 def pack(header: Header) -> bytes:
-    """Its bytes, as they are."""
+    """Return its bytes, as they are."""
     return _HEADER.pack(*header)
 
 
 def _problem(header: Header) -> str | None:
     if header.magic != MAGIC:
-        return f"magic is {header.magic}, want {MAGIC}"
+        return f"magic is {header.magic}, expected {MAGIC}"
     if header.batch_length < HEADER_SIZE - LENGTH_END:
         return f"batch length is {header.batch_length}, less than a header"
     if header.base_offset < 0 or header.next_offset >= 1 << 63:

@@ -1,6 +1,6 @@
 /* Keys and the latest offset of each, in a table of fixed size: what compaction keeps in memory.
  *
- * A place holds a hash of 128 bits, not the key, and the offset: 24 bytes, however long keys are. Two keys with one hash
+ * An entry holds a hash of 128 bits, not the key, and the offset: 24 bytes, however long keys are. Two keys with one hash
  * would be taken for one, and the older's record lost. The hash is SipHash-2-4 with a random key for each pass: no client can
  * choose such keys, and among n of them there is a pair with odds of n² / 2^129 (a billion keys: 1 in 10^21).
  */
@@ -54,42 +54,42 @@ static inline void klamm_siphash128(const uint64_t seed[2], const uint8_t *p, si
 
 /* ---- the table: open addressing, at most three quarters full ---- */
 
-typedef struct { uint64_t low, high; int64_t after; } klamm_place; /* after: offset + 1; 0: free */
+typedef struct { uint64_t low, high; int64_t after; } klamm_entry; /* after: offset + 1; 0: free */
 typedef struct {
     uint64_t seed[2];
-    klamm_place *places;
+    klamm_entry *entries;
     uint64_t count, used, most;
 } klamm_keymap;
 
 /* Memory of zeros that is only there once it is touched, in huge pages where the system has them. */
 #if defined(_WIN32)
-static inline klamm_place *klamm_new_places(uint64_t count) { return (klamm_place *)calloc(count, sizeof(klamm_place)); }
-static inline void klamm_free_places(klamm_place *places, uint64_t count) { (void)count, free(places); }
+static inline klamm_entry *klamm_new_entries(uint64_t count) { return (klamm_entry *)calloc(count, sizeof(klamm_entry)); }
+static inline void klamm_free_entries(klamm_entry *entries, uint64_t count) { (void)count, free(entries); }
 #else
-static inline klamm_place *klamm_new_places(uint64_t count) {
-    void *memory = mmap(NULL, count * sizeof(klamm_place), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static inline klamm_entry *klamm_new_entries(uint64_t count) {
+    void *memory = mmap(NULL, count * sizeof(klamm_entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
 #if defined(__linux__)
-    madvise(memory, count * sizeof(klamm_place), MADV_HUGEPAGE);
+    madvise(memory, count * sizeof(klamm_entry), MADV_HUGEPAGE);
 #endif
-    return (klamm_place *)memory;
+    return (klamm_entry *)memory;
 }
 
-static inline void klamm_free_places(klamm_place *places, uint64_t count) {
-    if (places) munmap(places, count * sizeof(klamm_place));
+static inline void klamm_free_entries(klamm_entry *entries, uint64_t count) {
+    if (entries) munmap(entries, count * sizeof(klamm_entry));
 }
 #endif
 
-/* The place of a key, or the free one where it would go. There always is a free one. */
-static inline uint64_t klamm_first_place(const klamm_keymap *map, uint64_t low) {
+/* The entry of a key, or the free one where it would go. There always is a free one. */
+static inline uint64_t klamm_first_entry(const klamm_keymap *map, uint64_t low) {
     return (uint64_t)(((unsigned __int128)low * map->count) >> 64);
 }
 
-static inline klamm_place *klamm_place_of(const klamm_keymap *map, const uint64_t hash[2]) {
-    uint64_t i = klamm_first_place(map, hash[0]);
-    while (map->places[i].after && (map->places[i].low != hash[0] || map->places[i].high != hash[1]))
+static inline klamm_entry *klamm_entry_of(const klamm_keymap *map, const uint64_t hash[2]) {
+    uint64_t i = klamm_first_entry(map, hash[0]);
+    while (map->entries[i].after && (map->entries[i].low != hash[0] || map->entries[i].high != hash[1]))
         if (++i == map->count) i = 0;
-    return &map->places[i];
+    return &map->entries[i];
 }
 
 /* Places are anywhere in memory: they are asked for some records before they are looked at. */
@@ -98,7 +98,7 @@ typedef struct { uint64_t hash[2]; int64_t offset, timestamp; int32_t index; int
 
 static inline void klamm_ask_for(const klamm_keymap *map, const klamm_record *r, klamm_pending *out) {
     klamm_siphash128(map->seed, r->key, (size_t)r->key_size, out->hash);
-    __builtin_prefetch(&map->places[klamm_first_place(map, out->hash[0])], 1);
+    __builtin_prefetch(&map->entries[klamm_first_entry(map, out->hash[0])], 1);
 }
 
 /* ---- one batch, whose uncompressed records lie in [p, end) ---- */
@@ -116,20 +116,20 @@ static inline const uint8_t *klamm_next_record(
 
 static inline int klamm_map_pending(klamm_keymap *map, const klamm_pending *pending, int count, int64_t *offset) {
     for (int i = 0; i < count; i++) {
-        klamm_place *place = klamm_place_of(map, pending[i].hash);
+        klamm_entry *entry = klamm_entry_of(map, pending[i].hash);
         *offset = pending[i].offset;
-        if (!place->after) {
+        if (!entry->after) {
             if (map->used >= map->most) return KLAMM_MAP_FULL;
             map->used++;
-            place->low = pending[i].hash[0];
-            place->high = pending[i].hash[1];
+            entry->low = pending[i].hash[0];
+            entry->high = pending[i].hash[1];
         }
-        if (place->after <= *offset) place->after = *offset + 1;
+        if (entry->after <= *offset) entry->after = *offset + 1;
     }
     return KLAMM_MAPPED;
 }
 
-/* Notes the records with start <= offset < upto. When it is full, *offset is the first record that had no place. */
+/* Notes the records with start <= offset < upto. When it is full, *offset is the first record that had no entry. */
 static inline int klamm_map_records(
     klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end, int64_t start, int64_t upto,
     int64_t *offset) {
@@ -154,7 +154,7 @@ static inline int klamm_map_records(
 }
 
 /* The same for a column of keys, each from bounds[i] to bounds[i + 1] in `data`, and offsets that are known. When it is
- * full, *offset is that of the first key that had no place. */
+ * full, *offset is that of the first key that had no entry. */
 static inline int klamm_map_column(
     klamm_keymap *map, const int32_t *bounds, const uint8_t *data, int64_t size, const int64_t *offsets, int64_t count,
     int64_t *offset) {
@@ -191,7 +191,7 @@ static inline void klamm_keep(klamm_judgement *out, int64_t timestamp, int tombs
 static inline void klamm_judge_pending(
     const klamm_keymap *map, const klamm_pending *pending, int count, uint8_t *keep, klamm_judgement *out) {
     for (int i = 0; i < count; i++) {
-        int stays = klamm_place_of(map, pending[i].hash)->after <= pending[i].offset + 1;
+        int stays = klamm_entry_of(map, pending[i].hash)->after <= pending[i].offset + 1;
         keep[pending[i].index] = (uint8_t)stays;
         if (stays) klamm_keep(out, pending[i].timestamp, pending[i].tombstone);
     }

@@ -29,7 +29,7 @@ _TYPE_AT = HEADER_SIZE + 7
 
 
 def marker(producer_id: int, epoch: int, *, commit: bool, timestamp: int) -> bytearray:
-    """A sealed marker."""
+    """Return a sealed marker."""
     zigzag = 2  # a varint below 64 is one byte, twice its value
     record = _RECORD.pack(
         zigzag * (_RECORD.size - 1), 0, 0, 0, zigzag * _KEY_SIZE, 0, int(commit), zigzag * _VALUE_SIZE, 0, 0, 0
@@ -43,5 +43,5 @@ def marker(producer_id: int, epoch: int, *, commit: bool, timestamp: int) -> byt
 
 
 def commits(batch: Buffer) -> bool:
-    """Whether a marker commits; else it aborts."""
+    """Return whether a marker commits; else it aborts."""
     return bytes(memoryview(batch)[_TYPE_AT : _TYPE_AT + 2]) == b"\0\1"

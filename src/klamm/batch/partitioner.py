@@ -1,4 +1,4 @@
-"""Which partition a record goes to.
+"""The partitioner: choose the partition of a record.
 
     with a key     murmur2 of its bytes, as Kafka's Java client has it: the same key, the same partition, from anywhere
     without one    sticky: the records of one batch go to one partition, the next batch goes to the next one

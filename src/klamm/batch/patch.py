@@ -1,4 +1,4 @@
-"""Looking at, and changing, single fields of a batch that is sealed. header.py says where they lie.
+"""Read and change single fields of a sealed batch. header.py says where they lie.
 
 Base offset and leader epoch may be changed at will; whatever else is changed wants a new checksum.
 """
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 __all__ = [
     "base_offset_of",
     "clear_log_append_time",
+    "discharge",
     "empty",
     "enrol",
     "leader_epoch_of",
     "max_timestamp_of",
     "seal",
+    "set_base_offset",
     "set_leader_epoch",
     "set_max_timestamp",
     "stamp",
@@ -34,6 +36,10 @@ _INT64, _INT32, _INT16, _UINT32 = (struct.Struct(f">{letter}") for letter in "qi
 
 def base_offset_of(batch: Buffer) -> int:
     return int(_INT64.unpack_from(batch, _BASE_OFFSET_AT)[0])
+
+
+def set_base_offset(batch: bytearray | memoryview, offset: int) -> None:
+    _INT64.pack_into(batch, _BASE_OFFSET_AT, offset)
 
 
 def leader_epoch_of(batch: Buffer) -> int:
@@ -55,14 +61,14 @@ def set_max_timestamp(batch: bytearray | memoryview, size: int, timestamp_ms: in
 
 
 def clear_log_append_time(batch: bytearray | memoryview, size: int) -> None:
-    """Let the records have their own timestamps, and seal the batch again."""
+    """Restore the records' own timestamps, and seal the batch again."""
     (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes & ~LOG_APPEND_TIME)
     seal(batch, size)
 
 
 def stamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
-    """Let every record bear the time of its append (LogAppendTime)."""
+    """Set the time of every record to that of its append (LogAppendTime)."""
     (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
     _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
@@ -70,15 +76,23 @@ def stamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
 
 
 def enrol(batch: bytearray | memoryview, producer_id: int, epoch: int, sequence: int) -> None:
-    """Let a whole batch be part of a producer's transaction."""
+    """Make a whole batch part of a producer's transaction."""
     (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | TRANSACTIONAL)
     _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, epoch, sequence)
     seal(batch, len(batch))
 
 
+def discharge(batch: bytearray | memoryview) -> None:
+    """Detach a whole batch from its producer: keep the records of a committed transaction, without the transaction."""
+    (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
+    _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes & ~TRANSACTIONAL)
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, -1, -1, -1)
+    seal(batch, len(batch))
+
+
 def empty(first: int, count: int, leader_epoch: int) -> bytes:
-    """A batch without records that takes `count` offsets."""
+    """Return a batch without records that takes `count` offsets."""
     length = HEADER_SIZE - LENGTH_END
     batch = bytearray(pack(Header(first, length, leader_epoch, MAGIC, 0, 0, count - 1, -1, -1, -1, -1, -1, 0)))
     seal(batch, len(batch))
@@ -86,5 +100,5 @@ def empty(first: int, count: int, leader_epoch: int) -> bytes:
 
 
 def seal(batch: bytearray | memoryview, size: int) -> None:
-    """Give the first `size` bytes, a whole batch, their checksum."""
+    """Write the checksum of the first `size` bytes, a whole batch."""
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:size]))

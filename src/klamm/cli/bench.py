@@ -41,7 +41,7 @@ _FAILURE_BYTES = 500
 
 @dataclass(frozen=True)
 class Load:
-    """What a worker is told."""
+    """The load that a worker generates."""
 
     target: str
     topic: str
@@ -124,7 +124,7 @@ def bench(
 
 
 def _spoken(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For people: no more columns than a terminal has room for."""
+    """Return the rows for people: no more columns than a terminal has space for."""
     names = {"records_per_s": "records/s", "bytes_per_s": "bytes/s", "cpu_s": "CPU s", "p50_ms": "p50 ms"}
     return [{names.get(name, name): value for name, value in row.items()} for row in rows]
 
@@ -186,7 +186,7 @@ def _tidy(load: Load) -> None:
 
 
 class Counters:
-    """Of one worker, in shared memory: records, bytes, whether it is ready and over; and samples of latency in ms."""
+    """The counters of one worker, in shared memory: records, bytes, ready, over; and samples of latency in ms."""
 
     def __init__(self, context: Any) -> None:
         self.records = context.RawValue("q", 0)
@@ -208,7 +208,7 @@ class Counters:
 
 
 def _work(what: Callable[..., None], load: Load, mine: Counters, *more: Any) -> None:
-    """In a process of its own. What goes wrong there is the parent's to say."""
+    """Run one worker, in a process of its own. Errors there are reported by the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, too
     try:
         what(load, mine, *more)
@@ -265,7 +265,7 @@ def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]
         def finish() -> None:
             if producer.flush(_TIMEOUT_S) or failed:
                 raise KlammError(
-                    f"{load.target}: not every record was taken: {failed[0] if failed else 'it is silent'}"
+                    f"{load.target}: not every record was acknowledged: {failed[0] if failed else 'no response'}"
                 )
 
         return put, finish
@@ -277,7 +277,7 @@ def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]
 
 
 def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
-    """Until it has as many as were sent, once all are; or as many as there are."""
+    """Consume until it has as many records as were sent, once all are; or as many as there are."""
     poll, close, there = _poller(load)
     mine.ready.set()
     go.wait()
@@ -303,7 +303,7 @@ def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
 
 
 def _poller(load: Load) -> tuple[Callable[[], Sequence[bytes | None]], Callable[[], object], int]:
-    """How to get values, how to end, and how many there are to be read from the start."""
+    """Return functions to get values and to end, and how many values there are to be read from the start."""
     if load.is_kafka:
         kafka = _confluent()
         consumer = kafka.Consumer(
@@ -381,7 +381,7 @@ def _hammer(load: Load, producers: int, consumers: int) -> list[dict[str, Any]]:
 
 
 def _start(workers: list[Any]) -> None:
-    """Deaf to Ctrl-C from their first moment on."""
+    """Start processes that ignore Ctrl-C from their first moment on."""
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for worker in workers:
@@ -404,7 +404,7 @@ def _watch(
     begin: float,
     total: int,
 ) -> None:
-    """Until these workers have ended; live rates on a terminal."""
+    """Wait until these workers have ended; show live rates on a terminal."""
     from multiprocessing import connection
 
     before, then = (0, 0), begin

@@ -29,7 +29,7 @@ CHEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def cheat() -> None:
-    """The ten commands people need."""
+    """Show the ten commands people need."""
     for what, commands in CHEATS:
         typer.echo(styled(f"# {what}", dim=True))
         for command in commands:

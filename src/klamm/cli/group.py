@@ -27,7 +27,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 @app.command("list")
 def list_groups(store: StoreOption = None, *, out: OutputOption) -> None:
-    """All groups, and how far they are behind."""
+    """List all groups, and how far they are behind."""
     with opened(store, looks=True) as events:
         rows = [group_row(events.groups.describe(name)) for name in events.groups]
     out.print_rows(rows, empty="no groups yet: consumers with group=… make them")
@@ -47,7 +47,7 @@ def group_row(group: GroupInfo) -> dict[str, Any]:
 
 @app.command()
 def show(group: Name, store: StoreOption = None, *, out: OutputOption) -> None:
-    """A group: its members, and where it stands in each partition."""
+    """Show a group: its members, and its offset in each partition."""
     with opened(store, looks=True) as events:
         found = events.groups.describe(group)
         members = [
@@ -131,7 +131,7 @@ def reset(
         ]
         moves = [each for each in plan if each.before != each.after]
         if not moves:
-            typer.echo("nothing to do: it stands there", err=True)
+            typer.echo("nothing to do: the group is there already", err=True)
             out.print_rows(rows)
             return
         if not yes:
@@ -175,7 +175,7 @@ def import_group(
     *,
     out: OutputOption,
 ) -> None:
-    """Give a group that has no members the offsets of an export. Asks if it has others."""
+    """Set the offsets of a group without members to those of an export. Asks if it has others."""
     data = _read_export(file)
     with opened(store) as events:
         group = name or str(data.get("group"))

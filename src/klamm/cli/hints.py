@@ -1,4 +1,4 @@
-"""What to do now, for people who type commands.
+"""Hints in errors: the command or option to try next.
 
 HINTS     by the code of an error, where its own hint speaks of Python
 COMMANDS  by a word that is not a command here: what people who know other tools type first
@@ -21,6 +21,7 @@ HINTS = {
     "not_compacted": "klamm topic set TOPIC cleanup.policy=compact makes it so",
     "not_writable": "commands that only look will do; else change its rights",
     "open_transaction": "it ends with its timeout at the latest; klamm tx list shows it, klamm tx abort ends it",
+    "partition_count": "the option --partitions says how many there are",
     "topic_exists": "klamm topic show tells what it is, klamm topic set changes it",
     "unknown_group": "klamm group list shows those that are there",
     "unknown_topic": "klamm topic list shows those that are there",
@@ -29,7 +30,7 @@ HINTS = {
 _WORDS = {
     "klamm --help": "help man usage",
     "klamm --version": "version",
-    "klamm backup": "snapshot cp copy",
+    "klamm backup": "snapshot cp",
     "klamm bench": "benchmark perf perf-test",
     "klamm check": "fsck verify validate doctor repair",
     "klamm compact": "clean cleanup vacuum",
@@ -71,12 +72,19 @@ _VERB_WORDS = {
 }
 VERBS = {word: verb for verb, words in _VERB_WORDS.items() for word in words.split()}
 OPTIONS = {
+    "--begin": "--from WHERE",
     "--bootstrap-server": "--store PATH",
     "--brokers": "--store PATH",
+    "--consumer-group": "--group GROUP",
+    "--from-beginning": "--from earliest",
     "--json": "-o json",
+    "--lines": "-n N",
     "--max-messages": "-c N",
+    "--offset": "--from OFFSET",
     "--output": "-o",
+    "--start": "--from WHERE",
     "--table": "-o table",
+    "-g": "--group GROUP",
 }
 
 

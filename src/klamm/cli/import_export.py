@@ -85,9 +85,9 @@ def export(
     if query is not None and (start or end):
         raise InvalidSetting("--from and --until are for topics", hint="say it in the query: where timestamp > …")
     if to != "-" and Path(to).exists() and not force:
-        raise InvalidSetting(f"{to}: is there already", hint="--force overwrites it")
+        raise InvalidSetting(f"{to}: already exists", hint="--force overwrites it")
     if chosen == "parquet" and to == "-" and is_terminal():
-        raise InvalidSetting("Parquet is nothing for a terminal", hint="name a file: --to FILE")
+        raise InvalidSetting("Parquet cannot be written to a terminal", hint="name a file: --to FILE")
     begin, until = Where(start or "earliest", name="--from"), Where(end or "latest", name="--until")
     with opened(store, looks=True) as events:
         ranges = {} if topic is None else _ranges(events, topic, begin, until)  # UnknownTopic before a file is made
@@ -114,7 +114,7 @@ def _ranges(store: Store, topic: str, start: Where, end: Where) -> dict[int, ran
 
 @contextmanager
 def _into(to: str) -> Iterator[IO[bytes]]:
-    """A file appears whole, or not at all."""
+    """Yield a file that appears whole, or not at all."""
     if to == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -192,7 +192,7 @@ def import_(
         raise InvalidSetting("--base64: is for CSV", hint="the other formats keep every byte anyway")
     path = None if file == "-" else Path(file)
     if path is not None and not path.exists():
-        raise InvalidSetting(f"{path}: is not there")
+        raise InvalidSetting(f"{path}: no such file")
     if path is None and chosen == "parquet":
         raise InvalidSetting("Parquet cannot be read from stdin", hint="name the file")
     with provide(store, topic, create=create, command="import") as events, progress("importing") as on_progress:

@@ -75,7 +75,7 @@ def _is_zero(file: Path, start: int) -> bool:
 
 
 def _unwritten(out: Output, position: int, size: int) -> dict[str, Any]:
-    """Of the segment that is being written: blocks that were allocated ahead."""
+    """Return the blocks that were allocated ahead of the segment being written."""
     what = f"{size - position} bytes that are allocated and not written yet"
     return _row(position, what=what) if out.is_table else {"position": position, "unwritten": size - position}
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sql": ("sql:sql", "Query topics with SQL (DuckDB)."),
     "export": ("import_export:export", "Write a topic, or a query's result, to a file."),
     "import": ("import_export:import_", "Append the records of a file to a topic."),
+    "copy": ("copy:copy", "Copy topics between directories, servers and Kafka clusters."),
     "serve": ("serve:serve", "Serve a store to Kafka clients, until SIGTERM or SIGINT."),
     "console": ("console:console", "Show a store in a web browser."),
     "work": ("work:work", "Call a Python function with each record, as a service."),
@@ -43,12 +44,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "who": ("who:who", "Show which processes hold or wait for which lock."),
     "inspect": ("inspect:inspect", "Decode a segment file, batch by batch."),
     "bench": ("bench:bench", "Measure how fast records go in and out, end to end."),
-    "cheat": ("cheat:cheat", "The ten commands people need."),
+    "cheat": ("cheat:cheat", "Show the ten commands people need."),
     "topic": ("topic:app", "Topics: create, list, show, set, purge, delete."),
     "group": ("group:app", "Groups: list, show, reset, delete, export, import."),
     "tx": ("tx:app", "Transactions: list, abort."),
     "dlq": ("dlq:app", "Dead letters: list, redrive, purge."),
     "user": ("user:app", "Users of the Kafka server: add, list, passwd, remove."),
+    "acl": ("acl:app", "Rights of users of the Kafka server: add, list, remove, explain."),
+    "quota": ("quota:app", "Quotas of clients of the Kafka server: set, list, remove."),
     "pipeline": ("pipeline:app", "Pipelines on Spark: archive, compact, aggregate, …"),
 }
 _LOOK: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -67,7 +70,7 @@ class _Noun(TyperGroup):
 
 
 class _Program(_Noun):
-    """Imports a command when it is called; takes Ctrl-C and a closed pipe before typer makes of them what it likes."""
+    """The root command: import a command when it is called; handle Ctrl-C and a closed pipe before typer does."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -133,7 +136,7 @@ def klamm(
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line: the entry point."""
     _open_closed()
     code = run(sys.argv[1:])
     try:
@@ -145,7 +148,7 @@ def main() -> None:
 
 
 def _open_closed() -> None:
-    """Who closed our stdin, stdout or stderr gets no file of a store in its place, and is not read or told anything."""
+    """Open stdin, stdout and stderr if the caller closed them: else a file of a store would take their place."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -196,7 +199,7 @@ _PLAINLY = {
 
 
 def _misuse(error: Any) -> tuple[str, str]:
-    """What typer has to say, as one line of ours."""
+    """Return what typer has to say, as one line of ours."""
     context: Any = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "klamm"
     command = path.removeprefix("klamm").strip()

@@ -18,7 +18,7 @@ __all__ = ["backup", "check", "compact", "one_of", "salvage"]
 
 
 def one_of(path: str | None, store: str | None) -> str | None:
-    """PATH wins over $KLAMM_STORE, which comes as `store`; beside --store it is one too many."""
+    """Return the store that is named: PATH wins over $KLAMM_STORE (in `store`); beside --store it is one too many."""
     if path is not None and store not in (None, os.environ.get("KLAMM_STORE")):
         raise InvalidSetting("PATH and --store each name a store", hint="give one of them")
     return path or store

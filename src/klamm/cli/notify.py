@@ -1,4 +1,4 @@
-"""What systemd is told, when it listens: one datagram to the socket in $NOTIFY_SOCKET."""
+"""Notify systemd of readiness, when it listens: one datagram to the socket in $NOTIFY_SOCKET."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How commands print: tables and colours for people, JSON lines, whole and plain, for programs.
+"""The output of commands: tables and colours for people, JSON lines, whole and plain, for programs.
 
 A terminal gets tables and a pipe gets JSON, unless -o (--format) says which: every command that prints results has that
 option, and prints through an Output. Results go to stdout. Progress bars, plans and questions go to stderr, so that
 they never mix with results. What comes out of records is data, never an instruction to the terminal: control characters
-are shown, not sent. NO_COLOR is heard.
+are shown, not sent. NO_COLOR is respected.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def is_terminal() -> bool:
-    """Whether a person reads what we print."""
+    """Return whether a person reads what we print."""
     return sys.stdout.isatty()
 
 
 def harmless(text: str) -> str:
-    """With control characters escaped, but for tabs and newlines: a record may hold anything."""
+    """Escape control characters, but for tabs and newlines: a record may hold anything."""
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -69,12 +69,12 @@ def styled(text: str, **style: Any) -> str:
 
 
 def write(data: bytes) -> None:
-    """Bytes, as they are, to stdout."""
+    """Write bytes to stdout, as they are."""
     sys.stdout.buffer.write(data)
 
 
 class Cell(NamedTuple):
-    """A value that people read in other words than programs."""
+    """A value, for programs, and the text that people read instead."""
 
     value: Any
     text: str
@@ -86,7 +86,7 @@ class Output:
     FORMATS = ("json", "table")
 
     def __init__(self, choice: str = "") -> None:
-        """`choice` is what -o said; empty: a table on a terminal, else JSON."""
+        """Choose the format. `choice` is what -o said; empty: a table on a terminal, else JSON."""
         if choice and choice not in self.FORMATS:
             raise typer.BadParameter(f"{choice!r} is invalid; expected {' or '.join(self.FORMATS)}")
         self.is_table = choice == "table" if choice else is_terminal()
@@ -223,12 +223,12 @@ def _text(value: Any) -> str:
 
 
 def count_of(number: int, what: str) -> str:
-    """1 record, 2 records."""
+    """Format a count: 1 record, 2 records."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def size_of(number: float) -> str:
-    """Bytes, for people."""
+    """Format a number of bytes, for people."""
     for unit in _UNITS:
         if number < 1024 or unit == _UNITS[-1]:
             break
@@ -247,7 +247,7 @@ def size(number: int) -> Cell:
 
 
 def span_of(milliseconds: int) -> str:
-    """How long that is, for people."""
+    """Format a duration, for people."""
     for unit, length in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
         if milliseconds >= length:
             number = milliseconds / length
@@ -256,7 +256,7 @@ def span_of(milliseconds: int) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """A record's time, in UTC."""
+    """Format a record's time, in UTC."""
     try:
         return format_time(time_ms)
     except OverflowError:
@@ -279,7 +279,7 @@ def confirm(will: str, *, yes: bool) -> None:
         return
     typer.echo(will, err=True)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidSetting("nothing was done", hint="say --yes to have it done without being asked")
+        raise InvalidSetting("nothing was done", hint="--yes does it without asking")
     try:
         if typer.confirm("Do it?", err=True):
             return
@@ -290,9 +290,9 @@ def confirm(will: str, *, yes: bool) -> None:
 
 @contextmanager
 def progress(what: str, unit: str = "records", *, printing: bool = False) -> Iterator[OnProgress]:
-    """A bar with rate and time left, on anything that takes longer than a second; on a terminal only.
+    """Show a bar with rate and time left for anything that takes longer than a second; on a terminal only.
 
-    `printing`: results are printed meanwhile; on the same terminal, the bar would stand in their way.
+    `printing`: results are printed at the same time; on one terminal the bar would garble them.
     """
     if not sys.stderr.isatty() or (printing and is_terminal()):
         yield lambda done, total: None

@@ -1,4 +1,4 @@
-"""name=value, as options take it."""
+"""Parse name=value, as options take it."""
 
 from __future__ import annotations
 

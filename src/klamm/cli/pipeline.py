@@ -1,8 +1,9 @@
-"""`klamm pipeline`: what klamm.spark.pipelines does, as commands. Each ends with its report.
+"""`klamm pipeline`: the functions of klamm.spark.pipelines as commands. Each ends with its report.
 
 Spark is started for the command, on this machine or on the cluster that --master names; --conf passes settings on to
-it. `archive` and `quality` do a small topic without Spark, and say so. Kill a command whenever you like: the next run
-continues it. `list`, `show`, `reset` and `retire` are about pipelines that ran before, and need no Spark.
+it. `archive` and `quality` process a small topic without Spark, and print that they do. A command may be killed at any
+time: the next run continues it. `list`, `show`, `reset` and `retire` are about pipelines that ran before, and need no
+Spark.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _session(master: str | None, conf: list[str] | None) -> Iterator[SparkSessio
 
 @contextmanager
 def _captured_stderr() -> Iterator[None]:
-    """What Spark's processes have to say, from their start on, goes to a file; it is shown if they cannot start."""
+    """Redirect to a file what Spark's processes print, from their start on; show it if they cannot start."""
     kept = os.dup(2)
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)
@@ -126,7 +127,7 @@ def _captured_stderr() -> Iterator[None]:
 
 
 def _look(store: str | None, *topics: str) -> str:
-    """Where the store is; it and the topics are there, or that is said before Spark is started."""
+    """Return the path of the store. Raise, before Spark is started, if the store or a topic does not exist."""
     with opened(store) as events:
         for topic in topics:
             events.topics.describe(topic)
@@ -185,13 +186,17 @@ def archive(
     max_offsets: Batch = None,
     file_mib: Annotated[int, typer.Option(metavar="N", help="Merge small files to about N MiB.", min=1)] = 128,
     every: Every = None,
+    format: Annotated[  # noqa: A002  # the option's name
+        str | None,
+        typer.Option(metavar="parquet|delta", help="delta: a Delta table. [default: parquet, or what it was]"),
+    ] = None,
     engine: Engine = "auto",
     master: Master = None,
     conf: Conf = None,
     *,
     out: OutputOption,
 ) -> None:
-    """A topic to Parquet files, by date: what is new since the last run."""
+    """Archive a topic to Parquet files, by date: what is new since the last run."""
     from klamm.spark.pipelines import archive as run
     from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
     from klamm.spark.pipelines.query_runner import bytes_to_read
@@ -217,6 +222,7 @@ def archive(
             dead_letters=dead_letters,
             file_bytes=file_mib << 20,
             every=every,
+            format=format,
             progress=on_progress,
             **more,
         ),
@@ -234,7 +240,7 @@ def restore(
     *,
     out: OutputOption,
 ) -> None:
-    """An archive back into a topic: keys, values, headers, timestamps and offsets as they were."""
+    """Restore an archive into a topic: keys, values, headers, timestamps and offsets as they were."""
     from klamm.spark.pipelines import restore as run
 
     _run(
@@ -259,7 +265,7 @@ def compact(
     *,
     out: OutputOption,
 ) -> None:
-    """A large compacted topic: the latest record of each key, as `klamm compact` would leave it."""
+    """Compact a large topic: leave the latest record of each key, as `klamm compact` would."""
     from klamm.spark.pipelines import compact as run
 
     path = _look(store, topic)
@@ -305,7 +311,7 @@ def aggregate(
     *,
     out: OutputOption,
 ) -> None:
-    """Counts, sums, minima and maxima over windows of time, into a topic."""
+    """Aggregate a topic into another: counts, sums, minima and maxima over windows of time."""
     from klamm.spark.pipelines import aggregate as run
 
     path = _look(store, topic)
@@ -338,8 +344,8 @@ def aggregate(
 
 @app.command()
 def join(
-    left: Annotated[str, typer.Argument(metavar="LEFT", help="A topic.")],
-    right: Annotated[str, typer.Argument(metavar="RIGHT", help="Another.")],
+    left: Annotated[str, typer.Argument(metavar="LEFT", help="The left topic.")],
+    right: Annotated[str, typer.Argument(metavar="RIGHT", help="The right topic.")],
     to: To,
     within: Annotated[str, typer.Option(metavar="DURATION", help="Maximum time between two records: 1h.")],
     store: StoreOption = None,
@@ -362,7 +368,7 @@ def join(
     *,
     out: OutputOption,
 ) -> None:
-    """Two topics, by key, within a time, into a topic."""
+    """Join records of two topics, by key and within a time, into a third topic."""
     from klamm.spark.pipelines import join as run
 
     path = _look(store, left, right)
@@ -410,7 +416,7 @@ def deduplicate(
     *,
     out: OutputOption,
 ) -> None:
-    """A topic without what was there already, by an id, into a topic."""
+    """Copy a topic into another, without records whose id was seen before."""
     from klamm.spark.pipelines import deduplicate as run
 
     path = _look(store, topic)
@@ -451,7 +457,7 @@ def quality(
     *,
     out: OutputOption,
 ) -> None:
-    """What is in a topic: counts, gaps, duplicate keys, sizes, and how its JSON changes."""
+    """Report what is in a topic: counts, gaps, duplicate keys, sizes, and how its JSON changes."""
     from klamm.spark.pipelines import quality as run
     from klamm.spark.pipelines.query_runner import bytes_to_read
 
@@ -482,7 +488,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be rem
 
 @app.command("list")
 def list_pipelines(store: StoreOption = None, *, out: OutputOption) -> None:
-    """All pipelines of a store: progress, lag, age and last error."""
+    """List all pipelines of a store: progress, lag, age and last error."""
     from klamm.spark.pipelines import list_pipelines as found
 
     out.print_rows([_row(each) for each in found(found_path(store))], empty="no pipelines yet: klamm pipeline --help")
@@ -504,7 +510,7 @@ def _row(found: PipelineInfo) -> dict[str, Any]:
 
 @app.command()
 def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
-    """A pipeline: what it was begun with, its last run, and where it is in each partition."""
+    """Show a pipeline: its options, its last run, and where it is in each partition."""
     from klamm.spark.pipelines import show_pipeline
 
     found = show_pipeline(found_path(store), name)

@@ -114,7 +114,7 @@ RecordOutputOption = Annotated[
 
 
 def is_format(text: str) -> bool:
-    """Whether that is meant as a format: it has a field or an escape."""
+    """Return whether that is meant as a format: it has a field or an escape."""
     return "%" in text or "\\" in text
 
 
@@ -151,7 +151,7 @@ def _part(part: re.Match[str]) -> bytes | _Field:
     sign = part[0][:1]
     if part[0][1:] not in known:
         raise InvalidSetting(
-            f"format: {part[0]} means nothing", hint="there are " + " ".join(sign + each for each in known)
+            f"format: {part[0]} is not a field", hint="there are " + " ".join(sign + each for each in known)
         )
     found: bytes | _Field = known[part[0][1:]]
     return found

@@ -62,7 +62,7 @@ def send(
     """Append records to a topic."""
     sources = [bool(values), bool(file), tombstone]
     if sum(sources) > 1:
-        raise InvalidSetting("values, --file and --tombstone each say what to send", hint="give one of them")
+        raise InvalidSetting("values, --file and --tombstone exclude each other", hint="give one of them")
     if any(sources) and (as_json or separator):
         raise InvalidSetting("--json and --separator are for lines of stdin", hint="leave out the values")
     if acks not in ("all", "1"):
@@ -72,12 +72,12 @@ def send(
     if as_json and separator:
         raise InvalidSetting("--json and --separator exclude each other", hint="JSON says what is the key")
     if separator and key is not None:
-        raise InvalidSetting("--key and --separator each say what is the key", hint="give one of them")
+        raise InvalidSetting("--key and --separator exclude each other", hint="give one of them")
     if tombstone and key is None:
         raise InvalidSetting("--tombstone needs a --key", hint="it deletes that key's value")
     for path in file or ():
         if not path.exists():
-            raise InvalidSetting(f"--file {path}: is not there")
+            raise InvalidSetting(f"--file {path}: no such file")
     encoded = None if key is None else os.fsencode(key)
     headers: list[tuple[str, bytes | None]] = [*parse_headers(header or ())]
     given: Iterator[PlainRecord]
@@ -103,7 +103,7 @@ def report_sent(out: Output, topic: str, count: int) -> None:
 
 @contextmanager
 def provide(store: str | None, topic: str, *, create: bool, command: str) -> Iterator[Store]:
-    """A store that has the topic."""
+    """Open the store. Create the topic with `create`, else raise UnknownTopic if it does not exist."""
     if create:
         from klamm.store.names import validate
 
@@ -117,7 +117,7 @@ def provide(store: str | None, topic: str, *, create: bool, command: str) -> Ite
             make = f"klamm topic create {topic}, or {command} --create"
             near = nearest(topic, list(events.topics))
             hint = f"{near} else {make}" if near else make
-            raise UnknownTopic(f"there is no topic {topic!r}", hint=hint)
+            raise UnknownTopic(f"Topic {topic!r} does not exist", hint=hint)
         yield events
 
 
@@ -177,6 +177,6 @@ def _lines(
             before, found, after = value.partition(os.fsencode(separator))
             if not found:
                 raise InvalidRecord(
-                    f"line {number}: has no {separator!r} in it", hint="it is to lie between key and value"
+                    f"line {number}: has no {separator!r} in it", hint="expected it between key and value"
                 )
             yield PlainRecord(before, after, headers, partition)

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import typer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import asyncio
     from types import FrameType
 
-__all__ = ["serve"]
+__all__ = ["serve", "settings_from"]
 
 _OWN = {"log-format": ("text", "json"), "log-level": ("info", "debug", "warning", "error")}  # the first is the default
 
@@ -54,6 +54,16 @@ def serve(
     node_id: Annotated[str | None, _option("node-id", "N")] = None,
     default_partitions: Annotated[str | None, _option("default-partitions", "N")] = None,
     metrics: Annotated[str | None, _option("metrics", "PORT")] = None,
+    console: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT", help="Show the store in a browser, too, at this port of 127.0.0.1; 0: any free one."
+        ),
+    ] = None,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="A field of JSON that the console does not show; may be repeated."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", envvar="KLAMM_CONFIG", help="A TOML file with settings in a table [serve]."),
@@ -83,23 +93,36 @@ def serve(
         "metrics": metrics,
         "log-format": log_format,
         "log-level": log_level,
+        "console": console,
+        "mask": mask or None,
     }
     for name, value in options.items():
         if value is not None:
             sources[_key(name)] = SettingSource(name, value, f"--{name}")
     log_as, log_from = (_own(sources, name) for name in _OWN)
+    port, fields = _console_port(sources), _mask(sources)
     chosen = _settings(sources)
+    if fields and port is None:
+        raise InvalidSetting("mask: there is no console that could hide fields", hint="add --console PORT")
 
     from klamm.kafka.logs import to_stderr
 
     to_stderr(log_as, log_from)
     _raise_open_files()
     _let_the_loop_run()
-    _serve(_where(path), chosen)
+    _serve(_where(path), chosen, port, fields)
+
+
+def settings_from(config: Path | None, sets: list[str]) -> ServerSettings:
+    """Return the settings that a server has with this file and these --set."""
+    sources = (_from_file(config) if config is not None else {}) | _from_sets(sets)
+    for name in _OWN:
+        _own(sources, name)
+    return _settings(sources)
 
 
 def _where(given: str | None) -> Path:
-    """A store that is to be made has to be named."""
+    """Return the path of the store. Raise if a store that is to be created is not named."""
     path = Path(path_of(given))
     if path == Path() and not is_store(path):
         raise InvalidSetting("serve: missing PATH", hint="the directory of a store; created if absent")
@@ -141,14 +164,14 @@ def _from_file(path: Path) -> dict[str, SettingSource]:
         raise InvalidSetting(f"{path}: is not TOML: {error}") from None
     for name, value in content.items():
         if not isinstance(value, dict):
-            raise InvalidSetting(f"{path}: {name}: stands in no table", hint="settings of a server go below [serve]")
+            raise InvalidSetting(f"{path}: {name}: is not in a table", hint="settings of a server go below [serve]")
         if name != "serve":
             raise InvalidSetting(f"{path}: [{name}]: there is no such table", hint=nearest(name, ["serve"]))
     return {_key(name): SettingSource(name, value, f"{path}") for name, value in _flat(content.get("serve", {}))}
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """TOML reads a name with dots as tables within tables."""
+    """Yield names and values: TOML reads a name with dots as tables within tables."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{name}.")
@@ -157,7 +180,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _own(sources: dict[str, SettingSource], name: str) -> str:
-    """A setting of this command alone, taken out."""
+    """Take out a setting of this command alone, and return it."""
     choices = _OWN[name]
     found = sources.pop(_key(name), None)
     if found is None:
@@ -166,6 +189,26 @@ def _own(sources: dict[str, SettingSource], name: str) -> str:
         hint = f"expected {' or '.join(choices)}"
         raise InvalidSetting(f"{found.where}: {name}: {found.value!r} is invalid", hint=hint)
     return str(found.value)
+
+
+def _console_port(sources: dict[str, SettingSource]) -> int | None:
+    """Take out where the console listens, and return it; None: there is none."""
+    source = sources.pop("console", None)
+    if source is None:
+        return None
+    text = str(source.value)
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        hint = "expected a port: 0 to 65535"
+        raise InvalidSetting(f"{source.value!r} is invalid", setting="console", where=source.where, hint=hint)
+    return int(text)
+
+
+def _mask(sources: dict[str, SettingSource]) -> list[str]:
+    """Take out the fields that the console does not show, and return them."""
+    source = sources.pop("mask", None)
+    if source is None:
+        return []
+    return [str(field) for field in source.value] if isinstance(source.value, list) else [str(source.value)]
 
 
 def _settings(sources: Mapping[str, SettingSource]) -> ServerSettings:
@@ -177,7 +220,10 @@ def _settings(sources: Mapping[str, SettingSource]) -> ServerSettings:
             raise
         hint = error.hint
         if _key(culprit.name) not in map(_key, SERVER_SETTINGS):
-            hint = nearest(culprit.name, [*SERVER_SETTINGS, *_OWN]) or "docs/reference/server-settings.md has all"
+            hint = (
+                nearest(culprit.name, [*SERVER_SETTINGS, *_OWN, "console", "mask"])
+                or "docs/reference/server-settings.md has all"
+            )
         setting = None if culprit.where == f"--{culprit.name}" else error.setting  # which the option says already
         raise InvalidSetting(error.problem, setting=setting, where=culprit.where, hint=hint) from None
 
@@ -186,7 +232,7 @@ def _settings(sources: Mapping[str, SettingSource]) -> ServerSettings:
 
 
 def _raise_open_files() -> None:
-    """A connection is an open file, and shells allow few."""
+    """Raise the limit of open files: a connection is one, and shells allow few."""
     try:
         import resource
     except ImportError:  # Windows
@@ -200,8 +246,8 @@ def _raise_open_files() -> None:
 
 
 def _let_the_loop_run() -> None:
-    """Have the interpreter keep the loop waiting for less time than it does by default: for other threads, and for the
-    garbage collector, which stops all of them while it looks at every object. Requests and records have no cycles.
+    """Shorten the time for which other threads, and the garbage collector, which stops all of them while it looks at
+    every object, hold up the loop. Requests and records have no cycles.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(*_GC_THRESHOLD)
@@ -213,12 +259,20 @@ class _Signals:
     """The first asks us to stop. The second means it. Taken by Python, not by the loop, which may be what hangs."""
 
     def __init__(self) -> None:
-        import signal
-
         self._signal = ""
         self._loop: asyncio.AbstractEventLoop | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+
+    def __enter__(self) -> Self:
+        import signal
+
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import signal
+
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         import signal
@@ -230,7 +284,7 @@ class _Signals:
             self._loop.call_soon_threadsafe(self._came.set)
 
     async def wait(self) -> str:
-        """The name of the signal that came, maybe before this was called."""
+        """Wait for a signal and return its name; it may have come before the call."""
         import asyncio
 
         self._came = asyncio.Event()
@@ -240,34 +294,43 @@ class _Signals:
         return self._signal
 
 
-def _serve(path: Path, settings: ServerSettings) -> None:
+def _serve(path: Path, settings: ServerSettings, port: int | None, mask: list[str]) -> None:
     import asyncio
 
+    from klamm.cli.console_process import ConsoleProcess
     from klamm.cli.notify import notify
     from klamm.kafka.logs import event
     from klamm.kafka.service import Service
 
-    signals = _Signals()
     new = not is_store(path)  # which may be a slip of the fingers, and is told
 
-    async def run() -> None:
+    async def run(signals: _Signals) -> None:
+        console = None if port is None else ConsoleProcess(path, port, mask)
+        if console is not None:
+            console.check()
         service = Service(path, settings)
         await service.start()
-        _tune_collector()
-        _say(path, service.listeners, f"{'new ' if new else ''}store {service.store_id}", service.metrics)
-        notify("READY=1", f"STATUS=serving {path} at {service.listeners}")
         try:
+            if console is not None:
+                await console.start(service.metrics_url, service.monitor_token)
+            _tune_collector()
+            beside = f"{'new ' if new else ''}store {service.store_id}"
+            _say(path, service.listeners, beside, service.metrics, console.address if console is not None else "")
+            notify("READY=1", f"STATUS=serving {path} at {service.listeners}")
             event("stopping", signal=await service.serve_until(signals.wait()))
         finally:
             notify("STOPPING=1")
+            if console is not None:
+                await console.stop()
             await service.stop()
 
-    asyncio.run(run())
-    _leave_stuck_threads()
+    with _Signals() as signals:
+        asyncio.run(run(signals))
+        _leave_stuck_threads()
 
 
 def _tune_collector() -> None:
-    """What is here now stays. Waiting clients are many objects and no garbage: look for some less often."""
+    """Exempt what is here now from collection, and collect less often: waiting clients are objects, not garbage."""
     import gc
 
     gc.collect()
@@ -276,7 +339,7 @@ def _tune_collector() -> None:
 
 
 def _leave_stuck_threads() -> None:
-    """A thread may wait for a lock that a stopped process holds. Nothing that was answered depends on it."""
+    """Leave threads that wait for a lock of a stopped process. No response that was sent depends on them."""
     import threading
     import time
 
@@ -293,8 +356,8 @@ def _leave_stuck_threads() -> None:
                 os._exit(0)
 
 
-def _say(path: Path, address: str, store: str, metrics: str) -> None:
-    beside = store + (f", metrics at {metrics}" if metrics else "")
+def _say(path: Path, address: str, store: str, metrics: str, console: str) -> None:
+    beside = store + (f", metrics at {metrics}" if metrics else "") + (f", console at {console}" if console else "")
     shown = f"{path}{os.sep}" if not str(path).endswith(os.sep) else str(path)
     try:
         sys.stdout.write(f"klamm: serving {shown} at {address} ({beside})\n")

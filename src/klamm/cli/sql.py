@@ -33,11 +33,14 @@ def sql(
         str | None, typer.Argument(metavar="[QUERY]", help="The query. [default: a prompt, or stdin]")
     ] = None,
     store: StoreOption = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Change nothing of the store, also not to tidy up.")
+    ] = False,
     *,
     out: OutputOption,
 ) -> None:
     """Query topics with SQL (DuckDB)."""
-    with opened(store, looks=True) as events:
+    with opened(store, looks=True, read_only=read_only) as events:
         if query is None and sys.stdin.isatty():
             _prompt(Database(core_of(events), whole=True), events, out)
             return
@@ -82,7 +85,7 @@ def _rows(database: Database, statement: Any, is_printed: bool, out: Output, con
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: bytes as text where they are UTF-8, times as ISO writes them."""
+    """Convert a value for JSON: bytes to text where they are UTF-8, times to ISO's format."""
     if isinstance(value, bytes | bytearray | memoryview):
         return plain_bytes(bytes(value))
     if isinstance(value, list | tuple):

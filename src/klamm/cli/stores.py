@@ -1,4 +1,4 @@
-"""Which store a command is about: --store, else $KLAMM_STORE, else the current directory."""
+"""Find the store of a command: --store, else $KLAMM_STORE, else the current directory."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = [
 
 
 def some_topics(context: typer.Context, incomplete: str) -> list[str]:
-    """Return topics whose name starts like that: for completion in a shell."""
+    """Return topics whose names start with `incomplete`, for completion in a shell."""
     return _names(context, lambda store: store.topics, incomplete)
 
 
 def some_groups(context: typer.Context, incomplete: str) -> list[str]:
-    """The same of groups."""
+    """Like `some_topics`, for groups."""
     return _names(context, lambda store: store.groups, incomplete)
 
 
@@ -77,7 +77,7 @@ PartitionOption = Annotated[
 
 
 def path_of(given: str | None) -> str:
-    """Where the store is, as it was said."""
+    """Return the path of the store, as it was given."""
     return given or os.environ.get("KLAMM_STORE") or "."
 
 
@@ -86,12 +86,12 @@ def is_store(path: str | Path) -> bool:
 
 
 def found_path(given: str | None) -> str:
-    """The same, if a store is there; NotAStore says how to name one."""
+    """Like `path_of`, but raise NotAStore, which says how to name one, if no store is there."""
     path = path_of(given)
     if "://" not in path and not is_store(path):
         what = "this directory: is not a store" if path == "." else f"{path}: is not a store"
         if not Path(path).exists():
-            what = f"{path}: is not there"
+            what = f"{path}: no such directory"
         elif not Path(path).is_dir():
             what = f"{path}: is a file, and a store is a directory"
         raise NotAStore(
@@ -103,7 +103,7 @@ def found_path(given: str | None) -> str:
 
 @contextmanager
 def opened(given: str | None, *, create: bool = False, looks: bool = False, read_only: bool = False) -> Iterator[Store]:
-    """The store. It is made only by commands that make things; those that only look need no right to write it."""
+    """Open the store. Only commands that create things create it; those that only read need no right to write it."""
     import klamm
 
     path = path_of(given) if create else found_path(given)

@@ -101,7 +101,7 @@ def _print(
     count: int | None,
     on_progress: OnProgress | None,
 ) -> int:
-    """Number of partitions."""
+    """Print what is wanted, commit what was printed, and return how many records that were."""
     printed = read = 0
     for batch in batches:
         if on_progress is not None:
@@ -142,7 +142,7 @@ def _chosen(store: Store, topics: list[str], numbers: list[int] | None) -> list[
 def _of_topics(
     store: Store, chosen: list[TopicPartition], n: int | None, start: Where | None, wanted: Filter, follow: bool
 ) -> Iterator[_Source]:
-    """The last `n` from `start` on that are wanted; with `follow`, then those that come."""
+    """Yield the last `n` records from `start` on that match; with `follow`, then new ones."""
     core = core_of(store)
     is_printed_as_read = n is None and start is not None
     keep = None if wanted.takes_all or is_printed_as_read else wanted

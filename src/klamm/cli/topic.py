@@ -55,7 +55,7 @@ def create(
 
 @app.command("list")
 def list_topics(store: StoreOption = None, *, out: OutputOption) -> None:
-    """All topics."""
+    """List all topics."""
     with opened(store, looks=True) as events:
         rows = [topic_row(events.topics.describe(name)) for name in events.topics]
     out.print_rows(rows, empty="no topics yet: klamm topic create NAME")
@@ -74,7 +74,7 @@ def topic_row(topic: TopicInfo) -> dict[str, Any]:
 
 @app.command()
 def show(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) -> None:
-    """A topic: its partitions, and what was set."""
+    """Show a topic: its partitions, and what was set."""
     with opened(store, looks=True) as events:
         found = events.topics.describe(topic)
         rows = [

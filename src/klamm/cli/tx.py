@@ -36,7 +36,7 @@ def transaction_row(transaction: TransactionInfo) -> dict[str, Any]:
 
 @app.command("list")
 def list_transactions(store: StoreOption = None, *, out: OutputOption) -> None:
-    """All transactions that are not over. Takes no lock, and ends none of them."""
+    """List all transactions that are not over. Takes no lock, and ends none of them."""
     with opened(store, read_only=True) as events:
         rows = [transaction_row(transaction) for transaction in events.transactions]
     out.print_rows(rows, empty="no open transactions")

@@ -65,7 +65,7 @@ def add(
 
 @app.command("list")
 def list_users(store: StoreOption = None, *, out: OutputOption) -> None:
-    """All users, and how they may log in. Nothing of their passwords is shown."""
+    """List all users, and how they may log in. Nothing of their passwords is shown."""
     from klamm.store.users import Users
 
     with opened(store, looks=True) as events:

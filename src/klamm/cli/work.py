@@ -158,7 +158,7 @@ def _counts(report: RunReport) -> dict[str, Any]:
 
 
 class _Log:
-    """What is logged of a run: failures, dead letters, and how far it has come."""
+    """The log of a run: failures, dead letters, progress."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s

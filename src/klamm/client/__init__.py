@@ -1,4 +1,4 @@
-"""What a program holds in its hands: producers, consumers, and what they share."""
+"""The clients of a program: producers, consumers, and what they share."""
 
 from __future__ import annotations
 

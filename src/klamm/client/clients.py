@@ -21,7 +21,7 @@ class Client(Protocol):
 
 
 class Clients:
-    """Those of one Store object. For any thread."""
+    """The open clients of one Store object. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self._path = path

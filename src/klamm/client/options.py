@@ -1,4 +1,4 @@
-"""What users write for acks, counts and choices, checked and made plain."""
+"""Check and normalise the options that users pass: acks, counts, durations, choices."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ from klamm.errors import InvalidSetting
 from klamm.store.names import nearest
 from klamm.times import FOREVER_S, Duration, to_seconds
 
-__all__ = ["ALL", "acks_of", "busy_ms", "check_count", "check_options", "choice"]
+__all__ = ["ALL", "acks_of", "busy_ms", "check_count", "check_options", "choice", "is_async"]
 
 ALL = -1
 # What people type for options whose names are not alike.
-_MEANT = {"since": "start", "from_": "start", "offset": "start", "last": "start", "until": "end", "to": "end"}
+_WORDS = {
+    "auto_offset_reset": "reset",
+    "batch_bytes": "batch_size",
+    "compression": "compression_type codec",
+    "end": "until to",
+    "form": "format",
+    "key_serde": "key_serializer key_deserializer",
+    "serde": "serializer deserializer value_serializer value_deserializer",
+    "start": "since from_ offset last begin from_beginning",
+    "topics": "topic",
+    "wait": "timeout timeout_ms consumer_timeout_ms",
+}
+_MEANT = {word: option for option, words in _WORDS.items() for word in words.split()}
 _NUMBERS = [acks for acks in options_of(Acks) if acks != "all"]
 
 
 def acks_of(acks: object) -> int:
-    """0, 1 or ALL."""
+    """Return 0, 1 or ALL for `acks`."""
     if acks == "all":
         return ALL
     if isinstance(acks, int) and acks in _NUMBERS:
@@ -48,6 +60,14 @@ def check_count(max_records: Any) -> None:
         raise TypeError(f"max_records is an int, not {type(max_records).__name__} (for a timeout say timeout=1.0)")
     if max_records < 1:
         raise InvalidSetting(f"{max_records} is invalid", setting="max_records", hint="expected at least 1")
+
+
+def is_async(function: Any) -> bool:
+    """Return whether a call of it returns a coroutine or an async generator, as far as can be known without a call."""
+    from inspect import isasyncgenfunction, iscoroutinefunction
+
+    calls = (function, getattr(function, "__call__", None))  # noqa: B004
+    return any(iscoroutinefunction(call) or isasyncgenfunction(call) for call in calls)
 
 
 def busy_ms(busy_timeout: Duration | None) -> int | None:

@@ -28,7 +28,7 @@ def pending_commits_of(consumers: Consumer | Iterable[Consumer], core: Core) -> 
     pending_commits: dict[Session, PendingCommit] = {}
     for consumer in (consumers,) if isinstance(consumers, Consumer) else consumers:
         if not isinstance(consumer, Consumer):
-            raise TypeError(f"consumers: want a Consumer or several, not {type(consumer).__name__}")
+            raise TypeError(f"consumers: expected a Consumer or several, not {type(consumer).__name__}")
         session = session_of(consumer)
         if session.core is not core:
             raise GroupError(

@@ -49,7 +49,7 @@ class PlainRecord(NamedTuple):
 
 
 def plain_bytes(data: bytes | None) -> Any:
-    """As JSON has it; nothing is lost."""
+    """Convert bytes to a value for JSON, without loss."""
     if data is None:
         return None
     try:
@@ -73,7 +73,7 @@ def as_plain(record: Record) -> dict[str, Any]:
 
 
 def bytes_of(value: Any, where: str) -> bytes | None:
-    """What plain_bytes made; any other value is taken as its JSON text."""
+    """Return the bytes that plain_bytes was given; any other value is taken as its JSON text."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -91,11 +91,11 @@ def bytes_of(value: Any, where: str) -> bytes | None:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except TypeError as error:  # YAML knows more than JSON
-        raise InvalidRecord(f"{where}: {error}", hint="put it in quotes, to have it as text") from None
+        raise InvalidRecord(f"{where}: {error}", hint="quote it to make it text") from None
 
 
 def from_json(line: bytes | str, where: str) -> PlainRecord:
-    """A record of a line of JSON."""
+    """Parse a record from a line of JSON."""
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -109,16 +109,16 @@ def from_plain(data: Any, where: str) -> PlainRecord:
     unknown = data.keys() - set(_FIELDS)
     if unknown:
         raise InvalidRecord(
-            f"{where}: {min(unknown, key=str)!r} is nothing that a record has", hint=f"expected {', '.join(_FIELDS)}"
+            f"{where}: {min(unknown, key=str)!r} is not a field of a record", hint=f"expected {', '.join(_FIELDS)}"
         )
     headers = data.get("headers") or []
     try:
         pairs = [(str(name), value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
     except (TypeError, ValueError):
-        raise InvalidRecord(f"{where}: headers do not fit", hint='expected [["name", "value"]]') from None
+        raise InvalidRecord(f"{where}: headers: invalid", hint='expected [["name", "value"]]') from None
     partition = data.get("partition")
     if partition is not None and type(partition) is not int:
-        raise InvalidRecord(f"{where}: partition is {partition!r}; want a whole number")
+        raise InvalidRecord(f"{where}: partition is {partition!r}; expected a whole number")
     return PlainRecord(
         bytes_of(data.get("key"), f"{where}: key"),
         bytes_of(data["value"], f"{where}: value"),

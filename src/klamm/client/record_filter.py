@@ -1,7 +1,9 @@
-"""Which records are wanted: by key, value, header, and what JSON holds. `klamm tail` and the console filter by this.
+"""A filter of records: by key, value, header, and fields of JSON. `klamm tail` and the console filter by this.
 
 key        the whole key, as text
-grep       a regular expression that matches somewhere in the value
+contains   text that is somewhere in the value
+grep       a regular expression that matches somewhere in the value. It can take forever, and no other thread runs
+           meanwhile: not for what strangers ask
 header     name=value: a header of that name with that value
 where      $.path, to be there; $.path = value, with = != < <= > >=. The value is JSON, or else text
 """
@@ -21,7 +23,7 @@ __all__ = ["Filter", "json_path"]
 
 
 def json_path(path: str) -> list[str | int]:
-    """$.user.tags[0] as ["user", "tags", 0]."""
+    """Parse a path: $.user.tags[0] becomes ["user", "tags", 0]."""
     if not re.fullmatch(r"\$(\.[^.\[\]\s]+|\[\d+\])*", path):
         raise InvalidSetting(f"{path!r} is not a path into JSON", hint="expected $.user.id or $.tags[0]")
     return [int(number) if number else name for name, number in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path)]
@@ -47,12 +49,13 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Filter:
-    """Which records are wanted: all of what was given has to hold."""
+    """A filter of records: every condition that was given has to hold."""
 
     def __init__(
         self,
         *,
         key: str | None = None,
+        contains: str | None = None,
         grep: str | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         where: Sequence[str] = (),
@@ -61,6 +64,9 @@ class Filter:
         if key is not None:
             wanted = os.fsencode(key)
             self._tests.append(lambda record: record.key == wanted)
+        if contains is not None:
+            part = os.fsencode(contains)
+            self._tests.append(lambda record: record.value is not None and part in record.value)
         if grep is not None:
             try:
                 pattern = re.compile(os.fsencode(grep))
@@ -81,26 +87,27 @@ class Filter:
 
 
 def _condition(condition: str) -> Callable[[Record], bool]:
-    """$.path, or $.path = value; the value is JSON, or else text. What cannot be compared does not fit."""
-    found = re.fullmatch(r"\s*(\$\S*?)\s*(?:(!=|<=|>=|=|<|>)\s*(.*?)\s*)?", condition, re.DOTALL)
+    """Parse $.path, or $.path = value; the value is JSON, or else text. What cannot be compared does not match."""
+    found = re.fullmatch(r"\s*(\$\S*?)\s*(?:(!=|<=|>=|=|<|>)(.*))?", condition, re.DOTALL)
     if found is None:
         raise InvalidSetting(f"--where {condition}: invalid", hint="expected '$.user.id = 42', or '$.user' to be there")
     path, comparison = json_path(found[1]), found[2]
+    wanted: Any = (found[3] or "").strip()  # not by the expression, which would try each space of a long row
     try:
-        wanted = json.loads(found[3]) if found[3] else found[3]
-    except ValueError:
-        wanted = found[3]
+        wanted = json.loads(wanted) if wanted else wanted
+    except (ValueError, RecursionError):
+        pass
 
     def holds(record: Record) -> bool:
         try:
             value = _at(json.loads(record.value or b"null"), path)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         if comparison is None:
             return value is not None
         try:
             return value is not None and _COMPARISONS[comparison](value, wanted)
-        except TypeError:
+        except (TypeError, RecursionError):
             return False
 
     return holds

@@ -1,4 +1,4 @@
-"""From objects to bytes and back.
+"""Serdes: serialize objects to bytes, and deserialize them.
 
     "bytes"     bytes, bytearray or memoryview, as they are; the default
     "str"       text, as UTF-8
@@ -68,7 +68,7 @@ _TEXT_KEY = Pair(_from_text_or_bytes, bytes.decode)
 
 
 def value_pair(serde: Serde | None) -> Pair:
-    """What `serde` means for values."""
+    """Return the pair of callables that `serde` means for values."""
     if serde is None:
         return _NAMED["bytes"]
     if isinstance(serde, str):
@@ -80,12 +80,12 @@ def value_pair(serde: Serde | None) -> Pair:
     given: Any = serde
     is_pair = isinstance(given, tuple | list) and len(given) == 2
     if not is_pair or not all(each is None or callable(each) for each in given):
-        raise TypeError(f"serde is {serde!r}; want a name or a pair of callables (to bytes, from bytes)")
+        raise TypeError(f"serde is {serde!r}; expected a name or a pair of callables (to bytes, from bytes)")
     return Pair(*serde)
 
 
 def key_pair(key_serde: Serde | None, serde: Serde | None) -> Pair:
-    """What the two mean for keys."""
+    """Return the pair of callables that the two mean for keys."""
     if key_serde is not None:
         return value_pair(key_serde)
     return _TEXT_KEY if serde in ("str", "json") else _NAMED["bytes"]

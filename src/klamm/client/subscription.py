@@ -1,4 +1,4 @@
-"""Which partitions a consumer reads.
+"""A subscription: the partitions that a consumer reads.
 
     "orders"                           a topic, with all of its partitions, also those that are added later
     ["orders", "users"]                several
@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from klamm.errors import InvalidSetting, UnknownTopic
-from klamm.store.names import RESERVED
+from klamm.store.names import RESERVED, check_type
 from klamm.types import TopicId, TopicPartition
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class Subscription:
             raise InvalidSetting("consumer(): the list of topics is empty", hint=_WHICH)
 
     def spelled(self) -> dict[str, Any]:
-        """As JSON takes it, for the other members of a group. `wanted_of` reads it."""
+        """Return the subscription as JSON takes it, for the other members of a group. `wanted_of` reads it."""
         if self._pattern is not None:
             return {"pattern": self._pattern.pattern, "flags": self._pattern.flags}
         return {"topics": self._named}
 
     def partitions(self, core: Core) -> dict[TopicPartition, Partition]:
-        """As the catalog has them now."""
+        """Return the subscribed partitions, as the catalog has them now."""
         if self._pattern is not None:
             matching = self._pattern.fullmatch
             known = [each.name for each in core.catalog.topics()]
@@ -104,7 +104,7 @@ def open_partitions(
 
 
 def wanted_of(spelled: Any, topics: Iterable[str]) -> dict[str, list[int] | None]:
-    """Which of `topics` a subscription wants, as `spelled` gave it: all partitions (None), or those named."""
+    """Return the part of `topics` that a subscription from `spelled` covers: all partitions (None), or those named."""
     if "pattern" in spelled:
         matching = re.compile(spelled["pattern"], spelled["flags"]).fullmatch
         return {name: None for name in topics if matching(name) and not name.startswith(RESERVED)}
@@ -118,12 +118,10 @@ def _all_of(topics: list[OpenTopic]) -> dict[TopicPartition, Partition]:
     }
 
 
-def _names(topics: Iterable[str]) -> list[str]:
-    names = list(topics)
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
-    return names
+def _names(topics: Any) -> list[str]:
+    if isinstance(topics, bytes) or not isinstance(topics, Iterable):
+        raise TypeError(f"topics are a name, several, or {{name: partitions}}, not {type(topics).__name__}")
+    return [check_type(name) for name in topics]
 
 
 def _numbers(partitions: Any) -> list[int]:

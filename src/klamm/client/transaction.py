@@ -119,7 +119,7 @@ class Pool:
         return transaction
 
     def take(self) -> Identity:
-        """A producer id, for one transaction."""
+        """Take a producer id, for one transaction."""
         with self._mutex:
             found = self._idle.pop() if self._idle else None
         return found or self.core.transactions.identity()
@@ -141,7 +141,7 @@ class Pool:
         return known
 
     def give_back(self, transaction: Transaction[Any, Any], identity: Identity, error: BaseException | None) -> None:
-        """Its transaction is over. With an error its outcome is unknown, so the producer id is not used again."""
+        """Give the producer id back. With an error the outcome is unknown, and the id is not used again."""
         identity.spoiled = error is not None or identity.epoch >= MAX_EPOCH
         with self._mutex:
             self._open.discard(transaction)
@@ -161,7 +161,7 @@ class Pool:
         self._dropped.append(identity)
 
     def close(self) -> None:
-        """Abort what is open, and leave nothing that others would have to see to."""
+        """Abort what is open, and leave no work to other processes."""
         if self._closed or self._forked:
             return
         failed: Exception | None = None
@@ -211,7 +211,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         if batch_bytes < 1:
             raise InvalidSetting(f"batch_bytes: {batch_bytes} is invalid", hint="expected at least 1")
         if partitioner is not None and not callable(partitioner):
-            raise TypeError(f"partitioner is {type(partitioner).__name__}; want a callable (key, count) -> partition")
+            raise TypeError(f"partitioner is {type(partitioner).__name__}; expected a callable (key, count)")
         self.name = name
         self._pool = pool
         self._core = pool.core
@@ -277,7 +277,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
     # ---- records
 
     def _find_accumulator(self, topic: str) -> RecordAccumulator:
-        """The topic's accumulator, as the topic was when the transaction first used it."""
+        """Return the topic's accumulator, as the topic was when the transaction first used it."""
         if not isinstance(topic, str):
             raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
         self._check_open()
@@ -379,7 +379,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
     # ---- progress
 
     def commit_offsets(self, read: Batch[Any] | Consumer[Any]) -> None:
-        """Let the group's progress be part of the transaction: past this batch, or past all that the consumer gave.
+        """Make the group's progress part of the transaction: past this batch, or past all that the consumer returned.
 
         Raise GroupError if the consumer does not take part in the transaction, CommitGap if the batch does not follow
         the last one. The commit raises NotOwner or CommitGap, and aborts, if another member has committed first.
@@ -437,7 +437,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         return [pending_commit for pending_commit in self._pending_commits.values() if not pending_commit.is_empty]
 
     def _members_held(self) -> AbstractContextManager[None]:
-        """Their watchdogs give nothing up meanwhile. Always in one order."""
+        """Return a context that holds the members' mutexes, in one order: their watchdogs revoke nothing in it."""
         members = {id(pending_commit.member): pending_commit.member for pending_commit in self._moves()}
         return _os.Mutexes(member.mutex for _, member in sorted(members.items()))
 
@@ -460,7 +460,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
     # ---- the end
 
     def commit(self) -> None:
-        """All of it becomes visible. It is on disk when this returns. One that is to be skipped (`once`) ends."""
+        """Make all of it visible; it is on disk when this returns. One that is to be skipped (`once`) ends."""
         with self._mutex:
             self._check_open()
             self._commit()
@@ -497,7 +497,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         self._mark(None, commit=True)
 
     def abort(self) -> None:
-        """Nothing of it becomes visible, and its consumers go back to where their groups stand. Twice: nothing."""
+        """Make nothing of it visible; consumers go back to their groups' offsets. A second call does nothing."""
         with self._mutex:
             if self._state != "aborted":
                 self._check_open()
@@ -572,7 +572,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             session.transaction = self
 
     def _rewind(self, *, moved: bool) -> None:
-        """Let its consumers go back. `moved`: others have moved the group meanwhile; read on where it is now."""
+        """Move its consumers back. `moved`: others have moved the group concurrently; continue where it is now."""
         failed: BaseException | None = None
         for session in self._pending_commits:
             try:
@@ -583,7 +583,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             raise failed
 
     def _close(self) -> None:
-        """Its store is closed."""
+        """Close the transaction, because its store is closed."""
         with self._mutex:
             if self._state == "open" and not self._forked:
                 self._abort(self._failed, rewind=False)

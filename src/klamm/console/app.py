@@ -10,10 +10,11 @@ Pages read the store in threads, so that one that takes long does not hold up th
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
@@ -27,17 +28,25 @@ from klamm.console.context import Console, Visit
 from klamm.console.downloads import TYPES, chunks, export_topic
 from klamm.console.errors import Refused
 from klamm.console.html import Html, el, join
-from klamm.console.pages.dead_letters import DEAD_LETTERS, LETTERS, redrive
+from klamm.console.pages.connections import CONNECTIONS
+from klamm.console.pages.dead_letters import DEAD_LETTERS, LETTER, LETTERS, redrive, redrive_one
 from klamm.console.pages.frame import STATIC, Page, frame, note
 from klamm.console.pages.groups import GROUP, GROUPS, RESET, reset
+from klamm.console.pages.heat_map import HEAT_MAP
+from klamm.console.pages.life import LIFE
 from klamm.console.pages.overview import OVERVIEW, TOPICS
+from klamm.console.pages.pipelines import PIPELINE, PIPELINES
 from klamm.console.pages.produce import PRODUCE, produce
+from klamm.console.pages.purge import PURGE, purge
+from klamm.console.pages.schema import SCHEMA
+from klamm.console.pages.sql import SQL, save_query
 from klamm.console.pages.topic import ABOUT, RECORD, TOPIC
 from klamm.console.pages.transactions import TRANSACTIONS, abort
 from klamm.console.pages.trouble import TROUBLE
+from klamm.console.passwords import is_password
 from klamm.console.security import SESSION, Guard, Sessions
 from klamm.console.tail import read_growth, tail_events
-from klamm.errors import InvalidSetting, KlammError, UnknownGroup, UnknownTopic
+from klamm.errors import InvalidRecord, InvalidSetting, KlammError, RecordTooLarge, UnknownGroup, UnknownTopic
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -46,19 +55,24 @@ if TYPE_CHECKING:
 __all__ = ["ACTIONS", "PAGES", "create_app"]
 
 PAGES: tuple[Page, ...] = (
-    *(OVERVIEW, TOPICS, ABOUT, PRODUCE, TOPIC, RECORD),
-    *(GROUPS, GROUP, RESET, TRANSACTIONS, DEAD_LETTERS, LETTERS, TROUBLE),
+    *(OVERVIEW, TOPICS, ABOUT, SCHEMA, HEAT_MAP, PRODUCE, PURGE, TOPIC, RECORD),
+    *(GROUPS, GROUP, RESET, TRANSACTIONS, DEAD_LETTERS, LETTERS, LETTER, TROUBLE),
+    *(CONNECTIONS, SQL, PIPELINES, PIPELINE, LIFE),
 )
 ACTIONS: dict[str, tuple[Page, Callable[[Console, Visit], str]]] = {
     "/topics/{topic}/produce": (PRODUCE, produce),
+    "/topics/{topic}/purge": (PURGE, purge),
     "/groups/reset": (RESET, reset),
     "/transactions": (TRANSACTIONS, abort),
+    "/sql": (SQL, save_query),
     "/dead-letters/{topic}": (LETTERS, redrive),
+    "/dead-letters/{topic}/{partition}/{offset}": (LETTER, redrive_one),
 }
 """What forms do: the page they are on, and a function that returns the address to go to."""
 
 THEME = "klamm_theme"
 _MAX_BODY = 8 << 20
+_MAX_LOGIN = 4 << 10
 _LIVE_S = 2.0
 _KEEP_ALIVE_S = 15.0
 
@@ -81,7 +95,8 @@ class _App:
                 routes.append(Route(_events_path(page), self._events(page)))
         app = Starlette(routes=routes, exception_handlers={404: self._not_found})
         app.mount("/static", StaticFiles(directory=STATIC), name="static")
-        self._guard = Guard(app, console.options, self._sessions)
+        check = partial(is_password, console.store)
+        self._guard = Guard(app, console.options, self._sessions, check)
 
     def guarded(self) -> ASGIApp:
         return self._guard
@@ -126,7 +141,7 @@ class _App:
         return HTMLResponse(text, status, headers=headers)
 
     def _action(self, page: Page, run: Callable[[Console, Visit], str]) -> Callable[[Request], Awaitable[Response]]:
-        """A form: it is carried out, and the visitor goes on to the address that this returns."""
+        """Return the handler of a form: carry it out, and send the visitor on to the address that it returns."""
 
         async def respond(request: Request) -> Response:
             try:
@@ -171,10 +186,11 @@ class _App:
         return respond
 
     def _events(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """A live page: read and rendered again, and sent if it has changed."""
+        """Return the handler of a live page: read and render it again, and send it if it has changed."""
 
         async def updates(request: Request) -> AsyncIterator[str]:
             visit = self._visit(request)
+            visit = replace(visit, path=visit.path.removeprefix("/events"))  # its links lead to the page
             before, number, silent_s = "", 0, 0.0
             while not (self._console.is_ending.is_set() or await request.is_disconnected()):
                 try:
@@ -193,8 +209,6 @@ class _App:
                 await self._console.pause(_LIVE_S)
 
         async def respond(request: Request) -> Response:
-            path = request.url.path.removeprefix("/events")
-            request.scope["path"] = path or "/"
             return event_stream(updates(request))
 
         return respond
@@ -222,25 +236,26 @@ class _App:
 
     async def _login(self, request: Request) -> Response:
         visit = self._visit(request)
-        problem = None
+        problem, status, has_users = None, 200, self._console.options.has_users
         if request.method == "POST":
-            form = await read_form(request, self._sessions)
-            if self._guard.is_token(form.one("token")):
-                response = RedirectResponse("/", 303)
-                cookie = self._sessions.create(is_logged_in=True)
-                response.set_cookie(SESSION, cookie, httponly=True, samesite="strict")
-                return response
-            await asyncio.sleep(0.5)
-            problem = note("This is not the console's token.", kind="bad")
+            try:
+                form = await read_form(request, self._sessions, most_bytes=_MAX_LOGIN)
+                if await self._is_login(form):
+                    response = RedirectResponse("/", 303)
+                    cookie = self._sessions.create(is_logged_in=True)
+                    response.set_cookie(SESSION, cookie, httponly=True, samesite="strict")
+                    return response
+                wrong, status = "No user has this name and password.", 403
+                if not has_users:
+                    wrong = "This is not the console's token."
+            except Refused as error:
+                wrong, status = f"{error.problem}: {error.hint}" if error.hint else error.problem, error.status
+            problem = note(wrong, kind="bad")
         form_html = el(
             "form",
             el("h1", "Klamm console"),
             problem,
-            el(
-                "label",
-                el("span", "Token"),
-                el("input", name="token", type="password", autocomplete="current-password", autofocus=True),
-            ),
+            _login_fields(has_users),
             el("input", type="hidden", name="csrf", value=visit.csrf),
             el("button", "Log in", class_="primary"),
             method="post",
@@ -250,7 +265,22 @@ class _App:
         style = el("link", rel="stylesheet", href="/static/console.css")
         head = el("head", el("meta", charset="utf-8"), el("title", "Log in · Klamm"), style)
         page = el("html", head, el("body", el("main", form_html)), lang="en", data_theme=visit.theme or None)
-        return HTMLResponse(f"<!doctype html>\n{page}", 403 if problem else 200)
+        return HTMLResponse(f"<!doctype html>\n{page}", status)
+
+    async def _is_login(self, form: Visit) -> bool:
+        is_token = self._guard.is_token(form.one("token"))
+        return is_token or await self._guard.is_user(form.one("user"), form.raw("password"))
+
+
+def _login_fields(has_users: bool) -> list[Html]:
+    password = {"type": "password", "autocomplete": "current-password"}
+    if not has_users:
+        return [el("label", el("span", "Token"), el("input", name="token", autofocus=True, **password))]
+    user = el("input", name="user", autocomplete="username", autofocus=True)
+    return [
+        el("label", el("span", "User"), user),
+        el("label", el("span", "Password"), el("input", name="password", **password)),
+    ]
 
 
 def _events_path(page: Page) -> str:
@@ -264,15 +294,15 @@ def event_stream(events: AsyncIterator[str]) -> Response:
 # ---- forms and problems
 
 
-async def read_form(request: Request, sessions: Sessions) -> Visit:
+async def read_form(request: Request, sessions: Sessions, *, most_bytes: int = _MAX_BODY) -> Visit:
     """Return the fields of a form that was sent, as a visit. Refused if the CSRF token is not the session's."""
     import hmac
 
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _MAX_BODY:
-            raise Refused(413, f"the form has more than {_MAX_BODY:,} bytes")
+        if len(body) > most_bytes:
+            raise Refused(413, f"the form has more than {most_bytes:,} bytes")
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=1000)
     except ValueError as error:
@@ -288,7 +318,7 @@ def _status(error: Exception) -> int:
         return error.status
     if isinstance(error, UnknownTopic | UnknownGroup):
         return 404
-    return 400 if isinstance(error, InvalidSetting) else 500
+    return 400 if isinstance(error, InvalidSetting | InvalidRecord | RecordTooLarge) else 500
 
 
 def _said(error: Exception) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What every page is given: the console, and the visit."""
+"""The arguments of every page: the console, and the visit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from klamm.console.board import Board
+from klamm.console.child import ChildCache
 from klamm.console.errors import Refused
+from klamm.console.history import History
+from klamm.console.mask import Mask
+from klamm.console.redrives import LetterCounts, Redrives
 from klamm.console.text import command
 
 if TYPE_CHECKING:
@@ -34,6 +40,36 @@ class Console:
     sampler: Sampler
     is_ending: threading.Event = field(default_factory=threading.Event)
     """Set when the console ends: live pages end then, too."""
+
+    @cached_property
+    def mask(self) -> Mask:
+        """Makes records that may be shown: every view that shows records passes them through it."""
+        return Mask(self.options.mask)
+
+    @cached_property
+    def history(self) -> History:
+        """What was recorded of groups."""
+        return History(self.store)
+
+    @cached_property
+    def children(self) -> ChildCache:
+        """Runs commands in processes of their own."""
+        return ChildCache()
+
+    @cached_property
+    def letters(self) -> LetterCounts:
+        """Counts dead letters."""
+        return LetterCounts(self.store)
+
+    @cached_property
+    def redrives(self) -> Redrives:
+        """Puts dead letters back."""
+        return Redrives(self.store)
+
+    @cached_property
+    def board(self) -> Board:
+        """Of the game of life, if one is played."""
+        return Board(self.store)
 
     async def pause(self, seconds: float) -> None:
         """Sleep so long; not as long, if the console ends."""
@@ -64,6 +100,11 @@ class Visit:
         """Return a field of the form or the address, without spaces around it."""
         values = self.query.get(name)
         return values[-1].strip() if values else default
+
+    def raw(self, name: str) -> str:
+        """Return a field as it was typed."""
+        values = self.query.get(name)
+        return values[-1] if values else ""
 
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         """Return a whole number within bounds; the default if the field is empty."""

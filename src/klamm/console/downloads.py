@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
-from klamm.api.export import export_parquet, export_rows
+from klamm.api.export import export_parquet, export_rows, export_some_parquet
 from klamm.console.context import Console, Visit
 from klamm.console.errors import Refused
 from klamm.console.pages.topic import chosen_partitions, filter_of
@@ -36,12 +36,14 @@ def export_topic(console: Console, visit: Visit) -> IO[bytes]:
     ranges = {name.partition: offsets for name, offsets in named.items()}
     wanted = filter_of(visit)
     topic = visit.params["topic"]
+    keep, show = None if wanted.takes_all else wanted, console.mask or None
     file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the response closes it
     try:
         if form == "parquet":
-            if not wanted.takes_all or visit.one("partition"):
-                raise Refused(400, "format: Parquet has all records of a topic", "filter those of JSONL or CSV")
-            export_parquet(console.store, topic, ranges, file, on_progress=_ignore)
+            if keep is None and show is None and not visit.one("partition"):
+                export_parquet(console.store, topic, ranges, file, on_progress=_ignore)
+            else:
+                export_some_parquet(console.store, topic, ranges, file, keep=keep, show=show)
         else:
             export_rows(
                 console.store,
@@ -50,7 +52,8 @@ def export_topic(console: Console, visit: Visit) -> IO[bytes]:
                 form,
                 file,
                 in_base64=visit.one("base64") == "1",
-                keep=None if wanted.takes_all else wanted,
+                keep=keep,
+                show=show,
                 on_progress=_ignore,
             )
     except BaseException:

@@ -1,13 +1,17 @@
-"""What `klamm console` was started with."""
+"""The options that `klamm console` was started with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from klamm.console.mask import Mask
 from klamm.errors import InvalidSetting
 
-__all__ = ["ConsoleOptions", "is_address", "is_every_address", "is_loopback"]
+__all__ = ["SERVER_TOKEN", "ConsoleOptions", "is_address", "is_every_address", "is_loopback"]
+
+SERVER_TOKEN = "KLAMM_SERVER_TOKEN"
+"""The environment variable with the token for the metrics port of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +23,35 @@ class ConsoleOptions:
     """0: any free one."""
     allow_changes: bool = False
     token: str | None = None
-    """Visitors log in with it; None: the console serves this host only."""
+    """Visitors log in with it; None: the console serves this host only, or users of the store."""
     allow_hosts: tuple[str, ...] = ()
     """Names by which a proxy's visitors call it, beside its address."""
+    mask: tuple[str, ...] = ()
+    """Fields of JSON that are not shown; see mask.py."""
+    record: bool = False
+    """Whether the history of groups is written into the store; see history.py."""
+    server: str = ""
+    """URL of the metrics port of the Kafka server, whose connections are shown."""
+    server_token: str = ""
+    """What opens that port, if its server has logins; a login as Bearer."""
+    has_users: bool = False
+    """Whether visitors log in as users of the store, with their passwords; see passwords.py."""
 
     def __post_init__(self) -> None:
+        Mask(self.mask)
         if self.token is not None and len(self.token) < 12:
             raise InvalidSetting("the token is shorter than 12 characters", setting="token", hint="use a longer one")
-        if self.token is None and not is_loopback(self.host):
+        if not self.needs_login and not is_loopback(self.host):
             raise InvalidSetting(
-                f"{self.host!r} can be reached from other hosts, which needs a token",
+                f"{self.host!r} can be reached from other hosts, which needs a token, or users of the store",
                 setting="host",
-                hint="give one by --token-file FILE or $KLAMM_CONSOLE_TOKEN, or leave out --host",
+                hint="give one by --token-file FILE or $KLAMM_CONSOLE_TOKEN, make a user by klamm user add, or leave"
+                " out --host",
             )
+
+    @property
+    def needs_login(self) -> bool:
+        return self.token is not None or self.has_users
 
 
 def is_address(host: str) -> bool:

@@ -1,12 +1,12 @@
 """Records of a topic, page by page: from a position on, or the last ones, all or those that a filter takes.
 
 A search looks at a window of offsets at a time, and stops when it has enough, has seen everything, or has spent its
-budget of time or offsets. It returns where it stopped, as positions that continue it: what it has seen so far is the
-difference to all there is, so "scanned n of m" needs no state. Records are in the order of their timestamps, and of
-their offsets within a partition.
+budget of time, offsets or bytes of records. It returns where it stopped, as positions that continue it. How
+much it has seen follows from them, so "scanned n of m" needs no state. Records are in the order of their
+timestamps, and of their offsets within a partition.
 
     forward    from a start on: positions are the next offsets to look at
-    backward   from the end: positions are the offsets before which everything is left
+    backward   from the end: positions are exclusive ends: all offsets before them are left
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ MAX_WINDOW = 50_000
 WIDER = 4
 BUDGET_S = 1.0
 BUDGET_OFFSETS = 100_000
+BUDGET_BYTES = 64 << 20
+NARROWER = 8
 _LATEST = Where("latest")
 _EARLIEST = Where("earliest")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, and how to go on."""
+    """The result of a search, and how to continue it."""
 
     records: list[Record]
     """Oldest first."""
@@ -59,12 +61,14 @@ def search(
     start: Where | None = None,
     resume: Where | None = None,
     keep: Callable[[Record], bool] | None = None,
+    show: Callable[[Record], Record] | None = None,
     budget_s: float = BUDGET_S,
 ) -> Found:
     """Return the first `count` records from `start` on; without it, the last `count`.
 
     `resume` continues a search: it is what the one before has returned as `rest`. At least one window is looked at,
-    whatever the budget.
+    whatever the budget; it is made narrow enough for the budget of bytes, down to one offset of each partition.
+    `show` makes of each record the one that `keep` sees and that is returned.
     """
     is_forward = start is not None
     first = start or _EARLIEST
@@ -75,27 +79,45 @@ def search(
         left = {name: range_in(log, *ends, clamp=True) for name, log in partitions.items()}
     taken: dict[TopicPartition, list[Record]] = {name: [] for name in left}
     reach = count if keep is None else max(count, FIRST_WINDOW)
-    deadline, spent = time.monotonic() + budget_s, 0
+    deadline, spent, held = time.monotonic() + budget_s, 0, 0
     while True:
         open_ranges = {name: offsets for name, offsets in left.items() if offsets and len(taken[name]) < count}
         if not open_ranges:
             break
+        reach = max(1, min(reach, BUDGET_OFFSETS // len(open_ranges)))
         windows = {
             name: offsets[:reach] if is_forward else offsets[max(0, len(offsets) - reach) :]
             for name, offsets in open_ranges.items()
         }
         fresh: dict[TopicPartition, list[Record]] = {name: [] for name in windows}
+        size = 0
         for batch in read_ranges(core, windows):
-            fresh[TopicPartition(batch.topic, batch.partition)] += batch if keep is None else filter(keep, batch)
+            records = batch if show is None else map(show, batch)
+            kept = list(records if keep is None else filter(keep, records))
+            fresh[TopicPartition(batch.topic, batch.partition)] += kept
+            size += sum(map(_size, kept))
+            if held + size > BUDGET_BYTES and reach > 1:
+                break
+        if held + size > BUDGET_BYTES and reach > 1:  # the windows were read in part only: discard it
+            if spent:
+                break
+            reach = max(1, reach // NARROWER)
+            continue
+        held += size
         for name, window in windows.items():
             taken[name] = [*taken[name], *fresh[name]] if is_forward else [*fresh[name], *taken[name]]
             offsets = left[name]
             left[name] = range(window.stop, offsets.stop) if is_forward else range(offsets.start, window.start)
         spent += sum(map(len, windows.values()))
-        if spent >= BUDGET_OFFSETS or time.monotonic() >= deadline:
+        if spent >= BUDGET_OFFSETS or held > BUDGET_BYTES or time.monotonic() >= deadline:
             break
         reach = min(reach * WIDER, max(count, MAX_WINDOW))
     return _cut(taken, left, whole, count, is_forward)
+
+
+def _size(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def _cut(
@@ -105,7 +127,7 @@ def _cut(
     count: int,
     is_forward: bool,
 ) -> Found:
-    """Keep `count` records; those that are too many are looked at again by the search that continues this one."""
+    """Keep `count` records. The search that continues this one looks at the other ones again."""
     merged = list(merge(*taken.values(), key=lambda record: record.timestamp))
     chosen = merged[:count] if is_forward else merged[max(0, len(merged) - count) :]
     names: dict[TopicPartition, set[int]] = {}

@@ -1,20 +1,26 @@
-"""Who may ask what: checks before every request, and headers on every response.
+"""Access control: checks before every request, and headers on every response.
 
 SEC1  A request whose Host is not the console's own address is refused (a page elsewhere that resolves its name to
-      127.0.0.1 reads nothing).
+      127.0.0.1 reads nothing). So is one that a browser sends on behalf of another site, as an image or a frame of
+      a page elsewhere: only a link may lead here.
 SEC2  A request that changes something needs an Origin that is the console's own, and the CSRF token of its session.
-SEC3  With a token, nothing but the login page and its style is served before the visitor has given it.
+SEC3  With a token or users, nothing but the login page and its style is served before the visitor has logged in. A
+      password is looked at only where it decides, and _PASSWORDS at a time: to check one takes CPU on purpose.
 SEC4  Pages run no script and show no style, image or frame but the console's own files, and are not cached.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
+from base64 import b64decode
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse
 
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["SESSION", "Guard", "Sessions"]
 
 SESSION = "klamm_console"
+_WRONG_S = 0.5
+_PASSWORDS = 2
 _OPEN_PATHS = ("/login", "/static/")
 _HEADERS = {
     "content-security-policy": (
@@ -70,10 +78,14 @@ class Sessions:
 class Guard:
     """The application with these checks in front of it."""
 
-    def __init__(self, app: ASGIApp, options: ConsoleOptions, sessions: Sessions) -> None:
+    def __init__(
+        self, app: ASGIApp, options: ConsoleOptions, sessions: Sessions, is_password: Callable[[str, str], bool]
+    ) -> None:
         self._app = app
+        self._is_password = is_password
         self._options = options
         self._sessions = sessions
+        self._places = asyncio.Semaphore(_PASSWORDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,11 +108,13 @@ class Guard:
                     added.append("set-cookie", f"{SESSION}={value}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
-        response = self._refusal(scope, headers, cookie)
+        response = self._refusal(scope, headers)
+        if response is None and not await self._may_look(scope, headers, cookie):
+            response = self._login_first(scope)
         await (response or self._app)(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope, headers: Headers, cookie: str) -> ASGIApp | None:
-        """Return the response to a request that goes no further."""
+    def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
+        """Return the response to a request that is not for this console, or comes from another site."""
         host = headers.get("host", "")
         if not self._is_own_host(host):
             return PlainTextResponse(
@@ -109,15 +123,24 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return PlainTextResponse("klamm console: the request comes from another site\n", 403)
+        is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port is the same site
+        if is_foreign and headers.get("sec-fetch-dest") != "document":
+            return PlainTextResponse("klamm console: a page of another site asks for this\n", 403)
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return PlainTextResponse("klamm console: a request that changes something needs an Origin header\n", 403)
-        if self._options.token is None or scope["path"].startswith(_OPEN_PATHS):
-            return None
-        if self._sessions.is_logged_in(cookie) or self._has_token(headers):
-            return None
+        return None
+
+    async def _may_look(self, scope: Scope, headers: Headers, cookie: str) -> bool:
+        if not self._options.needs_login or scope["path"].startswith(_OPEN_PATHS):
+            return True
+        is_known = self._sessions.is_logged_in(cookie) or self._has_token(headers)
+        return is_known or await self._has_password(headers)
+
+    def _login_first(self, scope: Scope) -> ASGIApp:
         if scope["path"].startswith(("/api/", "/events/")):
-            text = "klamm console: not logged in (send Authorization: Bearer TOKEN)\n"
-            return PlainTextResponse(text, 401, headers={"www-authenticate": "Bearer"})
+            kind, words = ("Basic", "a user and password") if self._options.has_users else ("Bearer", "Bearer TOKEN")
+            text = f"klamm console: not logged in (send Authorization: {words})\n"
+            return PlainTextResponse(text, 401, headers={"www-authenticate": kind})
         return RedirectResponse("/login", 303)
 
     def _is_own_host(self, host: str) -> bool:
@@ -135,6 +158,26 @@ class Guard:
     def _has_token(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and self.is_token(token.strip())
+
+    async def _has_password(self, headers: Headers) -> bool:
+        """Return whether a program has sent the name and password of a user."""
+        kind, _, encoded = headers.get("authorization", "").partition(" ")
+        if not self._options.has_users or kind.lower() != "basic":
+            return False
+        try:
+            user, colon, password = b64decode(encoded.strip(), validate=True).decode().partition(":")
+        except ValueError:
+            return False
+        return bool(colon) and await self.is_user(user, password)
+
+    async def is_user(self, user: str, password: str) -> bool:
+        """Return whether that is a user's password; slowly, if it is not."""
+        if self._options.has_users:
+            async with self._places:
+                if await run_in_threadpool(self._is_password, user, password):
+                    return True
+        await asyncio.sleep(_WRONG_S)
+        return False
 
     def is_token(self, given: str) -> bool:
         expected = self._options.token

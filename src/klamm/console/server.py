@@ -27,17 +27,18 @@ def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Call
     except ImportError as error:
         raise NotInstalled.package(error.name or "starlette", "'klamm[console]'") from None
     from klamm.console.context import Console
+    from klamm.console.history import Recorder
     from klamm.console.sampler import Sampler
 
     listener = _listen(options)
-    sampler = Sampler(store)
+    sampler = Sampler(store, on_look=Recorder(store).record if options.record else None)
     console = Console(store, path, options, sampler)
 
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     class Server(uvicorn.Server):
-        """Says that it is ready once it takes signals; ends live pages when one comes: they are open without end."""
+        """The web server: reports that it is ready once it handles signals, and ends live pages when one arrives."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets=sockets)

@@ -41,7 +41,7 @@ _LATEST = Where("latest")
 
 @dataclass(frozen=True)
 class Growth:
-    """What came since a position."""
+    """The records that came since a position."""
 
     records: list[Any]
     """Oldest first; those that the filter takes, of those that were read."""
@@ -68,7 +68,7 @@ def read_growth(console: Console, visit: Visit, since: Where | None, *, most: in
     records: list[Any] = []
     if grown:
         for batch in read_ranges(console.store._acquired(), grown):
-            records += filter(wanted, batch)
+            records += filter(wanted, map(console.mask, batch))
     records.sort(key=lambda record: record.timestamp)
     return Growth(records, sum(map(len, grown.values())), new, position)
 

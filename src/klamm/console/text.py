@@ -12,14 +12,14 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def count(number: int | None, what: str = "") -> str:
-    """1 record, 2 records; without `what`, the number alone."""
+    """Format a count: 1 record, 2 records; without `what`, the number alone."""
     if number is None:
         return "–"
     return f"{number:,}" + (f" {what}{'' if number == 1 else 's'}" if what else "")
 
 
 def size(number: float | None) -> str:
-    """Bytes."""
+    """Format a number of bytes."""
     if number is None:
         return "–"
     for unit in _UNITS:
@@ -30,7 +30,7 @@ def size(number: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Records per second; None: not measured yet."""
+    """Format records per second; None: not measured yet."""
     if per_s is None:
         return "–"
     if per_s and per_s < 10:
@@ -39,7 +39,7 @@ def rate(per_s: float | None) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """How long that is: 850 ms, 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Format a duration: 850 ms, 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if milliseconds is None:
         return "–"
     if milliseconds < 1000:
@@ -56,7 +56,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def moment(time_ms: int | None) -> str:
-    """A time, in UTC."""
+    """Format a time, in UTC."""
     if time_ms is None:
         return "–"
     try:
@@ -66,10 +66,10 @@ def moment(time_ms: int | None) -> str:
 
 
 def utf8(data: bytes | None) -> str:
-    """Bytes as text; those that are not UTF-8 as \\xNN."""
+    """Decode bytes as text; those that are not UTF-8 as \\xNN."""
     return "" if data is None else data.decode("utf-8", "backslashreplace")
 
 
 def command(*words: object) -> str:
-    """A command line that a shell takes apart into these words; None is left out."""
+    """Return a command line that a shell takes apart into these words; None is left out."""
     return shlex.join(str(word) for word in words if word is not None)

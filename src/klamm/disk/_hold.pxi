@@ -72,7 +72,7 @@ cdef class Hold:
     cdef bint held
 
     def __cinit__(self, file, ByteMutex mutex not None, int64_t byte, int64_t timeout_ms, int64_t queue, what):
-        """`timeout_ms` and `queue`: -1 for none."""
+        """Prepare to hold a byte. `timeout_ms` and `queue`: -1 for none."""
         self.file, self.mutex, self.byte, self.timeout_ms, self.queue = file, mutex, byte, timeout_ms, queue
         self.what = what
 
@@ -117,7 +117,7 @@ cdef class Hold:
             PyErr_CheckSignals()
 
     cdef int lock_byte(self) except -1:
-        """Behind the mutex: take the byte, in the queue if there is one."""
+        """Take the byte, in the queue if there is one. Called with the mutex held."""
         cdef KlammLockNote *queue_note = NULL
         if self.queue < 0:
             self.await_byte(self.byte, self.mutex.note)

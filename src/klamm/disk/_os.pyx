@@ -62,7 +62,7 @@ HAS_BYTE_LOCKS = bool(KLAMM_BYTE_LOCKS)
 
 
 def trap(int64_t at_step, *, uint32_t kinds=STEP_ALL, int signal=0, int error=0, bint repeat=False):
-    """At the n-th step of `kinds` from now, send this process `signal`, or let the step fail with `error`.
+    """Trap the n-th step of `kinds` from now: send this process `signal` there, or let the step fail with `error`.
 
     With `repeat` every later such step fails, too. 0 lifts the trap; neither signal nor error only counts.
     """
@@ -76,12 +76,12 @@ def trap(int64_t at_step, *, uint32_t kinds=STEP_ALL, int signal=0, int error=0,
 
 
 def steps_taken():
-    """Steps of the armed kinds since `trap` was called."""
+    """Return the number of steps of the armed kinds since `trap` was called."""
     return klamm_own_trap.taken
 
 
 def trap_address():
-    """Where the trap is, for the other native modules."""
+    """Return the address of the trap, for the other native modules."""
     return <uint64_t><uintptr_t>&klamm_own_trap
 
 
@@ -90,7 +90,7 @@ cdef object failed(path):
 
 
 def open_file(path, int flags):
-    """A descriptor; closed on exec."""
+    """Open a file and return its descriptor, which is closed on exec."""
     cdef bytes name = _std.fsencode(path)
     cdef const char *c_name = name
     cdef int fd
@@ -105,7 +105,7 @@ def open_file(path, int flags):
 
 
 def pread(int fd, Py_ssize_t size, int64_t position):
-    """Up to `size` bytes from `position`; fewer only at the end of the file."""
+    """Read up to `size` bytes from `position`; fewer only at the end of the file."""
     cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
     cdef char *to = PyBytes_AS_STRING(data)
     cdef Py_ssize_t done = 0
@@ -125,7 +125,7 @@ def pread(int fd, Py_ssize_t size, int64_t position):
 
 
 def pwrite(int fd, const unsigned char[::1] data not None, int64_t position):
-    """All of `data` at `position`."""
+    """Write all of `data` at `position`."""
     cdef Py_ssize_t done = 0, size = data.shape[0]
     cdef ssize_t written
     while done < size:
@@ -140,7 +140,7 @@ def pwrite(int fd, const unsigned char[::1] data not None, int64_t position):
 
 
 cdef int again(int result, path) except -1:
-    """After a call: 0 if it is done, 1 if a signal came first and it is to be made again."""
+    """Return 0 if a call is done, 1 if a signal came first and it must be repeated. Raise OSError if it failed."""
     if result == 0:
         return 0
     if errno != EINTR:
@@ -195,7 +195,7 @@ def mkdir(path):
 
 
 def lock_byte(int fd, int64_t byte, *, bint shared=False, bint wait=True):
-    """Whether this open file description now holds the byte; False only without `wait`."""
+    """Lock the byte for this open file description. Return False, only without `wait`, if another one holds it."""
     cdef int result, kind = F_RDLCK if shared else F_WRLCK
     while True:
         with nogil:
@@ -215,7 +215,7 @@ def unlock_byte(int fd, int64_t byte):
 
 
 def find_lock(int fd, int64_t start, int64_t length):
-    """Some (start, length) that another open file description has locked in the range, clipped to it; or None."""
+    """Return some (start, length) in the range, clipped to it, that another open file description holds; or None."""
     cdef int64_t first = start, size = length
     cdef int found = os_find_lock(fd, &first, &size)
     if found < 0:
@@ -228,7 +228,7 @@ def find_lock(int fd, int64_t start, int64_t length):
 
 
 def lock_whole(int fd):
-    """Whether this descriptor now holds the whole file; at once."""
+    """Lock the whole file, without waiting. Return whether this descriptor holds it now."""
     while os_lock_whole(fd):
         if errno in (EAGAIN, EACCES):
             return False
@@ -268,7 +268,7 @@ def name_thread(str name not None):
 
 
 def boot_ms():
-    """Milliseconds since the machine booted, time asleep included."""
+    """Return the milliseconds since the machine booted, time asleep included."""
     return klamm_boot_ms()
 
 

@@ -25,7 +25,7 @@ _FLAGS = struct.Struct("L")
 
 
 def is_avoided(path: str) -> bool:
-    """Whether files made in this directory are written in place because it is marked so."""
+    """Return whether files made in this directory are written in place because it is marked so."""
     return bool(_flags(path) & _NOCOW)
 
 

@@ -45,7 +45,7 @@ _LOCAL = frozenset({"bcachefs", "f2fs", "hfs", "hfsplus", "jfs", "nilfs2", "reis
 
 
 def read(path: str) -> bytes:
-    """The whole file."""
+    """Return the contents of the file."""
     fd = _os.open_file(path, os.O_RDONLY)
     try:
         return _os.pread(fd, os.fstat(fd).st_size, 0)
@@ -72,7 +72,7 @@ def replace(path: str, data: bytes) -> None:
 
 
 def disk_full(error: OSError, path: str) -> Exception:
-    """ENOSPC and EDQUOT as DiskFull, everything else as it is."""
+    """Return ENOSPC and EDQUOT as DiskFull, every other error as it is."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{path}: no space left on the device", hint="free some space and try again")
     return error
@@ -126,7 +126,7 @@ def remove(path: str) -> None:
 
 
 def rename_directory(path: str, to: str) -> str:
-    """Its name from now on. On Windows it keeps the old one while a file in it is open."""
+    """Rename a directory and return its path: on Windows the old one while a file in it is open."""
     try:
         _os.rename(path, to)
     except PermissionError:
@@ -145,7 +145,7 @@ def set_times(fd: int, status: os.stat_result) -> None:
 
 
 def most_open() -> int:
-    """How many descriptors this process may have."""
+    """Return how many descriptors this process may have."""
     if sys.platform == "win32":
         return 8192  # of the C runtime
     import resource
@@ -154,7 +154,7 @@ def most_open() -> int:
 
 
 def filesystem_of(path: str) -> str:
-    """The type of the file system that holds `path`, as /proc/self/mountinfo or Windows names it; or "unknown"."""
+    """Return the type of the file system of `path`, as /proc/self/mountinfo or Windows names it, or "unknown"."""
     if sys.platform == "win32":
         return _volume_of(path)
     try:
@@ -189,7 +189,7 @@ if sys.platform == "win32":
         return kind.value.lower() or "unknown"
 
     def _set_times(fd: int, status: os.stat_result) -> None:
-        """By this descriptor: its writes would have the last word over what is set by name."""
+        """Set times by this descriptor: its writes would change them again after a call by name."""
         import ctypes
         import msvcrt
 
@@ -201,7 +201,7 @@ if sys.platform == "win32":
 
 
 def refuse_untrusted(path: str) -> None:
-    """UnsupportedFilesystem unless the directory `path` lies on a local file system that Klamm was tested on."""
+    """Raise UnsupportedFilesystem unless the directory `path` is on a local file system that Klamm was tested on."""
     kind = filesystem_of(path)
     unknowable = sys.platform != "win32" and not os.path.exists("/proc/self/mountinfo")
     if kind in TRUSTED or (kind == "unknown" and unknowable):

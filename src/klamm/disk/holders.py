@@ -1,4 +1,4 @@
-"""Which processes hold the bytes of a lock file, and whether they are stopped. For people; no lock depends on it.
+"""Find the processes that hold bytes of a lock file, and whether they are stopped. No lock depends on it.
 
 The kernel knows: /proc/<pid>/fdinfo/<fd> lists the locks of a descriptor. A process sees that of processes of the same
 user, in its own pid namespace (a container) and those inside of it; root sees all. For other processes there is the
@@ -59,7 +59,7 @@ class HeldRange(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """What is known of the process that holds a byte. `process` is None if it cannot be seen from here."""
+    """The process that holds a byte. `process` is None if it cannot be seen from here."""
 
     process: Process | None
     pid: int | None
@@ -134,7 +134,7 @@ def find_process(pid: int) -> Process | None:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Whether the process is in a control group that is frozen, as `docker pause` does."""
+    """Return whether the process is in a control group that is frozen, as `docker pause` does."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]

@@ -75,13 +75,13 @@ TRANSACTION = 1 << 62
 
 
 def group_lock_base(number: int) -> int:
-    """The first byte of a group's region in `members`."""
+    """Return the first byte of a group's lock range in `members`."""
     assert 0 <= number < MAX_GROUPS
     return (number + 1) << 40
 
 
 class Notes(Protocol):
-    """Where processes record which lock they hold: `heads`."""
+    """The notes in `heads`, in which processes record the locks that they hold."""
 
     def note_address(self, byte: int) -> int: ...
     def holder_of(self, byte: int) -> int: ...
@@ -99,7 +99,7 @@ class LockFile:
     """One file of lock bytes, opened once a process."""
 
     def __init__(self, path: str, *, create: bool = True, timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
-        """`timeout_ms`: so long a process waits for a byte unless told otherwise; -1: without limit."""
+        """Open the file. `timeout_ms`: how long a process waits for a byte by default; -1: without limit."""
         self.path = path
         self.fd = -1
         self.timeout_ms = timeout_ms
@@ -113,7 +113,7 @@ class LockFile:
             fork.register(self, LockFile._in_child)
 
     def record_in(self, notes: Notes) -> None:
-        """From now on, record in `heads` which bytes this process takes. Bytes that were used before stay without."""
+        """Record in `heads` which bytes this process takes from now on. Bytes taken before are not recorded."""
         self._notes = notes
 
     def hold(
@@ -184,7 +184,7 @@ class LockFile:
         return _os.lock_whole(self.fd)
 
     def release(self, byte: int) -> None:
-        """Let go of a byte that `try_hold` took. Nothing after `close`, or in a forked child: it is not ours there."""
+        """Release a byte that `try_hold` took. Do nothing after `close`, or in a forked child: it is not ours there."""
         _os.drop_byte(self, byte)
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def _busy(what: str, holder: holders.Holder | None, timeout_ms: int) -> StoreBus
 
 
 def held_by_others(fd: int, byte: int, length: int) -> list[tuple[int, int]]:
-    """What other open files hold in the range. The kernel tells of any one lock, so ask left and right of it."""
+    """Return the ranges that other open files hold. The kernel reports one lock at a time: ask left and right of it."""
     found: list[tuple[int, int]] = []
     ranges = [(byte, length)]
     while ranges:
@@ -221,7 +221,7 @@ def held_by_others(fd: int, byte: int, length: int) -> list[tuple[int, int]]:
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted; neighbours and overlaps made one."""
+    """Return the ranges sorted, with neighbours and overlaps merged."""
     merged: list[tuple[int, int]] = []
     for start, length in sorted(ranges):
         if merged and start <= sum(merged[-1]):

@@ -21,7 +21,7 @@ _STEP = 128 * 1024  # the kernel reads ahead in steps of this size
 
 
 class WouldBlock(Exception):
-    """What is needed is not in memory: do it in a thread."""
+    """The data is not in memory: read it in a thread."""
 
 
 def read_cached(fd: int, size: int, position: int) -> bytes:

@@ -24,7 +24,7 @@ _LITTLE = SIZE // 2  # with less room than this, the reserve is lent
 
 
 def lend(store: str) -> bool:
-    """Give the reserve of the store at this path back to its disk if that is full: whether there was one to give."""
+    """Free the reserve of the store at this path if its disk is full. Return whether there was one to free."""
     path = f"{store}/{NAME}"
     try:
         if os.stat(path).st_size == 0 or shutil.disk_usage(store).free >= _LITTLE:
@@ -36,7 +36,7 @@ def lend(store: str) -> bool:
 
 
 def refill(store: str) -> bool:
-    """Allocate the reserve, if it is not there and the disk has room for four times as much: whether it is there."""
+    """Allocate the reserve, if it is missing and four times as much is free. Return whether it is there."""
     path = f"{store}/{NAME}"
     with suppress(OSError):
         if os.path.exists(path) and os.stat(path).st_size == SIZE:

@@ -51,7 +51,7 @@ class Root:
                     errors.held[name] = path
 
     def close(self) -> None:
-        """For a store that could not be opened: nothing refers to its files."""
+        """Close the directory of a store that could not be opened: nothing refers to its files."""
         fd, self.fd = getattr(self, "fd", -1), -1
         if fd >= 0:
             errors.held.pop(self.files, None)

@@ -1,4 +1,4 @@
-/* What os.h wants of POSIX, on Windows.
+/* What os.h needs of POSIX, on Windows.
  *
  * One process at a time has a store open there (locks.py). So no other process looks at the mapped files, and as heads are
  * recovered at every open, they are not trusted later either: a mapping is memory, filled from the file. Only threads
@@ -10,7 +10,7 @@
 #define KLAMM_WIN32_H
 
 #if !defined(__GNUC__) || !defined(_UCRT)
-#error "on Windows Klamm wants GCC or Clang with the UCRT: MSYS2's UCRT64, llvm-mingw"
+#error "on Windows Klamm needs GCC or Clang with the UCRT: MSYS2's UCRT64, llvm-mingw"
 #endif
 #define WIN32_LEAN_AND_MEAN
 #define NOMINMAX

@@ -35,6 +35,8 @@ from klamm.batch.externs cimport (
     klamm_scan_records,
 )
 
+include "_frame.pxi"
+
 
 cdef enum:
     MOST = 64                   # partitions of a request
@@ -45,9 +47,8 @@ cdef enum:
     FLEXIBLE_SINCE = 9
     ID_SINCE = 13
     LAST_VERSION = 13
-    ID_BYTES = 16
-    LONGEST_NAME = 249          # of a topic
     PARTITION_BYTES = 38        # of a response, at most
+    CLIENT_ID_AT = 10           # in a request
     PRODUCER_ID_AT = 43
     PRODUCER_EPOCH_AT = 51
     SEQUENCE_AT = 53
@@ -61,69 +62,8 @@ cdef struct Part:
     int32_t siblings            # partitions of its topic; 0: it is not the first of them
 
 
-cdef struct Cursor:
-    const uint8_t *p            # NULL: what is there is not ordinary
-    const uint8_t *end
-    int is_flexible
-
-
-cdef inline const uint8_t *take(Cursor *at, int64_t size) noexcept nogil:
-    """The next `size` bytes, or NULL."""
-    cdef const uint8_t *p = at.p
-    if p == NULL or size < 0 or size > at.end - p:
-        at.p = NULL
-        return NULL
-    at.p = p + size
-    return p
-
-
-cdef inline int32_t take_int32(Cursor *at) noexcept nogil:
-    cdef const uint8_t *p = take(at, 4)
-    return 0 if p == NULL else <int32_t> klamm_get32(p)
-
-
-cdef inline int32_t take_int16(Cursor *at) noexcept nogil:
-    cdef const uint8_t *p = take(at, 2)
-    return 0 if p == NULL else <int16_t> klamm_get16(p)
-
-
-cdef inline int64_t take_length(Cursor *at, int is_short) noexcept nogil:
-    """Of what follows; -1: null. A varint of up to 4 bytes is more than any ordinary length needs."""
-    cdef const uint8_t *p
-    cdef int64_t value = 0
-    cdef int shift = 0
-    if not at.is_flexible:
-        return take_int16(at) if is_short else take_int32(at)
-    while shift < 28:
-        p = take(at, 1)
-        if p == NULL:
-            return -1
-        value |= <int64_t> (p[0] & 0x7f) << shift
-        if p[0] < 0x80:
-            return value - 1
-        shift += 7
-    at.p = NULL
-    return -1
-
-
-cdef inline void take_no_tags(Cursor *at) noexcept nogil:
-    cdef const uint8_t *p
-    if at.is_flexible:
-        p = take(at, 1)
-        if p != NULL and p[0]:
-            at.p = NULL
-
-
-cdef inline int is_ascii(const uint8_t *p, int64_t size) noexcept nogil:
-    cdef uint8_t bits = 0
-    cdef int64_t i
-    for i in range(size):
-        bits |= p[i]
-    return bits < 0x80
-
-
 cdef int32_t count_plain(const uint8_t *p, Py_ssize_t size) noexcept nogil:
-    """The number of records of one whole batch that can be appended as it is; else 0."""
+    """Return the number of records of one whole batch that can be appended as it is; else 0."""
     cdef klamm_batch batch
     cdef klamm_scan scan
     if size < KLAMM_HEADER or size > LARGEST or klamm_read_batch(p, size, &batch) != KLAMM_OK:
@@ -143,7 +83,7 @@ cdef int32_t count_plain(const uint8_t *p, Py_ssize_t size) noexcept nogil:
 
 
 cdef int is_repeated(const Part *parts, int count) noexcept nogil:
-    """Whether the last of them is there before."""
+    """Return whether the last of them was there before."""
     cdef const Part *last = &parts[count - 1]
     cdef int i
     for i in range(count - 1):
@@ -151,22 +91,6 @@ cdef int is_repeated(const Part *parts, int count) noexcept nogil:
             if memcmp(parts[i].topic, last.topic, last.topic_bytes) == 0:
                 return 1
     return 0
-
-
-cdef uint8_t *put_length(uint8_t *p, int64_t length, int is_flexible, int is_short) noexcept nogil:
-    if not is_flexible:
-        if is_short:
-            klamm_put16(p, <uint16_t> length)
-            return p + 2
-        klamm_put32(p, <uint32_t> length)
-        return p + 4
-    length += 1
-    while length > 0x7f:
-        p[0] = <uint8_t> (length & 0x7f | 0x80)
-        length >>= 7
-        p += 1
-    p[0] = <uint8_t> length
-    return p + 1
 
 
 cdef class OrdinaryProduce:
@@ -182,11 +106,11 @@ cdef class OrdinaryProduce:
     cdef int64_t log_starts[MOST]
 
     def __len__(self):
-        """How many partitions it has, over all topics."""
+        """Return how many partitions it has, over all topics."""
         return self.count
 
     cdef int read(self, Cursor *at) noexcept nogil:
-        """Whether it is ordinary."""
+        """Read the request and return whether it is ordinary."""
         cdef int topic, siblings, first
         cdef int64_t size
         cdef Part *part
@@ -197,12 +121,7 @@ cdef class OrdinaryProduce:
         if not FIRST_VERSION <= self.version <= LAST_VERSION:
             return 0
         self.correlation_id = take_int32(at)
-        size = take_int16(at)                           # of the client id, whatever the version
-        if size > 0:
-            name = take(at, size)
-            if name == NULL or not is_ascii(name, size):
-                return 0
-        elif size < -1:
+        if not skip_client_id(at):
             return 0
         at.is_flexible = self.version >= FLEXIBLE_SINCE
         take_no_tags(at)
@@ -241,8 +160,14 @@ cdef class OrdinaryProduce:
         take_no_tags(at)
         return at.p != NULL
 
+    @property
+    def client_id(self):
+        """As the header has it; empty if there is none."""
+        size = int.from_bytes(self.frame[CLIENT_ID_AT - 2:CLIENT_ID_AT], "big", signed=True)
+        return bytes(self.frame[CLIENT_ID_AT:CLIENT_ID_AT + max(size, 0)]).decode("ascii")
+
     def partition(self, int number):
-        """(topic, index, records, number of records). The topic by name, or by id from version 13 on."""
+        """Return (topic, index, records, number of records). The topic by name, or by id from version 13 on."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         cdef Part *part = &self.parts[number]
@@ -256,13 +181,13 @@ cdef class OrdinaryProduce:
         )
 
     def appended(self, int number, int64_t base_offset, int64_t log_start):
-        """What the response says of a partition."""
+        """Record the response for a partition."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         self.base_offsets[number], self.log_starts[number] = base_offset, log_start
 
-    def response(self):
-        """The whole frame of the response, its size included, when all partitions are appended to."""
+    def response(self, int32_t throttle_ms=0):
+        """Return the whole frame of the response, its size included, when all partitions are appended to."""
         cdef int is_flexible = self.version >= FLEXIBLE_SINCE, number
         cdef Py_ssize_t size = 32
         cdef Part *part
@@ -302,7 +227,7 @@ cdef class OrdinaryProduce:
                 if number + 1 == self.count or self.parts[number + 1].siblings:
                     p[0] = 0
                     p += 1
-        klamm_put32(p, 0)                               # throttle time
+        klamm_put32(p, <uint32_t> throttle_ms)
         p += 4
         if is_flexible:
             p[0] = 0

@@ -1,4 +1,4 @@
-"""Where a server listens: how a host and a port are written, and what is said when they cannot be had."""
+"""The addresses of a server: how a host and a port are written, and the errors when they cannot be had."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, 
 
 
 def spelled(host: str, port: int) -> str:
-    """127.0.0.1:9092, [::1]:9092."""
+    """Format an address: 127.0.0.1:9092, [::1]:9092."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -26,7 +26,7 @@ def is_loopback(host: str) -> bool:
 
 
 def plain(name: Sequence[Any] | None) -> tuple[str, int]:
-    """Host and port of a socket's end. A socket for both kinds of addresses calls 10.0.0.1 ::ffff:10.0.0.1."""
+    """Return host and port of a socket's end. A socket for both kinds of addresses calls 10.0.0.1 ::ffff:10.0.0.1."""
     if not name:
         return "", 0
     host = str(name[0])
@@ -34,7 +34,7 @@ def plain(name: Sequence[Any] | None) -> tuple[str, int]:
 
 
 def refused(error: OSError, setting: str, host: str, port: int) -> OSError:
-    """The same error, saying where, and which setting to change."""
+    """Return the same error, with the address and the setting to change."""
     number = error.errno or 0
     if isinstance(error, socket.gaierror):
         what, hint = "there is no such host", "choose another with --host"

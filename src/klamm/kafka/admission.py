@@ -1,4 +1,4 @@
-"""What is checked before a request is handled: whether it is supported, what it repeats, what it has to wait for.
+"""The checks before a request is handled: whether it is supported, what it repeats, what it has to wait for.
 
 ordinary       what handles it without the steps below, if it is as most are
 look_up        the row of the dispatch table, or UnsupportedVersion
@@ -29,7 +29,7 @@ LOOP_ELEMENTS = 4096
 
 
 class Admission:
-    """Of one server, on its loop."""
+    """The checks of one server, on its loop."""
 
     def __init__(
         self, broker: Broker, table: dict[int, SupportedApi], supported_versions: Callable[[], Struct]
@@ -42,9 +42,9 @@ class Admission:
 
     def ordinary(self, session: Session, frame: memoryview) -> OrdinaryHandler | None:
         """Return what handles requests of that API as most are; None: `look_up` and `decode` them. It handles a request
-        of a client that has all rights, and looks up none.
+        whose client may do what it asks for, and leaves others to the handler.
         """
-        if not session.has_all_rights or len(frame) < 2 or frame[0]:
+        if len(frame) < 2 or frame[0]:
             return None
         return self._ordinary.get(frame[1])
 
@@ -84,6 +84,8 @@ class Admission:
         topics = self._broker.topics
         if topics.is_fresh:
             return False
+        if self._broker.authorizer is not None:  # what has changed may be the rights of this client
+            return True
         needs = row.needs_catalog
         if needs if isinstance(needs, bool) else needs(self._broker, version, request):
             return True

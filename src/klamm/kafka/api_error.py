@@ -1,4 +1,4 @@
-"""ApiError: why a request, or a part of one, is not carried out. One of Kafka's error codes, and a sentence."""
+"""ApiError: one of Kafka's error codes, and a sentence. It rejects a request, or a part of one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.store.names import validate
 
-__all__ = ["ApiError", "code_and_message", "unknown_topic"]
+__all__ = ["NOT_HOSTED", "ApiError", "code_and_message", "unknown_topic"]
+
+NOT_HOSTED = "This server does not host this topic-partition."  # Kafka's sentence, which scripts look for
 
 
 class ApiError(Exception):
-    """Raised by handlers where Klamm has no error of its own, or Kafka has a more exact code."""
+    """An error of one API: raised by handlers where Klamm has no error of its own, or Kafka has a more exact code."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -30,4 +32,4 @@ def unknown_topic(name: str) -> ApiError:
         validate(name, internal=True)
     except InvalidTopic as error:
         return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
-    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)

@@ -59,7 +59,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="klamm-server", daemon=True)
 
     def __enter__(self) -> str:
-        """Its address, once it listens. Its error, if it cannot."""
+        """Return the server's address, once it listens. Raise its error, if it cannot."""
         self._thread.start()
         try:
             return self._started.result().service.address

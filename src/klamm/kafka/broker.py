@@ -1,4 +1,4 @@
-"""What the handlers of a server share: the store, its topics, the coordinator, threads, and who we say we are."""
+"""The broker: what the handlers of a server share (the store, its topics, coordinators, threads, our addresses)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.disk import files
+from klamm.errors import NotAStore
+from klamm.kafka.audit import Audit
 from klamm.kafka.fetch_sessions import FetchSessions
 from klamm.kafka.group_coordinator import GroupCoordinator
 from klamm.kafka.group_store import GroupStore
@@ -18,6 +20,10 @@ from klamm.kafka.large_requests import LargeRequests
 from klamm.kafka.limited_log import LimitedLog
 from klamm.kafka.pools import PartitionExecutors, Pools
 from klamm.kafka.purgatory import FetchPurgatory
+from klamm.kafka.quotas import ClientQuotas
+from klamm.kafka.request_log import RequestLog
+from klamm.kafka.security.authorizer import Authorizer
+from klamm.kafka.security.decoys import Decoys
 from klamm.kafka.security.endpoints import mechanisms_of
 from klamm.kafka.sync_queue import SyncQueue
 from klamm.kafka.tasks import Tasks
@@ -25,12 +31,15 @@ from klamm.kafka.topic_cache import Topics
 from klamm.kafka.transaction_coordinator import TransactionCoordinator
 from klamm.kafka.transaction_queue import TransactionQueue
 from klamm.log.ranges import Ranges, SegmentFiles
+from klamm.store.acls import Acls
+from klamm.store.quotas import Quotas
 from klamm.store.users import Users
 
 if TYPE_CHECKING:
     from klamm.kafka.call import Call
     from klamm.kafka.metrics import Metrics
     from klamm.kafka.security.certificates import Certificates
+    from klamm.kafka.security.oauth import Tokens
     from klamm.kafka.settings import ServerSettings
     from klamm.kafka.transaction_coordinator import Identified
     from klamm.log.partition import Ends, Partition
@@ -49,7 +58,7 @@ class NotOpened(Exception):
 
 
 class Broker:
-    """Of one server, for its loop; what runs in threads is said so."""
+    """The broker of one server, for its loop; methods for threads say so."""
 
     def __init__(self, core: Core, settings: ServerSettings, metrics: Metrics, *, new_id: Callable[[], str]) -> None:
         self.core = core
@@ -60,7 +69,12 @@ class Broker:
         self.loop = asyncio.get_running_loop()
         self.pools = Pools(self.loop)
         self.partition_executors = PartitionExecutors(self.loop)
-        self.topics = Topics(core, self.pools, settings)
+        self.acls = Acls(core.catalog)
+        self.authorizer: Authorizer | None = None
+        """What decides what clients may do; None: they may do everything."""
+        if settings.authorizer_class_name:
+            self.authorizer = Authorizer(core.catalog, settings, metrics, self.loop.time)
+        self.topics = Topics(core, self.pools, settings, self.authorizer)
         self.purgatory = FetchPurgatory(core.heads, self.loop, self.pools.disk)
         self.fetch_sessions = FetchSessions(
             settings.max_incremental_fetch_session_cache_slots,
@@ -84,16 +98,39 @@ class Broker:
         self.tasks = Tasks(self.loop)
         self.large_requests = LargeRequests(self.loop)
         self.users = Users(core.catalog)
+        self.decoys = Decoys(self.users)
+        self.request_log = RequestLog(settings.request_log_size) if settings.request_log_size else None
         self.mechanisms = mechanisms_of(settings)
+        self.quotas = ClientQuotas(settings.quota_controller_mutation_default)
+        self.quota_table = Quotas(core.catalog)
+        self._quota_version: object = None
+        self.audit = Audit(core, settings.audit_topic, metrics)
+        self._reads_quotas = asyncio.Lock()
         self.certificates: Certificates | None = None
         """Of the server, if a listener has TLS."""
+        self.tokens: Tokens | None = None
+        """What checks tokens, if clients may log in by OAUTHBEARER."""
         self.max_open_ranges = settings.max_open_ranges or max(64, files.most_open() // 4)
         self.log = LimitedLog(_log, "partitions that cannot be read", self.loop.time)
         self.group_log = LimitedLog(_log, "groups that are full", self.loop.time)
         """For what clients can make happen often."""
+        self.monitor_log = LimitedLog(_log, "clients of the metrics port", self.loop.time)
         self._files = SegmentFiles(max(16, min(512, files.most_open() // 32)))
         self._flushing: set[Partition] = set()
         self._ranges: weakref.WeakKeyDictionary[Partition, Ranges] = weakref.WeakKeyDictionary()
+
+    async def reload_quotas(self) -> None:
+        """Read the quotas of clients if they may have changed."""
+        async with self._reads_quotas:
+            version = await self.catalog(self.quota_table.version)
+            if version != self._quota_version:
+                try:
+                    quotas = await self.catalog(self.quota_table.all)
+                except NotAStore:
+                    self._quota_version = version  # a damaged row is logged once
+                    raise
+                self.quotas.set(quotas, self.loop.time())
+                self._quota_version = version
 
     # ---- threads
 
@@ -110,12 +147,12 @@ class Broker:
         return self.pools.codec(function, *args)
 
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In the one thread for short writes of SQLite, in order."""
+        """Run in the one thread for short writes of SQLite, in order."""
         return self.pools.write(function, *args)
 
     def transact(self, name: str | None, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread for transactions: their rows, the syncs of their logs, their markers; those of a transactional id
-        one after the other.
+        """Run in a thread for transactions: their rows, the syncs of their logs, their markers; those of a
+        transactional id one after the other.
         """
         if name is None:
             return self.pools.transact(function, *args)
@@ -126,30 +163,30 @@ class Broker:
         return self.transaction_queue.apply(name, event)
 
     def administer(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread: what takes long."""
+        """Run in a thread, for what takes long."""
         return self.pools.administer(function, *args)
 
     def authenticate(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread for logins: others cannot be kept waiting by them."""
+        """Run in a thread for logins, so that they keep no other request waiting."""
         return self.pools.authenticate(function, *args)
 
     def delete(self, what: object, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """In a thread of its own: deleting waits for a running append, which may take long."""
+        """Run in a thread of its own: deleting waits for a running append, which may take long."""
         return self.partition_executors.run(("delete", what), partial(function, *args))
 
     # ---- what is where
 
     def now_ms(self) -> int:
-        """For the coordinator: grows, whatever the wall clock does."""
+        """Return the time for the coordinator, which never goes back, whatever the wall clock does."""
         return self.core.heads.boot_ms()
 
     def address(self, call: Call) -> tuple[str, int]:
-        """What this client is told to dial."""
+        """Return the advertised host and port for this client."""
         return call.session.endpoint.advertised or call.session.local_address
 
     @staticmethod
     def partition(opened: OpenTopic, number: int) -> Partition | None:
-        """None if there is no such partition; NotOpened if it was not used yet: see `opened`."""
+        """Return the partition, or None if it does not exist. Raise NotOpened if it was not used yet: see `opened`."""
         found = opened.opened_one(number)
         if found is None:
             if not 0 <= number < opened.count:
@@ -158,7 +195,7 @@ class Broker:
         return found
 
     def ranges(self, partition: Partition) -> Ranges:
-        """Where its records lie in its files."""
+        """Return the file ranges of a partition."""
         found = self._ranges.get(partition)
         if found is None:
             found = self._ranges[partition] = Ranges(partition, self._files)
@@ -189,11 +226,11 @@ class Broker:
             self.log.warning("%r: sync for waiting readers failed: %s", partition, error)
 
     def close_unlinked(self) -> None:
-        """Let go of files that are deleted."""
+        """Close files that are deleted."""
         self._files.forget_unlinked()
 
     async def opened(self, opened: OpenTopic, number: int) -> Partition:
-        """A partition that is there, opened in a thread if need be. UnknownTopic, or the error of its recovery."""
+        """Return a partition, opened in a thread if needed. Raise UnknownTopic, or the error of its recovery."""
         found = opened.opened_one(number)
         if found is None:  # a recovery may be needed, which waits for a running append
             found = await self.partition_executors.run((opened.topic.id, number), partial(opened.partition, number))
@@ -204,4 +241,5 @@ class Broker:
         self.purgatory.close()
         self.sync_queue.close()
         self.transaction_queue.close()
+        self.audit.close()
         self.pools.close()

@@ -1,4 +1,4 @@
-"""How many bytes of requests there may be in memory, of all connections together.
+"""The memory budget for requests of all connections together.
 
 A connection asks before it makes room for more of a large request. If there is none it stops reading, and is told when
 to go on. One connection at a time may take more than there is, and only while no more than the limit is used: else
@@ -31,18 +31,18 @@ class Budget:
         """The most that was ever used at a time."""
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return len(self._waiting)
 
     @property
     def is_full(self) -> bool:
         return self.used + self.ahead >= self._limit
 
-    def take(self, holder: object, size: int, told: Callable[[], None]) -> bool:
-        """Whether `holder` has `size` bytes more now. If not, `told` is called once it is worth another try."""
+    def take(self, holder: object, size: int, on_available: Callable[[], None]) -> bool:
+        """Reserve `size` bytes for `holder`. Return False over the limit; then `on_available` is called for a retry."""
         if self.used + self.ahead + size > self._limit and self._overdrawn is not holder:
             if self._overdrawn is not None or self.used > self._limit:
-                self._waiting.append((holder, told))
+                self._waiting.append((holder, on_available))
                 return False
             self._overdrawn = holder
         self.used += size
@@ -50,7 +50,7 @@ class Budget:
         return True
 
     def charge(self, size: int) -> None:
-        """Bytes that are here already, and have to stay for a while."""
+        """Count bytes that are here already, and stay for a while."""
         self.used += size
         self.most = max(self.most, self.used)
 
@@ -62,7 +62,7 @@ class Budget:
         self._notify()
 
     def read_ahead(self, size: int) -> None:
-        """Bytes that wait for their turn; less than 0: their turn has come."""
+        """Count bytes that wait for their turn; less than 0: their turn has come."""
         self.ahead += size
         if size < 0:
             self._notify()
@@ -74,6 +74,6 @@ class Budget:
             self._waiting.popleft()[1]()
 
     def forget(self, holder: object) -> None:
-        """It waits no more."""
+        """Forget a holder that waits no more."""
         if self._waiting:
             self._waiting = deque(each for each in self._waiting if each[0] is not holder)

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.structs import Struct
+from klamm.store.acl import SUPPORTED
 
 if TYPE_CHECKING:
+    from klamm.kafka.api_error import ApiError
     from klamm.kafka.broker import Broker
     from klamm.kafka.session import Session
     from klamm.kafka.wire.frames import RequestHeader
+    from klamm.store.acl import Operation, ResourceType
 
 __all__ = [
     "ADMIN",
@@ -45,13 +48,15 @@ SMALL = 64 * 1024
 LARGE = 100 * 1024 * 1024
 """Bounds of responses: of one fact, and of a list of what the store has (as large as the largest request)."""
 
+_ALL_OPERATIONS = {kind: sum(1 << operation for operation in operations) for kind, operations in SUPPORTED.items()}
+
 Value = TypeVar("Value")
 Handler = Callable[["Broker", "Call"], Coroutine[Any, Any, Struct | None]]
-OrdinaryHandler = Callable[["Broker", "Session", memoryview], tuple[int, ...] | None]
+OrdinaryHandler = Callable[["Broker", "Session", memoryview], tuple[Any, ...] | None]
 
 
 class ExecutionContext(Enum):
-    """Where the work of a request is done. Each place but the loop is a bounded set of threads of its own."""
+    """The threads in which the work of a request is done. Each but the loop is a bounded pool of its own."""
 
     LOOP = "loop"
     """The event loop: memory, and system calls that do not wait."""
@@ -96,12 +101,12 @@ class SupportedApi(NamedTuple):
     large_requests.py."""
     ordinary: OrdinaryHandler | None = None
     """Handles the frame of a request as most are, natively, and returns None. Else it returns what it has done of it,
-    and the request is decoded for `handler`, which does the rest: see ordinary_produce.py."""
+    and the request is decoded for `handler`, which does the rest: see ordinary_produce.py, fetch.py."""
     notes: str = ""
 
 
 class Reply(Generic[Value]):
-    """What a handler waits for: called with a value, once, at once or later. If the client is gone, nothing happens."""
+    """A reply that a handler waits for: called with a value, once, now or later. Ignored if the client is gone."""
 
     __slots__ = ("_value",)
 
@@ -118,14 +123,14 @@ class Reply(Generic[Value]):
             self._value.set_exception(error)
 
     def drop(self) -> None:
-        """Nothing comes; the handler is cancelled when its client disconnects."""
+        """Drop the call: no response follows; the handler is cancelled when its client disconnects."""
 
     def __await__(self) -> Generator[Any, None, Value]:
         return self._value.__await__()
 
 
 class Pause:
-    """What a handler that has no task yet waits for: it continues within `resume`, so it needs none."""
+    """An awaitable for a handler that has no task yet: it continues within `resume`, so it needs none."""
 
     __slots__ = ("_is_over", "then")
 
@@ -135,7 +140,7 @@ class Pause:
         """Called by `resume`: goes on with the handler (session.py)."""
 
     def resume(self) -> None:
-        """Once, on the loop."""
+        """Resume the handler: once, on the loop."""
         self._is_over = True
         if self.then is not None:
             self.then()
@@ -165,7 +170,7 @@ class PausedReply(Pause, Generic[Value]):
         self.resume()
 
     def drop(self) -> None:
-        """Nothing comes: the handler, which nothing else refers to, ends where it waits."""
+        """Drop the call: no response follows, and the handler, which nothing else refers to, ends where it waits."""
         self.then = None
 
     def __await__(self) -> Generator[Any, None, Value]:  # type: ignore[override]  # a Pause gives nothing
@@ -178,7 +183,8 @@ class PausedReply(Pause, Generic[Value]):
 class Call:
     """A request that is being handled. A session has one at a time."""
 
-    __slots__ = ("api", "client_id", "correlation_id", "done", "request", "row", "session", "started", "version")
+    __slots__ = ("api", "client_id", "correlation_id", "done", "request", "row", "session", "started", "version",
+                 "wait_s")  # fmt: skip
 
     def __init__(
         self,
@@ -187,7 +193,7 @@ class Call:
         header: RequestHeader,
         request: Struct,
         started: float,
-        done: tuple[int, ...] = (),
+        done: tuple[Any, ...] = (),
     ) -> None:
         self.session = session
         self.row = row
@@ -196,7 +202,9 @@ class Call:
         self.started = started
         """When it was read, on the loop's clock."""
         self.done = done
-        """What the ordinary handler has done of it (Produce: offsets of its first partitions)."""
+        """What the ordinary handler has done of it: offsets of the first partitions (Produce), an attempt (Fetch)."""
+        self.wait_s = 0.0
+        """How long the client has to wait after the response, by a quota that its handler has looked at."""
 
     def __str__(self) -> str:
         return f"{self.api.name} v{self.version}"
@@ -210,6 +218,28 @@ class Call:
     def is_gone(self) -> bool:
         """Whether the client has disconnected."""
         return self.session.is_closed
+
+    def may(self, operation: Operation, kind: ResourceType, name: str) -> bool:
+        """Return whether the client may do that, without a word: for what is left out of a response."""
+        return self.session.may(operation, kind, name)
+
+    def denied(self, operation: Operation, kind: ResourceType, name: str) -> ApiError | None:
+        """Return why the client may not do that, which is logged; None if it may."""
+        if self.session.may(operation, kind, name):
+            return None
+        return self.session.deny(self.api.name, operation, kind, name)
+
+    def check(self, operation: Operation, kind: ResourceType, name: str) -> None:
+        """Raise ApiError, and log it, if the client may not do that."""
+        error = self.denied(operation, kind, name)
+        if error is not None:
+            raise error
+
+    def operations(self, kind: ResourceType, name: str) -> int:
+        """Return what the client may do with a resource, as bits of Kafka's numbers of operations."""
+        if not self.session.is_guarded:
+            return _ALL_OPERATIONS[kind]
+        return sum(1 << operation for operation in SUPPORTED[kind] if self.session.may(operation, kind, name))
 
     def copy(self, view: memoryview) -> memoryview:
         """Copy what lies in the receive buffer, for as long as the call takes; the copy counts in the budget."""

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the server's counters, and how topics and groups stand, read from the store.
+"""The Prometheus collector: the server's counters, and the state of topics and groups, read from the store.
 
 Everything here runs in the thread of the scrape. The loop is asked for one thing, its groups. The store is read as
 any process reads it: heads without a lock, offsets out of SQLite.
@@ -67,9 +67,16 @@ _ROWS = [
         " connection.setup.timeout.ms."),
     Row("klamm_unauthenticated_requests", "counter", (), "Connections closed because of a request before the login, or"
         " after it had expired."),
+    Row("klamm_denials", "counter", ("operation", "resource_type"), "What clients were not allowed to do, by ACLs."),
     Row("klamm_tls_handshakes", "counter", ("outcome",), "TLS handshakes: success, failure or timeout."),
     Row("klamm_tls_reloads", "counter", ("outcome",), "Certificates that were loaded because their files had changed:"
         " success or failure."),
+    Row("klamm_throttled", "counter", ("quota",), "Responses after which the client had to wait, and connections"
+        " refused, by the quota."),
+    Row("klamm_throttle_seconds", "counter", ("quota",), "Seconds that clients were told to wait, by the quota."),
+    Row("klamm_audit_events", "counter", (), "Events in the audit log."),
+    Row("klamm_audit_dropped", "counter", (), "Events that are not in the audit log: its queue was full, or its"
+        " topic could not be appended to."),
     Row("klamm_malformed_frames", "counter", (), "Malformed requests: too large, truncated or unparsable."),
     Row("klamm_failed_requests", "counter", (), "Requests that failed by an internal error; see the log."),
     Row("klamm_received_bytes", "counter", (), "Bytes of requests."),
@@ -104,7 +111,7 @@ METRICS: dict[str, Row] = {row.name: row for row in _ROWS}
 
 
 def registry(broker: Broker, address: str) -> CollectorRegistry:
-    """The server's metrics, and those of its process."""
+    """Return the server's metrics, and those of its process."""
     made = CollectorRegistry()
     made.register(ServerCollector(broker, address))
     ProcessCollector(registry=made)
@@ -120,7 +127,7 @@ class ServerCollector(Collector):
         self._address = address
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: else registering this would scrape it."""
+        """Return nothing: else registering this would scrape it."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -223,7 +230,7 @@ class ServerCollector(Collector):
         return offsets, lags, left_out
 
     def _partition(self, topic: Topic, number: int) -> Partition | None:
-        """None if it is gone, or waits for its recovery."""
+        """Return the partition; None if it is gone, or waits for its recovery."""
         if number >= len(topic.partitions) or self._core.heads.flags_of(topic.partitions[number]) & head.NEEDS_RECOVERY:
             return None
         try:
@@ -238,9 +245,14 @@ def _counters(metrics: Metrics) -> Iterator[Metric]:
     yield _counter("klamm_connections_refused", metrics.refused)
     yield _counter("klamm_connections_closed_idle", metrics.closed_idle)
     yield _labelled("klamm_logins", metrics.logins)
+    yield _labelled("klamm_denials", metrics.denials)
     yield _labelled("klamm_tls_handshakes", {(outcome,): count for outcome, count in metrics.tls_handshakes.items()})
     yield _counter("klamm_login_timeouts", metrics.login_timeouts)
     yield _counter("klamm_unauthenticated_requests", metrics.unauthenticated_requests)
+    yield _labelled("klamm_throttled", metrics.throttled)
+    yield _labelled("klamm_throttle_seconds", metrics.throttle_seconds)
+    yield _counter("klamm_audit_events", metrics.audit_events)
+    yield _counter("klamm_audit_dropped", metrics.audit_dropped)
     yield _counter("klamm_malformed_frames", metrics.malformed)
     yield _counter("klamm_failed_requests", metrics.failed)
     yield _counter("klamm_received_bytes", metrics.bytes_in)
@@ -278,7 +290,7 @@ def _counter(name: str, value: float) -> Metric:
     return CounterMetricFamily(name, METRICS[name].doc, value=value)
 
 
-def _labelled(name: str, counts: Mapping[Any, int]) -> Metric:
+def _labelled(name: str, counts: Mapping[Any, float]) -> Metric:
     row = METRICS[name]
     family = CounterMetricFamily(row.name, row.doc, labels=row.labels)
     for labels, count in list(counts.items()):

@@ -39,7 +39,7 @@ _LISTS = frozenset({"cleanup.policy"})
 
 
 class Source:
-    """Where a value comes from; Kafka's numbers."""
+    """The source of a value; Kafka's numbers."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -122,13 +122,13 @@ class Entry(NamedTuple):
 
 
 def is_list(name: str) -> bool:
-    """Whether words can be added to the value, and taken out of it."""
+    """Return whether words can be added to the value, and removed from it."""
     return name in _LISTS
 
 
 @lru_cache(256)
 def of_topic(settings: Settings) -> tuple[Entry, ...]:
-    """Every setting of a topic, by name."""
+    """Return every setting of a topic, by name."""
     entries = [_entry(row, settings[row.name], row.name in settings.overridden) for row in SETTINGS.values()]
     entries += map(_fixed_entry, FIXED_TOPIC_CONFIGS.values())
     return tuple(sorted(entries))
@@ -158,7 +158,7 @@ def _fixed_entry(fixed_config: FixedConfig) -> Entry:
 
 
 def of_broker(settings: ServerSettings, store: StoreSettings, directory: str) -> tuple[Entry, ...]:
-    """Every setting of a server and its store, by name."""
+    """Return every setting of a server and its store, by name."""
     entries = [
         _entry(row, store[name], name in store.to_dict(), Source.DYNAMIC_BROKER) for name, row in STORE_SETTINGS.items()
     ]
@@ -186,6 +186,6 @@ def supported(wanted: Mapping[str, str]) -> dict[str, str]:
         fixed_config = FIXED_TOPIC_CONFIGS.get(name)
         if fixed_config is not None and not fixed_config.says(value):
             raise InvalidSetting(
-                f"{name}: is {fixed_config.value!r} here and cannot be {value!r}", hint=fixed_config.doc
+                f"{name}: fixed at {fixed_config.value!r}, cannot be set to {value!r}", hint=fixed_config.doc
             )
     return {name: value for name, value in wanted.items() if name not in FIXED_TOPIC_CONFIGS}

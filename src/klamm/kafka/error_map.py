@@ -29,7 +29,7 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """What a client is told of an error: whether to try again depends on it."""
+    """Return Kafka's code for an error; by it a client decides whether to try again."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

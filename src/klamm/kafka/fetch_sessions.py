@@ -23,6 +23,8 @@ Promises
         larger one, as in Kafka.
   FES4  A partition that is not in an incremental response has no records before its limit, no error, and the high
         watermark, last stable offset and log start offset of the last response that it was in.
+  FES5  What was looked up for a client without a session is kept for its next request, which mostly names the same
+        partitions: for at most as many connections as there may be sessions.
 """
 
 from __future__ import annotations
@@ -37,19 +39,27 @@ from klamm.kafka.purgatory import Subscription
 from klamm.log.head import WatchedLogs
 
 if TYPE_CHECKING:
+    from klamm.kafka._fetch import OrdinaryFetch
     from klamm.kafka.wire.structs import Struct
     from klamm.log.partition import Partition
     from klamm.log.ranges import Ranges
 
-__all__ = ["EVICTION_MS", "MAX_SESSION_PARTITIONS", "FetchPartition", "FetchSession", "FetchSessions"]
+__all__ = ["EVICTION_MS", "MAX_SESSION_PARTITIONS", "FetchPartition", "FetchSession", "FetchSessions", "next_epoch"]
 
 EVICTION_MS = 120_000
 MAX_SESSION_PARTITIONS = 10_000
 """Each fetch compares a number of each: a bound for what a request of a few bytes may cost."""
 _MAX_ID = 2**31 - 1
 
+_LAST_EPOCH = 2**31 - 1  # of incremental requests; 1 is the next
+
 TopicKey = str | bytes
 """A topic as clients name it: by name, or by id from version 13 on."""
+
+
+def next_epoch(epoch: int) -> int:
+    """Return the epoch of the request after that one."""
+    return 1 if epoch == _LAST_EPOCH else epoch + 1
 
 
 class FetchPartition:
@@ -87,11 +97,11 @@ class FetchPartition:
         self.sent: tuple[int, int, int] | None = None
         """High watermark, last stable offset and log start offset that the client knows; None: nothing, or an error."""
 
-    def want(self, requested: Struct) -> None:
-        self.offset: int = requested.fetch_offset
-        self.max_bytes: int = requested.partition_max_bytes
-        self.leader_epoch: int = requested.current_leader_epoch
-        self.last_epoch: int = requested.last_fetched_epoch
+    def want(self, offset: int, max_bytes: int, leader_epoch: int, last_epoch: int) -> None:
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.leader_epoch = leader_epoch
+        self.last_epoch = last_epoch
 
 
 class FetchSession:
@@ -141,19 +151,36 @@ class FetchSession:
 
     def update(self, topics: Iterable[Struct], isolation_level: int) -> None:
         """Add partitions, or ask for other offsets of those that it has."""
-        if isolation_level != self.isolation_level:
-            self.isolation_level = isolation_level
-            self.pending.update(self.partitions.values())
+        self._read_at(isolation_level)
         for topic in topics:
             key = topic.topic_id if self.uses_ids else topic.topic
             for requested in topic.partitions:
-                index = requested.partition
-                wanted = self.partitions.get((key, index))
-                if wanted is None:
-                    wanted = self.partitions[key, index] = FetchPartition(key, index, self.next_turn())
-                    self.new[wanted] = None
-                wanted.want(requested)
-                self.pending.add(wanted)
+                self._partition(key, requested.partition).want(
+                    requested.fetch_offset,
+                    requested.partition_max_bytes,
+                    requested.current_leader_epoch,
+                    requested.last_fetched_epoch,
+                )
+
+    def update_ordinary(self, request: OrdinaryFetch) -> None:
+        """Like `update`, by a request that was read natively."""
+        self._read_at(request.isolation_level)
+        for number in range(len(request)):
+            self._partition(*request.partition(number)).want(*request.wants(number))
+
+    def _read_at(self, isolation_level: int) -> None:
+        if isolation_level != self.isolation_level:
+            self.isolation_level = isolation_level
+            self.pending.update(self.partitions.values())
+
+    def _partition(self, key: TopicKey, index: int) -> FetchPartition:
+        """Return a partition that is asked for."""
+        wanted = self.partitions.get((key, index))
+        if wanted is None:
+            wanted = self.partitions[key, index] = FetchPartition(key, index, self.next_turn())
+            self.new[wanted] = None
+        self.pending.add(wanted)
+        return wanted
 
     def forget(self, topics: Iterable[Struct], leave: Callable[[Subscription, Partition], None]) -> None:
         """Remove partitions; `leave` takes the subscription off each."""
@@ -173,7 +200,7 @@ class FetchSession:
         ranges: Ranges | None,
         leave: Callable[[Subscription, Partition], None],
     ) -> None:
-        """The partition that is meant, as the catalog has it now."""
+        """Set the requested partition, as the catalog has it now."""
         if partition is wanted.partition:
             return
         if wanted.partition is not None:
@@ -199,14 +226,15 @@ class FetchSession:
 
 
 class FetchSessions:
-    """Of one server, on its loop."""
+    """The fetch sessions of one server, on its loop."""
 
     def __init__(self, max_sessions: int, max_partitions: int, end: Callable[[Subscription], None]) -> None:
-        """`end` is called with the subscription of a session that is over."""
+        """Prepare. `end` is called with the subscription of a session that is over."""
         self._max_sessions = max_sessions
         self._max_partitions = max_partitions
         self._end = end
         self._by_owner: OrderedDict[object, FetchSession] = OrderedDict()  # the longest unused first
+        self._kept: dict[object, tuple[bytes, FetchSession]] = {}  # with what its request named; the oldest first
         self.partitions = 0
         """Of all sessions together."""
         self.evictions = 0
@@ -219,8 +247,31 @@ class FetchSessions:
         session = self._by_owner.get(owner)
         return session if session is not None and session.id == session_id else None
 
+    def poll(
+        self, owner: object, request: OrdinaryFetch, *, uses_ids: bool, catalog_version: int, now_ms: int
+    ) -> FetchSession | None:
+        """Return the session that an incremental request without partitions goes on with, if none of its partitions is
+        known to have something new. Else None, and nothing is changed.
+        """
+        session = self._by_owner.get(owner)
+        if (
+            session is None
+            or session.id != request.session_id
+            or session.epoch != request.session_epoch
+            or session.uses_ids != uses_ids
+            or session.isolation_level != request.isolation_level
+            or session.catalog_version != catalog_version
+            or session.pending
+            or session.new
+        ):
+            return None
+        session.epoch = next_epoch(session.epoch)
+        session.used_ms = now_ms
+        self._by_owner.move_to_end(owner)
+        return session
+
     def open(self, owner: object, session: FetchSession, *, now_ms: int) -> int:
-        """Let a connection have this session, in place of another; return its id, or 0 if there is no space for it."""
+        """Open this session for a connection, in place of another. Return its id, or 0 if there is no space for it."""
         self.close(owner)
         if not self._has_space(session, now_ms):
             self._end(session.subscription)
@@ -234,7 +285,7 @@ class FetchSessions:
         return session.id
 
     def use(self, owner: object, session: FetchSession, *, now_ms: int) -> bool:
-        """A request has changed it; if there is no space for the partitions that it has now, it ends: False."""
+        """Record that a request has changed the session. Return False if its partitions have no space: it ends."""
         self.partitions -= session.size
         session.size = 0
         session.used_ms = now_ms
@@ -249,10 +300,32 @@ class FetchSessions:
 
     def close(self, owner: object) -> None:
         """End the session of a connection, if it has one."""
+        self.drop(owner)
         session = self._by_owner.pop(owner, None)
         if session is not None:
             self.partitions -= session.size
             self._end(session.subscription)
+
+    def kept(self, owner: object, names: bytes, *, uses_ids: bool) -> FetchSession | None:
+        """Return what was kept for the next request without a session, if it names the same."""
+        kept = self._kept.get(owner)
+        return kept[1] if kept is not None and kept[0] == names and kept[1].uses_ids == uses_ids else None
+
+    def keep(self, owner: object, names: bytes, session: FetchSession) -> None:
+        """Keep it until a request names other partitions, the connection is closed, or there are too many."""
+        if owner in self._kept and self._kept[owner][1] is session:
+            return
+        self.drop(owner)
+        if len(self._kept) >= self._max_sessions:
+            self.drop(next(iter(self._kept)))
+        session.subscription.is_standing = True
+        self._kept[owner] = names, session
+
+    def drop(self, owner: object) -> None:
+        """Keep nothing for a connection."""
+        kept = self._kept.pop(owner, None)
+        if kept is not None:
+            self._end(kept[1].subscription)
 
     def _has_space(self, session: FetchSession, now_ms: int, *, is_new: bool = True) -> bool:
         """Return whether the session fits, after others have given way for which it is time."""

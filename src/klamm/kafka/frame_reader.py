@@ -13,7 +13,7 @@ from collections.abc import Callable
 from mmap import mmap
 from typing import TYPE_CHECKING
 
-from klamm.kafka.wire.frames import API_KEY_BYTES, SIZE_BYTES, check_control_request, frame_size
+from klamm.kafka.wire.frames import API_KEY_BYTES, SIZE_BYTES, check_control_request, frame_size, size_field
 
 if TYPE_CHECKING:
     from klamm.kafka.listener import Listener
@@ -28,7 +28,7 @@ _LITTLE = 1024  # received at a time while the budget is used up
 
 
 class FrameReader:
-    """Of one channel."""
+    """The reader of one channel's requests."""
 
     __slots__ = ("_behind", "_data", "_filled", "_held", "_listener", "_on_room", "_partial", "_position", "_size",
                  "max_request", "partial_since")  # fmt: skip
@@ -63,15 +63,23 @@ class FrameReader:
         return self._behind is None and self._partial is None and (data is None or self._position == len(data))
 
     @property
+    def has_more(self) -> bool:
+        """Whether something was received behind the request that is being handled. Nothing is behind one that arrived
+        in part, unless it was put back: its buffer ends with it.
+        """
+        data = self._data
+        return self._behind is not None or (data is not None and self._position < len(data))
+
+    @property
     def is_blocked(self) -> bool:
         """Whether a partial request waits for the budget: receive nothing."""
-        return self._partial is not None and self._filled == len(self._partial)
+        return self._partial is not None and self._filled == len(self._partial) < self._size
 
     # ---- receiving
 
     def buffer(self, is_busy: bool) -> memoryview:
         """Return where to receive next."""
-        if self._partial is not None:
+        if self._partial is not None and self._filled < self._size:
             return self._partial[self._filled :]
         listener = self._listener
         if listener.budget.is_full:
@@ -79,8 +87,8 @@ class FrameReader:
         return listener.buffer[:_AHEAD] if is_busy else listener.buffer
 
     def received(self, count: int, is_busy: bool) -> None:
-        """`count` bytes are in the buffer."""
-        if self._partial is not None:
+        """Process `count` bytes that were received into the buffer."""
+        if self._partial is not None and self._filled < self._size:
             self._filled += count
             if self._filled == len(self._partial) < self._size:
                 self._grow(self._partial)
@@ -92,6 +100,18 @@ class FrameReader:
             self._put_behind(self._take_behind() + data)
 
     # ---- requests
+
+    def only_frame(self, count: int) -> memoryview | None:
+        """Return the request in the `count` bytes that were received into the shared buffer, if it is whole and nothing
+        is before or behind it. Then `received` is not called, and nothing is left to be released.
+        """
+        size = count - SIZE_BYTES
+        if self._partial is not None or self._behind is not None or not 0 < size <= self.max_request:
+            return None
+        listener = self._listener
+        if size > listener.max_control_request or size_field(listener.buffer) != size:
+            return None
+        return listener.buffer[SIZE_BYTES:count]
 
     def next_frame(self) -> memoryview | None:
         """Return the next whole request, or None. `release` it before the next call."""
@@ -119,8 +139,13 @@ class FrameReader:
         self._begin_partial(size, data[start:])
         return None
 
+    def put_back(self, frame: memoryview) -> None:
+        """Put back the frame that `next_frame` has returned last: it returns the frame again."""
+        if self._partial is None:
+            self._position -= SIZE_BYTES + len(frame)
+
     def release(self) -> None:
-        """The frame was handled: its buffer can be used again."""
+        """Release the buffer of a frame that was handled."""
         if self._partial is not None and self._filled == self._size:
             self._drop_partial()
 
@@ -131,7 +156,7 @@ class FrameReader:
             self._put_behind(bytearray(data[self._position :]))
 
     def hand_over(self, size: int) -> int:
-        """Give up to `size` bytes that are held for the partial request to a copy of it; return how many."""
+        """Hand up to `size` bytes that are held for the partial request over to a copy of it. Return how many."""
         moved = min(size, self._held)
         self._held -= moved
         return moved

@@ -1,12 +1,12 @@
 """The group coordinator: Kafka's classic protocol for consumer groups, a machine without sockets, threads or clock.
 
     join         a member comes, or comes again: a rebalance begins, and ends when all have joined or time is up
-    sync         the leader says who gets what, and everybody gets it
+    sync         the leader sends the assignments, and each member gets its own
     heartbeat    a member lives, and learns whether it has to join again
-    leave        members go, also several, also others than who asks
+    leave        members leave: one or several, the sender or others
 
 Every method takes the time, in milliseconds that never go back; `tick` is to be called at `next_deadline`. Offsets are
-the store's (store/groups.py); here is only said who may commit them.
+the store's (store/groups.py); this module only decides which member may commit them.
 
 What outlives a restart: `persist` is called with the image of each generation that is about to be stable, and with one
 without members when the group is empty. The caller confirms it (`persisted`); the next server gets it (`restore`).
@@ -23,10 +23,10 @@ Promises
         `persisted` takes.
   GCO2  In a stable generation every member has one assignment, of this generation; the empty one if the leader gave
         none.
-  GCO3  Generations of a group only grow, even when it is deleted and comes again.
+  GCO3  Generations of a group only grow, even when it is deleted and created again.
   GCO4  A client that is fenced, or not a member, changes nothing.
-  GCO5  A member that is not heard of for its session timeout is removed. What it has delayed is being heard of, as long
-        as its connection stays.
+  GCO5  A member that is not heard of for its session timeout is removed. A delayed request is a sign of life, as
+        long as its connection stays open.
   GCO6  What clients can make it hold is bounded by `config`: groups, members, bytes of a group and of all groups; and
         _MAX_PENDING ids of a group.
   GCO7  No member gets an assignment, or in a stable group a new id, before it is stored. If that fails, the response is
@@ -34,7 +34,7 @@ Promises
 
 Where it differs from Apache Kafka: a delayed request is always answered, also one that is overtaken by a later request
 of the same member (REBALANCE_IN_PROGRESS), or whose member is removed by another (UNKNOWN_MEMBER_ID); a static member
-finds its place again in a group that is full; a connection that closes is noticed: from then on the session timeout
+can rejoin a group that is full; a connection that closes is noticed: from then on the session timeout
 runs, and a new member that was never told its id goes at once. Any request of a member is a sign of life.
 """
 
@@ -74,7 +74,7 @@ _log = logging.getLogger("klamm")
 
 
 class GroupCoordinator:
-    """All groups of a server. `config` may be replaced at any time."""
+    """The coordinator of all groups of a server. `config` may be replaced at any time."""
 
     def __init__(
         self,
@@ -95,22 +95,22 @@ class GroupCoordinator:
     # ---- time
 
     def next_deadline(self) -> int | None:
-        """When to call `tick` next, unless something else happens before; None: not at all."""
+        """Return when to call `tick` next, unless something else happens before; None: not at all."""
         return self._timers.next_deadline()
 
     def tick(self, now_ms: int) -> None:
-        """Do what was due by now."""
+        """Run what is due by now."""
         self._timers.run(now_ms)
         self._pending.deliver()
 
     # ---- joining
 
     def begin_above(self, generation: int) -> None:
-        """Groups that are new here have higher generations than this."""
+        """Start new groups above this generation."""
         self._groups.begin_above(generation)
 
     def knows(self, group_id: str) -> bool:
-        """Whether the group is here; if not, it has to be claimed in the store before a client joins."""
+        """Return whether the group is here; if not, it must be claimed in the store before a client joins."""
         return group_id in self._groups
 
     def is_deserted(self, group_id: str) -> bool:
@@ -119,7 +119,7 @@ class GroupCoordinator:
         return group is None or (not group.members and not group.pending)
 
     def join(self, request: JoinRequest, reply: JoinReply, *, now_ms: int, connection: object = None) -> None:
-        """JoinGroup. `connection`, whatever it is, is what `disconnected` will be called with."""
+        """Handle JoinGroup. `connection`, whatever it is, is what `disconnected` will be called with."""
         delayed = DelayedRequest(reply, connection)
         error, full = self._refused(request.group_id), ""
         if not error and not self.config.allows_session(request.session_timeout_ms):
@@ -210,7 +210,7 @@ class GroupCoordinator:
         delayed: DelayedRequest[JoinReply],
         now_ms: int,
     ) -> None:
-        """A static member has come back, without the id it had."""
+        """Replace a static member that has come back without the id it had."""
         old_id = member.id
         self._pending.complete_join(member, JoinResponse(ErrorCode.FENCED_INSTANCE_ID, old_id))
         self._pending.complete_sync(member, SyncResponse(ErrorCode.FENCED_INSTANCE_ID))
@@ -326,7 +326,7 @@ class GroupCoordinator:
     # ---- syncing
 
     def sync(self, request: SyncRequest, reply: SyncReply, *, now_ms: int, connection: object = None) -> None:
-        """SyncGroup."""
+        """Handle SyncGroup."""
         delayed = DelayedRequest(reply, connection)
         group = self._groups.get(request.group_id)
         error = self._refused(request.group_id)
@@ -359,7 +359,7 @@ class GroupCoordinator:
         self._send_assignments(group.members.values(), now_ms)
 
     def _send_assignments(self, members: Iterable[Member], now_ms: int) -> None:
-        """To those who wait for it."""
+        """Send the assignments to the members that wait for them."""
         for each in members:
             group = each.group
             response = SyncResponse(ErrorCode.NONE, group.protocol_type, group.protocol, each.assignment)
@@ -369,7 +369,7 @@ class GroupCoordinator:
     # ---- keeping
 
     def _begin_to_persist(self, group: Group) -> int | None:
-        """The number that `persisted` will come with; None: nothing is stored."""
+        """Return the number that `persisted` will be called with; None: nothing is stored."""
         if self._persist is None:
             return None
         self._persist_count += 1
@@ -378,7 +378,7 @@ class GroupCoordinator:
         return self._persist_count
 
     def persisted(self, group_id: str, number: int, *, ok: bool, now_ms: int) -> None:
-        """What `persist` was called with is kept, or (not `ok`) cannot be."""
+        """Continue after `persist`: the image is stored, or (not `ok`) cannot be."""
         group = self._groups.get(group_id)
         if group is None:
             return
@@ -396,7 +396,7 @@ class GroupCoordinator:
         self._pending.deliver()
 
     def restore(self, image: GroupImage, *, now_ms: int) -> None:
-        """A group that an earlier server kept: before a client joins it, after `begin_above`. Sessions start again."""
+        """Restore a group of an earlier server: before a client joins it, after `begin_above`. Sessions start again."""
         group = self._groups.restore(image)
         for member in group.members.values():
             self._heard_of(member, now_ms)
@@ -406,7 +406,7 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None = None, *, now_ms: int
     ) -> ErrorCode:
-        """REBALANCE_IN_PROGRESS asks the member to join again."""
+        """Handle Heartbeat. REBALANCE_IN_PROGRESS asks the member to join again."""
         if error := self._refused(group_id):
             return error
         group = self._groups.get(group_id)
@@ -420,7 +420,7 @@ class GroupCoordinator:
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING else ErrorCode.NONE
 
     def leave(self, group_id: str, leaving: Iterable[LeavingMember], *, now_ms: int) -> LeaveResponse:
-        """LeaveGroup."""
+        """Handle LeaveGroup."""
         if error := self._refused(group_id):
             return LeaveResponse(error)
         group = self._groups.get(group_id)
@@ -445,9 +445,7 @@ class GroupCoordinator:
         return error
 
     def disconnected(self, connection: object, *, now_ms: int) -> None:
-        """A connection is closed; nothing more is answered on it. Its members go on to live for their session timeout:
-        they may come back on another.
-        """
+        """Forget a closed connection. Its members live on for their session timeout: they may come back on another."""
         for member in self._pending.disconnect(connection):
             if member.id_known or member.instance_id is not None:
                 self._heard_of(member, now_ms)
@@ -456,7 +454,7 @@ class GroupCoordinator:
         self._pending.deliver()
 
     def _heard_of(self, member: Member, now_ms: int) -> None:
-        """Its session starts again; it stands still while a request of it is delayed."""
+        """Restart a member's session; it is suspended while a request of the member is delayed."""
         joins = member.join is not None and member.join.reply is not None
         if joins and member.is_new:
             self._timers.arm(member.session, now_ms + _NEW_MEMBER_JOIN_TIMEOUT_MS)
@@ -506,7 +504,7 @@ class GroupCoordinator:
         now_ms: int,
         transactional: bool = False,
     ) -> ErrorCode:
-        """OffsetCommit and TxnOffsetCommit: whether this one may commit offsets of the group now.
+        """Return whether this member may commit offsets of the group now, for OffsetCommit and TxnOffsetCommit.
 
         Generation -1 comes from a client that is not a member: a consumer that assigns itself, or a tool. It may commit
         as long as there are no members. In a transaction it always may, if it names no member: old producers do not
@@ -532,7 +530,7 @@ class GroupCoordinator:
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.COMPLETING else ErrorCode.NONE
 
     def check_offset_delete(self, group_id: str, topics: Collection[str]) -> tuple[ErrorCode, frozenset[str]]:
-        """OffsetDelete: an error, or those of the topics that are refused with GROUP_SUBSCRIBED_TO_TOPIC."""
+        """Return an error, or the topics that are rejected with GROUP_SUBSCRIBED_TO_TOPIC, for OffsetDelete."""
         if error := self._refused(group_id):
             return error, frozenset()
         group = self._groups.get(group_id)
@@ -541,7 +539,7 @@ class GroupCoordinator:
     # ---- groups, for people
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[GroupListing]:
-        """ListGroups: those that are here. A group that has offsets in the store and is not here is Empty."""
+        """Return the groups that are here, for ListGroups. One that is only in the store is Empty."""
         wanted = {state.lower() for state in states}
         if types and "classic" not in {each.lower() for each in types}:
             return []
@@ -549,13 +547,13 @@ class GroupCoordinator:
         return [each for each in listings if not wanted or each.state.lower() in wanted]
 
     def describe(self, group_id: str) -> GroupDescription | None:
-        """DescribeGroups: None if the group is not here. In the store it is Empty then; nowhere, it is Dead."""
+        """Describe a group, for DescribeGroups; None if it is not here: then it is Empty in the store, or Dead."""
         group = self._groups.get(group_id)
         return group.description() if group is not None else None
 
     def delete(self, group_id: str) -> ErrorCode:
-        """DeleteGroups, before the store does: no client can join until `deleted`. NON_EMPTY_GROUP if it has
-        members, GROUP_ID_NOT_FOUND if it is being deleted already.
+        """Handle DeleteGroups, before the store does: no client can join until `deleted`. Return NON_EMPTY_GROUP if it
+        has members, GROUP_ID_NOT_FOUND if it is being deleted already.
         """
         group = self._groups.get(group_id)
         if not group_id or (group is not None and group.state is State.DEAD):
@@ -572,13 +570,13 @@ class GroupCoordinator:
         return ErrorCode.NONE
 
     def deleted(self, group_id: str) -> None:
-        """The store has deleted the group, or could not: it may come again."""
+        """Continue after the store has deleted the group, or could not: clients may join it again."""
         group = self._groups.get(group_id)
         if group is not None and group.state is State.DEAD:
             self._groups.retire(group)
 
     def close(self) -> None:
-        """The server stops: NOT_COORDINATOR to what is delayed, COORDINATOR_NOT_AVAILABLE to what comes."""
+        """Stop: respond NOT_COORDINATOR to what is delayed, COORDINATOR_NOT_AVAILABLE to what comes."""
         self._closed = True
         for group in self._groups:
             for member in group.members.values():

@@ -1,4 +1,4 @@
-"""What of a group outlives the server: a stable generation, with its members and what each was assigned, as bytes.
+"""The image of a group that outlives the server: a stable generation, its members and assignments, as bytes.
 
 JSON, for it is small, seldom written, and read by people who look for a mistake; what clients sent as bytes is base64.
 """
@@ -56,19 +56,19 @@ def encoded(image: GroupImage) -> bytes:
         }
         for member in image.members
     ]
-    told: dict[str, Any] = {"format": _FORMAT, **image._asdict(), "members": members}
-    del told["group_id"]  # the row knows, and a name is said once
-    return json.dumps(told).encode()
+    data: dict[str, Any] = {"format": _FORMAT, **image._asdict(), "members": members}
+    del data["group_id"]  # the row knows, and a name is said once
+    return json.dumps(data).encode()
 
 
 def decoded(group_id: str, state: bytes) -> GroupImage:
-    """ValueError if these are not bytes that `encoded` made."""
+    """Decode the bytes that `encoded` made. Raise ValueError for others."""
     try:
-        told = json.loads(state)
-        if told.pop("format") != _FORMAT:
+        data = json.loads(state)
+        if data.pop("format") != _FORMAT:
             raise ValueError("a newer Klamm wrote it")
-        members = tuple(_member(each) for each in told.pop("members"))
-        image = GroupImage(group_id=group_id, members=members, **told)
+        members = tuple(_member(each) for each in data.pop("members"))
+        image = GroupImage(group_id=group_id, members=members, **data)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not the state of a group: {error!r}") from None
     ids = {member.member_id for member in members}
@@ -77,6 +77,6 @@ def decoded(group_id: str, state: bytes) -> GroupImage:
     return image
 
 
-def _member(told: dict[str, Any]) -> MemberImage:
-    protocols = tuple((str(name), b64decode(metadata)) for name, metadata in told.pop("protocols"))
-    return MemberImage(protocols=protocols, assignment=b64decode(told.pop("assignment")), **told)
+def _member(data: dict[str, Any]) -> MemberImage:
+    protocols = tuple((str(name), b64decode(metadata)) for name, metadata in data.pop("protocols"))
+    return MemberImage(protocols=protocols, assignment=b64decode(data.pop("assignment")), **data)

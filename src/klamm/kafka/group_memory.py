@@ -1,4 +1,4 @@
-"""How many bytes all groups of a server hold for their members: ids, subscriptions, assignments."""
+"""The memory that all groups of a server hold for their members: ids, subscriptions, assignments."""
 
 from __future__ import annotations
 

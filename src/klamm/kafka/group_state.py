@@ -121,7 +121,7 @@ class Member:
         """The client knows its id; if not, no one can ever use it but as the response to its JoinGroup."""
 
     def take(self, request: JoinRequest) -> None:
-        """What the request says of it. Bytes are copied out of buffers that may be used again."""
+        """Take the fields of the request. Bytes are copied out of buffers that may be used again."""
         self.protocols = _copied(request.protocols)
         self.size = request.size
         self.session_timeout_ms = request.session_timeout_ms
@@ -203,7 +203,7 @@ class Group:
         expire: Callable[[Member, int], None],
         memory: GroupMemory,
     ) -> Group:
-        """As it was in the image: stable. Generations up to `above` may have been given out since."""
+        """Return the group as it was in the image: stable. Generations up to `above` may have been given out since."""
         group = cls(image.group_id, image.generation, time_is_up, memory)
         group.state, group.is_persisted, group.above = State.STABLE, True, above
         group.protocol_type, group.protocol = image.protocol_type, image.protocol
@@ -226,7 +226,7 @@ class Group:
         return group
 
     def close(self) -> None:
-        """The group is removed."""
+        """Close the group: it is removed."""
         assert not self.members
         for member_id in list(self.pending):
             self.pop_pending(member_id)
@@ -248,7 +248,7 @@ class Group:
             self.leader = member
 
     def remove(self, member: Member) -> None:
-        """The caller has answered its requests."""
+        """Remove a member whose requests the caller has responded to."""
         assert member.join is None
         assert member.sync is None
         assert member.held is None
@@ -262,7 +262,7 @@ class Group:
             self.leader = next(iter(self.members.values()), None)
 
     def rename(self, member: Member, member_id: str) -> None:
-        """A static member has come back and gets another id; from now on, its old one is fenced."""
+        """Assign another id to a static member that has come back; its old one is fenced."""
         del self.members[member.id]
         member.id = member_id
         self.members[member_id] = member
@@ -351,7 +351,7 @@ class Group:
         return member is not None or len(self.members) < max_size
 
     def supports(self, request: JoinRequest) -> bool:
-        """Whether it speaks a protocol that every member speaks."""
+        """Return whether a member supports a protocol that every member supports."""
         if not self.members:
             return bool(request.protocol_type and request.protocols)
         return request.protocol_type == self.protocol_type and any(
@@ -359,7 +359,7 @@ class Group:
         )
 
     def identify(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Whether that is a member: FENCED_INSTANCE_ID if another one has come with its instance id since."""
+        """Return NONE for a member, FENCED_INSTANCE_ID if its instance id has another one, else UNKNOWN_MEMBER_ID."""
         if instance_id is not None:
             member = self.static.get(instance_id)
             if member is not None and member.id != member_id:
@@ -369,7 +369,7 @@ class Group:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def check_sync(self, request: SyncRequest, config: GroupConfig) -> ErrorCode:
-        """Whether this SyncGroup is one of the generation that there is, and its assignments fit."""
+        """Return whether this SyncGroup is of the current generation, and its assignments fit."""
         assigned = sum(len(member.assignment) for member in self.members.values()) if request.size else 0
         has_space = self._memory.has_space(request.size - assigned, config.max_total_bytes)
         if request.size > config.max_bytes or not has_space:
@@ -385,7 +385,7 @@ class Group:
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
     def check_offset_delete(self, topics: Collection[str]) -> tuple[ErrorCode, frozenset[str]]:
-        """An error, or those of the topics that members consume."""
+        """Return an error, or those of the topics that members consume."""
         if self.state is State.EMPTY:
             return ErrorCode.NONE, frozenset()
         if self.protocol_type != "consumer":
@@ -394,7 +394,7 @@ class Group:
         return ErrorCode.NONE, frozenset(topics) if subscribed is None else subscribed.intersection(topics)
 
     def chosen_protocol(self) -> str:
-        """Of the protocols that all speak, the one that most like best; of several, the leader's favourite."""
+        """Return the protocol that most members prefer, of those that all support; in a tie, the leader's favourite."""
         assert self.leader is not None
         common = {name for name, count in self._supporters.items() if count == len(self.members)}
         assert common
@@ -427,7 +427,7 @@ class Group:
     # ---- what is told of it
 
     def joined(self, member: Member, *, to_leader: bool) -> JoinResponse:
-        """The response to a JoinGroup of this generation."""
+        """Return the response to a JoinGroup of this generation."""
         assert self.leader is not None
         members: tuple[JoinedMember, ...] = ()
         if to_leader:
@@ -469,7 +469,7 @@ class Group:
         return GroupDescription(self.id, self.state.value, self.protocol_type, protocol, members)
 
     def subscribed(self) -> frozenset[str] | None:
-        """The topics that its members consume; None: it cannot be told."""
+        """Return the topics that the members consume; None if unknown."""
         topics: set[str] = set()
         if self.members and self.protocol_type != "consumer":
             return None
@@ -482,8 +482,8 @@ class Group:
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics in a consumer's metadata, which begins with a version (int16) and an array of strings, whatever comes
-    behind; None if it does not.
+    """Return the topics in a consumer's metadata, which begins with a version (int16) and an array of strings, whatever
+    follows; None if it does not.
     """
     position = 6
     count = int.from_bytes(metadata[2:6], "big", signed=True)

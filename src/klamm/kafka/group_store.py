@@ -58,7 +58,7 @@ _log = logging.getLogger("klamm.kafka")
 
 
 def is_group_id(name: str) -> bool:
-    """Whether the store can have a group of that name."""
+    """Return whether the store can have a group of that name."""
     try:
         checked_name(name)
     except InvalidSetting:
@@ -67,7 +67,7 @@ def is_group_id(name: str) -> bool:
 
 
 class JoinPermit(NamedTuple):
-    """What a join needs to know."""
+    """The permit of a join: what it needs to know."""
 
     max_size: int
     group: Group | None = None  # None: was at this door before
@@ -94,7 +94,7 @@ class _Batch:
         self.written: asyncio.Future[list[Outcome]]
 
     def add(self, commit: WireCommit) -> int | None:
-        """Its place; None if it is too late."""
+        """Add a commit and return its index; None if it is too late."""
         with self._mutex:
             if self._begun or len(self._commits) >= _MOST_COMMITS:
                 return None
@@ -111,7 +111,7 @@ class _Batch:
 
 
 class GroupStore:
-    """Of one broker, on its loop."""
+    """The groups of one broker, on its loop."""
 
     def __init__(self, broker: Broker) -> None:
         self._of = weakref.ref(broker)
@@ -133,7 +133,7 @@ class GroupStore:
     # ---- the thread that writes
 
     def write(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """As Broker.write; for everything that writes groups or offsets, so that commits do not overtake it."""
+        """Like Broker.write; for everything that writes groups or offsets, so that commits do not overtake it."""
         self._batch = None
         written = self._last = self._broker.write(function, *args)
         return written
@@ -149,21 +149,21 @@ class GroupStore:
         return (await asyncio.shield(batch.written))[place]
 
     async def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
-        """What is committed (see WireGroups.offsets), and what transactions may move."""
+        """Return the committed offsets (see WireGroups.offsets), and what transactions may move."""
         behind = self._last is not None and not self._last.done()
         run = self._broker.write if behind else self._broker.catalog
         return await run(self._offsets, list(wanted))
 
     def _offsets(self, wanted: list[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
-        """In a thread. Pending offsets first: those of a transaction that ends in between are in what is read."""
+        """Read offsets, in a thread; pending ones first: of a transaction that ends in between, both are read."""
         pending = self._broker.transaction_coordinator.pending_offsets({name for name, _ in wanted})
         return GroupOffsets(self.groups.offsets(wanted), pending)
 
     # ---- joining
 
     def admit(self, name: str) -> asyncio.Future[JoinPermit]:
-        """Before a new member joins: claim the group for Kafka, and read how many members it may have. GroupBusy if
-        its members are processes that have the store open.
+        """Claim the group for Kafka before a new member joins, and read how many members it may have. Raise GroupBusy
+        if its members are processes that have the store open.
         """
         return self._broker.catalog(self._look) if name in self._here else self.write(self._claim, name)
 
@@ -179,7 +179,7 @@ class GroupStore:
                 del self._coming[name]
 
     def leave_doors(self) -> None:
-        """Groups that have lost their last member here, or never got one, may have members at the other door."""
+        """Leave the door of groups without a member here: they may have members at the other door."""
         coordinator, groups = self._broker.group_coordinator, self._broker.core.groups
         for group in groups.held_doors():
             if group.name not in self._coming and coordinator.is_deserted(group.name):
@@ -190,7 +190,7 @@ class GroupStore:
         return JoinPermit(self._broker.core.catalog.settings().group_max_size)
 
     def _claim(self, name: str) -> JoinPermit:
-        """In the thread that writes, which alone changes `_reserved`."""
+        """Claim the group, in the thread that writes, which alone changes `_reserved`."""
         group = self._broker.core.groups.claim_door(name, "kafka")
         return self._look()._replace(group=group, first_generation=self._reserve_first())
 
@@ -211,7 +211,7 @@ class GroupStore:
             coordinator.begin_above(permit.first_generation)
 
     def refused(self, name: str, error: GroupBusy) -> None:
-        """Tell the log, once."""
+        """Log the refusal, once."""
         if name not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(name)
             _log.warning("JoinGroup rejected: %s", error)
@@ -240,7 +240,7 @@ class GroupStore:
     # ---- members that outlive the server
 
     def persist(self, image: GroupImage, number: int) -> None:
-        """For the coordinator, which is told when it is done."""
+        """Persist a group for the coordinator, which is called when that is done."""
         self.write(self._persist, image).add_done_callback(partial(self._persisted, image.group_id, number))
 
     def _persist(self, image: GroupImage) -> Group | None:
@@ -268,7 +268,7 @@ class GroupStore:
         broker.group_coordinator.persisted(name, number, ok=error is None, now_ms=broker.now_ms())
 
     async def load(self) -> None:
-        """Before anybody can ask: have the groups that an earlier server had."""
+        """Load the groups of an earlier server, before any client can ask."""
         first, found = await self.write(self._load)
         coordinator, now_ms = self._broker.group_coordinator, self._broker.now_ms()
         if first is not None:
@@ -289,14 +289,14 @@ class GroupStore:
         return (self._reserve_first() if found else None), found
 
     async def flush(self, seconds: float) -> None:
-        """Let what was handed over to the thread be written."""
+        """Wait until what was handed over to the thread is written."""
         if self._last is not None:
             await asyncio.wait([self._last], timeout=seconds)
 
     # ---- generations
 
     def has_begun(self, generation: int) -> None:
-        """A generation has begun: see to it that a later server begins above it."""
+        """Record that a generation has begun, so that a later server begins above it."""
         if generation > self._reserved - _GENERATIONS // 2:
             self.write(self._reserve_up_to, generation).add_done_callback(_reserved)
 

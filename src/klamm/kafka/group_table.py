@@ -19,10 +19,10 @@ _MAX_RETIRED = 10_000  # groups that are gone, whose generations are remembered 
 
 
 class GroupTable:
-    """Of one coordinator."""
+    """The groups of one coordinator."""
 
     def __init__(self, on_timer: Callable[[Group, int], None], expire: Callable[[Member, int], None]) -> None:
-        """`on_timer` is called when the time of a group is up, `expire` when the session of a member is."""
+        """Prepare. `on_timer` is called when the time of a group is up, `expire` when the session of a member is."""
         self._on_timer = on_timer
         self._expire = expire
         self._groups: dict[str, Group] = {}
@@ -43,7 +43,7 @@ class GroupTable:
         return self._groups.get(group_id)
 
     def begin_above(self, generation: int) -> None:
-        """Let groups that are new have higher generations than this."""
+        """Start new groups above this generation."""
         self._floor = max(self._floor, generation)
 
     def create(self, group_id: str) -> Group:

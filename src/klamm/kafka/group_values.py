@@ -1,4 +1,4 @@
-"""What the group coordinator is asked, and what it answers: values, without the bytes they came in."""
+"""Requests and responses of the group coordinator, as values, without the bytes they came in."""
 
 from __future__ import annotations
 

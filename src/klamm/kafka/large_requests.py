@@ -23,7 +23,7 @@ LARGE_RESPONSE = 256
 
 
 class LargeRequests:
-    """Of one server, on its loop."""
+    """The queue of one server's large requests, on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -22,6 +22,13 @@ class LimitedLog:
 
     def warning(self, message: str, *args: object, exc_info: bool = False) -> None:
         """Write one line, unless there were too many in this second."""
+        self._write(logging.WARNING, message, *args, exc_info=exc_info)
+
+    def exception(self, message: str, *args: object) -> None:
+        """Like `warning`, of an exception that is being handled, with its traceback: an error of the server."""
+        self._write(logging.ERROR, message, *args, exc_info=True)
+
+    def _write(self, level: int, message: str, *args: object, exc_info: bool) -> None:
         second = int(self._now())
         if second != self._second:
             if self._lines > LINES_PER_S:
@@ -29,4 +36,4 @@ class LimitedLog:
             self._lines, self._second = 0, second
         self._lines += 1
         if self._lines <= LINES_PER_S:
-            self._log.warning(message, *args, exc_info=exc_info)
+            self._log.log(level, message, *args, exc_info=exc_info)

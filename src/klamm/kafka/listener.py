@@ -11,7 +11,9 @@ from klamm.kafka.admission import Admission
 from klamm.kafka.budget import Budget
 from klamm.kafka.channel import Channel
 from klamm.kafka.limited_log import LimitedLog
+from klamm.kafka.quotas import BURST_S
 from klamm.kafka.unread import Unread
+from klamm.store.quotas import CONNECTION_CREATION_RATE
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -28,12 +30,13 @@ _log = logging.getLogger("klamm.kafka")
 
 
 class Listener:
-    """Of one server, on its loop."""
+    """The connections of one server, on its loop."""
 
     def __init__(self, broker: Broker, admission: Admission) -> None:
         self.broker = broker
         self.admission = admission
         self.metrics = broker.metrics
+        self.request_log = broker.request_log
         self.max_request = broker.settings.socket_request_max_bytes
         self.max_control_request = broker.settings.control_request_max_bytes
         self.max_response = broker.settings.socket_response_max_bytes
@@ -43,6 +46,7 @@ class Listener:
         self.buffer = memoryview(bytearray(_BUFFER))
         """Where everybody receives. What has to stay is copied before the loop goes on."""
         self.connections: set[Channel] = set()
+        self._delayed: set[Channel] = set()  # not admitted, and closed late
         self._most = broker.settings.max_connections
         self._why = "max.connections"
         open_files = files.most_open()
@@ -52,35 +56,48 @@ class Listener:
         self.now = broker.loop.time
         self._spare: list[bytearray] = []
         self._log = LimitedLog(_log, "connections", self.now)
+        self.failures = LimitedLog(_log, "requests that failed", self.now)
+        """For what is an error of ours, and could be had by the same request again."""
         self._per_ip: Counter[str] = Counter()
         self._most_per_ip = broker.settings.max_connections_per_ip
-        self._closing = False
+        self.is_closing = False
 
     # ---- connections
 
-    def admit(self, connection: Channel) -> bool:
-        """A client has come; False if there are too many."""
-        if self._closing or len(self.connections) >= self._most:
+    def admit(self, connection: Channel) -> float | None:
+        """Admit a client. If it is one too many, return after how many seconds to close the connection."""
+        if self.is_closing or len(self.connections) + len(self._delayed) >= self._most:
             self.metrics.refused += 1
-            if not self._closing:
+            if not self.is_closing:
                 self.log_connection_event(
                     connection, f"connection rejected: limit of {self._most} connections reached ({self._why})"
                 )
-            return False
+            return 0.0
         host = connection.session.peer_host
         if self._per_ip[host] >= self._most_per_ip:
             self.metrics.refused += 1
             self.log_connection_event(
                 connection, f"connection rejected: limit of {self._most_per_ip} connections of an address reached"
             )
-            return False
+            return 0.0
+        quotas = self.broker.quotas
+        wait_s = quotas.connect(host, self.now()) if quotas.limits_connections else 0.0
+        if wait_s:
+            self.metrics.refused += 1
+            self.metrics.throttle(CONNECTION_CREATION_RATE, wait_s)
+            self.log_connection_event(connection, f"connection rejected: quota {CONNECTION_CREATION_RATE} exceeded")
+            if len(self._delayed) >= self._most // 10:  # they take the place of others
+                return 0.0
+            self._delayed.add(connection)
+            return min(wait_s, BURST_S)
         self._per_ip[host] += 1
         self.connections.add(connection)
         self.metrics.connections_total += 1
         self.metrics.connections = len(self.connections)
-        return True
+        return None
 
     def gone(self, connection: Channel) -> None:
+        self._delayed.discard(connection)
         if connection in self.connections:
             self.connections.discard(connection)
             host = connection.session.peer_host
@@ -88,12 +105,14 @@ class Listener:
             if not self._per_ip[host]:
                 del self._per_ip[host]
         self.metrics.connections = len(self.connections)
+        if self.request_log is not None:
+            self.request_log.forget(connection.session)
         self.broker.purgatory.forget(connection.session)
         self.broker.fetch_sessions.close(connection.session)
         self.broker.group_coordinator.disconnected(connection.session, now_ms=self.broker.now_ms())
 
     def close_idle(self, since: float) -> None:
-        """Those on which nothing has happened since then."""
+        """Close the connections on which nothing has happened since then."""
         for connection in [each for each in self.connections if each.is_idle(since)]:
             self.metrics.closed_idle += 1
             connection.close()
@@ -106,20 +125,16 @@ class Listener:
 
     def begin_to_close(self) -> None:
         """Take no one else, and no further request."""
-        self._closing = True
-
-    @property
-    def is_closing(self) -> bool:
-        return self._closing
+        self.is_closing = True
 
     @property
     def is_quiet(self) -> bool:
         """Whether no request is being handled or answered."""
         self.broker.sync_queue.look()
-        return not any(connection.is_busy for connection in self.connections)
+        return not any(connection.has_request for connection in self.connections)
 
     def close(self) -> None:
-        for connection in list(self.connections):
+        for connection in [*self.connections, *self._delayed]:
             connection.close()
         self.broker.tasks.cancel_all()
 

@@ -29,14 +29,14 @@ _log = logging.getLogger("klamm")
 
 
 def event(name: str, level: int = logging.INFO, /, *, error: BaseException | None = None, **fields: Any) -> None:
-    """Something happened. Fields that are None are not said; `error` adds its traceback."""
+    """Log an event. Fields that are None are left out; `error` adds its traceback."""
     if _log.isEnabledFor(level):
         fields = {field: value for field, value in fields.items() if value is not None}
         _log.log(level, "%s", name, extra={"klamm_fields": fields}, exc_info=error, stacklevel=2)
 
 
 def to_stderr(form: str = "text", level: str = "info", stream: TextIO | None = None) -> logging.Handler:
-    """Let this process log to stderr: Klamm from `level` on, everybody else warnings."""
+    """Log to stderr in this process: Klamm from `level` on, other packages warnings."""
     assert form in FORMATS
     assert level in LEVELS
     logging.raiseExceptions = False  # a closed stderr must not fail the server
@@ -50,7 +50,7 @@ def to_stderr(form: str = "text", level: str = "info", stream: TextIO | None = N
 
 
 class _Lines(logging.Formatter):
-    """What both have in common: what is said of an event."""
+    """The base of both formatters: the text of an event."""
 
     def event_of(self, record: logging.LogRecord) -> tuple[str, str, dict[str, Any]]:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -79,7 +79,7 @@ class _Json(_Lines):
 
 
 def _one_line(text: str) -> str:
-    """What would end the line, or move a terminal's cursor, is spelled out."""
+    """Escape what would end the line, or move a terminal's cursor."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -27,7 +27,7 @@ class EventFd:
         self._rung()
 
     def close(self) -> None:
-        """After the last write."""
+        """Close it, after the last write."""
         self._loop.remove_reader(self.fd)
         os.close(self.fd)
 
@@ -52,7 +52,7 @@ class Pipe:
             self._rung()
 
     def close(self) -> None:
-        """After the last write."""
+        """Close it, after the last write."""
         self._is_closed = True
         os.close(self.fd)
         self._thread.join()

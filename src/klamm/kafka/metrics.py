@@ -1,4 +1,4 @@
-"""What a server counts: plain numbers that the loop bumps, at the cost of an addition.
+"""The counters of a server: plain numbers that the loop increments, at the cost of an addition.
 
 Only the loop writes here. Who scrapes reads from a thread of its own, without a lock: each number is right, two of them
 may be a moment apart.
@@ -15,7 +15,7 @@ BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 
 class Timings:
-    """How long the requests of one API took, waiting included."""
+    """The durations of the requests of one API, waiting included."""
 
     __slots__ = ("buckets", "seconds")
 
@@ -32,6 +32,8 @@ class Metrics:
     """The counters of one server. They only grow, but for those that say "now"."""
 
     __slots__ = (
+        "audit_dropped",
+        "audit_events",
         "batches_in",
         "bytes_in",
         "bytes_out",
@@ -39,6 +41,7 @@ class Metrics:
         "connections",
         "connections_total",
         "delayed_fetches",
+        "denials",
         "errors",
         "failed",
         "fetch_waits",
@@ -49,6 +52,8 @@ class Metrics:
         "records_in",
         "refused",
         "requests",
+        "throttle_seconds",
+        "throttled",
         "tls_handshakes",
         "unauthenticated_requests",
     )
@@ -64,6 +69,11 @@ class Metrics:
         self.tls_handshakes: dict[str, int] = {}  # by outcome
         self.login_timeouts = 0  # connections that did not log in in time
         self.unauthenticated_requests = 0  # before a login, or after it has expired
+        self.denials: dict[tuple[str, str], int] = {}  # by operation and type of resource
+        self.throttled: dict[tuple[str], int] = {}  # responses and connections, by the quota
+        self.throttle_seconds: dict[tuple[str], float] = {}  # that clients were told to wait, by the quota
+        self.audit_events = 0  # in the audit log
+        self.audit_dropped = 0  # that are not in it
         self.bytes_in = 0
         self.bytes_out = 0
         self.batches_in = 0  # appended
@@ -75,7 +85,7 @@ class Metrics:
         self.errors: dict[tuple[str, int], int] = {}  # by the name of the API and Kafka's code
 
     def observe(self, api: str, seconds: float) -> None:
-        """A request was answered, or needed no answer, after so many seconds."""
+        """Count a request that was answered, or needed no answer, after so many seconds."""
         timings = self.requests.get(api)
         if timings is None:
             timings = self.requests[api] = Timings()
@@ -91,7 +101,18 @@ class Metrics:
         """Count a TLS handshake: "success", "failure" or "timeout"."""
         self.tls_handshakes[outcome] = self.tls_handshakes.get(outcome, 0) + 1
 
+    def denial(self, operation: str, resource_type: str) -> None:
+        """Count something that a client was not allowed to do."""
+        key = operation, resource_type
+        self.denials[key] = self.denials.get(key, 0) + 1
+
+    def throttle(self, quota: str, seconds: float) -> None:
+        """Count a client that has to wait so long."""
+        key = (quota,)
+        self.throttled[key] = self.throttled.get(key, 0) + 1
+        self.throttle_seconds[key] = self.throttle_seconds.get(key, 0.0) + seconds
+
     def error(self, api: str, code: int) -> None:
-        """An answer bore an error: of the whole request, or of a part of it."""
+        """Count an error in a response: of the whole request, or of a part of it."""
         key = api, code
         self.errors[key] = self.errors.get(key, 0) + 1

@@ -29,7 +29,7 @@ _STOP_S = 5.0
 
 
 class ParallelSync:
-    """Of one server, for any thread."""
+    """The parallel syncs of one server. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[_Threads | None] = queue.SimpleQueue()
@@ -61,7 +61,7 @@ class ParallelSync:
 
 
 class _Threads:
-    """Of one call at a time."""
+    """The threads of one call at a time."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()

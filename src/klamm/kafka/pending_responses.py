@@ -24,7 +24,7 @@ class PendingResponses:
         self._members: dict[object, set[Member]] = {}  # by connection: whose requests are delayed there
 
     def __len__(self) -> int:
-        """How many connections have something delayed."""
+        """Return how many connections have a delayed request."""
         return len(self._members)
 
     def respond(self, delayed: DelayedRequest[Callable[[Response], None]] | None, response: Response) -> None:
@@ -32,7 +32,7 @@ class PendingResponses:
             self._responses.append(partial(delayed.reply, response))
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Something else to be called by `deliver`, in the order of all."""
+        """Queue something else to be called by `deliver`, in the order of all."""
         self._responses.append(callback)
 
     def deliver(self) -> None:
@@ -40,7 +40,7 @@ class PendingResponses:
             self._responses.popleft()()
 
     def delay_join(self, member: Member, delayed: DelayedRequest[JoinReply]) -> None:
-        """An earlier one of the member is overtaken."""
+        """Delay a JoinGroup; an earlier one of the member is overtaken."""
         earlier = member.join
         member.group.delay_join(member, delayed)
         self._add(member, delayed)
@@ -48,19 +48,19 @@ class PendingResponses:
         self.respond(earlier, JoinResponse(ErrorCode.REBALANCE_IN_PROGRESS, member.id))
 
     def delay_sync(self, member: Member, delayed: DelayedRequest[SyncReply]) -> None:
-        """An earlier one of the member is overtaken."""
+        """Delay a SyncGroup; an earlier one of the member is overtaken."""
         self.complete_sync(member, SyncResponse(ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync = delayed
         self._add(member, delayed)
 
     def complete_join(self, member: Member, response: JoinResponse) -> None:
-        """If it has one delayed."""
+        """Complete the member's JoinGroup, if it has one delayed."""
         delayed = member.group.take_join(member)
         self._forget(member, delayed)
         self.respond(delayed, response)
 
     def complete_sync(self, member: Member, response: SyncResponse) -> bool:
-        """If it has one delayed; whether it had."""
+        """Complete the member's SyncGroup, if it has one delayed. Return whether it had."""
         delayed, member.sync = member.sync, None
         self._forget(member, delayed)
         self.respond(delayed, response)
@@ -72,7 +72,9 @@ class PendingResponses:
         self._add(member, held.delayed)
 
     def release_held(self, member: Member, error: ErrorCode = ErrorCode.NONE) -> bool:
-        """If something is held back for it, let it go, or say an error in its place; whether there was something."""
+        """Release what is held back for the member, or respond with an error instead. Return whether there was
+        something.
+        """
         held, member.held = member.held, None
         if held is not None:
             self._forget(member, held.delayed)

@@ -79,11 +79,11 @@ class Pools:
         return self._loop.run_in_executor(self._authenticate, function, *args)
 
     def sync(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """For syncs that wait for another process, or write again what a failed one may have dropped."""
+        """Run a sync that waits for another process, or writes again what a failed one may have dropped."""
         return self._loop.run_in_executor(self._sync, function, *args)
 
     def close(self) -> None:
-        """What is queued is done; what is stuck is left."""
+        """Close the pools: what is queued is done; threads that hang are left behind."""
         first = self._catalog, self._disk, self._codec, self._decode, self._write
         for pool in (*first, self._transact, self._administer, self._authenticate, self._sync):
             pool.shutdown(wait=False)
@@ -97,7 +97,7 @@ class _PartitionExecutor:
 
 
 class PartitionExecutors:
-    """By key: jobs that may block, one after the other. Used from the loop."""
+    """Executors by key: the jobs of a key may block, and run one after the other. Used from the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -105,7 +105,7 @@ class PartitionExecutors:
         self._mutex = threading.Lock()
 
     def is_busy(self, key: object) -> bool:
-        """Whether something is queued: then what comes must queue behind it, or overtake it."""
+        """Return whether something is queued: then what comes must queue behind it, or overtake it."""
         return key in self._by_key
 
     def __len__(self) -> int:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from klamm.kafka.call import Call, Reply
     from klamm.log.partition import Partition
 
-__all__ = ["FetchPurgatory", "Fetching", "Subscription"]
+__all__ = ["FetchPurgatory", "FetchReply", "Fetching", "Subscription"]
 
 _SLICE = 32  # so many waiters are tried before the loop looks at other things
 _TICK_S = 0.01  # timeouts are this exact
@@ -49,6 +49,14 @@ class Fetching(Protocol):
 
     def attempt_in_thread(self, is_due: bool) -> Struct | None:
         """Like `attempt`, but wait for disks."""
+
+
+class FetchReply(Protocol):
+    """The callback for the response to a fetch."""
+
+    def __call__(self, response: Struct, /) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def drop(self) -> None: ...
 
 
 class Subscription:
@@ -74,9 +82,11 @@ class Subscription:
 class _DelayedFetch:
     __slots__ = ("fetching", "is_due", "is_in_thread", "is_ready", "reply", "session", "subscription", "tick")
 
-    def __init__(self, call: Call, fetching: Fetching, subscription: Subscription, tick: int, is_task: bool) -> None:
-        self.session = call.session
-        self.reply: Reply[Struct] | PausedReply[Struct] = call.reply() if is_task else PausedReply()
+    def __init__(
+        self, session: object, reply: FetchReply, fetching: Fetching, subscription: Subscription, tick: int
+    ) -> None:
+        self.session = session
+        self.reply = reply
         self.fetching = fetching
         self.subscription = subscription
         self.tick = tick
@@ -86,10 +96,10 @@ class _DelayedFetch:
 
 
 class FetchPurgatory:
-    """Of one server, on its loop."""
+    """The delayed fetches of one server, on its loop."""
 
     def __init__(self, heads: Heads, loop: asyncio.AbstractEventLoop, disk: Callable[..., asyncio.Future[Any]]) -> None:
-        """`disk` calls a function in a thread."""
+        """Prepare. `disk` calls a function in a thread."""
         self._loop = loop
         self._disk = disk
         self._waiting: dict[Partition, dict[Subscription, None]] = {}
@@ -108,7 +118,7 @@ class FetchPurgatory:
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many fetches wait."""
         return len(self._by_session)
 
     def delay(
@@ -117,16 +127,34 @@ class FetchPurgatory:
         """Return the response when an attempt succeeds, or when `wait_s` have passed. `is_task`: the handler had to
         wait before.
         """
-        if call.is_gone:
-            return call.reply() if is_task else PausedReply()  # nothing comes
+        reply: Reply[Struct] | PausedReply[Struct] = call.reply() if is_task else PausedReply()
+        if not call.is_gone:  # else nothing comes
+            self.put(call.session, reply, fetching, subscription, wait_s, was_tried=not is_task)
+        return reply
+
+    def put(
+        self,
+        session: object,
+        reply: FetchReply,
+        fetching: Fetching,
+        subscription: Subscription,
+        wait_s: float,
+        *,
+        was_tried: bool,
+    ) -> None:
+        """Call `reply` with the response when an attempt succeeds, or when `wait_s` have passed. `was_tried`: one was
+        made in this step of the loop.
+        """
         tick = int((self._loop.time() + wait_s) / _TICK_S) + 1
-        delayed = subscription.delayed = _DelayedFetch(call, fetching, subscription, tick, is_task)
+        delayed = subscription.delayed = _DelayedFetch(session, reply, fetching, subscription, tick)
+        is_watched = not subscription.missing  # where the bell thread was told of all that was seen, it tells the rest
         self._join(subscription)
-        self._by_session[call.session] = delayed
+        self._by_session[session] = delayed
         self._bell_thread.arm()
-        self._try(delayed)  # something may have come before it was watched
-        if self._by_session.get(call.session) is not delayed:
-            return delayed.reply
+        if not (is_watched and was_tried):
+            self._try(delayed)  # something may have come before it was watched
+            if self._by_session.get(session) is not delayed:
+                return
         due = self._ticks.get(tick)
         if due is not None:
             due[delayed] = None
@@ -134,17 +162,16 @@ class FetchPurgatory:
             self._ticks[tick] = {delayed: None}
             if self._timer is None or tick < self._timer[0]:
                 self._set_timer(tick)
-        return delayed.reply
 
     def wake_soon(self, partition: Partition) -> None:
-        """Something was appended there, by this server: try those who wait, when the loop comes round."""
+        """Try the fetches that wait for this partition, when the loop comes round: this server has appended to it."""
         if self._waiting.get(partition):
             self._bell_thread.seen(self._indexes[partition])
             self._moved[partition] = None
             self._serve_soon()
 
     def forget(self, connection: object) -> None:
-        """It is gone."""
+        """Forget a fetch that is gone."""
         delayed = self._by_session.pop(connection, None)
         if delayed is not None:
             self._leave(delayed)
@@ -187,7 +214,7 @@ class FetchPurgatory:
             self._bell_thread.arm()
 
     def _serve_soon(self) -> None:
-        """Later: the producer's response goes first, and going over all waiting fetches takes time."""
+        """Serve later: the producer's response goes first, and going over all waiting fetches takes time."""
         if not self._is_serving and (self._moved or self._ready):
             self._is_serving = True
             self._loop.call_soon(self._serve)
@@ -246,7 +273,7 @@ class FetchPurgatory:
     # ---- either way
 
     def _try(self, delayed: _DelayedFetch) -> None:
-        """An error of one fetch closes its connection, and no other."""
+        """Try one fetch. An error closes its connection, and no other."""
         if delayed.is_in_thread:
             delayed.is_ready = True
             return
@@ -264,7 +291,7 @@ class FetchPurgatory:
             self._fail(delayed, error)
 
     def _attempted(self, delayed: _DelayedFetch, attempt: asyncio.Future[Struct | None]) -> None:
-        """A thread is done with an attempt."""
+        """Continue after an attempt in a thread."""
         delayed.is_in_thread = False
         again, delayed.is_ready = delayed.is_ready, False
         if self._by_session.get(delayed.session) is not delayed:

@@ -53,5 +53,5 @@ def _key(entry: Any, fields: tuple[str, ...]) -> Hashable:
 
 
 def _topic_key(topic: Struct) -> Hashable:
-    """By name or id, as far as the API has them."""
+    """Return the key of a topic, by name or id, whichever the API has."""
     return tuple(getattr(topic, field, None) for field in ("name", "topic", "topic_id"))

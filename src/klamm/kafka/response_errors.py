@@ -34,7 +34,7 @@ _fields: dict[int, _ErrorCodeField] = {}
 
 
 def errors_in(api: Api, response: Struct) -> list[int]:
-    """The codes that are not 0."""
+    """Return the codes that are not 0."""
     error_field = _fields.get(api.key)
     if error_field is None:
         error_field = _fields[api.key] = _find_field(api.response.shape, _DEPTHS.get(api.key, _ALL))

@@ -54,10 +54,13 @@ def _load(file: SegmentFile, size: int, position: int) -> None:
 
 
 class ResponseWriter:
-    """Of one channel. `close` is called with the reason when it cannot go on, `loaded` when a thread has read."""
+    """The writer of one channel's responses.
+
+    `close` is called with the reason when it cannot go on, `loaded` when a thread has read.
+    """
 
     __slots__ = ("_cached_end", "_close", "_is_stuck", "_listener", "_loaded", "_metrics", "_out", "_socket",
-                 "_transport", "is_closed")  # fmt: skip
+                 "_transport", "is_busy", "is_closed")  # fmt: skip
 
     def __init__(
         self,
@@ -76,12 +79,9 @@ class ResponseWriter:
         self._out: deque[bytes | memoryview | Range] = deque()  # of a response: what is still to be sent
         self._is_stuck = False  # the transport has a piece that the socket did not take, or a thread reads
         self._cached_end = -1  # of the range that is being sent: what lies before is in memory
-        self.is_closed = False
-
-    @property
-    def is_busy(self) -> bool:
+        self.is_busy = False
         """Whether a part of a response is still to be sent."""
-        return self._is_stuck or bool(self._out)
+        self.is_closed = False
 
     @property
     def fd(self) -> int:
@@ -97,12 +97,12 @@ class ResponseWriter:
         self._release()
 
     def pause(self) -> None:
-        """The transport has bytes that the socket did not take."""
-        self._is_stuck = True
+        """Pause: the transport has bytes that the socket did not take."""
+        self._is_stuck = self.is_busy = True
         self._cached_end = -1  # until the client reads on, that may take long
 
     def resume(self) -> None:
-        """The socket took them, or a thread has read what is to be sent: send on."""
+        """Resume: the socket took them, or a thread has read what is to be sent."""
         self._is_stuck = False
         self._send_on()
         if not self.is_busy:
@@ -152,6 +152,7 @@ class ResponseWriter:
                     self._send_bytes(part, _MORE if out else 0)
         except OSError:
             self._close("")
+        self.is_busy = self._is_stuck or bool(out)
 
     def _send_bytes(self, part: bytes | memoryview, flags: int) -> None:
         try:
@@ -209,7 +210,7 @@ class ResponseWriter:
         self._cached_end = -1
 
     def _leave_piece(self, part: Range) -> None:
-        """The socket is full: the transport sends a piece when it can, and calls `resume` when it has."""
+        """Leave a piece to the transport, because the socket is full. It calls `resume` when the piece is sent."""
         size = min(_PIECE, part.size, self._cached_end - part.position)
         try:
             piece = read_cached(part.file.fd, size, part.position)

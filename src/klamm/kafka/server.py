@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ from klamm.kafka.listener import Listener
 from klamm.kafka.metrics import Metrics
 from klamm.kafka.security.certificates import Certificates
 from klamm.kafka.security.endpoints import Endpoint, endpoints_of
+from klamm.kafka.security.oauth import Tokens
 from klamm.kafka.security.tls import TlsTransport
 from klamm.kafka.settings import ServerSettings
 from klamm.store import deletion, maintenance
@@ -47,7 +49,7 @@ __all__ = ["Server"]
 
 _BACKLOG = 1024
 _EVERYWHERE = "::"
-_RELOAD_S = 1.0  # how often the files of certificates are looked at
+_RELOAD_S = 1.0  # how often the files of certificates are looked at, and the table of quotas
 _BEAT_S = 0.05  # how exact the timeouts of groups are
 _BYTE_TIMEOUT_S = 1.0  # a process that ends what a dead server left holds the byte for a moment
 
@@ -107,10 +109,14 @@ class Server:
                     await self.broker.topics.refresh()
                     await self.broker.transact(None, self.broker.transaction_coordinator.load)
                     await self.broker.group_store.load()
+                    await self.broker.reload_quotas()
+                    await self.broker.administer(self.broker.audit.start)
                     admission = Admission(self.broker, TABLE, api_versions_unsupported)
                     self.listener = Listener(self.broker, admission)
                     if any(endpoint.uses_tls for endpoint in self.endpoints):
                         self.broker.certificates = await self.broker.administer(Certificates, self.settings)
+                    if "OAUTHBEARER" in self.broker.mechanisms and any(each.uses_sasl for each in self.endpoints):
+                        self.broker.tokens = await self.broker.administer(Tokens, self.settings, time.time)
                     await self._listen()
                 except BaseException:
                     self.broker.close()
@@ -132,6 +138,8 @@ class Server:
                 self._close_idle(),
                 self._maintain(),
                 self._reload_certificates(),
+                self._reload_quotas(),
+                self._refresh_keys(),
             )
         ]
 
@@ -154,11 +162,11 @@ class Server:
             await asyncio.sleep(0.02)
 
     def _first(self, core: Core) -> str:
-        """Who serves the store now, as far as is known."""
+        """Return which process serves the store now, if known."""
         try:
-            told = json.loads(files.read(f"{core.files}/server"))
-            os.kill(int(told["pid"]), 0)
-            return f": process {told['pid']}, at {told['address']}"
+            contents = json.loads(files.read(f"{core.files}/server"))
+            os.kill(int(contents["pid"]), 0)
+            return f": process {contents['pid']}, at {contents['address']}"
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
@@ -175,8 +183,8 @@ class Server:
             for server in self._servers:
                 server.close()
             raise
-        told = json.dumps({"pid": os.getpid(), "address": self.address})
-        files.replace(f"{self.broker.core.files}/server", told.encode())
+        contents = json.dumps({"pid": os.getpid(), "address": self.address})
+        files.replace(f"{self.broker.core.files}/server", contents.encode())
 
     async def _listen_at(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint, with the address and the port that it got."""
@@ -240,7 +248,7 @@ class Server:
             await self._run_task("groups", self.broker.group_store.forget_empty)
 
     async def run_due_work(self) -> None:
-        """Do what is due by now: for tests, which set the clock ahead."""
+        """Run what is due by now: for tests, which set the clock ahead."""
         self.broker.group_coordinator.tick(self.broker.now_ms())
         await self.broker.transact(None, self.broker.transaction_coordinator.tick)
         await self.broker.transact(None, self.broker.transaction_coordinator.expire)
@@ -265,6 +273,20 @@ class Server:
         while certificates is not None:
             await asyncio.sleep(_RELOAD_S)
             await self._run_task("certificates", partial(self.broker.administer, certificates.reload_if_changed))
+
+    async def _reload_quotas(self) -> None:
+        """Read the quotas again: other processes may change them (`klamm quota`)."""
+        while True:
+            await asyncio.sleep(_RELOAD_S)
+            await self._run_task("quotas", self.broker.reload_quotas)
+
+    async def _refresh_keys(self) -> None:
+        """Fetch the keys of tokens again."""
+        tokens = self.broker.tokens
+        while tokens is not None:
+            await asyncio.sleep(_RELOAD_S)
+            if tokens.is_due():
+                await self._run_task("keys of tokens", partial(self.broker.administer, tokens.refresh))
 
     def _maintained(self) -> asyncio.Future[None]:
         return self.broker.administer(maintenance.maintain, self.broker.core, lambda: self._over)

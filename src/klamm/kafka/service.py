@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.kafka.addresses import is_loopback, spelled
 from klamm.kafka.logs import event
+from klamm.kafka.security.endpoints import PLAINTEXT
 from klamm.kafka.server import Server
 
 if TYPE_CHECKING:
@@ -30,12 +31,17 @@ _READABLE = (
     "there is no encryption, so everyone on the way can read records, and the passwords of clients that log in by PLAIN"
 )
 
+_ANONYMOUS = "there is no authentication, so every client that reaches the port has the rights of User:ANONYMOUS"
+
 _log = logging.getLogger("klamm.kafka")
 _T = TypeVar("_T")
 
 
 def warning_about(endpoint: Endpoint, settings: ServerSettings) -> str:
-    """Return what strangers can do at a listener; empty if they can do nothing."""
+    """Return what a client without credentials can do at a listener; empty if nothing."""
+    is_anonymous = not endpoint.uses_sasl and not (endpoint.uses_tls and settings.ssl_client_auth == "required")
+    if settings.authorizer_class_name and is_anonymous:
+        return _ANONYMOUS if endpoint.uses_tls else f"{_ANONYMOUS}, and no encryption"
     if endpoint.uses_sasl:
         return "" if endpoint.uses_tls else _READABLE
     if not endpoint.uses_tls:
@@ -44,7 +50,7 @@ def warning_about(endpoint: Endpoint, settings: ServerSettings) -> str:
 
 
 class Service:
-    """For one loop, once."""
+    """A server and what watches it. For one event loop; started once."""
 
     def __init__(self, path: str | Path | Store, settings: ServerSettings) -> None:
         self._settings = settings
@@ -65,12 +71,15 @@ class Service:
         return self.server.broker.cluster_id
 
     async def start(self) -> None:
-        """Clients can come when it returns; if it raises, everything is as before."""
+        """Start the server. Clients can connect when this returns; if it raises, everything is as before."""
         settings = self._settings
         if settings.metrics >= 0:
             from klamm.kafka.monitor import Monitor
+            from klamm.kafka.monitor_access import Access
 
-            self.monitor = Monitor(settings.host, settings.metrics)
+            protocol = settings.metrics_security_protocol or self.server.endpoints[0].protocol
+            access = Access(settings, protocol) if protocol != PLAINTEXT or settings.authorizer_class_name else None
+            self.monitor = Monitor(settings.host, settings.metrics, access)
         try:
             await self.server.start()
         except BaseException:
@@ -91,10 +100,22 @@ class Service:
         """Where /metrics is; empty if it is nowhere."""
         return self.monitor.address if self.monitor is not None else ""
 
+    @property
+    def metrics_url(self) -> str:
+        """Where /metrics is, as a URL; empty if it is nowhere."""
+        access = self.monitor.access if self.monitor is not None else None
+        return f"{access.scheme if access is not None else 'http'}://{self.metrics}" if self.metrics else ""
+
+    @property
+    def monitor_token(self) -> str:
+        """The token by which a console of this server reads the metrics port; empty if that needs none."""
+        access = self.monitor.access if self.monitor is not None else None
+        return access.token if access is not None else ""
+
     async def serve_until(self, end: Coroutine[Any, Any, _T]) -> _T:
         """Return what `end` returns; raise NotAStore as soon as the store is not at its path any more.
 
-        Clients would read on in what is gone, and a supervisor starts a server that serves what is there.
+        Clients would go on reading deleted files. A supervisor starts a server on what is at the path now.
         """
         waits = asyncio.ensure_future(end), asyncio.ensure_future(self.server.watch_store())
         try:

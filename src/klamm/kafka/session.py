@@ -7,13 +7,13 @@ gives responses to the channel.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.call import SMALL, Call, Pause
 from klamm.kafka.large_requests import LARGE_FRAME, LARGE_RESPONSE
+from klamm.kafka.request_meter import RequestMeter, throttle_ms
 from klamm.kafka.response_errors import errors_in
 from klamm.kafka.security.login import Login
 from klamm.kafka.tasks import Begun
@@ -24,31 +24,33 @@ from klamm.kafka.wire.structs import Struct
 from klamm.log.head import Reply
 
 if TYPE_CHECKING:
+    from klamm.kafka.api_error import ApiError
     from klamm.kafka.call import SupportedApi
     from klamm.kafka.channel import Channel
     from klamm.kafka.listener import Listener
+    from klamm.kafka.security.login import LoginFailed
+    from klamm.kafka.wire.codec import Api
     from klamm.kafka.wire.frames import RequestHeader
+    from klamm.store.acl import Operation, ResourceType
 
 __all__ = ["ANONYMOUS", "Session"]
 
 ANONYMOUS = "User:ANONYMOUS"
 """A client of a listener without authentication."""
 
-_log = logging.getLogger("klamm.kafka")
-
 
 class Session:
-    """Of one channel."""
+    """The client of one channel."""
 
     __slots__ = (
         "_channel",
         "_copied",
         "_listener",
+        "_meter",
         "_waits",
         "call",
         "certificate_user",
         "endpoint",
-        "has_all_rights",
         "local_address",
         "login",
         "peer_host",
@@ -62,6 +64,7 @@ class Session:
         self._channel = channel
         self._listener = listener
         self._copied = 0  # bytes of the budget, for the call
+        self._meter: RequestMeter | None = None
         self._waits: asyncio.Future[Any] | None = None  # what its handler waits for, as long as the client is there
         self.call: object | None = None
         """The request that is being handled: a Call, or what an ordinary handler waits with."""
@@ -78,10 +81,6 @@ class Session:
         if endpoint.uses_sasl:
             self.login = Login(listener.broker, channel.close)
             channel.reader.max_request = listener.broker.settings.sasl_server_max_receive_size
-        self.has_all_rights = True
-        """Whether the client has every right that a row of the dispatch table may name: there are no ACLs, so each has.
-        The requests of one that has not are never handled as ordinary ones, which look up no rights.
-        """
 
     def __repr__(self) -> str:
         return f"{self.peer_host}:{self.peer_port}"
@@ -91,8 +90,11 @@ class Session:
         return self._channel.is_closed
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Close the session with its connection."""
         if self.login is not None:
+            failure = self.login.give_up()
+            if failure is not None:
+                self.login_failed(failure)
             self.login.close()
         self._release_copies()
         if self.reply is not None:
@@ -107,21 +109,23 @@ class Session:
     # ---- in
 
     def handle(self, frame: memoryview) -> None:
-        """Handle one request. MalformedMessage: it is none."""
+        """Handle one request. Raise MalformedMessage if the bytes are not one."""
         listener = self._listener
         if listener.is_closing:
             self._channel.close()
             return
         if self.login is not None and not self.login.permits(frame):
             return
+        if listener.request_log is not None:
+            listener.request_log.add(self, frame)
         admission = listener.admission
-        done: tuple[int, ...] = ()
+        done: tuple[Any, ...] = ()
         ordinary = admission.ordinary(self, frame)
         if ordinary is not None:
             try:
                 rest = ordinary(listener.broker, self, frame)
             except Exception:  # noqa: BLE001  # as in `_go_on`
-                self._fail("an ordinary request")
+                self.fail("an ordinary request")
                 return
             if rest is None:
                 return
@@ -148,8 +152,29 @@ class Session:
             self.call = call = Call(self, row, header, request, self._channel.active, done)
             self._run(call)
 
+    def debt(self, frame: memoryview) -> float:
+        """Return how many seconds a request has to wait before it is handled, while there are quotas."""
+        if self._meter is None:
+            self._meter = RequestMeter(self._listener.broker)
+        return self._meter.debt(self, frame) if self._is_known else 0.0
+
+    def handle_metered(self, frame: memoryview) -> None:
+        """Like `handle`, while there are quotas; after `debt`."""
+        assert self._meter is not None
+        self._meter.begin(len(frame))
+        try:
+            self.handle(frame)
+        finally:
+            self._meter.stop()
+
+    def charge(self, api: Api, client_id: str, sent: int = 0) -> float:
+        """Return how many seconds the client has to wait after the response of `sent` bytes (quotas.py)."""
+        if self._meter is None or not self._is_known:
+            return 0.0
+        return self._meter.charge(self, api, client_id, sent)
+
     def _is_large(self, row: SupportedApi, version: int, request: Struct) -> bool:
-        """Whether the response is: see large_requests.py."""
+        """Return whether the response is large: see large_requests.py."""
         return row.cost is not None and row.cost(self._listener.broker, version, request) > LARGE_RESPONSE
 
     def _wait_for_turn(self, row: SupportedApi, header: RequestHeader, frame: memoryview) -> None:
@@ -168,7 +193,7 @@ class Session:
             self._channel.reject(error)
             return
         except Exception:  # noqa: BLE001  # as in `_go_on`
-            self._fail(call)
+            self.fail(call)
             return
         if request is None:
             listener.broker.tasks.spawn(self._run_decoded(call, header, frame))
@@ -185,7 +210,7 @@ class Session:
             self._channel.go_on()
 
     def _reject_version(self, error: UnsupportedVersion) -> None:
-        """ApiVersions of an unknown version gets the list of versions; clients know other APIs from that list."""
+        """Reject an unknown version. ApiVersions gets the list of versions; clients know other APIs from that list."""
         if error.key == API_VERSIONS.key:
             response = self._listener.admission.supported_versions()
             self._channel.send(response_frame(API_VERSIONS, 0, error.correlation_id, response), SMALL)
@@ -204,12 +229,11 @@ class Session:
             except StopIteration as end:
                 if not is_later:
                     self._respond(call, end.value)
-                elif not self.is_closed:
-                    self._respond(call, end.value)
-                    self._channel.go_on()
+                else:
+                    self._respond_later(call, end.value)
                 return
         except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
-            self._fail(call)
+            self.fail(call)
             return
         if isinstance(waits_for, Pause):
             waits_for.then = partial(self._go_on, call, work, True)
@@ -217,7 +241,7 @@ class Session:
             self._listener.broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
 
     async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
-        """A thread decodes a request of many elements: on the loop, other clients would wait for that."""
+        """Decode a request of many elements in a thread: on the loop, other clients would wait for that."""
         admission, broker = self._listener.admission, self._listener.broker
         try:
             call.request = await broker.pools.decode(admission.decode, header, call.row, frame)
@@ -227,16 +251,16 @@ class Session:
             self._channel.reject(error)
             return
         except Exception:  # noqa: BLE001  # as in `_run`
-            self._fail(call)
+            self.fail(call)
             return
         broker.large_requests.run(partial(self._run_in_turn, call))
 
     async def _run_after_refresh(self, call: Call) -> None:
-        """The catalog has changed: read it, then handle the request."""
+        """Read the catalog, which has changed, then handle the request."""
         try:
             await self._listener.broker.topics.refresh()
         except Exception:  # noqa: BLE001  # as in `_run`
-            self._fail(call)
+            self.fail(call)
             return
         if self._is_large(call.row, call.version, call.request):
             self._listener.broker.large_requests.run(partial(self._run_in_turn, call))
@@ -245,12 +269,9 @@ class Session:
 
     async def _run_to_end(self, call: Call, work: Begun[Struct | None]) -> None:
         try:
-            response = await work
-            if not self.is_closed:
-                self._respond(call, response)
-                self._channel.go_on()
+            self._respond_later(call, await work)
         except Exception:  # noqa: BLE001  # as in `_run`
-            self._fail(call)
+            self.fail(call)
 
     # ---- who it is
 
@@ -260,16 +281,51 @@ class Session:
         user = self.login.user if self.login is not None else self.certificate_user
         return f"User:{user}" if user else ANONYMOUS
 
+    @property
+    def _is_known(self) -> bool:
+        """Whether quotas count for it: not before its login, for all who log in would share them."""
+        return self.login is None or self.login.is_logged_in
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether ACLs say what the client may do; else it may do everything."""
+        return self._listener.broker.authorizer is not None
+
+    def may(self, operation: Operation, kind: ResourceType, name: str) -> bool:
+        """Return whether the client may do that, without a word: for what is left out of a response."""
+        authorizer = self._listener.broker.authorizer
+        return authorizer is None or authorizer.allows(self.principal, self.peer_host, operation, kind, name)
+
+    def may_some(self, operation: Operation, kind: ResourceType) -> bool:
+        """Return whether the client may do that with some resource of that type."""
+        authorizer = self._listener.broker.authorizer
+        return authorizer is None or authorizer.allows_some(self.principal, self.peer_host, operation, kind)
+
+    def deny(self, api: str, operation: Operation, kind: ResourceType, name: str) -> ApiError:
+        """Count and log that the client may not do that; return what it is told."""
+        broker = self._listener.broker
+        authorizer = broker.authorizer
+        assert authorizer is not None
+        broker.audit.denied(self, api, operation.name, kind.name, name)
+        return authorizer.deny(self.principal, self.peer_host, api, operation, kind, name)
+
     def certified(self, user: str) -> None:
-        """The TLS handshake is done; `user`: whom the certificate of the client stands for, if it has one."""
+        """Record that the TLS handshake is done; `user`: the one that the client's certificate stands for, if any."""
         self.certificate_user = user
+        if user:
+            self._listener.broker.audit.authenticated(self, "TLS", user)
 
     def log_event(self, what: str) -> None:
         """Write one line about this client to the log."""
         self._listener.log_connection_event(self._channel, what)
 
+    def login_failed(self, failure: LoginFailed) -> None:
+        """Record that the client has failed to log in."""
+        self.log_event(failure.why)
+        self._listener.broker.audit.authenticated(self, failure.mechanism, failure.user, failure.why)
+
     def logged_in(self) -> None:
-        """The client has logged in: it may send requests of any size."""
+        """Record that the client has logged in: it may send requests of any size."""
         self._channel.reader.max_request = self._listener.max_request
 
     # ---- for ordinary handlers
@@ -279,15 +335,19 @@ class Session:
         """When the request was read, on the loop's clock."""
         return self._channel.active
 
-    def respond(self, api: str, started: float, response: bytes | None) -> None:
-        """Send the frame of a response, if the client expects one. The request was handled without a Call."""
+    def respond(self, api: str, started: float, response: list[Any] | None, wait_s: float = 0.0) -> None:
+        """Send the parts of a response, if the client expects one. The request was handled without a Call. The client
+        has to wait then, by its quotas.
+        """
         self.call = None
         listener = self._listener
         listener.metrics.observe(api, listener.now() - started)
         if response is not None:
-            self._channel.send([response], listener.max_response)
+            self._channel.send(response, listener.max_response)
+        if wait_s:
+            self._channel.mute(wait_s)
 
-    def respond_later(self, api: str, started: float, response: bytes) -> None:
+    def respond_later(self, api: str, started: float, response: bytes, wait_s: float = 0.0) -> None:
         """Like `respond`, after the loop has done other things: the next request may be here already. What a thread has
         sent of the response is not sent again.
         """
@@ -300,8 +360,14 @@ class Session:
             self.call = None
             self._listener.metrics.observe(api, reply.ended - started)
         else:
-            self.respond(api, started, response[sent:])
+            self.respond(api, started, [response[sent:]], wait_s)
         self._channel.go_on()
+
+    def resume(self, api: str, started: float, response: list[Any]) -> None:
+        """Like `respond`, after the loop has done other things: the next request may be here already."""
+        if not self.is_closed:
+            self.respond(api, started, response)
+            self._channel.go_on()
 
     def make_reply(self, response: bytes) -> Reply | None:
         """Return the response as one that a thread may send, if it may."""
@@ -311,7 +377,7 @@ class Session:
         return self.reply
 
     def want_reply(self) -> None:
-        """The client sends more: it may have the response already."""
+        """Ask for the reply's result, because the client sends more: it may have the response already."""
         assert self.reply is not None
         self._listener.broker.sync_queue.want(self.reply)
 
@@ -331,10 +397,10 @@ class Session:
             self._waits.cancel()
         return self._waits
 
-    def _fail(self, what: object) -> None:
+    def fail(self, what: object) -> None:
         """Log the exception that is being handled, and close the connection."""
         self._listener.metrics.failed += 1
-        _log.exception("%r: %s failed; the connection is closed", self, what)
+        self._listener.failures.exception("%r: %s failed; the connection is closed", self, what)
         self.call = None
         self._channel.close()
 
@@ -349,8 +415,34 @@ class Session:
         if response is not None:
             for code in errors_in(call.api, response):
                 metrics.error(call.api.name, code)
+            if self._listener.broker.audit.is_active:
+                self._listener.broker.audit.responded(call, response)
             max_bytes = min(call.row.max_response_bytes, self._listener.max_response)
-            self._channel.send(response_frame(call.api, call.version, call.correlation_id, response), max_bytes)
+            frame = response_frame(call.api, call.version, call.correlation_id, response)
+            wait_s = self._charge(call, frame) if self._listener.broker.quotas.is_active else 0.0
+            if wait_s and hasattr(response, "throttle_time_ms"):
+                response.throttle_time_ms = throttle_ms(wait_s)
+                frame = response_frame(call.api, call.version, call.correlation_id, response)
+            self._channel.send(frame, max_bytes)
+        else:
+            wait_s = self._charge(call, []) if self._listener.broker.quotas.is_active else 0.0
+        if wait_s:
+            self._channel.mute(wait_s)
+
+    def _respond_later(self, call: Call, response: Struct | None) -> None:
+        """Like `_respond`, after the loop has done other things. What was done for a client that is gone counts."""
+        broker = self._listener.broker
+        if not self.is_closed:
+            self._respond(call, response)
+            self._channel.go_on()
+            return
+        if response is not None and broker.audit.is_active:
+            broker.audit.responded(call, response)
+        if broker.quotas.is_active:
+            self._charge(call, [])
+
+    def _charge(self, call: Call, frame: list[Any]) -> float:
+        return max(call.wait_s, self.charge(call.api, call.client_id or "", sum(map(len, frame))))
 
     def _release_copies(self) -> None:
         copied, self._copied = self._copied, 0

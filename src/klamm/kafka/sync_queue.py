@@ -11,7 +11,8 @@ pool, which may wait for another process that syncs, or write again what a faile
 
 Where one waits alone, its response can be sent by the thread that syncs (`reply`). Then the loop is not woken: it finds
 out when the client's next request arrives, when another waits for the partition, or with the server's next beat
-(`look`).
+(`look`). So a client whose next request is here already, or would not be received, gets its response from the loop
+(channel.py).
 
 Promises
   SYQ1  `done` is called once for each `wait`: without an error only when everything below its offset is on disk.
@@ -58,7 +59,7 @@ class _Sync:
 
 
 class SyncQueue:
-    """Of one server, on its loop."""
+    """The queue of one server's syncs, on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pools: Pools) -> None:
         self._loop = loop
@@ -72,7 +73,7 @@ class SyncQueue:
         self._is_closed = False
 
     def __len__(self) -> int:
-        """How many partitions are being synced."""
+        """Return how many partitions are being synced."""
         return len(self._running)
 
     def wait(self, partition: Partition, end_offset: int, done: Done, reply: Reply | None = None) -> None:
@@ -110,7 +111,7 @@ class SyncQueue:
             self._threads.append(DaemonThread(self._syncer.run, "klamm-sync"))
 
     def want(self, reply: Reply) -> None:
-        """Have `done` called for the one with this reply as soon as its sync has ended: now, if it has."""
+        """Call `done` for the job with this reply as soon as its sync has ended: now, if it has."""
         if self._syncer.want(reply):
             self._take()
 
@@ -120,11 +121,11 @@ class SyncQueue:
             self._take()
 
     def withdraw(self, reply: Reply) -> None:
-        """Have nothing more sent of it: its socket is about to be closed."""
+        """Withdraw a reply: its socket is about to be closed."""
         self._syncer.withdraw(reply)
 
     def _take(self) -> None:
-        """Some are done."""
+        """Take the jobs that are done."""
         for sync, result in self._syncer.take():
             if result == 0:
                 self._end(sync, None)

@@ -18,7 +18,7 @@ class Begun(Generic[Value]):
     """A coroutine that has run until it first had to wait, for a task to go on with it."""
 
     def __init__(self, work: Coroutine[Any, Any, Value], waits_for: Any) -> None:
-        """`waits_for`: what its first `send` returned."""
+        """Prepare. `waits_for`: what its first `send` returned."""
         self._work = work
         self._waits_for = waits_for
 

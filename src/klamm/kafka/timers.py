@@ -29,7 +29,7 @@ class Timer:
 
 
 class Timers:
-    """All timers of one state machine."""
+    """The timers of one state machine."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
@@ -37,11 +37,11 @@ class Timers:
         self._armed = 0
 
     def __len__(self) -> int:
-        """How many are armed."""
+        """Return how many are armed."""
         return self._armed
 
     def arm(self, timer: Timer, deadline_ms: int) -> None:
-        """Let it fire at `deadline_ms`, and not at what was said before."""
+        """Set the timer to fire at `deadline_ms`, in place of an earlier setting."""
         if timer.deadline_ms is None:
             self._armed += 1
         timer.deadline_ms = deadline_ms
@@ -56,7 +56,7 @@ class Timers:
             timer.deadline_ms = None
 
     def next_deadline(self) -> int | None:
-        """When the next one fires; None: there is none."""
+        """Return when the next one fires; None: there is none."""
         while self._heap:
             queued_ms, _, timer = self._heap[0]
             if timer.queued_ms == queued_ms == timer.deadline_ms:
@@ -69,7 +69,7 @@ class Timers:
         return None
 
     def run(self, now_ms: int) -> None:
-        """Fire every timer whose time has come, the earliest first, those included that are armed meanwhile."""
+        """Fire every timer whose time has come, the earliest first, those included that are armed during the call."""
         while (deadline_ms := self.next_deadline()) is not None and deadline_ms <= now_ms:
             timer = heapq.heappop(self._heap)[2]
             timer.queued_ms = None

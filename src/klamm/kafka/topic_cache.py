@@ -1,5 +1,6 @@
 """The topics of the store as the loop sees them: plain look-ups. Before a request is handled, the catalog's version is
-compared with the one that is known, and if it is another, what changed is read, in a thread.
+compared with the one that is known, and if it is another, what changed is read, in a thread. ACLs, which change with
+the same version, are read with them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from klamm.store.settings import Value
-from klamm.store.topic_changes import TopicReader
+from klamm.store.topic_changes import TopicChanges, TopicReader
 
 if TYPE_CHECKING:
     from klamm.kafka.pools import Pools
+    from klamm.kafka.security.authorizer import Authorizer, VersionedIndex
     from klamm.kafka.settings import ServerSettings
     from klamm.store.directory import Core, OpenTopic
 
@@ -21,14 +23,17 @@ __all__ = ["Topics"]
 
 
 class Topics:
-    """Those of one store."""
+    """The topics of one store."""
 
-    def __init__(self, core: Core, pools: Pools, settings: ServerSettings) -> None:
+    def __init__(
+        self, core: Core, pools: Pools, settings: ServerSettings, authorizer: Authorizer | None = None
+    ) -> None:
         self._core = core
         self._pools = pools
         self._settings = settings
         self._heads = core.heads
         self._reader = TopicReader(core)
+        self._authorizer = authorizer
         self._version = -1
         self._by_name: dict[str, OpenTopic] = {}
         self._by_id: dict[bytes, OpenTopic] = {}
@@ -52,7 +57,7 @@ class Topics:
         return self._by_id.get(uuid)
 
     def all(self) -> list[OpenTopic]:
-        """By name."""
+        """Return all topics, by name."""
         if self._sorted is None:
             self._sorted = sorted(self._by_name.values(), key=attrgetter("name"))
         return self._sorted
@@ -90,7 +95,9 @@ class Topics:
             done.exception()  # seen: `refresh` raises it, `refresh_soon` tries again with the next request
 
     async def _read(self) -> None:
-        changes = await self._pools.catalog(self._reader.read)
+        changes, index = await self._pools.catalog(self._read_changes)
+        if self._authorizer is not None and index is not None:
+            self._authorizer.use(index)
         for topic in changes.gone:
             self._by_id.pop(self.uuid(topic), None)
             if self._by_name.get(topic.name) is topic:
@@ -101,10 +108,15 @@ class Topics:
             self._sorted = self._partition_count = None
         self._version = changes.version
 
+    def _read_changes(self) -> tuple[TopicChanges, VersionedIndex | None]:
+        """Read topics and ACLs, in a thread. The version is that of before: what is read is at least as new."""
+        changes = self._reader.read()
+        return changes, None if self._authorizer is None else self._authorizer.read()
+
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, Value] | None = None
     ) -> OpenTopic:
-        """A new topic; TopicExists, InvalidTopic or InvalidSetting if it cannot be."""
+        """Create a topic and return it. Raise TopicExists, InvalidTopic or InvalidSetting if that is not possible."""
         count = self._settings.default_partitions if partitions is None else partitions
         await self._pools.administer(self._core.create_topic, name, count, settings or {})
         await self.refresh()

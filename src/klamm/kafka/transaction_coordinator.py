@@ -115,7 +115,7 @@ class TransactionSettings(Protocol):
 
 
 class Identified(NamedTuple):
-    """Who a client is from now on."""
+    """The identity of a producer from now on."""
 
     error: ErrorCode
     producer_id: int = -1
@@ -123,7 +123,7 @@ class Identified(NamedTuple):
 
 
 class TransactionCoordinator:
-    """Of one server, which holds the store's SERVER byte. `load` it first."""
+    """The coordinator of one server, which holds the store's SERVER byte. `load` it first."""
 
     def __init__(self, core: Core, settings: TransactionSettings) -> None:
         self._core = core
@@ -145,7 +145,7 @@ class TransactionCoordinator:
         """Rows as klamm.db has them, whose markers are on disk. The next write of each makes it complete, or a tick."""
 
     def load(self) -> None:
-        """Go on where the last server was: what it left undone is done, what is from before a boot aborted."""
+        """Continue where the last server was: finish what it left undone, abort what is from before a boot."""
         self._resolver.resolve_held()
         self._reload()
 
@@ -160,7 +160,7 @@ class TransactionCoordinator:
     def check_produce(
         self, producer_id: int, epoch: int, key: PartitionKey
     ) -> ErrorCode | Literal[_Registration.NEEDED]:
-        """Whether a transactional batch may be appended there. NONE, an error, or NEEDS_REGISTRATION."""
+        """Return whether a transactional batch may be appended there: NONE, an error, or NEEDS_REGISTRATION."""
         row = self._rows.get(producer_id)
         if row is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -184,12 +184,12 @@ class TransactionCoordinator:
         return {key for keys in list(self._pending.values()) for key in keys if key[0] in groups}
 
     def row(self, name: str) -> Row | None:
-        """What is known of a transactional id."""
+        """Return the row of a transactional id."""
         producer_id = self._names.get(name)
         return None if producer_id is None else self._rows.get(producer_id)
 
     def rows(self) -> list[Row]:
-        """All that hold a name, by name."""
+        """Return all rows with a name, by name."""
         with self._mutex:
             found = [(name, self._rows.get(producer_id)) for name, producer_id in self._names.items()]
         return [row for _, row in sorted(found, key=itemgetter(0)) if row is not None]
@@ -197,7 +197,7 @@ class TransactionCoordinator:
     # ---- in threads
 
     def init_producer_id(self, name: str | None, timeout_ms: int, producer_id: int = -1, epoch: int = -1) -> Identified:
-        """InitProducerId. `producer_id` and `epoch`: who the client was so far."""
+        """Handle InitProducerId. `producer_id` and `epoch`: what the client had so far."""
         if name is None:
             return Identified(ErrorCode.NONE, self._core.catalog.allocate_producer_id(), 0)
         if not 0 < len(name) <= _MAX_NAME or (producer_id < 0) != (epoch < 0):
@@ -220,7 +220,7 @@ class TransactionCoordinator:
             return _CODES[self._apply(name, event).outcome]
 
     def apply(self, name: str, event: Add | End) -> Identified:
-        """EndTxn, AddPartitionsToTxn, AddOffsetsToTxn: without an error, they are part of the transaction."""
+        """Handle EndTxn, AddPartitionsToTxn, AddOffsetsToTxn: without an error, they are part of the transaction."""
         if isinstance(event, Add):
             return Identified(self._add(name, event))
         return self.end(name, *event.client, commit=event.commit, bump=event.bumps)
@@ -261,14 +261,14 @@ class TransactionCoordinator:
         return found
 
     def _is_plain(self, name: str, event: Add | End) -> bool:
-        """Whether nothing is left to be done first, and no lineage to be kept."""
+        """Return whether nothing is left to be done first, and no lineage to be kept."""
         row = self.row(name)
         if row is None or row.is_prepared:
             return False
         return isinstance(event, Add) or not event.commit or not self._transactions.lineage.retention_ms
 
     def _sync_ready(self, requests: list[tuple[int, str, Add | End]]) -> list[tuple[int, str, Add | End]]:
-        """Have synced what is to be committed. Return the requests that may be written."""
+        """Sync what is to be committed. Return the requests that may be written."""
         ready: list[tuple[int, str, Add | End]] = []
         ends: list[list[tuple[Partition, int]]] = []
         for index, name, event in requests:
@@ -291,7 +291,7 @@ class TransactionCoordinator:
     def verify(
         self, name: str, producer_id: int, epoch: int, keys: Iterable[PartitionKey]
     ) -> ErrorCode | set[PartitionKey]:
-        """AddPartitionsToTxn that only asks: return which of them are part of the transaction."""
+        """Handle an AddPartitionsToTxn that only asks: return which of them are part of the transaction."""
         row = self.row(name)
         if row is None or row.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -304,7 +304,7 @@ class TransactionCoordinator:
     def commit_offsets(
         self, name: str, producer_id: int, epoch: int, group: str, offsets: list[OffsetRow], *, implicit: bool
     ) -> ErrorCode:
-        """TxnOffsetCommit. `implicit` (v5 and later): it adds the group to the transaction by itself.
+        """Handle TxnOffsetCommit. `implicit` (v5 and later): it adds the group to the transaction by itself.
 
         Whether this member may commit, the coordinator has said. GroupBusy, told as UNKNOWN_MEMBER_ID: the group's
         members are processes that have the store open. This is for the one thread that writes offsets, so it does not
@@ -333,7 +333,7 @@ class TransactionCoordinator:
         return ErrorCode.NONE
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
-        """EndTxn. `bump` (v5 and later): the next transaction has the next epoch, which is answered."""
+        """Handle EndTxn. `bump` (v5 and later): the next transaction has the next epoch, which the response has."""
         with self._turns.wait(name):
             event = End((producer_id, epoch), commit, bump)
             for _ in range(_TRIES):
@@ -353,7 +353,7 @@ class TransactionCoordinator:
     # ---- time
 
     def tick(self) -> None:
-        """About once a second: what others did, what has timed out, what is still to be marked, or written."""
+        """Do what is due, about once a second: read changes of others, abort what timed out, write markers and rows."""
         self._write_marked()
         if self._transactions.version() != self._version:
             self._reload()
@@ -399,7 +399,7 @@ class TransactionCoordinator:
                 self._rows, self._names, self._pending = rows, names, pending
 
     def _record_change(self, producer_id: int, name: str | None) -> None:
-        """With the mutex."""
+        """Record a change. Called with the mutex."""
         if self._changed is not None:
             self._changed[producer_id] = name
 
@@ -422,7 +422,7 @@ class TransactionCoordinator:
         return done
 
     def _remember_step(self, done: Step, marked: Row | None) -> None:
-        """What is written. `marked`: what was known to be marked before; it is written now that it is complete."""
+        """Remember what is written. `marked`: what was marked before; it is written now that it is complete."""
         if done.row is None:
             return
         if marked is not None:
@@ -494,7 +494,7 @@ class TransactionCoordinator:
 
 
 def _take_over(to: dict[Key, Value], current: dict[Key, Value], key: Key) -> None:
-    """Let `to` have for this key what `current` has."""
+    """Copy what `current` has for this key to `to`."""
     if key in current:
         to[key] = current[key]
     else:

@@ -38,7 +38,7 @@ _MAX_GROUPS = 2  # of a kind, at once: one is at klamm.db while the other one is
 
 
 class Coordinator(Protocol):
-    """What does the work, in threads."""
+    """The coordinator that does the work, in threads."""
 
     def apply(self, name: str, event: Add | End) -> Identified: ...
     def apply_together(self, requests: Sequence[tuple[str, Add | End]]) -> list[Identified | None]: ...
@@ -65,7 +65,7 @@ class _Kind:
 
 
 class TransactionQueue:
-    """Of one server, on its loop. `submit` has a function called in a thread."""
+    """The queue of one server, on its loop. `submit` has a function called in a thread."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TransactionQueue:
         self._kinds: dict[type[Add | End], _Kind] = {Add: _Kind(), End: _Kind()}
 
     def __len__(self) -> int:
-        """How many transactional ids have a call."""
+        """Return how many transactional ids have a call."""
         return len(self._waiting)
 
     def run(self, name: str, function: Callable[[], Result]) -> asyncio.Future[Result]:
@@ -102,7 +102,7 @@ class TransactionQueue:
         return call.done
 
     def close(self) -> None:
-        """Those that have not begun get Closed."""
+        """Close the queue. Calls that have not begun get Closed."""
         ready = [call for kind in self._kinds.values() for call in kind.ready]
         left = [*ready, *(call for waiting in self._waiting.values() for call in waiting)]
         for call in ready:
@@ -113,7 +113,7 @@ class TransactionQueue:
             waiting.clear()
         for call in left:
             if not call.done.cancelled():
-                call.done.set_exception(Closed("the server stops", hint="nothing was done: try again"))
+                call.done.set_exception(Closed("the server stops", hint="nothing was done; try again"))
 
     def _begin(self, call: _Call) -> None:
         if call.event is None:

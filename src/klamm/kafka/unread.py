@@ -1,5 +1,5 @@
-"""What responses hold that clients have not read yet: bytes of memory, and open files. Both are bounded for all
-connections together. Beyond the bound, the connection is closed whose client has had its response for longest.
+"""The memory and the open files of responses that clients have not read yet. Both are bounded for all connections
+together. Beyond the bound, the connection is closed whose client has had its response for longest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Unread:
         self.used = 0
 
     def __len__(self) -> int:
-        """How many connections hold something."""
+        """Return how many connections hold something."""
         return len(self._held)
 
     def hold(self, holder: object, amount: int, close: Callable[[str], None]) -> None:
-        """`holder` holds `amount`, which may be too much for its own good. `close` makes it release that."""
+        """Record that `holder` holds `amount`, which may be too much. `close` makes it release that."""
         self._held[holder] = amount, close
         self.used += amount
         while self.used > self._limit:

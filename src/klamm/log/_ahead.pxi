@@ -18,7 +18,7 @@ cdef enum:
 
 
 cdef int is_written(Writer *w, int64_t position) noexcept nogil:
-    """Whether there is anything but zeros where the next batch goes: 0, 1 or -errno."""
+    """Return 1 if there is anything but zeros where the next batch goes, else 0, or -errno."""
     cdef unsigned char header[HEADER_SIZE]
     cdef ssize_t i, size = os_pread(w.log_fd, header, HEADER_SIZE, position)
     if size < 0:
@@ -30,8 +30,8 @@ cdef int is_written(Writer *w, int64_t position) noexcept nogil:
 
 
 cdef void allocate_ahead(Writer *w, Commit *now, int64_t size) noexcept nogil:
-    """Under the append lock, before a batch is written. A disk without space for it is not an error: the batch may
-    still fit.
+    """Allocate space ahead, before a batch is written. A disk without space for it is not an error: the batch may still
+    fit. Called under the append lock.
     """
     cdef int64_t end = min(now.position + max(size, min(now.position, AHEAD_MOST)), w.segment_bytes)
     if now.position >= AHEAD_LEAST and end > now.position + size:
@@ -40,7 +40,7 @@ cdef void allocate_ahead(Writer *w, Commit *now, int64_t size) noexcept nogil:
 
 
 cdef int give_back(Writer *w, Commit *now) noexcept nogil:
-    """Under the append lock: let the active segment end with the commit. 0 or -errno."""
+    """Let the active segment end with the commit. Return 0 or -errno. Called under the append lock."""
     cdef stat_t status
     if fstat(w.log_fd, &status):
         return -errno
@@ -52,7 +52,7 @@ cdef int give_back(Writer *w, Commit *now) noexcept nogil:
 
 
 cdef void give_back_idle(Writer *w) noexcept nogil:
-    """With the mutex of this process, before its files are closed: the same, unless another process has the lock."""
+    """Like `give_back`, before files are closed, unless another process has the lock. Called with the mutex."""
     cdef Commit now
     if w.log_fd < 0 or w.synced_base != w.log_base or w.room == INT64_MAX or not w.life.number:
         return

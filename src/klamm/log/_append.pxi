@@ -36,9 +36,7 @@ cdef void publish(Slot *slot, Commit *next) noexcept nogil:
 
 
 cdef int lock_append(Writer *w, int wait) noexcept nogil:
-    """The in-process mutex, then the word (owner.h). -EAGAIN without `wait`; with it, -EINTR: again, with
-    OWNER_SLEPT.
-    """
+    """Take the mutex, then the owner word (owner.h). Return -EAGAIN, or with `wait` -EINTR: repeat with OWNER_SLEPT."""
     cdef int error = klamm_mutex_lock(&w.append_mutex, wait)
     if error:
         return error
@@ -68,14 +66,14 @@ cdef int open_in(Writer *w, int64_t base, const char *suffix, int flags) noexcep
 
 cdef int open_to_append(Writer *w, int64_t base, const char *suffix, int flags) noexcept nogil:
     """Like `open_in`, but ESTALE if other files were put into the directory: they must not be written by this head."""
-    if look_at(w.place):
+    if look_at(w.store_path):
         errno = ESTALE
         return -1
     return open_in(w, base, suffix, flags)
 
 
 cdef int use_active(Writer *w, Commit *now) noexcept nogil:
-    """Have the active segment open, with nothing but zeros beyond the commit."""
+    """Open the active segment, unless it is open, with nothing but zeros beyond the commit."""
     cdef stat_t status
     cdef int written
     if w.log_fd < 0 or w.log_base != now.active_base:
@@ -128,7 +126,7 @@ cdef int64_t store_clock_ms(Writer *w) noexcept nogil:
 
 
 cdef int is_old(Writer *w) noexcept nogil:
-    """Whether the active segment is older than segment.ms, by a clock that may be 10 ms late.
+    """Return whether the active segment is older than segment.ms, by a clock that may be 10 ms late.
 
     To read the exact one takes five times as long as the coarse one, at each append.
     """
@@ -155,7 +153,7 @@ cdef int must_roll(Writer *w, Commit *now, const unsigned char *batch, size_t si
 
 
 cdef int roll(Writer *w, Commit *now) noexcept nogil:
-    """A commit of its own: the new segment is published empty; its first writer creates the file."""
+    """Roll the active segment, in a commit of its own: the new one is empty; its first writer creates the file."""
     cdef int error = give_back(w, now)
     if error:
         return error
@@ -208,7 +206,7 @@ cdef void write_index(Writer *w, Commit *now, int64_t offset, int64_t max_timest
 
 
 cdef int read_header_crc(Writer *w, int64_t position, uint32_t *crc) noexcept nogil:
-    """The CRC-32C of the header of the batch at a byte of the active segment."""
+    """Read the CRC-32C of the header of the batch at a byte of the active segment."""
     cdef unsigned char header[HEADER_SIZE]
     if os_pread(w.log_fd, header, HEADER_SIZE, position) != HEADER_SIZE:
         return -1
@@ -217,7 +215,7 @@ cdef int read_header_crc(Writer *w, int64_t position, uint32_t *crc) noexcept no
 
 
 cdef void fill_index_header(IndexHeader *header, int64_t base, uint32_t first) noexcept nogil:
-    """As it is while the segment is open."""
+    """Fill in the header of an index whose segment is open."""
     memset(header, 0, sizeof(header[0]))
     memcpy(header.magic, <const char *>b"KLAMMIDX", 8)
     header.base, header.first, header.version = base, first, KNOWN_INDEX
@@ -225,7 +223,8 @@ cdef void fill_index_header(IndexHeader *header, int64_t base, uint32_t first) n
 
 
 cdef void close_index(Writer *w, Commit *now) noexcept nogil:
-    """Before a roll: a last entry, which tells the segment's max timestamp, and a header that says what the segment is.
+    """Write a last entry, which has the segment's max timestamp, and a header that describes the closed segment. Called
+    before a roll.
 
     Killed after this and before the commit, the segment goes on with such a header, and gets another at the next try.
     Failing leaves an index that is not valid for a closed segment: it is made again in the background.
@@ -258,13 +257,13 @@ cdef void close_index(Writer *w, Commit *now) noexcept nogil:
 
 
 cdef int must_index(Writer *w, Commit *now) noexcept nogil:
-    """Whether the batch at now.position gets an entry: one every `index_interval` bytes does."""
+    """Return whether the batch at now.position gets an entry: one every `index_interval` bytes does."""
     cdef int64_t last = w.slot.index_position if w.slot.index_base == now.active_base else 0
     return now.position - last >= w.index_interval
 
 
 cdef void maybe_index(Writer *w, Commit *before, int64_t offset) noexcept nogil:
-    """After the commit of a batch at before.position."""
+    """Add an index entry if one is due. Called after the commit of a batch at before.position."""
     if must_index(w, before):
         write_index(w, before, offset, before.max_timestamp)
 
@@ -272,7 +271,9 @@ cdef void maybe_index(Writer *w, Commit *before, int64_t offset) noexcept nogil:
 # ---- transactions -------------------------------------------------------------------------------------------------
 
 cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexcept nogil:
-    """Before an abort is committed, readers can look up what it aborts. One too many does no harm: see aborted.py."""
+    """Write the entry of an aborted transaction, before its abort is committed: then readers can look it up. One too
+    many does no harm: see aborted.py.
+    """
     cdef AbortedEntry entry
     cdef stat_t status
     cdef int fd, error = 0
@@ -296,20 +297,18 @@ cdef int note_aborted(Writer *w, Commit *now, const unsigned char *marker) noexc
 
 # ---- append -------------------------------------------------------------------------------------------------------
 
-cdef int is_replaced(StorePlace *place) noexcept nogil:
-    """Whether another file, or none, is where the store was opened; looked at now and then, for that takes a
-    microsecond.
-    """
+cdef int is_replaced(StorePath *store_path) noexcept nogil:
+    """Return whether the store's path names another file, or none. Checked now and then: it takes a microsecond."""
     cdef int64_t now = klamm_coarse_ns()
-    if now - place.seen_ns >= PLACE_NS:
-        place.seen_ns = now
-        look_at(place)
-    return place.replaced
+    if now - store_path.seen_ns >= PATH_CHECK_NS:
+        store_path.seen_ns = now
+        look_at(store_path)
+    return store_path.replaced
 
 
-cdef int look_at(StorePlace *place) noexcept nogil:
-    place.replaced = os_is_replaced(place.path, place.root, place.device, place.inode)
-    return place.replaced
+cdef int look_at(StorePath *store_path) noexcept nogil:
+    store_path.replaced = os_is_replaced(store_path.path, store_path.root, store_path.device, store_path.inode)
+    return store_path.replaced
 
 
 cdef int refused(Writer *w) noexcept nogil:
@@ -326,8 +325,8 @@ cdef int refused(Writer *w) noexcept nogil:
 
 
 cdef int needs_files(Writer *w, Commit *now, const unsigned char *batch, size_t size) noexcept nogil:
-    """Whether an append makes a segment or its index, or opens one for the first time: that may take as long as a disk
-    does. To open again what was closed because it was idle takes a few microseconds.
+    """Return whether an append makes a segment or its index, or opens one for the first time: that may take as long as
+    a disk does. To reopen what was closed because it was idle takes a few microseconds.
     """
     if w.log_base != now.active_base or (w.log_fd < 0 and now.position == 0) or must_roll(w, now, batch, size):
         return 1
@@ -345,7 +344,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
     cdef int error = refused(w)
     if error:
         return error
-    if is_replaced(w.place):
+    if is_replaced(w.store_path):
         return R_REPLACED
     if load64(&w.store.catalog_version) != w.catalog_version:
         return R_SETTINGS_CHANGED
@@ -430,7 +429,7 @@ cdef int64_t append_locked(Writer *w, unsigned char *batch, size_t size, int sam
 
 
 cdef int is_too_far_ahead(Writer *w, int64_t timestamp) noexcept nogil:
-    """Whether the topic refuses a record with this timestamp (message.timestamp.after.max.ms).
+    """Return whether the topic rejects a record with this timestamp (message.timestamp.after.max.ms).
 
     By both clocks: if one of them is behind, the other may still be right. When the settings have changed, 0: then the
     append itself returns R_SETTINGS_CHANGED, and the next try asks again.

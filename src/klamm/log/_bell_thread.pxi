@@ -7,11 +7,11 @@ cdef extern from "unistd.h" nogil:
 
 
 cdef class BellThread:
-    """Heads are watched at places. Once armed, it writes to `fd` (an eventfd) when one of them has moved, and rests
+    """Heads are watched by index. Once armed, it writes to `fd` (an eventfd) when one of them has moved, and rests
     until it is armed again: however often the bell rings meanwhile, the loop is told once.
     """
     cdef Heads heads
-    cdef dict logs              # by place: they keep the mapping
+    cdef dict logs              # by index: they keep the mapping
     cdef list free
     cdef pthread_mutex_t mutex  # of the arrays
     cdef Slot **slots
@@ -36,7 +36,7 @@ cdef class BellThread:
         return len(self.logs)
 
     def watch(self, Log log not None):
-        """A place for this head; what moves it from now on is told."""
+        """Watch this head and return its index; its changes are signalled from now on."""
         cdef Py_ssize_t index, room
         cdef void *more
         if self.free:
@@ -91,7 +91,7 @@ cdef class BellThread:
             self.wake()
 
     def moved(self):
-        """The places whose heads have moved since they were last asked for."""
+        """Return the indexes of the heads that have moved since the last call."""
         cdef Py_ssize_t i
         cdef uint64_t now
         found = []
@@ -104,7 +104,7 @@ cdef class BellThread:
         return found
 
     def seen(self, Py_ssize_t index):
-        """The loop knows this head as it is."""
+        """Record that the loop has seen this head as it is."""
         if index not in self.logs:
             raise KeyError(index)
         self.known[index] = state_of(self.slots[index])
@@ -130,7 +130,7 @@ cdef class BellThread:
         return moved
 
     def run(self):
-        """For a thread of its own; returns after `stop`."""
+        """Run, in a thread of its own, until `stop` is called."""
         cdef StoreSlot *store = self.heads.store()
         cdef uint64_t one = 1
         cdef uint32_t control, word

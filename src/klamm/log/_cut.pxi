@@ -31,13 +31,13 @@ cdef ssize_t read_piece(Cut *cut, int fd, void *data, size_t size, int64_t posit
 
 
 cdef bint holds(const Cut *cut, IndexEntry *entry) noexcept nogil:
-    """Whether an entry is whole, and the range may reach so far: true up to some entry, and false from there on."""
+    """Return whether an entry is whole, and within the range: true up to some entry, and false from there on."""
     return (entry.crc == index_crc(entry) and 0 <= entry.position <= cut.max_end and entry.position <= cut.index_end
             and entry.offset <= cut.limit)
 
 
 cdef int find_entry(Cut *cut, int64_t count, IndexEntry *best) noexcept nogil:
-    """The last entry that holds; `best` stays as it is if there is none. CUT_FOUND, CUT_WOULD_BLOCK or -errno."""
+    """Find the last entry that holds; `best` stays if there is none. Return CUT_FOUND, CUT_WOULD_BLOCK or -errno."""
     cdef IndexEntry piece[CUT_ENTRIES]
     cdef int64_t low = 0, high = count, first, many, guess = -1
     cdef ssize_t got
@@ -76,7 +76,7 @@ cdef int find_entry(Cut *cut, int64_t count, IndexEntry *best) noexcept nogil:
 
 
 cdef int hold_header(Cut *cut, int64_t position, const unsigned char **header) noexcept nogil:
-    """Have the bytes of a header that begins there. CUT_FOUND, CUT_WOULD_BLOCK, CUT_CORRUPT or -errno."""
+    """Load the bytes of a header that begins there. Return CUT_FOUND, CUT_WOULD_BLOCK, CUT_CORRUPT or -errno."""
     cdef int64_t at = position - cut.held_position
     if cut.held_size == 0 or at < 0 or at > cut.held_size - HEADER_SIZE:
         cut.held_size = 0
@@ -92,7 +92,7 @@ cdef int hold_header(Cut *cut, int64_t position, const unsigned char **header) n
 
 
 cdef int next_of(const unsigned char *header, int64_t *size, int64_t *next_offset) noexcept nogil:
-    """Size and next offset of a batch, as batch/header.py checks them."""
+    """Read size and next offset of a batch, checked as in batch/header.py."""
     cdef int64_t base_offset = <int64_t>be64(header), length = <int32_t>be32(header + LENGTH_AT)
     cdef int64_t last_delta = <int32_t>be32(header + LAST_DELTA_AT), count = <int32_t>be32(header + HEADER_SIZE - 4)
     if header[MAGIC_AT] != 2 or length < HEADER_SIZE - 12 or base_offset < 0 or last_delta < 0:

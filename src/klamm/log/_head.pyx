@@ -47,7 +47,7 @@ cdef class Log:
 
     def __cinit__(self, Heads heads not None, int number, directory, lock_file, uint32_t bell_bit, *, Life life=None,
                   identity=None):
-        """`lock_file`: a LockFile, which bounds waits and names holders. Without it and `life` it can only be read.
+        """Open a log, read-only without `life` and `lock_file`: a LockFile, which bounds waits and names holders.
 
         `identity`: topic id and number of the partition. HeadResult (DELETED) if the slot is another one's by now.
         """
@@ -62,7 +62,7 @@ cdef class Log:
         pthread_mutex_init(&self.w.flush_mutex, NULL)
         self.w.slot = <Slot *>(heads.map + <size_t>number * SLOT_SIZE)
         self.w.store = heads.store()
-        self.w.place = &heads.place
+        self.w.store_path = &heads.store_path
         self.w.bell_bit = bell_bit
         self.w.identity = klamm_identity()
         self.w.lock_fd = -1 if lock_file is None else lock_file.fd
@@ -86,7 +86,7 @@ cdef class Log:
     def configure(self, *, int64_t segment_bytes, int64_t segment_ms, int64_t segment_records,
                   int64_t index_interval, int64_t producer_expiration_ms, int64_t timestamp_after_ms,
                   uint64_t catalog_version):
-        """The topic's settings, as of a version of the catalog.
+        """Set the topic's settings, as of a version of the catalog.
 
         Without the lock: opening a log, for reading, say, must not wait for a stopped writer. An append
         that is on its way may see some of them old and some new.
@@ -98,7 +98,7 @@ cdef class Log:
         self.w.catalog_version = catalog_version
 
     def confirm(self, uint64_t catalog_version):
-        """The settings are those of this version of the catalog, too."""
+        """Record that the settings are those of this version of the catalog, too."""
         self.w.catalog_version = catalog_version
 
     def append(self, unsigned char[::1] batch not None, Py_ssize_t size=-1, bint wait=True, bint same_epoch=False,
@@ -189,7 +189,7 @@ cdef class Log:
         return self.w.events
 
     def take_events(self):
-        """The same, forgotten from now on."""
+        """Return the events, and forget them."""
         events, self.w.events = self.w.events, 0
         return events
 
@@ -240,7 +240,7 @@ cdef class Log:
 
     def publish(self, *, next_offset=None, active_base=None, position=None, stable_offset=None, max_timestamp=None,
                 log_start=None, leader_epoch=None, bint reset=False):
-        """Under the append lock: commit the latest state with these fields changed.
+        """Commit the latest state with these fields changed. Called under the append lock.
 
         `reset` starts from an empty commit instead, for a head that cannot be believed.
         """
@@ -260,8 +260,8 @@ cdef class Log:
         store64(&self.w.slot.intent, now.seq)
 
     def make_up(self):
-        """Under the append lock, before a commit that is not an append: finish what a dead writer left undone in the
-        table.
+        """Finish what a dead writer left undone in the table, before a commit that is not an append. Called under the
+        append lock.
 
         The note of it is for the very next commit; and a snapshot of the table would not have it.
         """
@@ -280,7 +280,7 @@ cdef class Log:
             raise result_error(error, self.directory)
 
     def roll(self):
-        """Under the append lock: close the active segment, though it has room."""
+        """Close the active segment, though it is not full. Called under the append lock."""
         self.make_up()
         cdef Commit now = self.w.slot.ring[self.w.slot.seq % RING]
         cdef int error = use_active(&self.w, &now)
@@ -290,24 +290,24 @@ cdef class Log:
             raise result_error(error, self.directory)
 
     def forget_files(self):
-        """Under the append lock: close what is open, for the files below may have changed."""
+        """Close what is open, because the files below may have changed. Called under the append lock."""
         close_files(&self.w)
         self.w.last_seq = 0
 
     def set_index(self, int64_t base, int64_t count, int64_t position):
-        """Under the append lock: where the index of the active segment goes on."""
+        """Set where the index of the active segment goes on. Called under the append lock."""
         store_i64(&self.w.slot.index_base, base)
         store_i64(&self.w.slot.index_count, count)
         store_i64(&self.w.slot.index_position, position)
 
     def set_recovered(self, int64_t flushed_offset, int64_t since_ms):
-        """Under the append and flush locks, at the end of recovery: everything below is on disk."""
+        """Record that everything below is on disk: the end of recovery. Called under the append and flush locks."""
         store64(&self.w.slot.redo_seq, 0)
         store_i64(&self.w.slot.active_since_ms, since_ms)
         self.set_flushed(flushed_offset, 0)
 
     def evidence(self):
-        """What the slot proves of a log that has to be recovered, however old the slot is: an Evidence."""
+        """Return what the slot proves of a log that has to be recovered, however old the slot is: an Evidence."""
         return evidence_of(self.w.slot)
 
     def sync_head(self):
@@ -349,7 +349,7 @@ cdef class Log:
         self.change_flags(0, flags)
 
     cdef change_flags(self, uint64_t more, uint64_t less):
-        """In one store; of a slot that is another partition's by now, nothing."""
+        """Change flags in one store. If the slot belongs to another partition by now, change nothing."""
         cdef uint64_t flags
         while not is_reused(&self.w):
             flags = load64(&self.w.slot.flags)
@@ -357,7 +357,7 @@ cdef class Log:
                 return
 
     def use_again(self, bytes topic_id not None, uint32_t number):
-        """Under all four locks of the slot: make it the empty slot of another partition, but for DELETED."""
+        """Make the slot another partition's, empty but for DELETED. Called under all four locks of the slot."""
         if len(topic_id) != 16:
             raise ValueError("a topic id has 16 bytes")
         use_again(&self.w, <const char *>topic_id, number)
@@ -365,15 +365,15 @@ cdef class Log:
     # ---- syncing
 
     def append_lock(self):
-        """The append lock, for a `with` block."""
+        """Return the append lock, for a `with` block."""
         return AppendLock(self)
 
     def flush_lock(self):
-        """The flush lock, for a `with` block: waits for the process that syncs just now."""
+        """Return the flush lock, for a `with` block: waits for the process that syncs just now."""
         return FlushLock(self)
 
     def point_lock(self):
-        """The lock of the file `recovery`, for a `with` block. Taken before the append lock."""
+        """Return the lock of the file `recovery`, for a `with` block. Taken before the append lock."""
         if self.lock_file is None:
             raise result_error(-EBADF, self.directory)
         return self.lock_file.hold(self.w.first_byte + POINT, what=f"{self.directory}: lock of the recovery point")
@@ -431,7 +431,7 @@ cdef class Log:
         self.set_flushed(value, load64(&self.w.slot.flushed) & FLUSHING)
 
     cdef int set_flushed(self, int64_t offset, uint64_t flushing) except -1:
-        """Under the append and flush locks: no process is syncing."""
+        """Record what is on disk, while no process is syncing. Called under the append and flush locks."""
         if not 0 <= offset <= FLUSHED_MAX:
             raise OverflowError(f"{self.directory}: offset {offset} is out of range")
         store64(&self.w.slot.flushed, load64(&self.w.slot.flushed) & FLUSH_GENERATION | <uint64_t>offset | flushing)
@@ -441,7 +441,7 @@ cdef class Log:
     # ---- what readers use
 
     def snapshot(self):
-        """The latest commit."""
+        """Return the latest commit."""
         cdef Commit c
         cdef int error = take_own_snapshot(&self.w, &c)
         if error:
@@ -468,7 +468,7 @@ cdef class Log:
         return os.fsdecode(self.path).removesuffix("/")
 
     def read_on(self, int fd, int64_t base, int64_t position, int64_t expected, Py_ssize_t max_bytes, bint contiguous):
-        """What comes next in the active segment, in one go: (whole verified batches, next offset).
+        """Return what comes next in the active segment, in one call: (whole verified batches, next offset).
 
         None: a Reader has to look into it (see _tail.pxi).
         """
@@ -495,15 +495,15 @@ cdef class Log:
     # ---- producers
 
     def map_producers(self):
-        """Under the append lock: have the log's table mapped. False if there is none: it has to be made again."""
+        """Map the log's table. Return False if there is none: it must be rebuilt. Called under the append lock."""
         return map_table(&self.w)
 
     def grow_producers(self):
-        """Under the append lock: give the mapped table room for a producer more, if it has none."""
+        """Give the mapped table space for one producer more, if it has none. Called under the append lock."""
         grow_table(&self.w)
 
     def producers(self, *, bint only_open=False):
-        """Under the append lock, mapped and made up: [(id, first open offset, last seen, batches)]."""
+        """Return [(id, first open offset, last seen, batches)]. Called under the append lock, mapped and made up."""
         if self.w.table == NULL:
             raise result_error(R_NEEDS_PRODUCERS, self.directory)
         return list_table(&self.w, only_open)
@@ -515,19 +515,19 @@ cdef class Log:
         return pack_table(&self.w)
 
     def restore_producers(self, entries):
-        """Under the append lock: make the table again from what a snapshot said."""
+        """Rebuild the table from a snapshot. Called under the append lock."""
         fill_table(&self.w, entries)
 
     def remember_producer(self, const unsigned char[::1] header not None, int64_t base_offset):
-        """Under the append lock, in recovery: what an append of this batch would have left in the table."""
+        """Change the table as an append of this batch would have, in recovery. Called under the append lock."""
         remember(&self.w, &header[0], base_offset)
 
     def first_open_of(self, int64_t producer_id):
-        """Under the append lock: where the producer's open transaction begins, or -1."""
+        """Return where the producer's open transaction begins, or -1. Called under the append lock."""
         return first_open_of(&self.w, producer_id)
 
     def oldest_open(self):
-        """Under the append lock: where the oldest open transaction begins, or -1."""
+        """Return where the oldest open transaction begins, or -1. Called under the append lock."""
         return oldest_open(&self.w, -1)
 
     @property
@@ -547,7 +547,7 @@ cdef class Log:
         return 0 if load64(&self.w.slot.redo_seq) else seq
 
     def seal_producers(self):
-        """Under the append lock: the table that was made again is the log's from now on."""
+        """Make the rebuilt table the log's. Called under the append lock."""
         changed_table(&self.w)
 
     @property
@@ -583,7 +583,7 @@ cdef class Log:
         pthread_mutex_init(&self.w.flush_mutex, NULL)
 
     def abandon(self):
-        """From now on every append and sync is refused; files are closed once they are not in use."""
+        """Refuse every append and sync from now on; close files once they are not in use."""
         self.before_fork()
         give_back_idle(&self.w)
         let_go(&self.w)

@@ -12,11 +12,11 @@ cdef class Heads:
     cdef int fd
     cdef readonly str path
     cdef readonly bint private, writable
-    cdef StorePlace place
-    cdef bytes place_path
+    cdef StorePath store_path
+    cdef bytes path_bytes
 
     def __cinit__(self, path, *, bint writable=True, bint private=False, root=None):
-        """`private`: changes stay in this process (recovery of a read-only store happens in memory).
+        """Map the file. `private`: changes stay in this process (recovery of a read-only store happens in memory).
 
         `root`: the directory that `path` leads through (disk/roots.py); it is open until close_descriptor is called.
         """
@@ -24,10 +24,10 @@ cdef class Heads:
         self.length = <size_t>MAX_SLOTS * SLOT_SIZE
         self.fd = _os.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
         status = os.fstat(self.fd)
-        self.place_path = os.fsencode(os.path.dirname(path) if root is None else root.path)
-        self.place.path, self.place.root = self.place_path, -1 if root is None else root.fd
-        self.place.device, self.place.inode = status.st_dev, status.st_ino
-        self.place.seen_ns, self.place.replaced = -PLACE_NS, 0
+        self.path_bytes = os.fsencode(os.path.dirname(path) if root is None else root.path)
+        self.store_path.path, self.store_path.root = self.path_bytes, -1 if root is None else root.fd
+        self.store_path.device, self.store_path.inode = status.st_dev, status.st_ino
+        self.store_path.seen_ns, self.store_path.replaced = -PATH_CHECK_NS, 0
         self.hold_size()
         self.reach = self.length if KLAMM_MAPS_GROW else os.fstat(self.fd).st_size
         self.map = <unsigned char *>os_map(self.fd, self.length, writable, private)
@@ -41,7 +41,8 @@ cdef class Heads:
             close(self.fd)
 
     cdef int hold_size(self) except -1:
-        """Share the byte that a process has to hold alone to make the file smaller: a slot that was cut is a SIGBUS.
+        """Share the byte that a process must hold alone to make the file smaller: access to a slot that was cut off
+        raises SIGBUS.
 
         The mapping keeps the open file, and so the lock, until the last process that has it is gone: forked children
         that have closed every descriptor, too. A file system without locks has none for `SoleMapping`, either.
@@ -63,24 +64,24 @@ cdef class Heads:
 
     def is_in_place(self):
         """Return whether the store at the path is still this one: no copy was put there, and it was not moved away."""
-        return not look_at(&self.place)
+        return not look_at(&self.store_path)
 
     def check_place(self, *, bint now=False):
         """Raise NotAStore if another store, or none, is at the path: looked at `now`, or a tenth of a second ago."""
-        if look_at(&self.place) if now else is_replaced(&self.place):
+        if look_at(&self.store_path) if now else is_replaced(&self.store_path):
             raise NotAStore(
-                f"{os.fsdecode(self.place_path)}: the store was removed or replaced while it is open",
+                f"{os.fsdecode(self.path_bytes)}: the store was removed or replaced while it is open",
                 hint="close it, and open the one that is there; if its directory was moved, what was just appended is there",
             )
 
     def close_descriptor(self):
-        """The mapping stays until it is not in use."""
+        """Close the descriptor; the mapping stays until it is not in use."""
         if self.fd >= 0:
             close(self.fd)
-        self.fd = self.place.root = -1
+        self.fd = self.store_path.root = -1
 
     def size(self):
-        """How many slots the file holds, slot 0 included."""
+        """Return how many slots the file holds, slot 0 included."""
         return min(os.fstat(self.fd).st_size, self.reach) // SLOT_SIZE
 
     def lay_out(self, int64_t first, int64_t end, uint64_t flags=0, *, bytes topic_id=b"", int64_t number=0):
@@ -129,7 +130,7 @@ cdef class Heads:
         _os.fsync(self.fd)
 
     def is_sane(self):
-        """Whether slot 0 is one of ours: of this format, a newer one, or format 1, which had no checksum."""
+        """Return whether slot 0 is valid: of this format, a newer one, or format 1, which had no checksum."""
         cdef StoreSlot *store = self.store()
         if self.size() < 1 or memcmp(store.magic, <char *>MAGIC, 8) != 0:
             return False
@@ -156,7 +157,7 @@ cdef class Heads:
         self.sync()
 
     def is_trusted(self, bytes boot_id not None):
-        """Whether this file was last written under this boot, and is not a copy."""
+        """Return whether this file was last written under this boot, and is not a copy."""
         status = os.fstat(self.fd)
         cdef StoreSlot *store = self.store()
         if store.anchor_check != store.anchor_wall_ms ^ ~store.anchor_boot_ms:
@@ -164,7 +165,7 @@ cdef class Heads:
         return (bytes(store.boot_id[:16]) == boot_id and store.device == status.st_dev and store.inode == status.st_ino)
 
     def trust(self, bytes boot_id not None):
-        """The last step of an opener's recovery: from now on this file is believed. No process holds an append lock."""
+        """Mark the file as trusted: the last step of an opener's recovery. No process holds an append lock then."""
         status = os.fstat(self.fd)
         cdef StoreSlot *store = self.store()
         self.free_locks()
@@ -183,9 +184,7 @@ cdef class Heads:
         memcpy(store.boot_id, <char *>boot_id, 16)
 
     cdef int free_locks(self) except -1:
-        """While this process is alone: what is in the owner words is of another boot, of another store, or of no
-        life.
-        """
+        """Clear owner words of another boot, another store, or of no life. Called while this process is alone."""
         cdef int64_t number
         cdef Slot *slot
         for number in range(1, self.size()):
@@ -195,7 +194,7 @@ cdef class Heads:
         return 0
 
     def forget_lives(self):
-        """While this process is alone: format 1 had lock bytes in place of owner words, and something else there."""
+        """Clear the owner words of format 1, which had other things there. Called while this process is alone."""
         self.free_locks()
         store32(&self.store().lives, 0)
 
@@ -263,7 +262,7 @@ cdef class Heads:
             memcpy(self.store().store_id, <char *>identity, 16)
 
     def flags_of(self, int64_t number):
-        """The flags of one partition's slot."""
+        """Return the flags of one partition's slot."""
         if not 0 < number < self.size():
             raise IndexError(f"{self.path}: has no slot {number}")
         return load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flags) & 0xffffffffu
@@ -294,22 +293,20 @@ cdef class Heads:
         self.store().retention_checked_ms = boot_ms     # not a step: nothing depends on it but when the next check is
 
     def clock_ms(self):
-        """The store's clock: wall time at the first open since boot, plus time passed. It does not jump."""
+        """Return the store's clock: wall time at the first open since boot, plus time passed. It does not jump."""
         cdef StoreSlot *store = self.store()
         return store.anchor_wall_ms + klamm_boot_ms() - store.anchor_boot_ms + store_ahead_ms(store)
 
     def followed_ms(self):
-        """The store's clock, set to the wall clock by `follow_wall`: it may jump, once the wall clock has for an
-        hour.
-        """
+        """Return the store's clock, set by `follow_wall`: it may jump, after the wall clock was off for an hour."""
         return self.clock_ms() + store_shift_ms(self.store())
 
     def expiry_ms(self):
-        """The time by which records expire: what is not too old by both clocks stays."""
+        """Return the time by which records expire: a record stays unless it is too old by both clocks."""
         return min(self.followed_ms(), self.wall_ms())
 
     def latest_ms(self):
-        """The later of both clocks, for deadlines that must not come too early."""
+        """Return the later of both clocks, for deadlines that must not come too early."""
         return max(self.followed_ms(), self.wall_ms())
 
     def follow_wall(self):
@@ -334,17 +331,15 @@ cdef class Heads:
             store_i64(&store.drift_since_ms, 0)
 
     def wall_ms(self):
-        """Wall time, for records stamped at their append."""
+        """Return the wall time, for records stamped at their append."""
         return klamm_wall_ms() + store_ahead_ms(self.store())
 
     def boot_ms(self):
-        """Time since the machine was started, for what times out."""
+        """Return the time since the machine was started, for what times out."""
         return klamm_boot_ms() + store_ahead_ms(self.store())
 
     def advance(self, int64_t ms):
-        """For tests: all three clocks go ahead by so much, for everybody who has the store open, until the next
-        boot.
-        """
+        """Advance all three clocks, for every process that has the store open, until the next boot. For tests."""
         cdef StoreSlot *store = self.store()
         cdef int64_t ahead = store_ahead_ms(store) + ms
         store_i64(&store.ahead_ms, ahead)
@@ -358,7 +353,7 @@ cdef class Heads:
         return <uint64_t><size_t>self.note_of(byte)
 
     cdef KlammLockNote *note_of(self, int64_t byte) noexcept:
-        """An append lock has no note, but its `holder` is where that of a note would be."""
+        """Return the note of a lock byte. An append lock has none, but its `holder` is where a note's would be."""
         return <KlammLockNote *>(self.map + byte // 4 * SLOT_SIZE + NOTES_AT) + byte % 4
 
     def holder_of(self, int64_t byte):
@@ -384,7 +379,7 @@ cdef class Heads:
         return (load64(&(<Slot *>(self.map + number * SLOT_SIZE)).flushed) & FLUSH_GENERATION) >> 55
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        """How far the clocks are ahead, as two words, for those who stamp records without knowing this module."""
+        """Expose how far the clocks are ahead, as two words, to native code that stamps records."""
         PyBuffer_FillInfo(view, self, &self.store().ahead_ms, 16, 1, flags)
 
     def ring_all(self):

@@ -2,7 +2,7 @@
 
 
 def index_header(int64_t base, uint32_t first, int64_t size=0, int64_t last_position=0, uint32_t last=0):
-    """The first bytes of an index, for one that is made again: of an open segment, or of one that is closed."""
+    """Return the first bytes of an index that is rebuilt: of an open segment, or of a closed one."""
     cdef IndexHeader header
     fill_index_header(&header, base, first)
     header.size, header.last_position, header.last = size, last_position, last

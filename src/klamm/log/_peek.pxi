@@ -1,7 +1,7 @@
 # Heads of logs that are not open.
 
 def leader_epochs(Heads heads not None, slots):
-    """The leader epoch of each of these slots; -1 for a log that must be recovered first, or whose head is damaged."""
+    """Return the leader epoch of each slot; -1 for a log that must be recovered first, or whose head is damaged."""
     cdef int64_t number, end = heads.size()
     cdef Slot *slot
     cdef Commit now
@@ -18,7 +18,7 @@ def leader_epochs(Heads heads not None, slots):
 
 
 def empty_slots(Heads heads not None, slots):
-    """Those of the slots whose logs never had a record, and need nothing."""
+    """Return those of the slots whose logs never had a record, and need no recovery."""
     cdef int64_t number, end = heads.size()
     cdef Slot *slot
     cdef Commit now
@@ -32,7 +32,7 @@ def empty_slots(Heads heads not None, slots):
 
 
 cdef object evidence_of(Slot *slot):
-    """What a slot proves of a log that has to be recovered, however old the slot is."""
+    """Return what a slot proves of a log that must be recovered, however old the slot is."""
     cdef Commit commit
     cdef int i
     cdef int64_t flushed = flushed_offset_of(load64(&slot.flushed)), next_offset = 0, log_start = 0, epoch = 0

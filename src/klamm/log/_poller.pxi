@@ -63,7 +63,7 @@ cdef class Poller:
         self.watched, self.logs, self.count, self.turn, self.bits = entries, watched, len(watched), 0, bits or ANY_BIT
 
     def seen(self, Py_ssize_t index, uint64_t seq, tuple end=None):
-        """The head at `index` was read up to `seq`. `end`: where in the active segment (see Reader.end)."""
+        """Record that the head at `index` was read up to `seq`. `end`: where in the active segment (see Reader.end)."""
         cdef Watched *entry
         if not 0 <= index < self.count:
             raise IndexError(index)
@@ -75,7 +75,7 @@ cdef class Poller:
             entry.tail.fd = end[0]
 
     def forget_file(self, Py_ssize_t index):
-        """The reader at `index` closes its file."""
+        """Forget the file of the reader at `index`, which closes it."""
         if 0 <= index < self.count:
             self.watched[index].tail.fd = -1
 

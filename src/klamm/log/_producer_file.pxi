@@ -16,7 +16,7 @@ cdef size_t most_mapped = 1 << 30
 
 
 def mapped_tables():
-    """Tables of producers that this process has mapped: how many, and how many bytes."""
+    """Return how many tables of producers this process has mapped, and their bytes."""
     return mapped_count, mapped_bytes
 
 
@@ -33,7 +33,7 @@ cdef size_t table_bytes(uint64_t capacity) noexcept:
 
 
 cdef uint64_t capacity_of(int64_t size) noexcept:
-    """How many entries there are in a file of this size."""
+    """Return how many entries there are in a file of this size."""
     cdef int64_t count = (size - <int64_t>sizeof(TableHeader)) // <int64_t>sizeof(Entry)
     return <uint64_t>min(max(count, 0), <int64_t>MOST_PRODUCERS)
 
@@ -58,7 +58,7 @@ cdef void unmap_table(Writer *w) noexcept:
 
 
 cdef void unmap_idle(size_t room) noexcept:
-    """Unmap tables until there is room for one more; those that are used just now stay."""
+    """Unmap tables until there is space for one more; those in use stay."""
     cdef Writer *victim
     cdef int i
     cdef uint64_t tried = 0
@@ -106,7 +106,7 @@ cdef int map_file(Writer *w, int fd, path) except -1:
 
 
 cdef bint map_table(Writer *w) except -1:
-    """Have the log's table mapped. False if there is none, or none that is whole and the log's."""
+    """Map the log's table. Return False if there is none, or none that is whole and the log's."""
     if w.table != NULL and table_is_current(w):
         return True
     path = table_path(w)
@@ -158,7 +158,7 @@ cdef fill_table(Writer *w, states):
     cdef uint32_t link
     cdef int64_t size
     cdef Entry *entry
-    cdef Place place
+    cdef RecentBatch item
     known = [state for state in states if state[3]]
     most = most_producers
     opened = sorted((state for state in known if state[1] >= 0), key=lambda state: state[1])[:most]
@@ -191,22 +191,22 @@ cdef fill_table(Writer *w, states):
         entry = entry_of(w, link)
         entry.first_open_offset, entry.last_seen_ms = first_open_offset, last_seen_ms
         join_list(w, &w.table.header.open if entry.first_open_offset >= 0 else &w.table.header.idle, link)
-        for base_offset, first_sequence, last_sequence, epoch in batches[-PLACES:]:
-            memset(&place, 0, sizeof(place))
-            place.base_offset, place.epoch = base_offset, epoch
-            place.first_sequence, place.last_sequence = first_sequence, last_sequence
-            put_batch(w, entry, &place)
+        for base_offset, first_sequence, last_sequence, epoch in batches[-RECENT:]:
+            memset(&item, 0, sizeof(item))
+            item.base_offset, item.epoch = base_offset, epoch
+            item.first_sequence, item.last_sequence = first_sequence, last_sequence
+            put_batch(w, entry, &item)
         w.table.header.undo_count = 0
 
 
 cdef list batches_of(Entry *entry):
     cdef uint64_t back
-    places = [entry.places[(entry.n - back) % PLACES] for back in range(min(entry.n, <uint64_t>PLACES), 0, -1)]
-    return [(p["base_offset"], p["first_sequence"], p["last_sequence"], p["epoch"]) for p in places]
+    recent = [entry.recent[(entry.n - back) % RECENT] for back in range(min(entry.n, <uint64_t>RECENT), 0, -1)]
+    return [(p["base_offset"], p["first_sequence"], p["last_sequence"], p["epoch"]) for p in recent]
 
 
 cdef list list_table(Writer *w, bint only_open):
-    """[(id, first open offset, last seen, batches)]"""
+    """Return [(id, first open offset, last seen, batches)]."""
     cdef uint32_t link = w.table.header.open.oldest if only_open else 1
     cdef Entry *entry = entry_of(w, link)
     result = []
@@ -219,7 +219,7 @@ cdef list list_table(Writer *w, bint only_open):
 
 
 cdef bytes pack_table(Writer *w):
-    """The body of a snapshot (producers.py), made at once: its size is all that appends wait for."""
+    """Return the body of a snapshot (producers.py), made in one go: appends wait only for this copy."""
     cdef uint32_t i, count = 0
     cdef size_t room = 4
     cdef Entry *entry
@@ -228,7 +228,7 @@ cdef bytes pack_table(Writer *w):
         entry = &w.table.entries[i]
         if entry.n and entry.id >= 0:
             count += 1
-            room += 32 + 24 * min(entry.n, <uint64_t>PLACES)
+            room += 32 + 24 * min(entry.n, <uint64_t>RECENT)
     body = PyBytes_FromStringAndSize(NULL, room)
     memcpy(PyBytes_AS_STRING(body), &count, 4)
     room = 4
@@ -241,14 +241,14 @@ cdef bytes pack_table(Writer *w):
 
 cdef size_t pack_producer(unsigned char *to, Entry *entry) noexcept nogil:
     """Write id, first open offset, last seen, number of batches; then each batch. How many bytes."""
-    cdef uint64_t back, count = min(entry.n, <uint64_t>PLACES)
+    cdef uint64_t back, count = min(entry.n, <uint64_t>RECENT)
     cdef int64_t words[4]
-    cdef Place *place
+    cdef RecentBatch *item
     words[0], words[1], words[2], words[3] = entry.id, entry.first_open_offset, entry.last_seen_ms, <int64_t>count
     memcpy(to, words, 32)
     for back in range(count):
-        place = &entry.places[(entry.n - count + back) % PLACES]
-        words[0], words[2] = place.base_offset, place.epoch
-        memcpy(&words[1], &place.first_sequence, 8)
+        item = &entry.recent[(entry.n - count + back) % RECENT]
+        words[0], words[2] = item.base_offset, item.epoch
+        memcpy(&words[1], &item.first_sequence, 8)
         memcpy(to + 32 + 24 * back, words, 24)
     return 32 + 24 * count

@@ -38,14 +38,14 @@ the table, the other a newer one.
 cdef extern from *:
     """
     typedef struct { int64_t base_offset; int32_t first_sequence, last_sequence; int16_t epoch; int16_t unused[3]; }
-    Place; typedef struct {                        /* three cache lines; the first is what a search and a list touch */
+    RecentBatch; typedef struct {       /* three cache lines; the first is what a search and a list touch */
         int64_t id;
-        uint64_t n;                         /* batches so far: the latest is places[(n - 1) % 5] */
+        uint64_t n;                         /* batches so far: the latest is recent[(n - 1) % 5] */
         int64_t first_open_offset, last_seen_ms;
         uint32_t chain, older, newer;       /* links: the next of the same bucket, the neighbours in its list */
         uint32_t bucket;                    /* not this producer's: where the bucket of this entry's number starts */
         uint64_t unused1[2];
-        Place places[5];
+        RecentBatch recent[5];
         uint64_t unused2;
     } Entry;
     typedef struct { uint32_t oldest, newest; } ProducerList;
@@ -60,8 +60,8 @@ cdef extern from *:
         Undo undo[120];
     } TableHeader;
     typedef struct { TableHeader header; Entry entries[]; } Table;
-    _Static_assert(sizeof(Place) == 24 && sizeof(Entry) == 192 && sizeof(TableHeader) == 2048, "a file format");
-    _Static_assert(offsetof(Entry, places) == 64 && offsetof(TableHeader, undo) == 128, "a file format");
+    _Static_assert(sizeof(RecentBatch) == 24 && sizeof(Entry) == 192 && sizeof(TableHeader) == 2048, "a file format");
+    _Static_assert(offsetof(Entry, recent) == 64 && offsetof(TableHeader, undo) == 128, "a file format");
     enum { UNDO_FIRST = offsetof(TableHeader, used), UNDO_END = offsetof(TableHeader, undo_count) };
 
     static inline uint32_t producer_hash(uint64_t key, int64_t id) {
@@ -76,7 +76,7 @@ cdef extern from *:
         return (hash & mask) < buckets ? hash & mask : hash & (mask >> 1);
     }
     """
-    ctypedef struct Place:
+    ctypedef struct RecentBatch:
         int64_t base_offset
         int32_t first_sequence, last_sequence
         int16_t epoch
@@ -85,7 +85,7 @@ cdef extern from *:
         uint64_t n
         int64_t first_open_offset, last_seen_ms
         uint32_t chain, older, newer, bucket
-        Place places[5]
+        RecentBatch recent[5]
     ctypedef struct ProducerList:
         uint32_t oldest, newest
     ctypedef struct Undo:
@@ -106,7 +106,7 @@ cdef extern from *:
     uint32_t bucket_of(uint32_t, uint32_t) nogil
 
 cdef enum:
-    PLACES = 5
+    RECENT = 5
     TABLE_VERSION = 2
     FIRST_CAPACITY = 64             # entries of a new table, and its buckets
     LARGEST_GROWTH = 4096           # entries by which a table grows at once: 768 KiB to write
@@ -123,7 +123,7 @@ cdef uint32_t most_producers = MOST_PRODUCERS       # tests make it less
 # ---- entries, and changes that can be undone -----------------------------------------------------------------------
 
 cdef Entry *entry_of(Writer *w, uint32_t link) noexcept nogil:
-    """The entry that a link names; NULL if it names none."""
+    """Return the entry that a link names; NULL if it names none."""
     return &w.table.entries[link - 1] if 0 < link <= w.table.header.used else NULL
 
 
@@ -179,7 +179,7 @@ cdef uint32_t *bucket_for(Writer *w, int64_t producer_id) noexcept nogil:
 
 
 cdef uint32_t *link_to(Writer *w, int64_t producer_id) noexcept nogil:
-    """The link in its bucket that names the producer's entry, or the 0 at the end of it."""
+    """Return the link in its bucket that names the producer's entry, or the 0 at the end of it."""
     cdef uint32_t *link = bucket_for(w, producer_id)
     cdef Entry *entry
     cdef int steps
@@ -197,13 +197,13 @@ cdef uint32_t *link_to(Writer *w, int64_t producer_id) noexcept nogil:
 
 
 cdef Entry *find_producer(Writer *w, int64_t producer_id) noexcept nogil:
-    """Its entry, or NULL."""
+    """Return the producer's entry, or NULL."""
     cdef uint32_t *link = link_to(w, producer_id)
     return entry_of(w, link[0]) if link != NULL else NULL
 
 
 cdef void split_bucket(Writer *w) noexcept nogil:
-    """One bucket more: it gets what belongs to it from the one that had it so far."""
+    """Add one bucket, and move to it what belongs to it from the bucket that had it so far."""
     cdef TableHeader *header = &w.table.header
     cdef uint32_t count = header.buckets, link
     cdef uint32_t *fresh = &w.table.entries[count].bucket
@@ -240,7 +240,7 @@ cdef void leave_list(Writer *w, ProducerList *list, uint32_t link) noexcept nogi
 
 
 cdef void join_list(Writer *w, ProducerList *list, uint32_t link) noexcept nogil:
-    """As its newest."""
+    """Append an entry to the list, as its newest."""
     cdef Entry *entry = entry_of(w, link)
     cdef Entry *newest = entry_of(w, list.newest)
     if (newest == NULL) != (list.newest == 0) or (newest == NULL) != (list.oldest == 0):
@@ -253,8 +253,8 @@ cdef void join_list(Writer *w, ProducerList *list, uint32_t link) noexcept nogil
 
 
 cdef uint32_t find_room(Writer *w) noexcept nogil:
-    """Link of the entry that a new producer gets: a free one, or the oldest idle one's. 0: the table has to grow
-    first.
+    """Return the link of the entry that a new producer gets: a free one, or the oldest idle one's. 0: the table has to
+    grow first.
     """
     cdef TableHeader *header = &w.table.header
     cdef Entry *oldest
@@ -273,7 +273,7 @@ cdef int no_room(Writer *w) noexcept nogil:
 
 
 cdef uint32_t add_producer(Writer *w, int64_t producer_id) noexcept nogil:
-    """Link of its new entry, which is in no list yet; 0 if there is no room: that was to be seen to before."""
+    """Return the link of its new entry, which is in no list yet; 0 if there is no space: the caller has made some."""
     cdef TableHeader *header = &w.table.header
     cdef uint32_t link = find_room(w)
     cdef uint32_t *at
@@ -306,12 +306,13 @@ cdef uint32_t add_producer(Writer *w, int64_t producer_id) noexcept nogil:
 # ---- what an append asks -------------------------------------------------------------------------------------------
 
 cdef int32_t last_sequence_of(const unsigned char *batch) noexcept nogil:
-    """Sequences wrap from 2^31 - 1 to 0."""
+    """Return the last sequence of a batch; sequences wrap from 2^31 - 1 to 0."""
     return <int32_t>((<int64_t>be32(batch + BASE_SEQUENCE_AT) + be32(batch + LAST_DELTA_AT)) & 0x7fffffff)
 
 
 cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogil:
-    """R_IN_ORDER; R_REPEATED - offset if a batch of these sequences is at that offset; or why it is refused.
+    """Return R_IN_ORDER; R_REPEATED - offset if a batch of these sequences is at that offset; or why the batch is
+    rejected.
 
     Whether it is the same batch is for repeated.py to say: it reads the log. What a transaction wrote that has ended is
     never the same as what the next one of the same epoch writes, whatever is in it.
@@ -320,30 +321,30 @@ cdef int64_t check_sequence(Writer *w, const unsigned char *batch) noexcept nogi
     cdef int16_t epoch = <int16_t>be16(batch + PRODUCER_EPOCH_AT)
     cdef Entry *entry = find_producer(w, <int64_t>be64(batch + PRODUCER_ID_AT))
     cdef uint64_t back
-    cdef Place *place
+    cdef RecentBatch *item
     if first < -1:
         return R_OUT_OF_ORDER
     if entry == NULL:
         return R_IN_ORDER if find_room(w) else no_room(w)
-    place = &entry.places[(entry.n - 1) % PLACES]
-    if epoch < place.epoch:
+    item = &entry.recent[(entry.n - 1) % RECENT]
+    if epoch < item.epoch:
         return R_FENCED
-    if epoch > place.epoch:                             # an open transaction of the old one is to be ended first
+    if epoch > item.epoch:                             # an open transaction of the old one is to be ended first
         return R_IN_ORDER if first <= 0 and entry.first_open_offset < 0 else R_OUT_OF_ORDER
-    if first < 0 or first == ((<int64_t>place.last_sequence + 1) & 0x7fffffff):
+    if first < 0 or first == ((<int64_t>item.last_sequence + 1) & 0x7fffffff):
         return R_IN_ORDER
-    for back in range(1, min(entry.n, <uint64_t>PLACES) + 1):
-        place = &entry.places[(entry.n - back) % PLACES]
-        if place.epoch == epoch and place.first_sequence == first and place.last_sequence == last:
-            if be16(batch + ATTRIBUTES_AT) & KLAMM_TRANSACTIONAL and not 0 <= entry.first_open_offset <= place.base_offset:
+    for back in range(1, min(entry.n, <uint64_t>RECENT) + 1):
+        item = &entry.recent[(entry.n - back) % RECENT]
+        if item.epoch == epoch and item.first_sequence == first and item.last_sequence == last:
+            if be16(batch + ATTRIBUTES_AT) & KLAMM_TRANSACTIONAL and not 0 <= entry.first_open_offset <= item.base_offset:
                 return R_OUT_OF_ORDER
             w.duplicate = 1
-            return R_REPEATED - place.base_offset
+            return R_REPEATED - item.base_offset
     return R_OUT_OF_ORDER
 
 
 cdef int64_t check_marker(Writer *w, const unsigned char *batch, int same_epoch) noexcept nogil:
-    """R_IN_ORDER if it is to be written: its producer has nothing of this epoch yet, or nothing at all.
+    """Return R_IN_ORDER if the marker must be written: its producer has nothing of this epoch yet, or nothing at all.
 
     It ends the transaction of the epoch before, and no older one: that has to get its own marker first. One of the
     `same_epoch` ends what is open of that, and is not written if nothing is.
@@ -354,7 +355,7 @@ cdef int64_t check_marker(Writer *w, const unsigned char *batch, int same_epoch)
         if same_epoch:
             return R_ENDED
         return R_IN_ORDER if find_room(w) else no_room(w)
-    last = entry.places[(entry.n - 1) % PLACES].epoch
+    last = entry.recent[(entry.n - 1) % RECENT].epoch
     if same_epoch:
         return R_IN_ORDER if epoch == last and entry.first_open_offset >= 0 else R_ENDED
     if epoch <= last:
@@ -363,13 +364,13 @@ cdef int64_t check_marker(Writer *w, const unsigned char *batch, int same_epoch)
 
 
 cdef int64_t first_open_of(Writer *w, int64_t producer_id) noexcept nogil:
-    """Where the producer's open transaction begins, or -1."""
+    """Return where the producer's open transaction begins, or -1."""
     cdef Entry *entry = find_producer(w, producer_id)
     return entry.first_open_offset if entry != NULL else -1
 
 
 cdef int64_t oldest_open(Writer *w, int64_t but) noexcept nogil:
-    """Where the oldest open transaction begins, but for one producer's; -1: there is none."""
+    """Return where the oldest open transaction of all producers but one begins, or -1."""
     cdef Entry *entry = entry_of(w, w.table.header.open.oldest)
     if entry != NULL and entry.id == but:
         entry = entry_of(w, entry.newer)
@@ -388,14 +389,14 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
     cdef ProducerList *before = NULL
     cdef ProducerList *after
     cdef Entry *entry
-    cdef Place *last = NULL
-    cdef Place place
+    cdef RecentBatch *last = NULL
+    cdef RecentBatch item
     if w.table_broken:
         drop_table(w)
         return
     if link:
         entry = entry_of(w, link)
-        last = &entry.places[(entry.n - 1) % PLACES]
+        last = &entry.recent[(entry.n - 1) % RECENT]
         if entry.n and last.base_offset >= base_offset:
             return
         before = &header.open if entry.first_open_offset >= 0 else &header.idle
@@ -405,13 +406,13 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
             drop_table(w)
             return
         entry = entry_of(w, link)
-    memset(&place, 0, sizeof(place))
-    place.base_offset, place.epoch = base_offset, <int16_t>be16(batch + PRODUCER_EPOCH_AT)
-    place.first_sequence, place.last_sequence = <int32_t>be32(batch + BASE_SEQUENCE_AT), last_sequence_of(batch)
+    memset(&item, 0, sizeof(item))
+    item.base_offset, item.epoch = base_offset, <int16_t>be16(batch + PRODUCER_EPOCH_AT)
+    item.first_sequence, item.last_sequence = <int32_t>be32(batch + BASE_SEQUENCE_AT), last_sequence_of(batch)
     open_at = entry.first_open_offset
     if attributes & KLAMM_CONTROL:
-        if last != NULL and last.epoch == place.epoch:  # the sequence goes on; -1 as the first: it repeats no batch
-            place.last_sequence = last.last_sequence
+        if last != NULL and last.epoch == item.epoch:  # the sequence goes on; -1 as the first: it repeats no batch
+            item.last_sequence = last.last_sequence
         open_at = -1
     elif attributes & KLAMM_TRANSACTIONAL and open_at < 0:
         open_at = base_offset
@@ -420,7 +421,7 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
         if before != NULL:
             leave_list(w, before, link)
         join_list(w, after, link)
-    put_batch(w, entry, &place)
+    put_batch(w, entry, &item)
     put64(w, <uint64_t *>&entry.last_seen_ms, <uint64_t>store_clock_ms(w))
     put64(w, <uint64_t *>&entry.first_open_offset, <uint64_t>open_at)
     if w.table_broken:
@@ -429,30 +430,28 @@ cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) n
         store32(&header.undo_count, 0)
 
 
-cdef void put_batch(Writer *w, Entry *entry, Place *place) noexcept nogil:
+cdef void put_batch(Writer *w, Entry *entry, RecentBatch *item) noexcept nogil:
     cdef int i
     for i in range(3):
-        put64(w, <uint64_t *>&entry.places[entry.n % PLACES] + i, (<uint64_t *>place)[i])
+        put64(w, <uint64_t *>&entry.recent[entry.n % RECENT] + i, (<uint64_t *>item)[i])
     put64(w, &entry.n, entry.n + 1)
 
 
 cdef int64_t drop_table(Writer *w) noexcept nogil:
-    """The table is damaged: it is invalid from now on, and made again from the log before the next batch of a
-    producer.
-    """
+    """Invalidate the damaged table: it is rebuilt from the log before the next batch of a producer."""
     store64(&w.table.header.seq, 0)
     return R_NEEDS_PRODUCERS
 
 
 cdef bint has_sane_header(Writer *w) noexcept nogil:
-    """Whether every number in the header can be used."""
+    """Return whether every number in the header can be used."""
     cdef TableHeader *header = &w.table.header
     return (header.used <= header.capacity <= w.table_capacity and header.undo_count <= UNDO_ROOM
             and FIRST_CAPACITY <= header.buckets <= header.capacity)
 
 
 cdef bint table_is_current(Writer *w) noexcept nogil:
-    """Whether the mapped table is the log's. A writer that died in `changed_table` left it one ahead."""
+    """Return whether the mapped table is the log's. A writer that died in `changed_table` left it one ahead."""
     cdef uint64_t seq = load64(&w.table.header.seq), wanted = load64(&w.slot.producers_seq)
     if not seq or not (seq == wanted or (seq == wanted + 1 and w.slot.redo_seq)):
         return 0
@@ -460,7 +459,7 @@ cdef bint table_is_current(Writer *w) noexcept nogil:
 
 
 cdef void changed_table(Writer *w) noexcept nogil:
-    """After a change by an append, before redo_seq goes."""
+    """Count a change of the table by an append, before redo_seq is cleared."""
     cdef uint64_t seq = max(w.table.header.seq, w.slot.producers_seq) + 1
     if not w.table_broken:
         store64(&w.table.header.seq, seq)

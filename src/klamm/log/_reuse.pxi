@@ -2,7 +2,7 @@
 
 
 cdef int is_reused(Writer *w) noexcept nogil:
-    """Whether the partition was deleted and its slot is another one's by now.
+    """Return whether the partition was deleted and its slot belongs to another one by now.
 
     Asked after what was read of the slot is copied: the generation moves before anything else changes. A process that
     has one of the slot's locks and was told no keeps the slot: to use it again takes all of them.
@@ -25,7 +25,7 @@ cdef int keep_unless_reused(Writer *w) noexcept nogil:
 
 
 cdef void use_again(Writer *w, const char *topic_id, uint32_t number) noexcept nogil:
-    """Under all four locks of the slot: make it the empty slot of another partition, but for DELETED.
+    """Make the slot the empty slot of another partition, but for DELETED. Called under all four locks of the slot.
 
     The generation moves first, so that logs of the partition that was deleted change nothing from now on and take
     nothing they read for theirs.

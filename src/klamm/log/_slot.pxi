@@ -211,9 +211,9 @@ cdef enum:
     SLEEP_NS = 20000000             # at most so long a process waits for a lock in one piece
     MOST_HEADERS = 65536            # that a roll reads to find the last batch of the segment
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
-    PLACE_NS = 100000000            # so late a process may learn that its store is not at its path any more
+    PATH_CHECK_NS = 100000000       # so late a process may learn that its store is not at its path any more
 
-cdef struct StorePlace:             # where a store was opened, and its file `heads`
+cdef struct StorePath:              # where a store was opened, and its file `heads`
     const char *path
     int root                        # a descriptor of the directory, or -1
     uint64_t device, inode
@@ -227,7 +227,7 @@ include "_producers.pxi"
 cdef struct Writer:
     Slot *slot
     StoreSlot *store
-    StorePlace *place
+    StorePath *store_path
     uint32_t bell_bit, identity
     KlammLife life                  # without a number: no append
     int lock_fd, log_fd, index_fd, sync_fd, abandoned

@@ -12,7 +12,7 @@ cdef int64_t WAITING = _os.WAITING
 
 
 cdef int try_lock_flush(Writer *w) noexcept nogil:
-    """The in-process mutex, then the byte: 0, or -EAGAIN while another thread or process syncs, or why not."""
+    """Take the mutex, then the flush byte. Return 0, -EAGAIN while another thread or process syncs, or why not."""
     cdef int error
     cdef uint64_t word
     if klamm_mutex_lock(&w.flush_mutex, 0):
@@ -49,7 +49,8 @@ cdef void wake_syncers(Writer *w) noexcept nogil:
 
 
 cdef int replace_syncer(Writer *w, uint64_t word) noexcept nogil:
-    """Under the append lock: let the next generation's byte be the flush byte, if nothing has happened since `word`.
+    """Make the next generation's byte the flush byte, if nothing has happened since `word`. Called under the append
+    lock.
 
     What the replaced process may still do is release its own byte. `flushing` stays, if it is set: its sync counts as
     failed, and what it may have dropped is written again. 0, or -EAGAIN.
@@ -71,7 +72,7 @@ cdef int replace_syncer(Writer *w, uint64_t word) noexcept nogil:
 
 
 cdef int sync_segment(Writer *w, int64_t base) noexcept nogil:
-    """Under the flush lock: fdatasync one segment file. 0 or -errno."""
+    """Sync one segment file (fdatasync). Return 0 or -errno. Called under the flush lock."""
     if w.sync_fd < 0 or w.sync_base != base:
         close_sync_file(w)
         w.sync_base = base
@@ -85,7 +86,7 @@ cdef int sync_segment(Writer *w, int64_t base) noexcept nogil:
 
 
 cdef int64_t base_in_name(const char *name) noexcept nogil:
-    """The base offset of a segment by its file name; -1 if that is not a segment's."""
+    """Return the base offset of a segment by its file name; -1 if that is not the name of a segment."""
     cdef int64_t base = 0
     cdef int i
     for i in range(BASE_DIGITS):
@@ -142,7 +143,7 @@ cdef int sync_since(Writer *w, int64_t flushed, int64_t active_base) noexcept no
 
 
 cdef int flush_locked(Writer *w) noexcept nogil:
-    """Under the flush lock: sync everything that is committed. 0, an error, or -EAGAIN: another process took over."""
+    """Sync the commit. Return 0, an error, or -EAGAIN: another process took over. Called under the flush lock."""
     cdef int error
     cdef Commit now
     cdef uint64_t word = load64(&w.slot.flushed)
@@ -223,7 +224,7 @@ cdef class Wait:
         return 0
 
     cdef int go_on(self) except -1:
-        """After a nap: run signal handlers; raise StoreBusy if nothing has moved for the store's busy_timeout_ms."""
+        """Run signal handlers after a sleep; raise StoreBusy if nothing has moved for the store's busy_timeout_ms."""
         cdef int64_t now = klamm_monotonic_ns(), timeout_ms
         cdef uint64_t seen = self.progress()
         PyErr_CheckSignals()

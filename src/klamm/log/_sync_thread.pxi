@@ -116,7 +116,7 @@ cdef class Syncer:
             pass
 
     cdef int grow(self) noexcept nogil:
-        """With the mutex: room for more, queued or finished, so that a thread never has to allocate. 0 or -ENOMEM."""
+        """Make space for more jobs, so that no thread has to allocate. Return 0 or -ENOMEM. Called with the mutex."""
         cdef int64_t i, room = max(<int64_t>64, 2 * self.room)
         cdef SyncJob *queue = <SyncJob *>PyMem_RawRealloc(NULL, room * sizeof(SyncJob))
         cdef void *finished = PyMem_RawRealloc(self.finished, room * sizeof(SyncJob))
@@ -132,8 +132,8 @@ cdef class Syncer:
         return 0
 
     def submit(self, Log log not None, int64_t end_offset, token, Reply reply=None):
-        """Have everything below `end_offset` synced, then send the reply; `take` returns `token`. Return whether more
-        threads are wanted.
+        """Queue a sync of everything below `end_offset`, then a send of the reply; `take` returns `token`. Return
+        whether more threads are needed.
         """
         cdef SyncJob job
         cdef bint wakes, wants
@@ -177,7 +177,7 @@ cdef class Syncer:
             taken.append((self.tokens.pop(job.number)[1], job.result))
 
     def want(self, Reply reply not None):
-        """Have the loop woken when the job of this reply is done. Return whether it is done already.
+        """Ask for the loop to be woken when the job of this reply is done. Return whether it is done already.
 
         A client that has the reply may ask for more before the thread that sent it is on again: on a machine of few
         cores it often runs on the thread's. It is waited for, for as long as that should take.
@@ -227,8 +227,8 @@ cdef class Syncer:
             self.work()
 
     cdef bint send(self, SyncReply *reply) noexcept nogil:
-        """With the mutex, which is let go meanwhile: send the reply, unless it is withdrawn. Return whether all is
-        sent.
+        """Send the reply, unless it is withdrawn. Return whether all is sent. Called with the mutex; released
+        meanwhile.
         """
         cdef ssize_t sent
         cdef int fd = reply.fd

@@ -34,7 +34,7 @@ cdef int64_t read_behind(const Tail *tail, unsigned char *to, int64_t size, cons
 
 
 cdef bint has_transactional(const unsigned char *data, int64_t size) noexcept nogil:
-    """Whether one of these whole batches belongs to a transaction."""
+    """Return whether one of these whole batches belongs to a transaction."""
     cdef int64_t position = 0
     while position < size:
         if be16(data + position + ATTRIBUTES_AT) & KLAMM_TRANSACTIONAL:

@@ -6,7 +6,7 @@ cdef uint64_t NO_SEQ = <uint64_t>-1
 
 
 cdef inline uint64_t state_of(Slot *slot) noexcept nogil:
-    """Changes with every commit, and when the topic is deleted."""
+    """Return a number that changes with every commit, and when the topic is deleted."""
     return load64(&slot.seq) ^ load64(&slot.flags) << 56
 
 
@@ -14,7 +14,7 @@ cdef class Watch:
     """`moved` as soon as a head has another seq, or the catalog another version, than what was last `seen`; and while
     the store is not at its path."""
     cdef list logs              # they keep the mapping
-    cdef StorePlace *place
+    cdef StorePath *store_path
     cdef uint64_t **words
     cdef uint64_t *known
     cdef Py_ssize_t count
@@ -34,7 +34,7 @@ cdef class Watch:
             log = self.logs[i]
             self.words[i], self.known[i] = &log.w.slot.seq, NO_SEQ
             self.words[self.count - 1] = &log.w.store.catalog_version
-            self.place = log.w.place
+            self.store_path = log.w.store_path
         if self.count == 1:
             raise ValueError("nothing to watch")
         self.known[self.count - 1] = NO_SEQ
@@ -49,20 +49,20 @@ cdef class Watch:
         for i in range(self.count):
             if load64(self.words[i]) != self.known[i]:
                 return True
-        return bool(is_replaced(self.place))
+        return bool(is_replaced(self.store_path))
 
     def seen(self, Py_ssize_t index, uint64_t seq):
-        """The head of `logs[index]`, as it was; behind the last one, the version of the catalog."""
+        """Record the head of `logs[index]` as it was read; behind the last one, the version of the catalog."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         self.known[index] = seq
 
 
 cdef class WatchedLogs:
-    """Logs at places, which come and go. `moved` has those whose heads have changed since it last looked: by a commit,
+    """Logs at indexes, which come and go. `moved` has those whose heads have changed since it last looked: by a commit,
     or because the topic is deleted. A new one counts as moved.
     """
-    cdef list logs              # by place: they keep the mapping; None where a place is free
+    cdef list logs              # by index: they keep the mapping; None where an index is free
     cdef list free
     cdef Slot **slots
     cdef uint64_t *known
@@ -97,7 +97,7 @@ cdef class WatchedLogs:
         return 0
 
     def add(self, Log log not None):
-        """Return the place of this log."""
+        """Return the index of this log."""
         cdef Py_ssize_t index
         if self.free:
             index = self.free.pop()
@@ -112,7 +112,7 @@ cdef class WatchedLogs:
         return index
 
     def remove(self, Py_ssize_t index):
-        """KeyError if nothing is watched there."""
+        """Stop watching the head at this index. Raise KeyError if nothing is watched there."""
         if not 0 <= index < self.count or self.slots[index] == NULL:
             raise KeyError(index)
         self.slots[index] = NULL
@@ -120,7 +120,7 @@ cdef class WatchedLogs:
         self.free.append(index)
 
     def moved(self):
-        """The places of those that have moved."""
+        """Return the indexes of the heads that have moved."""
         cdef Py_ssize_t i
         cdef uint64_t now
         cdef list indexes = []

@@ -62,7 +62,7 @@ class Aborted(NamedTuple):
 
 
 def load(directory: str, base: int) -> list[Aborted]:
-    """What the file of one segment says; nothing, if there is none. A torn entry has no marker yet."""
+    """Return the entries of one segment's file; none if it is missing. A torn entry has no marker yet."""
     try:
         data = files.read(segment.path_of(directory, base, SUFFIX))
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def load(directory: str, base: int) -> list[Aborted]:
 
 
 def parse(data: bytes) -> list[Aborted]:
-    """The whole entries of a file, or of a part of one."""
+    """Return the whole entries of a file, or of a part of one."""
     entries = [data[at : at + ENTRY_SIZE] for at in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE)]
     return [Aborted(*_ENTRY.unpack(entry)[:3]) for entry in entries if _is_good(entry)]
 
@@ -81,7 +81,7 @@ def _is_good(entry: bytes) -> bool:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether every entry is what was written."""
+    """Return whether every entry is as it was written."""
     return len(data) % ENTRY_SIZE == 0 and all(
         _is_good(data[at : at + ENTRY_SIZE]) for at in range(0, len(data), ENTRY_SIZE)
     )
@@ -108,7 +108,7 @@ def find_lost(directory: str, listed: Iterable[Listed], entries_of: Callable[[in
 
 
 def holds(directory: str, base: int, entries: list[Aborted]) -> bool:
-    """Whether the file has these entries and nothing else: a power cut may leave an entry that was never written."""
+    """Return whether the file has exactly these entries: a power cut may leave one that was never written."""
     try:
         return files.read(segment.path_of(directory, base, SUFFIX)) == _packed(entries)
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def _packed(entries: list[Aborted]) -> bytes:
 
 
 def write(directory: str, base: int, entries: list[Aborted]) -> None:
-    """Let the file have these entries, durably."""
+    """Replace the file's entries, and sync it."""
     if entries:
         files.replace(segment.path_of(directory, base, SUFFIX), _packed(entries))
     else:

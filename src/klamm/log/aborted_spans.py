@@ -32,7 +32,7 @@ __all__ = ["AbortedSpans"]
 
 
 class AbortedSpans:
-    """What was aborted in a partition, as far as `refresh` has read."""
+    """The aborted transactions of a partition, as far as `refresh` has read."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -57,7 +57,7 @@ class AbortedSpans:
         return self._partition.log.segments_version == self._version and 0 <= self._base <= base
 
     def refresh(self, base: int) -> None:
-        """Have what was aborted in the segment `base` and later ones, as of now or later."""
+        """Load what was aborted in the segment `base` and later ones, as of now or later."""
         partition = self._partition
         version = partition.log.segments_version
         if self.is_fresh(base):
@@ -74,7 +74,7 @@ class AbortedSpans:
         self._version = version
 
     def _lacks_entries(self) -> bool:
-        """Whether the latest file has fewer entries than were written to it."""
+        """Return whether the latest file has fewer entries than were written to it."""
         base, count = self._partition.log.aborted_file
         return base >= self._base and self._good.get(base, 0) < count
 
@@ -123,7 +123,7 @@ class AbortedSpans:
                 lasts.insert(at, last)
 
     def covers(self, producer_id: int, offset: int) -> bool:
-        """Whether what this producer wrote at `offset` was aborted."""
+        """Return whether what this producer wrote at `offset` was aborted."""
         known = self._by_producer.get(producer_id)
         if known is None:
             return False
@@ -131,7 +131,8 @@ class AbortedSpans:
         return at >= 0 and offset <= known[1][at]
 
     def within(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Producer id and first offset of each aborted transaction with records in [first, end), by first offset.
+        """Return producer id and first offset of each aborted transaction with records in [first, end), by first
+        offset.
 
         Each once, though a writer that was killed before its marker leaves an entry too many (A2 of aborted.py): a
         client takes one off its list at each marker, and would leave out committed records for one that remains.

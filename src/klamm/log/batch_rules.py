@@ -1,4 +1,4 @@
-"""What a topic wants of a batch before it is appended: size, codec, keys, timestamps.
+"""The rules of a topic for a batch before it is appended: size, codec, keys, timestamps.
 
 max.message.bytes          RecordTooLarge, also if another codec makes it larger
 cleanup.policy=compact     each record has a key, or InvalidRecord
@@ -35,7 +35,7 @@ def codec_of(settings: LogSettings) -> tuple[int, int | None] | None:
 
 
 class BatchRules:
-    """Of one topic, as of one version of its settings. The partition comes with each call: it holds the rules."""
+    """The rules of one topic, as of one version of its settings. Each call takes the partition that holds them."""
 
     __slots__ = ("are_plain", "codec", "is_keyed", "level", "max_bytes", "reads_records", "stamps")
 
@@ -73,7 +73,8 @@ class BatchRules:
     def _check_size(self, partition: Partition, size: int) -> None:
         if size > self.max_bytes:
             raise RecordTooLarge(
-                f"{partition.topic}/{partition.number}: a batch of {size} bytes; max.message.bytes is {self.max_bytes}",
+                f"The record batch size in the append to {partition.topic}-{partition.number} is {size} bytes which"
+                f" exceeds the maximum configured value of {self.max_bytes}.",
                 hint="send smaller records, or raise the topic's max.message.bytes",
             )
 

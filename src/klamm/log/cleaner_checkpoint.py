@@ -1,4 +1,4 @@
-"""How far compaction has got in a partition: the file `cleaner-checkpoint`.
+"""The progress of compaction in a partition: the file `cleaner-checkpoint`.
 
     unused, offset, gaps_below, last_horizon                      28 bytes; sealed as sealed.py tells
 

@@ -29,7 +29,7 @@ Runner = Callable[["compaction.Pass", "compaction.Compacted"], bool]
 
 
 class _Interrupted(Exception):
-    """What a `on_progress` raised: not to be taken for an error of the disk or the head."""
+    """An exception of `on_progress`: not to be taken for an error of the disk or the head."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -83,7 +83,7 @@ class Cleanup:
         return lock.hold(head.clean_byte(self._partition.slot), timeout_ms=timeout_ms, what=what)
 
     def _move_log_start(self, offset: int) -> None:
-        """Snapshot the producers first: recovery cannot rebuild them from deleted segments."""
+        """Move the log start. Snapshot the producers first: recovery cannot rebuild them from deleted segments."""
         reserve.lend(os.path.dirname(self._heads.path))
         if self._partition.has_producers():
             latest = producers.load_latest(self._directory, self._partition.snapshot().next_offset)
@@ -228,7 +228,7 @@ class Cleanup:
         return compaction.find_cleanable(self._directory, now, upto=upto, clock_ms=clock_ms, min_lag_ms=lag_ms)
 
     def _is_due(self, found: compaction.CleanableSegments, clock_ms: int) -> bool:
-        """Enough of it is dirty, or dirty for long, or every tombstone may go."""
+        """Return whether enough of the log is dirty, or dirty for long, or every tombstone may go."""
         if 0 <= found.known.last_horizon <= clock_ms:
             return True
         if found.dirty_bytes == 0:

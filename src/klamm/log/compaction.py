@@ -91,7 +91,7 @@ class CleanableSegments(NamedTuple):
 def find_cleanable(
     directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_lag_ms: int
 ) -> CleanableSegments:
-    """What there is to compact below offset `upto`. Records younger than `min_lag_ms` are left alone."""
+    """Return what there is to compact below offset `upto`. Records newer than `min_lag_ms` are left alone."""
     known = cleaner_checkpoint.load(directory)
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     found: list[tuple[int, int]] = []
@@ -113,7 +113,7 @@ def find_cleanable(
 
 
 def oldest_dirty_ms(directory: str, found: CleanableSegments) -> int | None:
-    """The timestamp of the first batch that was not compacted yet."""
+    """Return the timestamp of the first batch that was not compacted yet."""
     for base, end in found.segments:
         if end > found.known.offset:
             fd = _os.open_file(segment.path_of(directory, base), os.O_RDONLY)
@@ -129,7 +129,7 @@ def oldest_dirty_ms(directory: str, found: CleanableSegments) -> int | None:
 
 
 def limit(log: head.Log) -> int:
-    """The offset up to which a pass may go (X1), after a checkpoint."""
+    """Return the offset up to which a pass may go (X1), after a checkpoint."""
     directory = log.directory
     now = log.snapshot()
     known = point.load(directory)
@@ -144,14 +144,14 @@ def limit(log: head.Log) -> int:
 
 
 def remove_leftovers(directory: str) -> None:
-    """What killed passes left behind."""
+    """Remove the files that killed passes left behind."""
     for path in segment.cleaned_temp_paths(directory):
         files.remove(path)
 
 
 @dataclass
 class Compacted:
-    """What compaction did to a partition."""
+    """The result of compacting a partition."""
 
     passes: int = 0
     segments: int = 0  # replaced
@@ -162,7 +162,7 @@ class Compacted:
 
 
 class Rules(NamedTuple):
-    """What goes and what stays in a pass: the same for all of its segments."""
+    """The rules of a pass, for all of its segments: which records are removed."""
 
     aborted: list[tuple[int, int, int]]
     upto: int
@@ -177,7 +177,7 @@ class Rules(NamedTuple):
 
 
 def _batches(directory: str, base: int) -> Iterator[tuple[memoryview, int]]:
-    """Whole batches of a segment, verified, and where they start in it."""
+    """Yield whole batches of a segment, verified, and their positions in it."""
     path = segment.path_of(directory, base)
     fd = _os.open_file(path, os.O_RDONLY)
     try:
@@ -257,7 +257,7 @@ def filter_segment(
 
 
 def _copy_start(path: str, size: int, target: int) -> int:
-    """What came before the first change, which had not been copied in the hope that there would be none."""
+    """Copy what came before the first change. It was not copied earlier, because there might have been no change."""
     source = _os.open_file(path, os.O_RDONLY)
     try:
         for at in range(0, size, _CHUNK):
@@ -284,7 +284,8 @@ class Pass:
         memory_bytes: int,
         on_progress: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
-        """Tombstones that are due at `clock_ms` go; those met for the first time are due at `horizon_ms`.
+        """Prepare a pass. Tombstones that are due at `clock_ms` go; those met for the first time are due at
+        `horizon_ms`.
 
         `on_progress` is told how many bytes of how many were read; what it raises ends the pass.
         """
@@ -304,7 +305,7 @@ class Pass:
         self._replaced = 0
 
     def run(self, done: Compacted) -> bool:
-        """Whether all that was found is compacted now; else the table was full, and another pass goes on."""
+        """Run the pass. Return whether all that was found is compacted; else the key map was full: run another."""
         keys, end = self._note_keys()
         self._total = self._read + sum(self._size(base) for base, _ in self.found.segments if base < end)
         self.begin(end)
@@ -321,7 +322,7 @@ class Pass:
         return end >= self.found.end
 
     def on_progress(self, count: int) -> None:
-        """So many bytes more were read."""
+        """Count bytes that were read."""
         self._read += count
         self._on_progress(self._read, self._total)
 
@@ -333,7 +334,7 @@ class Pass:
         return [(*entry,) for found in entries for entry in found]
 
     def begin(self, end: int) -> None:
-        """Before the first segment is replaced: from now on there may be gaps below `end`."""
+        """Record that there may be gaps below `end`, before the first segment is replaced."""
         if sys.platform == "win32":  # what is in use cannot always be replaced there
             self._close_our_files()
         gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
@@ -341,7 +342,7 @@ class Pass:
         cleaner_checkpoint.store(self.directory, self.known)
 
     def finish(self, done: Compacted, end: int, *, records: int, kept: int, last_horizon: int) -> None:
-        """After the last one: everything below `end` is compacted."""
+        """Record that everything below `end` is compacted, after the last segment."""
         offset = max(end, self.known.offset)
         cleaner_checkpoint.store(self.directory, self.known._replace(offset=offset, last_horizon=last_horizon))
         if not done.passes:
@@ -353,7 +354,7 @@ class Pass:
         done.passes += 1
 
     def _close_our_files(self) -> None:
-        """Those that appends and syncs keep open, of segments that are closed by now."""
+        """Close the files that appends and syncs hold open, of segments that are closed by now."""
         self.log.before_fork()
         try:
             self.log.forget_files()
@@ -364,7 +365,7 @@ class Pass:
         return os.stat(segment.path_of(self.directory, base)).st_size
 
     def _note_keys(self) -> tuple[KeyMap, int]:
-        """The keys of the dirty part, and where it ends: at the end of the closed segments, or where they are full."""
+        """Return the keys of the dirty part, and its end: that of the closed segments, or where the key map is full."""
         start = self.start
         keys = KeyMap(self.memory_bytes, os.urandom(16), most=max(self.found.end - start, 0), aborted=self._aborted())
         end = start
@@ -409,7 +410,7 @@ class Pass:
         index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)], size=size)
 
     def _rename(self, temp_path: str, path: str) -> None:
-        """The pass ends (X2) where Windows, or a virus scanner there, holds a file in use."""
+        """Rename a file. Where Windows, or a virus scanner there, holds it in use, the pass ends (X2)."""
         try:
             _os.rename(temp_path, path)
         except PermissionError as error:

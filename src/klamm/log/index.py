@@ -72,7 +72,7 @@ class Index:
     """The index of one segment, opened for a look-up. Without entries when it is not valid."""
 
     def __init__(self, directory: str, base: int, *, upto: int | None = None, log_fd: int = -1) -> None:
-        """`upto`: so many bytes of the segment are committed, and it is active; None: it is closed.
+        """Open an index. `upto`: so many bytes of the segment are committed, and it is active; None: it is closed.
 
         `log_fd`: the segment, if it is open already.
         """
@@ -133,7 +133,7 @@ class Index:
         return _parse(data) if len(data) == ENTRY_SIZE else None
 
     def _last(self, holds: Callable[[Entry], bool]) -> tuple[Entry, int]:
-        """The last entry for which `holds`, and how many there are up to it; where none does, the segment's start.
+        """Return the last entry for which `holds`, and how many there are up to it; if none does, the segment's start.
 
         `holds` is true up to some entry and false from there on. A broken entry ends the part that is looked at, and so
         does one that speaks of bytes that are not there.
@@ -199,7 +199,7 @@ def pack_header(directory: str, base: int, *, size: int | None = None, near: int
 
 
 def write(directory: str, base: int, entries: list[Entry], *, keep: int = 0, size: int | None = None) -> None:
-    """Let the index have its first `keep` entries and then these, durably. `size`: of a segment that is closed.
+    """Replace all but the first `keep` entries by these, and sync the index. `size`: of a segment that is closed.
 
     Remove it if the segment has no batch.
     """

@@ -25,11 +25,11 @@ _log = logging.getLogger("klamm")
 
 
 class Stopped(Exception):
-    """Raised in the middle of a rebuild because its store is being closed."""
+    """A rebuild was interrupted because its store is being closed."""
 
 
 class IndexRebuild:
-    """What a process knows of the indexes of one partition. Two threads may run it: then one of them works in vain."""
+    """A process's knowledge of the indexes of one partition. Two threads may run it: then one works in vain."""
 
     def __init__(self) -> None:
         self._checked = -1  # segments_version as of which every closed segment was looked at

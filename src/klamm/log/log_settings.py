@@ -9,7 +9,7 @@ __all__ = ["LogSettings"]
 
 
 class LogSettings(Protocol):
-    """What a partition wants to know of its topic's settings."""
+    """The settings of a topic that a partition uses."""
 
     @property
     def segment_bytes(self) -> int: ...

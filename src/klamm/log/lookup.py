@@ -1,4 +1,4 @@
-"""Looking records up by time.
+"""Look records up by time.
 
     offset_at      the first committed record that is at least as young as a time: what readers of records want
     first_since    the same in the log as it lies, markers and aborted records included: what Kafka answers
@@ -35,18 +35,18 @@ class TimestampLookup(NamedTuple):
 
 
 def offset_at(partition: Partition, timestamp_ms: int) -> int | None:
-    """The first offset whose record is committed and at least as young as `timestamp_ms`; None if there is none."""
+    """Return the first offset of a committed record with a timestamp of at least `timestamp_ms`, or None."""
     found = _first(partition, timestamp_ms, committed=True)
     return None if found is None else found.offset
 
 
 def first_since(partition: Partition, timestamp_ms: int) -> TimestampLookup | None:
-    """The first record, or marker, that is at least as young as `timestamp_ms`; None if there is none."""
+    """Return the first record, or marker, with a timestamp of at least `timestamp_ms`; None if there is none."""
     return _first(partition, timestamp_ms, committed=False)
 
 
 def find_max_timestamp(partition: Partition) -> TimestampLookup | None:
-    """The first record, or marker, with the largest timestamp; None in an empty log."""
+    """Return the first record, or marker, with the largest timestamp; None in an empty log."""
     now = partition.snapshot()
     largest = max((stamp for _, stamp in _segments(partition, now)), default=-1)
     if largest < 0:
@@ -55,9 +55,7 @@ def find_max_timestamp(partition: Partition) -> TimestampLookup | None:
 
 
 def _find_max_timestamp_left(partition: Partition) -> TimestampLookup | None:
-    """The same, when the largest timestamp of a segment lies before the start of the log: by a look at all that is
-    left.
-    """
+    """Like `find_max_timestamp`, if the largest timestamp of a segment lies before the log start: read what is left."""
     best: TimestampLookup | None = None
     now = partition.snapshot()
     with Reader(partition, now.log_start, committed=False) as reader:
@@ -73,7 +71,7 @@ def _find_max_timestamp_left(partition: Partition) -> TimestampLookup | None:
 
 
 def _segments(partition: Partition, now: Snapshot) -> Iterator[tuple[int, int]]:
-    """Base offset and largest timestamp of each segment."""
+    """Yield base offset and largest timestamp of each segment."""
     found = partition.segments()
     for base, following in zip(found, [*found[1:], now.active_base], strict=False):
         if base == now.active_base:

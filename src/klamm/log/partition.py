@@ -82,7 +82,7 @@ class Partition:
         life: head.Life | None = None,
         root: Root | None = None,
     ) -> None:
-        """Without `lock` and `life` it can only be read. `reload` is called when the catalog has changed."""
+        """Open a partition; read-only without `lock` and `life`. `reload` is called when the catalog has changed."""
         self.topic = topic
         self.number = number
         self.slot = slot
@@ -168,7 +168,7 @@ class Partition:
         return self._rules.stamps
 
     def look_for_gaps(self) -> bool:
-        """Whether the log turns out to have been compacted since it was opened: then offsets have gaps."""
+        """Return whether the log was compacted since it was opened: then offsets have gaps."""
         if self.contiguous and (
             cleaner_checkpoint.exists(self.directory) or cleaner_checkpoint.is_missing(self.directory)
         ):
@@ -200,14 +200,14 @@ class Partition:
         return result if result >= 0 else self.retry_one(result, key, value, timestamp)
 
     def retry_one(self, result: int, key: bytes | None, value: bytes | None, timestamp: int) -> int:
-        """See to what was in the way of append_one."""
+        """Resolve what was in the way of append_one, and append."""
         if result <= head.EVENTFUL:
             return self._retry_append(head.EVENTFUL - result, b"", 0)
         batch = bytearray(head.ONE_BYTES)
         return self.append(batch, encode_one(batch, key, value, None, self.now_ms() if timestamp == -1 else timestamp))
 
     def now_ms(self) -> int:
-        """What the store's clock shows: the time of a record that is given none."""
+        """Return the time of the store's clock: that of a record that is given none."""
         return self.heads.wall_ms()
 
     def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
@@ -248,10 +248,10 @@ class Partition:
             return None
         return self._retry_append(result, batch, size) if log.events else result
 
-    def append_at(self, offset: int, batch: bytearray | memoryview) -> None:
-        """The same, if the log goes on at `offset`; else LogError, and nothing was appended."""
+    def append_at(self, offset: int, batch: bytearray | memoryview, *, is_copy: bool = False) -> None:
+        """Append if the log goes on at `offset`, else raise LogError. `is_copy`: no rule of the topic is applied."""
         size = len(batch)
-        if size > self._max_bytes or self._checked:
+        if not is_copy and (size > self._max_bytes or self._checked):
             batch, size = self._rules.prepare(self, batch, size)
         self._retry_append(self.log.append(batch, size, True, False, offset), batch, size, at=offset)
 
@@ -280,7 +280,7 @@ class Partition:
         return self._retry_append(result, batch, len(batch)) if result >= 0 and self.log.events else result
 
     def open_transactions(self) -> list[tuple[int, int, int]]:
-        """Producer id, epoch and first offset of each transaction that has no marker here."""
+        """Return producer id, epoch and first offset of each transaction that has no marker here."""
         now = self.snapshot()
         if self.lock is None or now.stable_offset == now.next_offset:
             return []
@@ -317,7 +317,7 @@ class Partition:
         same_epoch: bool = False,
         at: int = -1,
     ) -> int:
-        """See to what is in the way of an append, and try again."""
+        """Resolve what is in the way of an append, and try again."""
         tries = 0
         while result < 0:
             tries += 1
@@ -342,7 +342,7 @@ class Partition:
     def _see_to(self, result: int, tries: int) -> None:
         """Remove an obstacle, or raise it."""
         if tries > _MAX_TRIES:
-            raise LogError(f"{self.directory}: cannot append: {results.text_of(result)}, again and again")
+            raise LogError(f"{self.directory}: cannot append after {_MAX_TRIES} attempts: {results.text_of(result)}")
         if result == head.Result.SETTINGS_CHANGED:
             self._reload(self)
         elif result == head.Result.NEEDS_RECOVERY:
@@ -378,7 +378,7 @@ class Partition:
             raise results.error_of(self, error.result) from None
 
     def rewrite_unsynced(self) -> bool:
-        """After a failed sync: write again what it may have dropped. False if this process may not write."""
+        """Write again what a failed sync may have dropped. Return False if this process may not write."""
         if self.lock is None:
             return False
         self.heads.check_place(now=True)
@@ -466,18 +466,18 @@ class Partition:
         except head.HeadResult as error:
             raise results.error_of(self, error.result) from None
         except OSError as error:
-            told = files.disk_full(error, self.directory)
-            if isinstance(told, OSError):
-                told = SyncFailed(
+            failure = files.disk_full(error, self.directory)
+            if isinstance(failure, OSError):
+                failure = SyncFailed(
                     f"{self.directory}: the disk refuses: {error.strerror}",
                     hint="nothing acknowledged is lost; try again when the disk works",
                 )
-            raise told from error
+            raise failure from error
 
     # ---- what there is
 
     def snapshot(self) -> head.Snapshot:
-        """The latest commit."""
+        """Return the latest commit."""
         try:
             return self.log.snapshot()
         except head.HeadResult as error:
@@ -493,7 +493,7 @@ class Partition:
         return Ends(now.log_start, now.next_offset, now.stable_offset, self.log.flushed_offset, now.leader_epoch)
 
     def log_size(self) -> int:
-        """Bytes of all segments."""
+        """Return the size in bytes of all segments."""
         now = self.snapshot()
         closed = [base for base in self.bases() if base < now.active_base]
         return sum(os.stat(segment.path_of(self.directory, base)).st_size for base in closed) + now.position
@@ -535,20 +535,20 @@ class Partition:
     # ---- reading
 
     def miss_index(self) -> None:
-        """Have missing indexes of closed segments made again, in the background."""
+        """Start to rebuild missing indexes of closed segments, in the background."""
         if self.lock is not None:
             self._on_event(self, head.MISSING_INDEX)
 
     def reader(self, offset: int, *, committed: bool = True) -> Reader:
-        """Reads from `offset` on: what is committed, or what open and aborted transactions wrote, too."""
+        """Return a reader from `offset` on, of committed records, or also of those of open and aborted transactions."""
         return Reader(self, offset, committed=committed)
 
     def offset_at(self, timestamp_ms: int) -> int | None:
-        """The first offset whose record is at least as young as `timestamp_ms`; None if there is none."""
+        """Return the first offset whose record has a timestamp of at least `timestamp_ms`; None if there is none."""
         return lookup.offset_at(self, timestamp_ms)
 
     def epochs(self) -> tuple[tuple[int, int], ...]:
-        """The history of leader epochs: (epoch, first offset)."""
+        """Return the history of leader epochs: (epoch, first offset)."""
         epoch = self.snapshot().leader_epoch
         if epoch == 0:
             return ((0, 0),)
@@ -562,11 +562,11 @@ class Partition:
         return self.snapshot().leader_epoch in (0, self._epochs[0])
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch that a record at `offset` was appended in, or will be; -1 if that is not known any more."""
+        """Return the leader epoch that a record at `offset` was appended in, or will be; -1 if unknown by now."""
         return max((epoch for epoch, start in self.epochs() if start <= offset), default=-1)
 
     def end_of_epoch(self, epoch: int) -> int:
-        """Where a leader epoch ended. A position stored with it that lies beyond speaks of records that were lost."""
+        """Return where a leader epoch ended. A stored position of that epoch beyond it refers to lost records."""
         return point.end_of_epoch(self.epochs(), epoch, self.snapshot().next_offset)
 
     # ---- the end

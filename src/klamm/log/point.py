@@ -117,7 +117,7 @@ def _entries_below(directory: str, base: int, offset: int) -> int:
 
 
 def with_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, start: int) -> tuple[tuple[int, int], ...]:
-    """The history with a new epoch; epochs that would have got no record are forgotten."""
+    """Return the history with a new epoch; epochs that would have got no record are forgotten."""
     return (*((number, begin) for number, begin in epochs if begin < start), (epoch, start))
 
 

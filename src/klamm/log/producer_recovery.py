@@ -32,7 +32,7 @@ _ATTEMPTS = 20
 
 
 def use_table(partition: Partition, *, grow: bool = False) -> None:
-    """Under the append lock: have the table of producers mapped; make it again if there is none of this log.
+    """Map the table of producers; rebuild it if there is none of this log. Called under the append lock.
 
     With `grow`, it has room for one more afterwards, unless it must not grow any more.
     """
@@ -60,7 +60,7 @@ def _restore_or_remove(log: head.Log) -> None:
 
 
 def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False) -> None:
-    """Under the append lock: make the table as of the latest snapshot, then with every batch since.
+    """Rebuild the table from the latest snapshot and every batch since. Called under the append lock.
 
     Before the first producer's first batch there is a snapshot. If none is left, or entries of an .aborted file are
     missing, or with `whole`, the whole log is read. What was aborted since the snapshot is written again, too.
@@ -131,7 +131,8 @@ def open_and_aborted(directory: str, end: int, known: Point, *, whole: bool = Fa
 def _since(
     directory: str, offset: int, end: int
 ) -> Iterator[tuple[int, Iterator[tuple[batch_header.Header, bytes, bool]]]]:
-    """By segment: the producers' batches in [offset, end), with the bytes of their header, and whether they abort.
+    """Yield, by segment, the producers' batches in [offset, end), with the bytes of their header, and whether they
+    abort.
 
     Beyond `end` there may be what a dead writer wrote and did not commit.
     """

@@ -89,7 +89,7 @@ def store(directory: str, offset: int, producers: list[ProducerState] | bytes) -
 
 
 def load_latest(directory: str, upto: int) -> tuple[int, list[ProducerState]] | None:
-    """The youngest good snapshot at or before an offset."""
+    """Return the latest valid snapshot at or before an offset."""
     for offset in reversed(segment.bases(directory, SUFFIX)):
         if offset <= upto:
             path = segment.path_of(directory, offset, SUFFIX)
@@ -110,7 +110,7 @@ def seq_of(data: bytes) -> int:
 
 
 class _Links(NamedTuple):
-    """What of an entry ties it to others. A link is the number of an entry + 1; 0: none."""
+    """The links of an entry to others. A link is the number of an entry + 1; 0: none."""
 
     producer_id: int
     chain: int

@@ -131,7 +131,7 @@ class Range:
         return self.size
 
     def advance(self, count: int) -> None:
-        """So many were sent."""
+        """Drop the first `count` bytes, which were sent."""
         self.position += count
         self.size -= count
 
@@ -148,7 +148,7 @@ class _FilePosition(NamedTuple):
 
 
 class Ranges:
-    """Of one partition."""
+    """The file ranges of one partition."""
 
     def __init__(self, partition: Partition, files: SegmentFiles) -> None:
         self._partition = partition
@@ -248,7 +248,7 @@ class Ranges:
         return os.path.exists(segment.path_of(self._partition.directory, base))
 
     def _base_after(self, base: int, now: Snapshot) -> int:
-        """Of the next segment."""
+        """Return the base offset of the next segment."""
         return min((each for each in self._partition.segments() if each > base), default=now.active_base)
 
     def _check_in_range(self, offset: int) -> None:

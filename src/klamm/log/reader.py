@@ -1,4 +1,4 @@
-"""Reading a partition from an offset on, without a lock.
+"""A reader of a partition: reads from an offset on, without a lock.
 
 A reader looks at the commit, reads bytes of a segment up to it, and checks every batch: CRC, and that offsets follow
 on. It never looks beyond the commit. It crosses segments by looking its offset up again, for cleaning may have changed
@@ -33,7 +33,7 @@ _MAX_TRIES = 200  # looks, 10 ms apart, at what a failed sync may have taken
 
 
 def reads_committed(isolation: object) -> bool:
-    """What `isolation` says, in Kafka's words."""
+    """Return whether `isolation`, in Kafka's words, is read_committed."""
     known = options_of(Isolation)
     if isolation not in known:
         raise InvalidSetting(f"isolation: {isolation!r} is invalid", hint=f"expected {' or '.join(map(repr, known))}")
@@ -89,7 +89,7 @@ class Reader:
             self._base = -1
 
     def read(self, max_bytes: int = 1 << 20) -> memoryview:
-        """The next whole batches, verified: at least one, however large; empty at the end of the log.
+        """Return the next whole batches, verified: at least one, however large; empty at the end of the log.
 
         The first batch may hold records before `offset`. OffsetOutOfRange if `offset` is not in the log.
         """
@@ -108,12 +108,12 @@ class Reader:
             raise
 
     def _forget(self) -> None:
-        """After an interrupt, which may have come between any two steps: look the offset up again."""
+        """Forget the file position, which is looked up again: an interrupt may have come between any two steps."""
         self._base = -1
         self.close()
 
     def advance(self, size: int, next_offset: int) -> None:
-        """Go on behind whole batches of that size, which were read at `end`."""
+        """Continue behind whole batches of that size, which were read at `end`."""
         self._position += size
         self.offset = self._expected = next_offset
 
@@ -135,7 +135,7 @@ class Reader:
         return data if sum(map(len, kept)) == len(data) else memoryview(b"".join(kept))
 
     def _below(self, limit: int, data: bytes) -> tuple[int, int]:
-        """How many bytes of verified batches lie before offset `limit`, and the offset after them."""
+        """Return how many bytes of verified batches lie before offset `limit`, and the offset after them."""
         done, following = 0, self._expected
         for batch in walk(data):
             if batch.base_offset >= limit:
@@ -212,7 +212,7 @@ class Reader:
         return self._base, self._position, self._file[1], self._file[0]
 
     def _once_more(self) -> bool:
-        """Whether to look again at what seems damaged: a failed sync is being healed, or who did that was killed."""
+        """Return whether to read again what seems damaged: a process rewrites after a failed sync, or was killed."""
         if self.partition.log.flags & SYNC_FAILED and self._tries_left > 0:
             self._tries_left -= 1
             if not self.partition.rewrite_unsynced():
@@ -265,7 +265,7 @@ class Reader:
         return True
 
     def _starts_at(self, position: int, offset: int) -> bool:
-        """Whether a batch with that base offset starts there: an index is a hint, and this is its check."""
+        """Return whether a batch with that base offset starts there: an index is only a hint, and this checks it."""
         try:
             found = batch_header.parse(_os.pread(self._fd, batch_header.HEADER_SIZE, position))
             done, _ = verify(_os.pread(self._fd, found.size, position), offset, True)
@@ -290,7 +290,7 @@ class Reader:
             self._expected = found.next_offset
 
     def _leave(self, now: Snapshot) -> None:
-        """At the end of a closed segment: the next one must go on where this one ended."""
+        """Leave a closed segment at its end: the next one must go on where this one ended."""
         partition = self.partition
         later = [base for base in partition.bases() if base > self._base]
         following = min(later, default=now.active_base)
@@ -315,7 +315,7 @@ class Reader:
         )
 
     def _after_damage(self) -> int | None:
-        """Where reading can go on: the bad batch's header is believed if another one starts where it says."""
+        """Return where reading can go on. The bad batch's header is trusted if another batch starts where it says."""
         now = self.partition.snapshot()
         try:
             bad = batch_header.parse(_os.pread(self._fd, batch_header.HEADER_SIZE, self._position))

@@ -1,4 +1,4 @@
-"""Bringing a partition back: after a dead machine (recover) and after a failed sync (rewrite_unsynced).
+"""Recover a partition: after the machine went down (recover) and after a failed sync (rewrite_unsynced).
 
 A head that may not be believed (another boot, a copied store, damage) carries NEEDS_RECOVERY. The first process that
 uses the partition takes its append and flush locks and rebuilds the head from the files:
@@ -44,7 +44,7 @@ _UNSYNCED = ".unsynced"
 
 
 class Scanned(NamedTuple):
-    """What a segment really holds: up to `position`, which is the first byte of what is not a good batch.
+    """The valid content of a segment: up to `position`, the first byte that is not of a valid batch.
 
     A rest of zeros is not a fault and not part of its `size`: it was allocated ahead (_ahead.pxi).
     """
@@ -120,7 +120,7 @@ def scan_segment(
 
 
 def _joined(known: tuple[tuple[int, int], ...], later: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """A history of epochs that goes on with those that are new."""
+    """Return the history of epochs, extended by the new ones."""
     for epoch, start in later:
         if not known or epoch > known[-1][0]:
             known = point.with_epoch(known, epoch, start)
@@ -239,8 +239,8 @@ def _rebuild(
             point.store(directory, stored)
             _log.info("%s: recovered: offsets %d to %d", directory, known.log_start, end - 1)
             if end < proof.next_offset and not known.repaired:
-                told = "%s: offsets %d to %d are lost: they had not been synced when the machine stopped"
-                _log.warning(told, directory, end, proof.next_offset - 1)
+                message = "%s: offsets %d to %d are lost: they had not been synced when the machine stopped"
+                _log.warning(message, directory, end, proof.next_offset - 1)
     log.publish(
         reset=True,
         next_offset=end,
@@ -320,7 +320,7 @@ class _Good(NamedTuple):
 
 
 class _ScanLimits(NamedTuple):
-    """What a scan needs to know. Everything below `flushed` was synced; no batch has an epoch above the highest."""
+    """The limits of a scan. Everything below `flushed` was synced; no batch has an epoch above the highest."""
 
     directory: str
     known: Point
@@ -423,9 +423,9 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
         files.remove(segment.path_of(directory, base, aborted.SUFFIX))
     path = segment.path_of(directory, good.base)
     if good.size > good.position:
-        told = "%s: byte %d, offset %d: %s: %d bytes of a torn tail moved to %s (`klamm salvage` reads them)"
+        message = "%s: byte %d, offset %d: %s: %d bytes of a torn tail moved to %s (`klamm salvage` reads them)"
         size = good.size - good.position
-        _log.warning(told, path, good.position, good.offset, good.fault, size, path + suffix)
+        _log.warning(message, path, good.position, good.offset, good.fault, size, path + suffix)
         fd = _os.open_file(path, os.O_RDWR)
         try:
             files.replace(path + suffix, _os.pread(fd, good.size - good.position, good.position))
@@ -449,7 +449,7 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
 
 
 def rewrite_unsynced(log: head.Log, *, contiguous: bool = True) -> None:
-    """After a failed sync: write everything above flushed_offset again, and sync it. Only then does SYNC_FAILED go.
+    """Write everything above flushed_offset again after a failed sync, and sync it. Only then clear SYNC_FAILED.
 
     Bytes that a failed sync dropped still look written, and writing them again in place does not always help: ext4 then
     leaves them in blocks that it takes for unwritten, and after the next boot they are zeros. So the file is cut at
@@ -460,8 +460,8 @@ def rewrite_unsynced(log: head.Log, *, contiguous: bool = True) -> None:
         if log.flags & head.SYNC_FAILED or log.flushing:
             if not log.flags & head.SYNC_FAILED:  # else it was logged before, by this process or another
                 what = "a sync failed, or its process died or was stopped"
-                told = "%s: %s: offsets %d to %d are not known to be on disk"
-                _log.error(told, log.directory, what, log.flushed_offset, log.snapshot().next_offset - 1)
+                message = "%s: %s: offsets %d to %d are not known to be on disk"
+                _log.error(message, log.directory, what, log.flushed_offset, log.snapshot().next_offset - 1)
             log.set_flags(head.SYNC_FAILED)
             _rewrite(log, contiguous)
             _log.warning("%s: recovered from a failed sync: unsynced bytes were rewritten and synced", log.directory)
@@ -493,7 +493,7 @@ def _rewrite(log: head.Log, contiguous: bool) -> None:
 
 
 class _Tail:
-    """What a segment holds of the offsets [flushed, end). `upto`: where it ends, if it is the active one."""
+    """The part of a segment with offsets in [flushed, end). `upto`: where it ends, if it is the active one."""
 
     def __init__(
         self, directory: str, base: int, flushed: int, end: int, contiguous: bool, upto: int | None = None
@@ -507,7 +507,7 @@ class _Tail:
         self.position = 0 if flushed <= base else self._find(directory, base, flushed)
 
     def _find(self, directory: str, base: int, offset: int) -> int:
-        """Where the batch with that base offset starts; all before it is on disk."""
+        """Return where the batch with that base offset starts; all before it is on disk."""
         with index.Index(directory, base, upto=self.upto) as known:
             start = known.before_offset(offset)
         following, position = start.offset, start.position

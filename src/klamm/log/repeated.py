@@ -1,4 +1,4 @@
-"""Whether a batch that bears the sequences of one in the log is that batch, sent again.
+"""Decide whether a batch with the sequences of one in the log is that batch, sent again.
 
 Apache Kafka compares producer id, epoch and sequences, and acknowledges. A client that uses sequences again for other
 records (librdkafka may, when it aborts a transaction after a disconnect) then loses them without an error. Here the

@@ -1,4 +1,4 @@
-"""What the native calls of `head.Log` return instead of an offset, as errors of ours."""
+"""Raise errors for the codes that native calls of `head.Log` return instead of an offset."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def max_timestamp_of(
     contiguous: bool = True,
     on_missing_index: Callable[[], object] = lambda: None,
 ) -> int:
-    """The largest timestamp in a closed segment, from its index or else by reading it. -1: none has one.
+    """Return the largest timestamp in a closed segment, from its index or else by reading it. -1: none has one.
 
     A damaged segment is as young as can be: retention must not take it away, and who looks for a time must meet it.
     """
@@ -50,7 +50,7 @@ def max_timestamp_of(
 
 
 def latest_in(directory: str, base: int, following: int, clock_ms: int, *, contiguous: bool = True) -> int | None:
-    """When the latest record of a closed segment was appended, as far as that is known; None: in the future.
+    """Return when the latest record of a closed segment was appended, if known; None if that lies in the future.
 
     Its timestamp, or if it has none (as in Kafka) or one in the future, the time when the file was last written.
     """
@@ -61,7 +61,7 @@ def latest_in(directory: str, base: int, following: int, clock_ms: int, *, conti
 
 
 def age_of_active(directory: str, now: head.Snapshot, clock_ms: int) -> int:
-    """When the latest record of the active segment was appended; `clock_ms` if its times lie in the future."""
+    """Return when the latest record of the active segment was appended; `clock_ms` if its times lie in the future."""
     if 0 <= now.max_timestamp <= clock_ms + _SLACK_MS:
         return now.max_timestamp
     written_ms = _written_ms(directory, now.active_base, clock_ms) if now.position else None
@@ -91,7 +91,7 @@ def expired(
     ages: dict[int, int | None] = {}
 
     def latest(first: int) -> int:
-        """When the latest record of the segment closed[first] was appended, or at the latest that of one after it."""
+        """Return when the latest record of the segment closed[first], or at most that of a later one, was appended."""
         for base, following in zip(closed[first:], ends[first:], strict=True):
             if base not in ages:
                 ages[base] = latest_in(directory, base, following, clock_ms, contiguous=contiguous)
@@ -110,7 +110,7 @@ def expired(
 
 
 def move_log_start(log: head.Log, offset: int) -> None:
-    """From now on the log starts at `offset`, durably."""
+    """Move the log start to `offset`, durably."""
     directory = log.directory
     with log.point_lock():
         now = log.snapshot()

@@ -23,7 +23,7 @@ _CRC = struct.Struct("<I")
 
 
 class Lack(enum.Enum):
-    """Why a file has no body to return."""
+    """The reason why a file has no body to return."""
 
     MISSING = "is missing"
     DAMAGED = "its checksum is wrong"

@@ -31,7 +31,7 @@ def path_of(directory: str, base: int, suffix: str = LOG) -> str:
 
 
 def bases(directory: str, suffix: str = LOG) -> list[int]:
-    """Base offsets of the files with this suffix, in order; none if the directory is not there."""
+    """Return the base offsets of the files with this suffix, in order; none if the directory is missing."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def bases(directory: str, suffix: str = LOG) -> list[int]:
 
 
 def cleaned_temp_paths(directory: str) -> list[str]:
-    """What compactions wrote beside segments, and not put in their place yet: <base>.log[.…].cleaned."""
+    """Return the files that compactions wrote beside segments and have not renamed yet: <base>.log[.…].cleaned."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def is_zero(fd: int, start: int, end: int) -> bool:
 
 
 def bytes_in(directory: str) -> int:
-    """Bytes of the segments in a directory, as their files are: for a log that need not be open."""
+    """Return the size in bytes of the segments in a directory, by their files: for a log that need not be open."""
     total = 0
     for base in bases(directory):
         with suppress(FileNotFoundError):  # expired just now
@@ -82,6 +82,6 @@ def sync_names(directory: str) -> None:
 
 
 def holding(found: list[int], offset: int) -> int | None:
-    """The base of the segment that would hold `offset`."""
+    """Return the base of the segment that would hold `offset`."""
     at = bisect_right(found, offset)
     return found[at - 1] if at else None

@@ -27,3 +27,7 @@ __all__ = [
     "write",
     "write_stream",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Which micro-batches are in the log: so that one that Spark sends again is not appended again. In store/once.py:
+"""The micro-batches that are in the log: one that Spark sends again is not appended again. In store/once.py:
 
     writer        "query <id>" of a streaming query, "app <name>" of a write with txnAppId
     target        "topic <name>", or "topics by column"; of format 3: empty, and stands for every target

@@ -54,7 +54,7 @@ _synced: set[tuple[str, int]] = set()  # checkpoints whose id and directories ar
 
 
 class BatchPlan(NamedTuple):
-    """What a micro-batch reads."""
+    """The plan of a micro-batch: what it reads."""
 
     fingerprint: str
     ends: str
@@ -177,7 +177,7 @@ def write_plan(checkpoint: str, number: int, end: StreamOffsets) -> None:
 
 
 def write_commit(checkpoint: str, number: int) -> None:
-    """Say that a micro-batch is done, as Spark does."""
+    """Record that a micro-batch is done, as Spark does."""
     files.make_directories(f"{checkpoint}/commits")
     _write(f"{checkpoint}/commits", number, ("v1", '{"nextBatchWatermarkMs":0}'))
 

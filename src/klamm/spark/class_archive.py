@@ -70,24 +70,24 @@ def java_options(java: Java, spark_home: str, spark_version: str, settings: Mapp
     own = " ".join([settings.get(OPTION, ""), *(os.environ.get(name, "") for name in _VARIABLES)])
     if sys.platform != "linux" or _OF_THEIR_OWN.search(own) or _has_directories(spark_home, settings):
         return None
-    tp = directory()
-    if not _SPELLED.fullmatch(tp):
+    cache = directory()
+    if not _SPELLED.fullmatch(cache):
         return None
     try:
-        os.makedirs(tp, mode=0o700, exist_ok=True)
+        os.makedirs(cache, mode=0o700, exist_ok=True)
         key = _key(java, spark_home, spark_version, settings)
-        publish(tp, key)
-        base = _base(java, f"{tp}/{key}.base.jsa")
+        publish(cache, key)
+        base = _base(java, f"{cache}/{key}.base.jsa")
         prefix = "" if base is None else f"{base}:"
-        if _is_good(f"{tp}/{key}.jsa"):
+        if _is_good(f"{cache}/{key}.jsa"):
             for note in (f"{key}.json", f"{key}.base.json"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.utime(f"{tp}/{note}")  # it was used
-            return f"-XX:SharedArchiveFile={prefix}{tp}/{key}.jsa {_quiet(java)}"
-        if _is_coming(tp, key):
+                    os.utime(f"{cache}/{note}")  # it was used
+            return f"-XX:SharedArchiveFile={prefix}{cache}/{key}.jsa {_quiet(java)}"
+        if _is_coming(cache, key):
             return None
-        _remove_old(tp)
-        fd, path = tempfile.mkstemp(prefix=f"{key}.{_boot()}.{os.getpid()}.", suffix=".new", dir=tp)
+        _remove_old(cache)
+        fd, path = tempfile.mkstemp(prefix=f"{key}.{_boot()}.{os.getpid()}.", suffix=".new", dir=cache)
         os.close(fd)
         use = "" if base is None else f"-XX:SharedArchiveFile={base} "
         return f"{use}-XX:ArchiveClassesAtExit={path} {_quiet(java)}"
@@ -95,17 +95,17 @@ def java_options(java: Java, spark_home: str, spark_version: str, settings: Mapp
         return None
 
 
-def publish(tp: str, key: str) -> None:
-    """Give a complete archive of `key` its name; remove what cannot become one."""
-    for name in sorted(os.listdir(tp)):
+def publish(cache: str, key: str) -> None:
+    """Rename a complete archive of `key` to its final name; remove what cannot become one."""
+    for name in sorted(os.listdir(cache)):
         if not (name.startswith(f"{key}.") and name.endswith(".new")):
             continue
-        path = f"{tp}/{name}"
+        path = f"{cache}/{name}"
         with contextlib.suppress(OSError):
             if name.split(".")[1] != _boot() or (not _is_complete(path) and not _is_awaited(path)):
                 files.remove(path)
             elif _is_complete(path):
-                _name(path, f"{tp}/{key}.jsa")
+                _name(path, f"{cache}/{key}.jsa")
 
 
 def _name(unfinished: str, path: str) -> None:
@@ -133,8 +133,8 @@ def _is_awaited(path: str) -> bool:
     return os.path.exists(f"/proc/{os.path.basename(path).split('.')[2]}")
 
 
-def _is_coming(tp: str, key: str) -> bool:
-    return any(name.startswith(f"{key}.") and name.endswith(".new") for name in os.listdir(tp))
+def _is_coming(cache: str, key: str) -> bool:
+    return any(name.startswith(f"{key}.") and name.endswith(".new") for name in os.listdir(cache))
 
 
 def _is_good(path: str) -> bool:
@@ -168,17 +168,17 @@ def _checksum(path: str) -> int:
     return value
 
 
-def _remove_old(tp: str) -> None:
+def _remove_old(cache: str) -> None:
     """Keep the archives that were used last."""
     notes = sorted(
-        (os.stat(f"{tp}/{name}").st_mtime, name.removesuffix(".json"))
-        for name in os.listdir(tp)
+        (os.stat(f"{cache}/{name}").st_mtime, name.removesuffix(".json"))
+        for name in os.listdir(cache)
         if name.endswith(".json")
     )
     for position, (used, name) in enumerate(reversed(notes)):
         if position + 1 >= _MOST or time.time() - used > _OLD_S:
-            files.remove(f"{tp}/{name}.json")
-            files.remove(f"{tp}/{name}.jsa")
+            files.remove(f"{cache}/{name}.json")
+            files.remove(f"{cache}/{name}.jsa")
 
 
 # ---- Java

@@ -1,4 +1,4 @@
-"""What Klamm knows of Spark beyond its public API, in one place. tests/spark/test_internals.py tries each on the Spark
+"""Everything that Klamm knows of Spark beyond its public API. tests/spark/test_internals.py tries each on the Spark
 that is installed, and says which version it is.
 
 A new Spark may change any of it. What then happens is said with each.
@@ -45,7 +45,7 @@ def is_worker() -> bool:
 
 
 def hide_traceback() -> None:
-    """Let Spark report the error that ends this process by its sentence alone. Else it has a traceback."""
+    """Make Spark report the error that ends this process by its sentence alone, without a traceback."""
     os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 
 
@@ -124,7 +124,7 @@ def micro_batch(task: Any) -> MicroBatch | None:
 
 
 def freeze_modules() -> None:
-    """Let the garbage collector of a process of Spark's pass over what it has imported.
+    """Exempt the modules that a process of Spark's has imported from garbage collection.
 
     Spark has it collect after every task: tens of milliseconds with all that Arrow and Spark are made of, twice for
     each partition of a micro-batch. Modules never become garbage; so it is done again only when there are new ones. If

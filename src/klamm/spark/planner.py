@@ -1,4 +1,4 @@
-"""On the driver: from a store and the options to the ranges that tasks read.
+"""The planner, on the driver: from a store and options to the ranges that tasks read.
 
 Spark keeps offsets forever, those of other formats without a leader epoch. So that none outruns the log after a power
 cut, and none points into other records after an older copy of the store was put back:
@@ -20,7 +20,7 @@ Nothing here knows Spark.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,7 +71,7 @@ class Planner:
     # ---- what there is
 
     def tps(self, *, strict: bool) -> dict[TopicIdPartition, Partition]:
-        """The partitions that are subscribed to. `strict`: those that were named have to be there."""
+        """Return the subscribed partitions. `strict`: those that were named must exist."""
         subscription = self._options.subscription
         if subscription.pattern is not None:
             _, topics = self.core.all_topics()
@@ -96,13 +96,13 @@ class Planner:
         return min(upto, ends.flushed) if self.core.read_only else upto
 
     def _secured(self, partition: Partition, upto: int) -> int:
-        """The offset, when everything below it is on disk (PLN1)."""
+        """Return the offset, when everything below it is on disk (PLN1)."""
         if not self.core.read_only and partition.ends().flushed < upto:
             partition.sync(upto)
         return upto
 
     def _since(self, partition: Partition, timestamp_ms: int) -> int | None:
-        """The first offset whose record is as young."""
+        """Return the first offset whose record has at least this timestamp."""
         if self._options.committed:
             return partition.offset_at(timestamp_ms)
         found = lookup.first_since(partition, timestamp_ms)
@@ -136,7 +136,7 @@ class Planner:
             _log.warning("%s; going on, as failOnDataLoss is false", error.message)
 
     def _first_left(self, tp: TopicIdPartition, start: int, ends: Ends) -> int:
-        """`start`, or where the log starts by now."""
+        """Return `start`, or the log start if that is later by now."""
         if start < ends.start:
             self.lose(gone(tp, start, ends))
             return ends.start
@@ -153,7 +153,7 @@ class Planner:
     # ---- a batch
 
     def batch(self, wanted: PushedFilters = EVERYTHING) -> list[Range]:
-        """What a batch query reads, as of now."""
+        """Return what a batch query reads, as of now."""
         options = self._options
         here = self.tps(strict=True)
         for bound in (options.starting, options.ending):
@@ -189,7 +189,7 @@ class Planner:
     # ---- a stream
 
     def initial(self) -> StreamOffsets:
-        """Where a new query starts."""
+        """Return where a new query starts."""
         here = self.tps(strict=True)
         self._options.starting.check((tp.topic, tp.partition) for tp in here)
         offsets = {}
@@ -199,10 +199,10 @@ class Planner:
             if start > self._readable(ends):
                 raise self._out_of_range(tp, start, self._readable(ends), ends)
             offsets[tp] = self._secured(partition, self._first_left(tp, start, ends))
-        return StreamOffsets(self.store_id, offsets)
+        return self._with_epochs(offsets, here)
 
     def newest(self) -> dict[TopicIdPartition, int]:
-        """Up to where records can be read now."""
+        """Return the offsets up to which records can be read now."""
         found = {}
         for tp, partition in self.tps(strict=False).items():
             try:
@@ -217,7 +217,7 @@ class Planner:
         limit: int | None = None,
         target: Mapping[TopicIdPartition, int] | None = None,
     ) -> StreamOffsets:
-        """Where the next micro-batch ends: at most `limit` offsets further, and not beyond `target`.
+        """Return where the next micro-batch ends: at most `limit` offsets further, and not beyond `target`.
 
         `start` None: Spark did not say it, so nothing is checked against it (`check_start` does when it is known).
         """
@@ -250,6 +250,11 @@ class Planner:
         if limit is not None:
             sizes = shares(sizes, limit)
         offsets = {tp: self._secured(here[tp], begin + sizes[tp]) for tp, begin in begins.items()}
+        return self._with_epochs(offsets, here)
+
+    def _with_epochs(
+        self, offsets: Mapping[TopicIdPartition, int], here: Mapping[TopicIdPartition, Partition]
+    ) -> StreamOffsets:
         epochs = {tp: _epoch_before(here[tp], offset) for tp, offset in offsets.items()}
         return StreamOffsets(self.store_id, offsets, {tp: epoch for tp, epoch in epochs.items() if epoch >= 0})
 
@@ -262,7 +267,7 @@ class Planner:
         self._look_for_gone(start, here)
 
     def between(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
-        """What a micro-batch reads."""
+        """Return what a micro-batch reads."""
         self._refuse_other_source(end)
         here = self.tps(strict=False)
         ranges = []
@@ -318,7 +323,7 @@ class Planner:
             )
 
     def _look_for_gone(self, start: StreamOffsets, here: Mapping[TopicIdPartition, Partition]) -> None:
-        """Topics that were read and are not there any more, or are others by now (PLN4)."""
+        """Report topics that were read and do not exist any more, or were re-created (PLN4)."""
         ids = {tp.topic: tp.topic_id for tp in here}
         for topic, topic_id in start.topics().items():
             if ids.get(topic) == topic_id:
@@ -402,7 +407,7 @@ def _epoch_before(partition: Partition, offset: int) -> int:
 
 
 def _batch_at(partition: Partition, offset: int) -> int:
-    """The first offset of the batch that holds `offset`."""
+    """Return the first offset of the batch that holds `offset`."""
     try:
         with partition.reader(offset, committed=False) as reader:
             data = reader.read(1)
@@ -412,7 +417,7 @@ def _batch_at(partition: Partition, offset: int) -> int:
 
 
 def split(ranges: list[Range], at_least: int, boundary: Callable[[Range, int], int]) -> list[Range]:
-    """So many ranges, if there are enough batches: each is cut in parts of about the same number of offsets.
+    """Split into so many ranges, if there are enough batches: each is cut in parts of about the same number of offsets.
 
     `boundary` gives the start of the batch that an offset is in, so that no batch is decoded twice.
     """
@@ -441,7 +446,7 @@ def cut(ranges: list[Range], at_most: int) -> list[Range]:
 
 
 def shares(sizes: Mapping[TopicIdPartition, int], limit: int) -> dict[TopicIdPartition, int]:
-    """How many offsets each partition gives to a micro-batch of at most `limit`: by how many it has; none starves."""
+    """Return how many offsets of each partition go to a micro-batch of at most `limit`: in proportion; none starves."""
     total = sum(sizes.values())
     if total <= limit:
         return dict(sizes)
@@ -449,24 +454,10 @@ def shares(sizes: Mapping[TopicIdPartition, int], limit: int) -> dict[TopicIdPar
     waiting = sorted((tp for tp, size in sizes.items() if size), key=lambda tp: (-sizes[tp], tp))
     for tp in waiting[:limit]:
         found[tp] = 1
-    rest = limit - min(limit, len(waiting))
-    more = {tp: sizes[tp] - found[tp] for tp in waiting}
-    left = sum(more.values())
-    for tp in waiting:
-        found[tp] += rest * more[tp] // left if rest else 0
-    _hand_out(found, sizes, waiting, limit)
+    rest = max(0, limit - len(waiting))
+    for tp in waiting if rest else ():
+        found[tp] += rest * (sizes[tp] - 1) // (total - len(waiting))
+    left = limit - sum(found.values())  # by rounding, less than there are partitions
+    for tp in [tp for tp in waiting if found[tp] < sizes[tp]][:left]:
+        found[tp] += 1
     return found
-
-
-def _hand_out(
-    found: dict[TopicIdPartition, int],
-    sizes: Mapping[TopicIdPartition, int],
-    tps: Iterable[TopicIdPartition],
-    limit: int,
-) -> None:
-    """What rounding left over, one each: less than there are partitions."""
-    left = limit - sum(found.values())
-    for tp in tps:
-        if left > 0 and found[tp] < sizes[tp]:
-            found[tp] += 1
-            left -= 1

@@ -1,4 +1,4 @@
-"""On the driver: what tasks have staged becomes records of the log, in one transaction, with the id of its batch.
+"""The publisher, on the driver: append what tasks have staged, in one transaction, with the id of its batch.
 
   1  look      the batch is in the log (batches.py): nothing to do
   2  register  every partition that something was staged for (store/transactions.py)
@@ -90,7 +90,7 @@ def _log_skipped(batch: BatchId) -> None:
 
 
 def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: str, *, durable: bool) -> None:
-    """Steps 2 to 4."""
+    """Carry out steps 2 to 4."""
     topics: dict[str, OpenTopic] = {}
     tps: dict[PartitionKey, Partition] = {}
     for each in staged:
@@ -121,7 +121,7 @@ def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: s
 
 
 def _give_up(core: Core, identity: Identity, error: BaseException) -> None:
-    """Whatever went wrong: it is aborted, unless it was decided, and only writing its markers failed."""
+    """Abort after any error, unless the transaction was decided, and only writing its markers failed."""
     try:
         decided = core.transactions.decide(identity, commit=False) if identity.partitions else None
         if decided is not None:
@@ -158,7 +158,7 @@ def _take(core: Core) -> Identity:
 
 
 def core_of(path: str) -> Core:
-    """The store, opened for writing, and kept open as long as it is the one that lies there."""
+    """Return the store, opened for writing, and held open as long as its path names it."""
     store = _stores.get(path)
     if store is not None and (store.closed or not store._acquired().is_in_place()):
         del _stores[path]

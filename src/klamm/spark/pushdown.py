@@ -1,4 +1,4 @@
-"""What a query's filters say about where to look: partition and offset exactly, a time as far as the index knows.
+"""Filter pushdown: narrow what is read by partition and offset exactly, by time as far as the index knows.
 
 Spark hands over filters that are all to hold. Those on topic, partition and offset become part of the plan, and Spark
 need not look at them again. `timestamp >= …` lets the plan begin at the first record that is as young, found by the
@@ -39,7 +39,7 @@ class PushedFilters:
         )
 
     def within(self, start: int, end: int) -> tuple[int, int]:
-        """[start, end), as far as it is wanted."""
+        """Return the part of [start, end) that the filters leave."""
         return max(start, self.offsets[0]), min(end, self.offsets[1] + 1)
 
 
@@ -47,7 +47,7 @@ EVERYTHING = PushedFilters()
 
 
 def push(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
-    """What is wanted, and the filters that Spark has to apply itself."""
+    """Return the pushed filters, and those that Spark has to apply itself."""
     wanted, rest = EVERYTHING, []
     for each in filters:
         narrowed, is_done = _narrowed(wanted, each)
@@ -97,7 +97,7 @@ def _whole(values: Any) -> bool:
 
 
 def _between(known: tuple[int, int], kind: str, value: Any) -> tuple[int, int] | None:
-    """The part of [low, high] for which the comparison holds; None if it is none that we know."""
+    """Return the part of [low, high] for which the comparison holds; None for an unknown comparison."""
     if not _whole([value]):
         return None
     low, high = known

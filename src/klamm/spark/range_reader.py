@@ -1,21 +1,21 @@
-"""In a task: a range of a log as Arrow record batches, straight from the segment files.
+"""Read, in a task, a range of a log as Arrow record batches, straight from the segment files.
 
 The store is opened for reading only: no lock is taken and nothing written. A Python worker of Spark's runs many tasks,
 so it keeps the store open that it read last. Which store and topic it is was planned by id (planner.py, PLN2), and is
-checked here; a log that does not reach as far as was planned is an error, never a shorter answer.
+checked here; a log that does not reach as far as was planned is an error, never a shorter result.
 
-Arrow's types are those that Spark expects to the letter: times in microseconds, no headers are null.
+Arrow's types are exactly those that Spark expects: times in microseconds; headers are null if a record has none.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.arrow.scan import Scan
-from klamm.arrow.schema import pyarrow
+from klamm.arrow.schema import pyarrow, schema_of
 from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, UnknownTopic
 from klamm.spark.planner import Range, beyond, gone
 from klamm.store.directory import Core, acquire, release
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
 
-__all__ = ["Task", "forget_store", "read"]
+__all__ = ["Task", "forget_store", "read", "schema_for"]
 
 BATCH_ROWS = 16_384
 BATCH_BYTES = 8 << 20
@@ -36,7 +36,7 @@ _log = logging.getLogger("klamm.spark")
 
 
 class Task(NamedTuple):
-    """What a task is told."""
+    """The input of a task."""
 
     path: str
     store_id: str
@@ -88,7 +88,7 @@ def _topic(core: Core, task: Task) -> OpenTopic:
 
 
 def _partition(task: Task) -> tuple[OpenTopic, Partition]:
-    """The log, as far as was planned at least."""
+    """Return the log, at least as far as was planned."""
     number = task.range.tp.partition
     opened = _topic(_opened(task), task)
     if _reach(task, opened.partition(number)) < task.range.end:  # opened before a recovery, perhaps
@@ -104,8 +104,18 @@ def _reach(task: Task, partition: Partition) -> int:
     return ends.stable if task.isolation == "read_committed" else ends.end
 
 
+def schema_for(columns: Iterable[str]) -> pa.Schema:
+    """Return the schema of these columns as Spark would have it, for `read` without Spark."""
+    arrow = pyarrow()
+    kinds = {each.name: each.type for each in schema_of(columns)}
+    if "timestamp" in kinds:
+        kinds["timestamp"] = arrow.timestamp("us", tz="UTC")
+    found: pa.Schema = arrow.schema(kinds)
+    return found
+
+
 def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The records of a range in batches of that schema; none is empty."""
+    """Yield the records of a range in batches of that schema; none is empty."""
     position = task.range.start
     while position < task.range.end:
         partition: Partition | None = None
@@ -135,7 +145,7 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _scan(task: Task, opened: OpenTopic, start: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """With the column `offset`, whatever the schema says: it tells how far we are."""
+    """Scan with the column `offset`, whatever the schema says: it tells how far we are."""
     number = task.range.tp.partition
     columns: Any = [*schema.names, *(["offset"] if "offset" not in schema.names else [])]
     scan = Scan(
@@ -172,7 +182,7 @@ def _fitted(task: Task, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBa
 
 
 def _headers(array: Any, kind: Any) -> Any:
-    """Null where a record has none, as Spark's Kafka source has it."""
+    """Return headers, null where a record has none, as Spark's Kafka source has it."""
     from pyarrow import ListArray, StructArray, compute
 
     functions: Any = compute

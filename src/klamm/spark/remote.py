@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, KlammError
@@ -29,19 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["read", "read_stream", "write", "write_stream"]
 
 _CLUSTER = re.compile(r"kafka://(?P<hosts>[^/]+)/?")
-_LEVELS = {"gzip": "kafka.compression.gzip.level", "lz4": "kafka.compression.lz4.level"}
-_LEVELS["zstd"] = "kafka.compression.zstd.level"
+_LEVELS = ("gzip", "lz4", "zstd")  # codecs that have levels
 
 Path = str | os.PathLike[str] | None
 
 
 def read(spark: SparkSession, store: Path = None, **options: Any) -> DataFrame:
-    """The records of topics, as they are now. Options: docs/reference/spark.md, such as subscribe="orders"."""
+    """Return the records of topics, as they are now. Options: docs/reference/spark.md, such as subscribe="orders"."""
     return _read(spark, spark.read, store, options, streaming=False)
 
 
 def read_stream(spark: SparkSession, store: Path = None, **options: Any) -> DataFrame:
-    """The records of topics, and those to come."""
+    """Return the records of topics, and new ones."""
     return _read(spark, spark.readStream, store, options, streaming=True)
 
 
@@ -57,7 +57,7 @@ def write(df: DataFrame, store: Path = None, **options: Any) -> None:
 
 
 def write_stream(df: DataFrame, store: Path = None, **options: Any) -> DataStreamWriter:
-    """A query that appends the rows; `.start()` starts it. It needs checkpointLocation="…"."""
+    """Return a query that appends the rows; `.start()` starts it. It needs checkpointLocation="…"."""
     wanted, plan = _writing(df, store, options, streaming=True)
     location = {name.lower(): value for name, value in plan.given.items()}.get("checkpointlocation")
     if location is not None:
@@ -70,7 +70,7 @@ class _Destination:
         found = spark.conf.get(PATH, None) if store is None else os.fspath(store)
         if found is None:
             raise InvalidSetting(
-                "nothing says which store", hint="name it, as in read(spark, 'events/', …), or session('events/')"
+                "no store is named", hint="name it, as in read(spark, 'events/', …), or session('events/')"
             )
         self.store: str = found
         self.given = {name: _text(value) for name, value in options.items()}
@@ -84,8 +84,10 @@ class _Destination:
     def for_directory(self) -> None:
         self.options = {"path": self.store, **self.given}
 
-    def for_cluster(self, known: tuple[str, ...], renamed: Mapping[str, str], refused: Mapping[str, str]) -> None:
-        """The options as Spark's Kafka connector has them."""
+    def for_cluster(
+        self, known: tuple[str, ...], renamed: Mapping[str, str], refused: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Set the options as Spark's Kafka connector has them. Return those of ours, for a check as of a directory."""
         from klamm.spark.option_names import check_names
 
         assert self.hosts is not None
@@ -96,6 +98,7 @@ class _Destination:
                 raise InvalidSetting(f"{name}: {self.store} cannot do that", hint=refused[name])
         self.options = {renamed.get(name, name): value for name, value in ours.items()}
         self.options |= {"kafka.bootstrap.servers": self.hosts, **of_clients}
+        return {"path": "/", **ours}
 
 
 def _text(value: Any) -> str:
@@ -104,20 +107,17 @@ def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
 
 
-class _explained:  # noqa: N801  # used as a function
-    """Turns Spark's word for a missing connector into one that says what to do."""
-
-    def __init__(self, plan: _Destination) -> None:
-        self._plan = plan
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._plan.hosts and error is not None and re.search(r"data source:? .?kafka\b", str(error), re.IGNORECASE):
-            raise KlammError(
-                "this session has not got Spark's Kafka connector", hint="make it with klamm.spark.session(kafka=True)"
-            ) from None
+@contextmanager
+def _explained(plan: _Destination) -> Iterator[None]:
+    """Turn Spark's error for a missing connector into one that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        if plan.hosts is None or not re.search(r"data source:? .?kafka\b", str(error), re.IGNORECASE):
+            raise
+        raise KlammError(
+            "this session has no Kafka connector of Spark's", hint="make it with klamm.spark.session(kafka=True)"
+        ) from None
 
 
 def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> DataFrame:
@@ -130,7 +130,7 @@ def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, s
         plan.for_directory()
         ReadOptions.parse(plan.options, streaming=streaming)
     else:
-        plan.for_cluster(
+        ours = plan.for_cluster(
             SOURCE_OPTIONS,
             {"isolation": "kafka.isolation.level"},
             {
@@ -138,9 +138,7 @@ def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, s
                 "groupId": "a query's progress is in its checkpoint; kafka.group.id is another thing",
             },
         )
-        # What does not fit is told here as it is for a directory.
-        ours = {name: value for name, value in plan.given.items() if not name.lower().startswith("kafka.")}
-        parsed = ReadOptions.parse({"path": "/", **ours}, streaming=streaming)
+        parsed = ReadOptions.parse(ours, streaming=streaming)
         columns = parsed.columns
         plan.options.pop("columns", None)
         plan.options.setdefault("kafka.isolation.level", parsed.isolation)
@@ -161,7 +159,7 @@ def _writing(df: Any, store: Path, options: Mapping[str, Any], *, streaming: boo
         check_columns(df.schema, WriteOptions.parse(plan.options, streaming=streaming))
         return ["*"], plan
     only = "it is for a directory: Spark's Kafka sink knows neither transactions nor times"
-    plan.for_cluster(
+    ours = plan.for_cluster(
         SINK_OPTIONS,
         {"acks": "kafka.acks", "compression": "kafka.compression.type"},
         {
@@ -172,15 +170,14 @@ def _writing(df: Any, store: Path, options: Mapping[str, Any], *, streaming: boo
             "onConflict": only,
         },
     )
-    ours = {name: value for name, value in plan.given.items() if not name.lower().startswith("kafka.")}
-    parsed = WriteOptions.parse({"path": "/", **ours}, streaming=streaming)
+    parsed = WriteOptions.parse(ours, streaming=streaming)
     plan.options.pop("columns", None)
     level, codec = plan.options.pop("compressionLevel", None), plan.options.get("kafka.compression.type", "none")
     if level is not None and codec.lower() in _LEVELS:
-        plan.options.setdefault(_LEVELS[codec.lower()], level)
+        plan.options.setdefault(f"kafka.compression.{codec.lower()}.level", level)
     columns = check_columns(df.schema, parsed)
     wanted = [
-        df[theirs].cast("int").alias(ours) if ours == "partition" else df[theirs].alias(ours)
-        for ours, theirs in columns.items()
+        df[theirs].cast("int").alias(name) if name == "partition" else df[theirs].alias(name)
+        for name, theirs in columns.items()
     ]
     return wanted, plan

@@ -8,7 +8,7 @@
 
 The JVM of a session on this machine maps a class archive (class_archive.py), which lets it start in less time.
 
-What is given goes before what is set here. A session that this process has already is given back, as Spark does; its
+What the caller sets wins. A session that this process has already is returned, as Spark does; its
 SQL settings are changed.
 """
 
@@ -55,7 +55,7 @@ def session(
     kafka: bool | str | os.PathLike[str] = False,
     **conf: Any,
 ) -> SparkSession:
-    """A session, ready for format("klamm").
+    """Return a session, ready for format("klamm").
 
     `path` is the store of a read or a write that names none. `kafka` brings Spark's Kafka
     connector, by Maven, or from a directory that has its jars. Everything else is a setting of Spark's; dots are
@@ -90,7 +90,7 @@ def session(
 
 
 def use(spark: SparkSession, path: str | os.PathLike[str] | None = None) -> SparkSession:
-    """Let a session that you made yourself use the store at `path` where a query names none, and return the session.
+    """Make a session of yours use the store at `path` where a query names none, and return the session.
 
     `path` becomes the setting spark.klamm.path; without it, the setting that the session has counts. `session` does
     this by itself.
@@ -131,7 +131,7 @@ def settings(
     version: str,
     conf: Mapping[str, Any],
 ) -> dict[str, str]:
-    """What a session is made with: ours, and over it what was given."""
+    """Return the settings of a session: ours, and over it what was given."""
     # By TCP, a task that reads began 40 ms late in every micro-batch (bench/README.md); by Unix sockets it does not.
     found = {**_SQL, "spark.python.unix.domain.socket.enabled": "true"}
     if master is None or master.startswith("local"):
@@ -151,7 +151,7 @@ def settings(
 
 
 def _add_class_archive(pyspark: Any, wanted: dict[str, str]) -> None:
-    """Let the JVM, if this process has none yet, map a class archive, or write one when it ends."""
+    """Make the JVM, if this process has none yet, map a class archive, or write one when it ends."""
     if wanted.get(class_archive.SETTING, "true") == "false":
         return
     if pyspark.SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -163,7 +163,7 @@ def _add_class_archive(pyspark: Any, wanted: dict[str, str]) -> None:
 
 
 def connector(kafka: bool | str | os.PathLike[str], version: str) -> tuple[str, str]:
-    """The setting that brings Spark's Kafka connector."""
+    """Return the setting that adds Spark's Kafka connector."""
     if kafka is True:
         return "spark.jars.packages", f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{version}"
     directory = os.path.abspath(str(kafka))

@@ -1,4 +1,4 @@
-"""How format("klamm") writes: tasks stage, the driver publishes (publisher.py).
+"""The sink of format("klamm"): tasks stage, the driver publishes (publisher.py).
 
     key        string or binary                 null, or no such column: no key
     value      string or binary                 needed; null is a tombstone
@@ -59,7 +59,7 @@ _DIGEST_MASK = (1 << 64) - 1
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> dict[str, str]:
-    """What is written, and the DataFrame's name for it; InvalidSetting for what does not fit."""
+    """Return what is written, and the DataFrame's name for it. Raise InvalidSetting for what does not fit."""
     found: dict[str, str] = {}
     names = [field.name.lower() for field in schema.fields]
     for name in options.columns or ():
@@ -117,10 +117,10 @@ class _Topic(NamedTuple):
 
 
 class WritePlan:
-    """What a task has to know."""
+    """The plan that a task is given."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, has_digest: bool = False) -> None:
-        """`has_digest`: tasks add up their records, for a batch that is known by them (batches.py)."""
+        """Prepare. `has_digest`: tasks add up their records, for a batch that is known by them (batches.py)."""
         self.options = options
         self.has_digest = has_digest
         self.columns = check_columns(schema, options)
@@ -151,7 +151,7 @@ class WritePlan:
     def topic(self, name: str) -> _Topic:
         found = self.topics.get(name)
         if found is None:
-            raise UnknownTopic(f"there is no topic {name!r}", hint=nearest(name, self.topics))
+            raise UnknownTopic(f"Topic {name!r} does not exist", hint=nearest(name, self.topics))
         return found
 
 
@@ -179,7 +179,7 @@ class _Stager:
                     self._take(batch)
             self._give_all()
             if self._rows:
-                self._file.finish(durable=self._plan.options.durable)
+                self._file.finish()
             else:
                 self._file.discard()
         except BaseException:
@@ -276,7 +276,7 @@ def _publish(plan: WritePlan, messages: Sequence[WriterCommitMessage | None], ba
 
 
 def _batch_id(plan: WritePlan, writer: str, number: int, staged: Sequence[Staged]) -> BatchId:
-    """Identify a batch by Spark's plan, which is on disk then, or by its records where the plan is not to be seen."""
+    """Identify a batch by Spark's plan, which is on disk then, or by its records where the plan is not visible."""
     options = plan.options
     target = target_of(options.topic)
     digests = [each.digest for each in staged]
@@ -328,7 +328,7 @@ class BatchWriter(DataSourceArrowWriter):
             scratch.sweep(core_of(self._plan.options.path))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """It may have been committed all the same: nothing but staged files is touched."""
+        """Remove nothing but staged files: the batch may have been committed all the same."""
         staged_files.remove_job(self._plan.directory)
 
 
@@ -362,7 +362,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 staged_files.remove_of(self._plan.directory, query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """It may have been committed all the same: nothing but staged files is touched."""
+        """Remove nothing but staged files: the batch may have been committed all the same."""
         for each in messages:
             if isinstance(each, Staged) and each.file is not None:
                 staged_files.remove_file(f"{self._plan.directory}/{each.file}")

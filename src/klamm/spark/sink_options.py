@@ -33,7 +33,7 @@ __all__ = ["WriteOptions"]
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a sink was told."""
+    """The options of a sink."""
 
     path: str
     topic: str | None

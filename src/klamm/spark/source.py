@@ -1,4 +1,4 @@
-"""format("klamm"): the data source, and how a batch query reads.
+"""The data source format("klamm"), and its batch reader.
 
 Spark runs Python for each step in processes of its own: one makes the source and asks for its schema (at load), one
 plans (when a job is about to start), then tasks read. Whatever is wrong with options, store, topics or offsets is told
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark import __version__ as spark_version
@@ -77,7 +77,7 @@ _MAYBE_NULL = ("key", "value", "headers")
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """In a process of Spark's: let an error of ours be told by its sentence alone, without where it was raised.
+    """Report errors of ours by their sentence alone, without a traceback, in a process of Spark's.
 
     Such a process ends with its first error, so what is set here is set for that error only.
     """
@@ -101,7 +101,7 @@ def refuse_old_spark(version: str = spark_version) -> None:
 
 
 class KlammSource(DataSource):
-    """What spark.read.format("klamm") and its siblings use."""
+    """The data source of spark.read.format("klamm") and its siblings."""
 
     default_path: ClassVar[str | None] = None
     """The store of a query that names none."""
@@ -111,17 +111,14 @@ class KlammSource(DataSource):
         return "klamm"
 
     def schema(self) -> StructType:
-        """Of reading. Store and topics are looked at here already: it is the first that Spark asks."""
+        """Return the schema for reading. Store and topics are checked here already: it is Spark's first call."""
         with plain_errors():
             refuse_old_spark()
             pyarrow()
             given = self._given()
             options = ReadOptions.parse(given, streaming=None)
-            planner = Planner(options)
-            try:
+            with closing(Planner(options)) as planner:
                 planner.tps(strict=True)
-            finally:
-                planner.close()
             kept = {_TABLE: json.dumps(dict(given))} if is_table(given) else None
             return StructType([StructField(name, _TYPES[name], metadata=kept) for name in options.columns])
 
@@ -171,7 +168,7 @@ class KlammSource(DataSource):
 
 
 def register(spark: SparkSession, path: str) -> None:
-    """Let format("klamm") of a session use the store at `path` where a query names none.
+    """Make format("klamm") of a session use the store at `path` where a query names none.
 
     Spark tells a Python data source no settings of the session; so the session gets a source that has the path.
     """
@@ -196,10 +193,10 @@ def check_schema(schema: StructType, options: ReadOptions) -> None:
     for field in schema.fields:
         if field.name not in _TYPES:
             raise no_column(field.name)
-        wanted = _TYPES[field.name]
-        if _bare(field.dataType) != _bare(wanted):
+        found, wanted = field.dataType.simpleString(), _TYPES[field.name].simpleString()  # without nullability
+        if found != wanted:
             raise InvalidSetting(
-                f"the schema's column {field.name} is {field.dataType.simpleString()}, not {wanted.simpleString()}",
+                f"the schema's column {field.name} is {found}, not {wanted}",
                 hint="give no schema, and cast what is read",
             )
         if field.name in _MAYBE_NULL and not field.nullable:
@@ -214,10 +211,6 @@ def check_schema(schema: StructType, options: ReadOptions) -> None:
             f"the schema has {', '.join(names)}, but the option columns says {', '.join(options.columns)}",
             hint="give one of the two",
         )
-
-
-def _bare(kind: DataType) -> str:
-    return kind.simpleString()  # without nullability
 
 
 def tasks_for(options: ReadOptions, store_id: str, ranges: list[Range]) -> list[InputPartition]:
@@ -254,12 +247,8 @@ class BatchReader(DataSourceReader):
         return _Pushdown(self)
 
     def partitions(self) -> list[InputPartition]:
-        with plain_errors():
-            planner = Planner(self._options)
-            try:
-                return tasks_for(self._options, planner.store_id, planner.batch(self.wanted))
-            finally:
-                planner.close()
+        with plain_errors(), closing(Planner(self._options)) as planner:
+            return tasks_for(self._options, planner.store_id, planner.batch(self.wanted))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with plain_errors():

@@ -46,7 +46,7 @@ class StagedTopic:
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a task to the driver: what it has staged."""
 
     writer: str
     batch: int
@@ -101,16 +101,15 @@ class StagingFile:
         self.size += len(self._buffer)
         self._buffer = bytearray()
 
-    def finish(self, *, durable: bool) -> None:
+    def finish(self) -> None:
+        """Complete the file. It is not synced: it is of use to a driver that lives, and CRCs say if it is damaged."""
         try:
             self._flush()
-            if durable:
-                _os.fdatasync(self._fd)
         finally:
             self._close()
 
     def discard(self) -> None:
-        """The task has failed."""
+        """Discard the staged file of a task that has failed."""
         self._close()
         files.remove(self._path)
 
@@ -121,7 +120,7 @@ class StagingFile:
 
 
 def frames(path: str, size: int) -> Iterator[Frame]:
-    """What was staged, one batch after the other; no more than one is in memory."""
+    """Yield what was staged, one batch after the other; no more than one is in memory."""
     try:
         fd = _os.open_file(path, os.O_RDONLY)
     except FileNotFoundError:

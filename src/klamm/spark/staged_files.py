@@ -49,7 +49,7 @@ class StagedName:
         self.attempt = attempt
 
     def new(self) -> str:
-        """A unique one: attempts are numbered again by every driver."""
+        """Return a unique name: attempts are numbered again by every driver."""
         return f"{self.writer}.{self.batch}.{self.task}.{self.attempt}-{os.urandom(8).hex()}{SUFFIX}"
 
     @staticmethod
@@ -68,7 +68,7 @@ def directory_of(path: str, store_id: str) -> str:
 
 
 def prepare(path: str, store_id: str) -> str:
-    """Have the directory: on the driver, before there are tasks."""
+    """Create the directory: on the driver, before there are tasks."""
     made = directory_of(path, store_id)
     if not os.path.isdir(made):
         files.make_directory(f"{path}/staging")

@@ -1,4 +1,4 @@
-"""How a streaming query reads: where it starts, how far each micro-batch goes, and what it has behind it.
+"""The streaming reader of format("klamm"): where it starts, how far each micro-batch goes, and what it has behind it.
 
 Spark keeps one process for this on the driver, as long as the query runs, and calls in this order:
 
@@ -87,9 +87,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: StreamOffsets | None = None
         self._initial: StreamOffsets | None = None
         self._triggered_s: float | None = None  # when a micro-batch was last planned; of a clock that only grows
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planner": None, "_stuck": None, "_progress": None}
 
     def _opened(self) -> Planner:
         if self._planner is None:
@@ -198,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Refused(DataSourceStreamReader):
-    """In the place of a reader that cannot be made. It says why when it is asked where to start, or to end.
+    """Stands in for a reader that cannot be made. It raises the reason when it is asked for an offset.
 
     Said when it is made, it would be lost: Spark's process then wants to stop a reader that it has not got, and tells
     of that.
@@ -239,7 +236,7 @@ class _Progress:
     """The group that stands where a query does."""
 
     def __init__(self, core: Core, group: str) -> None:
-        """GroupBusy if the group has members: two would move it, each to where it is itself."""
+        """Prepare. Raise GroupBusy if the group has members: two would move it, each to its own position."""
         self._core = core
         self._group = group
         self._recorded: StreamOffsets | None = None
@@ -247,25 +244,15 @@ class _Progress:
         self._put([])
 
     def note(self, offsets: StreamOffsets) -> None:
-        """Let the group stand there. What cannot be noted now is with the next micro-batch; the query goes on."""
+        """Move the group there. What cannot be stored now is stored with the next micro-batch; the query goes on."""
         if offsets == self._recorded:
             return
         try:
-            self._put([self._row(tp, offset) for tp, offset in offsets])
+            self._put([OffsetRow(tp.topic_id, tp.partition, offset, offsets.epoch(tp)) for tp, offset in offsets])
         except KlammError as error:
             _log.warning("groupId: group %r does not follow the query: %s", self._group, error)
         else:
             self._recorded = offsets
-
-    def _row(self, tp: TopicIdPartition, offset: int) -> OffsetRow:
-        epoch = -1
-        try:
-            opened = self._core.topic(tp.topic)
-            if offset and opened.topic.id == tp.topic_id:
-                epoch = opened.partition(tp.partition).epoch_at(offset - 1)
-        except KlammError:
-            pass  # deleted just now: the row is not stored either
-        return OffsetRow(tp.topic_id, tp.partition, offset, epoch)
 
     def _put(self, rows: list[OffsetRow]) -> None:
         database = self._core.catalog.database

@@ -70,9 +70,9 @@ def decode_avro(
     InvalidSetting and NotInstalled are raised here, before a job starts.
     """
     _fastavro()
-    source = _source("decode_avro", schema, registry, subject)
-    text = source.latest()["schema"] if isinstance(source, _Subject) else _avro_text(source)
-    return _decoded(df, column, _Avro(text, source.registry if isinstance(source, _Subject) else None), data, error)
+    asked = _registry("decode_avro", schema, registry, subject)
+    text = _avro_text(schema) if asked is None else asked.latest(subject)["schema"]
+    return _decoded(df, column, _Avro(text, asked), data, error)
 
 
 def decode_protobuf(
@@ -93,20 +93,18 @@ def decode_protobuf(
     the schema must have only one, and with a registry it is the first of the file.
     """
     _package("google.protobuf", "protobuf")
-    source = _source("decode_protobuf", schema, registry, subject)
-    if isinstance(source, _Subject):
-        files, names = source.registry.proto_files(source.latest())
-        decoder = _Protobuf(files, message or names[0], source.registry)
+    asked = _registry("decode_protobuf", schema, registry, subject)
+    if asked is not None:
+        latest = asked.latest(subject)
+        files, names = asked.proto_files(latest, latest["id"])
     else:
-        data_of = source if isinstance(source, bytes) else _file(os.fspath(source), "decode_protobuf")
-        files, names = _descriptor_set(data_of)
+        files, names = _descriptor_set(schema if isinstance(schema, bytes) else _file(schema, "decode_protobuf"))
         if message is None and len(names) != 1:
             raise InvalidSetting(
                 f"decode_protobuf: the schema has {len(names)} messages: {', '.join(names[:5])}",
                 hint="name one: message=",
             )
-        decoder = _Protobuf(files, message or names[0], None)
-    return _decoded(df, column, decoder, data, error)
+    return _decoded(df, column, _Protobuf(files, message or names[0], asked), data, error)
 
 
 # ---- where schemas come from
@@ -149,12 +147,15 @@ class Registry:
                 ) from None
         return self._known[path]
 
-    def schema(self, number: int) -> dict[str, Any]:
+    def schema(self, number: int) -> Any:
         """Return the schema of that id."""
-        found: dict[str, Any] = self.get(f"/schemas/ids/{number}")
-        return found
+        return self.get(f"/schemas/ids/{number}")
 
-    def proto_files(self, schema: Mapping[str, Any], number: int | None = None) -> tuple[list[bytes], list[str]]:
+    def latest(self, subject: str | None) -> Any:
+        """Return the latest schema of a subject, and its id."""
+        return self.get(f"/subjects/{urllib.parse.quote(subject or '', safe='')}/versions/latest")
+
+    def proto_files(self, schema: Mapping[str, Any], number: int) -> tuple[list[bytes], list[str]]:
         """Return the descriptors of a Protobuf schema and of what it imports, and the names of its own messages."""
         from google.protobuf import descriptor_pb2
 
@@ -166,48 +167,50 @@ class Registry:
         for each in schema.get("references") or ():
             name = urllib.parse.quote(each["subject"], safe="")
             inner = self.get(f"/subjects/{name}/versions/{each['version']}")
-            files += self._renamed(self.proto_files(inner)[0], each["name"])
-        encoded = self.get(f"/schemas/ids/{schema['id'] if number is None else number}?format=serialized")["schema"]
-        own = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(encoded))
-        prefix = f"{own.package}." if own.package else ""
-        return [*files, own.SerializeToString()], [prefix + each.name for each in own.message_type]
+            *imported, last = self.proto_files(inner, inner["id"])[0]
+            own = descriptor_pb2.FileDescriptorProto.FromString(last)
+            own.name = each["name"]  # a file is known by the name that others import it by
+            files += [*imported, own.SerializeToString()]
+        own = self._proto_file(number)
+        return [*files, own.SerializeToString()], [_full_name(own, each) for each in own.message_type]
 
-    @staticmethod
-    def _renamed(files: list[bytes], name: str) -> list[bytes]:
-        """A file is known by the name that others import it by."""
+    def message_name(self, number: int, indexes: tuple[int, ...]) -> str:
+        """Return the full name of a message of the schema of that id, which is at those places in its file."""
+        found = own = self._proto_file(number)
+        names = []
+        for index in indexes or (0,):
+            messages = own.message_type if found is own else found.nested_type
+            if not 0 <= index < len(messages):
+                raise InvalidRecord(f"schema {number} has no message {list(indexes)}")
+            found = messages[index]
+            names.append(found.name)
+        return ".".join(filter(None, (own.package, *names)))
+
+    def _proto_file(self, number: int) -> Any:
         from google.protobuf import descriptor_pb2
 
-        own = descriptor_pb2.FileDescriptorProto.FromString(files[-1])
-        own.name = name
-        return [*files[:-1], own.SerializeToString()]
+        encoded = self.get(f"/schemas/ids/{number}?format=serialized")["schema"]
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(encoded))
 
 
-class _Subject:
-    def __init__(self, registry: Registry, name: str) -> None:
-        self.registry = registry
-        self._name = name
-
-    def latest(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.registry.get(
-            f"/subjects/{urllib.parse.quote(self._name, safe='')}/versions/latest"
-        )
-        return found
-
-
-def _source(call: str, schema: Any, registry: str | None, subject: str | None) -> Any:
+def _registry(call: str, schema: Any, registry: str | None, subject: str | None) -> Registry | None:
+    """Return the registry; None if there is a schema. InvalidSetting if it is not one of the two."""
     if (schema is None) == (registry is None):
         raise InvalidSetting(f"{call}: expected a schema or a registry, and not both", hint="name one of them")
-    if schema is not None:
+    if registry is None:
         if subject is not None:
             raise InvalidSetting(f"{call}: subject is for a registry", hint="leave it out")
-        return schema
+        return None
     if subject is None:
         raise InvalidSetting(f"{call}: subject is missing", hint="name it, such as orders-value")
-    assert registry is not None
-    return _Subject(Registry(registry), subject)
+    return Registry(registry)
 
 
-def _file(path: str, call: str) -> bytes:
+def _full_name(file: Any, message: Any) -> str:
+    return f"{file.package}.{message.name}" if file.package else str(message.name)
+
+
+def _file(path: Any, call: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -444,7 +447,7 @@ def _descriptor_set(data: bytes) -> tuple[list[bytes], list[str]]:
     names = []
     for file in found.file:
         if not file.name.startswith("google/protobuf/"):
-            names += [f"{file.package}.{each.name}" if file.package else each.name for each in file.message_type]
+            names += [_full_name(file, each) for each in file.message_type]
     return [file.SerializeToString() for file in found.file], names
 
 
@@ -483,6 +486,7 @@ class _Protobuf:
         descriptor = self._descriptor()
         message_of = message_factory.GetMessageClass(descriptor)
         _, shape = self._kind(descriptor, ())
+        names: dict[tuple[int, tuple[int, ...]], str] = {}
 
         def decode(value: bytes) -> Any:
             if self._registry is not None:
@@ -490,7 +494,12 @@ class _Protobuf:
                 found = self._registry.schema(number)
                 if found.get("schemaType") != "PROTOBUF":
                     raise InvalidRecord(f"schema {number} is {found.get('schemaType', 'AVRO')}, not PROTOBUF")
-                value = value[_behind_indexes(value, 5) :]
+                indexes, start = _indexes(value, 5)
+                if (number, indexes) not in names:
+                    names[number, indexes] = self._registry.message_name(number, indexes)
+                if names[number, indexes] != self._message:
+                    raise InvalidRecord(f"the value is a {names[number, indexes]}, not a {self._message}")
+                value = value[start:]
             return shape(message_of.FromString(value))
 
         return decode
@@ -550,12 +559,14 @@ class _Protobuf:
         return kinds[field.cpp_type], _same
 
 
-def _behind_indexes(value: bytes, at: int) -> int:
-    """Return where the message begins, behind the list of numbers that says which message of the file it is."""
+def _indexes(value: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    """Return the list of numbers that says which message of the file it is, and where the message begins."""
     count, at = _zigzag(value, at)
+    found = []
     for _ in range(count):
-        _, at = _zigzag(value, at)
-    return at
+        number, at = _zigzag(value, at)
+        found.append(number)
+    return tuple(found), at
 
 
 def _zigzag(value: bytes, at: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ cdef class Section:
     cdef bint writes, durable
 
     def __cinit__(self, database, *, bint writes, bint durable=True):
-        """Without `writes` it is always rolled back."""
+        """Prepare a section. Without `writes` it is always rolled back."""
         self.database, self.writes, self.durable = database, writes, durable
 
     def __enter__(self):

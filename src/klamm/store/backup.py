@@ -51,7 +51,7 @@ _OnProgress: TypeAlias = Callable[[int], object]
 
 
 class Copied(NamedTuple):
-    """What a backup holds."""
+    """The content of a backup."""
 
     topics: int
     partitions: int
@@ -86,7 +86,7 @@ def backup(core: Core, destination: str, *, progress: Progress | None = None) ->
 
 def _refuse(store: str, destination: str) -> None:
     if os.path.exists(destination) and (not os.path.isdir(destination) or os.listdir(destination)):
-        raise StoreError(f"{destination}: is there already, and not an empty directory", hint="choose a new one")
+        raise StoreError(f"{destination}: already exists, and is not an empty directory", hint="choose a new one")
     inside, outside = os.path.realpath(destination), os.path.realpath(store)
     if inside == outside or inside.startswith(outside + os.sep):
         raise StoreError(f"{destination}: lies inside of the store", hint=f"choose a directory outside of {store}")
@@ -136,7 +136,7 @@ def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
 
 
 def _take_snapshots(core: Core, database: str) -> list[_Snapshot]:
-    """One moment of the store: its catalog, copied, and where each log ended."""
+    """Take one snapshot of the store: its catalog, copied, and where each log ended."""
     opened: dict[PartitionKey, Partition] = {}
     while True:
         # Opening may recover and takes append locks: not under the klamm.db lock, which everybody needs.
@@ -156,7 +156,7 @@ def _take_snapshots(core: Core, database: str) -> list[_Snapshot]:
 def _copy_partition(
     partition: Partition, now: head.Snapshot, topic_directory: str, *, writable: bool, on_progress: _OnProgress | None
 ) -> int:
-    """The segments up to the commit, with indexes, recovery point and producers: how many bytes of log."""
+    """Copy the segments up to the commit, with indexes, recovery point and producers. Return the bytes of log."""
     if now.next_offset == 0:
         return 0  # nothing was ever appended: it has no files
     if writable:
@@ -202,7 +202,7 @@ def _copy_partition(
 
 
 def _copy_file(source: str, target: str, end: int, before: int, on_progress: _OnProgress | None) -> int:
-    """The first `end` bytes, all if negative, onto the disk; `before` were copied already."""
+    """Copy the first `end` bytes of a file (all if negative) and sync the copy. `before` bytes were copied already."""
     reading = _os.open_file(source, os.O_RDONLY)
     try:
         end = os.fstat(reading).st_size if end < 0 else end
@@ -230,7 +230,7 @@ def _finish_segment(partition: Partition, target: str, base: int, size: int, end
     )
     fault = scanned.fault
     if fault is None and (scanned.offset != end if partition.contiguous else scanned.offset > end):
-        fault = f"the segment ends at offset {scanned.offset}, want {end}"
+        fault = f"the segment ends at offset {scanned.offset}, expected {end}"
     if fault is not None or scanned.position != size:
         path = segment.path_of(partition.directory, base)
         raise CorruptBatch(
@@ -245,7 +245,7 @@ def _finish_segment(partition: Partition, target: str, base: int, size: int, end
 
 
 def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
-    """After the segments: a compaction says how far it will go before it takes the first record out."""
+    """Copy the cleaner checkpoint, after the segments: it is written before the first record is removed."""
     if cleaner_checkpoint.exists(source):
         _refuse_overtaken(source, now)
         known = cleaner_checkpoint.load(source)
@@ -258,7 +258,7 @@ def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
 
 
 def _refuse_overtaken(source: str, now: head.Snapshot) -> None:
-    """What was the active segment is as it was, unless a compaction came that far."""
+    """Raise if a compaction has reached what was the active segment: else that is as it was."""
     if now.active_base < cleaner_checkpoint.load(source).gaps_below < cleaner_checkpoint.EVERYWHERE:
         raise _Overtaken
 
@@ -293,7 +293,7 @@ def _drop(destination: str, gone: dict[TopicId, Topic]) -> None:
 
 
 def _lay_out(path: str, end: int) -> None:
-    """Heads that say of every log: recover me. So the copy can be opened for reading only, too."""
+    """Write heads that have every log recovered. So the copy can be opened for reading only, too."""
     files.replace(path, b"")
     heads = head.Heads(path)
     heads.initialise()

@@ -41,7 +41,7 @@ from klamm.errors import InvalidSetting, InvalidTopic, NewerFormat, NotAStore, S
 from klamm.store import features, free_slots, groups, lineage, once, transaction_table, wire_groups
 from klamm.store.database import FORMAT_VERSION, REBUILD, Database, DbLock, Execute
 from klamm.store.features import Features
-from klamm.store.names import collision_key, directory_name, nearest, validate
+from klamm.store.names import check_type, collision_key, directory_name, nearest, validate
 from klamm.store.rows import crc as _crc
 from klamm.store.settings import Settings, Value
 from klamm.store.store_settings import StoreSettings
@@ -104,7 +104,7 @@ class Catalog:
     def __init__(
         self, path: str, db_lock: DbLock, *, read_only: bool = False, before_upgrade: Callable[[], None] = lambda: None
     ) -> None:
-        """`before_upgrade` raises if the file has an older format and may not be upgraded now."""
+        """Open klamm.db. `before_upgrade` raises if the file has an older format and may not be upgraded now."""
         self.database = Database(path, db_lock, read_only=read_only)
         self.on_change: Callable[..., None] = lambda changes, **_: None  # after each: see Core.count_changes
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
@@ -147,7 +147,7 @@ class Catalog:
         found.refuse_unknown(self.path, read_only=self.database.read_only)
 
     def _upgrade(self, before: Callable[[], None]) -> None:
-        """From an older format. Others may have been faster."""
+        """Upgrade from an older format, unless another process was faster."""
         if self.database.read_only:
             raise StoreError(
                 f"{self.path}: has format {self.format_version}, which an older Klamm wrote",
@@ -179,7 +179,7 @@ class Catalog:
     # Reading.
 
     def topics(self) -> list[Topic]:
-        """All of them, by name."""
+        """Return all topics, by name."""
         if (version := self.database.version()) != self._listed[0]:
             self._listed = version, self._read_topics()
         return list(self._listed[1])
@@ -194,11 +194,11 @@ class Catalog:
         return sorted(self.parse_topic(row, slots.pop(row[0], []), defaults) for row in rows)
 
     def topic(self, name: str) -> Topic:
-        """One, or UnknownTopic naming the one whose name is nearest."""
+        """Return the topic. Raise UnknownTopic, with the most similar name, if it does not exist."""
         if (version := self.database.version()) != self._cache[0]:
             self._cache = version, {}
         cache = self._cache[1]  # before the read: what is read is at least as new
-        topic = cache.get(name)
+        topic = cache.get(name if type(name) is str else check_type(name))
         if topic is None:
             with self.database.reading() as execute:
                 topic = self._find(execute, name)
@@ -212,7 +212,7 @@ class Catalog:
     def check_new(
         self, name: str, partitions: int, settings: Mapping[str, Value] | Settings, *, internal: bool = False
     ) -> Settings:
-        """The settings that a new topic would have; what is in its way is raised. Nothing is written."""
+        """Return the settings that a new topic would have, or raise what prevents it. Nothing is written."""
         self.database.refuse_read_only()
         validate(name, internal=internal)
         _check_count(name, partitions)
@@ -240,7 +240,7 @@ class Catalog:
             slots = prepare(wanted, topic_id, 0)
             topic = Topic(name, topic_id, slots, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
-                changes = self._count_change(execute)
+                changes = self.count_change(execute)
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 self._add_slots(execute, topic, slots)
             self.on_change(changes)
@@ -257,7 +257,7 @@ class Catalog:
             numbers = tuple(next(fresh) if slot is None else slot for slot in slots)
             topic = Topic(name, topic_id, numbers, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
-                changes = self._count_change(execute)
+                changes = self.count_change(execute)
                 next_slot = int(self.meta(execute, "next_slot"))
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 for number, slot in enumerate(numbers):
@@ -268,10 +268,10 @@ class Catalog:
         return topic
 
     def skip_numbers(self, next_slot: int) -> None:
-        """Give out no slot below `next_slot`, and no producer id that an older klamm.db may have given out."""
+        """Skip slots below `next_slot`, and producer ids that an older klamm.db may have assigned."""
         self.database.refuse_read_only()
         with self.database.db_lock(), self.database.transaction() as execute:
-            changes = self._count_change(execute)
+            changes = self.count_change(execute)
             self.set_meta(execute, "next_slot", max(next_slot, int(self.meta(execute, "next_slot"))))
             free_slots.forget_all(execute)
             ids = max(int(self.meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
@@ -279,22 +279,22 @@ class Catalog:
         self.on_change(changes, is_read=False)
 
     def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
-        """Let the topic have `total` partitions, more than now. Keys may then map to other partitions than before."""
+        """Grow the topic to `total` partitions. Keys may then map to other partitions than before."""
         self.database.refuse_read_only()
         _check_count(name, total)
         with self.database.db_lock():
             old = self.topic(name)
             if total <= len(old.partitions):
+                count = len(old.partitions)
                 raise InvalidSetting(
-                    f"{name}: partitions: has {len(old.partitions)}, so it cannot be given {total}",
-                    hint="a topic's partitions can only become more",
+                    f"The topic {name} currently has {count} partition(s); {total} would not be an increase."
                 )
             with self.database.reading() as execute:
                 wanted = self._next_slots(execute, name, total - len(old.partitions))
             slots = prepare(wanted, old.id, len(old.partitions))
             topic = old._replace(partitions=old.partitions + slots)
             with self.database.transaction() as execute:
-                changes = self._count_change(execute)
+                changes = self.count_change(execute)
                 self._update(execute, topic)
                 self._add_slots(execute, topic, slots)
             self.on_change(changes)
@@ -308,7 +308,7 @@ class Catalog:
             with self.database.transaction() as execute:
                 settings = self.read_settings(execute).apply(old.settings.changed(changes, resets, where=name))
                 topic = old._replace(settings=settings)
-                count = self._count_change(execute)
+                count = self.count_change(execute)
                 self._update(execute, topic)
             self.on_change(count)
         return topic
@@ -324,7 +324,7 @@ class Catalog:
             if topic_id is not None and topic.id != topic_id:
                 raise UnknownTopic(f"{name}: the topic was deleted and re-created")
             with self.database.transaction() as execute:
-                changes = self._count_change(execute)
+                changes = self.count_change(execute)
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
                 row = topic.id, topic.directory, _crc(topic.id, topic.directory)
                 execute("INSERT OR REPLACE INTO deleted VALUES (?, ?, ?)", row)
@@ -342,7 +342,7 @@ class Catalog:
         return dict(self.database.read("SELECT number, slot FROM partitions WHERE topic_id = ?", (topic_id,)))
 
     def forget_slots(self, topic_id: TopicId) -> None:
-        """Let a deleted topic have no slots any more, without giving them to others."""
+        """Take the slots from a deleted topic, without giving them to others."""
         with self.database.db_lock(), self.database.transaction() as execute:
             execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
 
@@ -368,14 +368,14 @@ class Catalog:
         """Forget the free slots at the end, as if they had never been given out, and return where the end is now."""
         with self.database.db_lock(), self.database.transaction() as execute:
             end = self._end_of_slots(execute)
-            changes = self._count_change(execute)
+            changes = self.count_change(execute)
             free_slots.forget_from(execute, end)
             self.set_meta(execute, "next_slot", end)
         self.on_change(changes, is_read=False)
         return end
 
     def allocate_producer_id(self) -> int:
-        """A number that no producer of this store had or will have."""
+        """Return a producer id that no producer of this store had or will have."""
         self.database.refuse_read_only()
         owner, block = self._producer_ids
         if owner == os.getpid():  # else: it is a parent's
@@ -385,14 +385,14 @@ class Catalog:
             first = int(self.meta(execute, "next_producer_id"))
             if not 0 <= first <= _MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
                 raise StoreError(f"{self.path}: all producer ids have been given out")
-            changes = self._count_change(execute)
+            changes = self.count_change(execute)
             self.set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
         self.on_change(changes, is_read=False)
         self._producer_ids = os.getpid(), iter(range(first + 1, first + PRODUCER_ID_BLOCK))
         return first
 
     def boot_count(self) -> int:
-        """How often `heads` could not be believed: after each boot of the machine, and in each copy of the store."""
+        """Return how often `heads` was not trusted: after each boot of the machine, in each copy of the store."""
         with self.database.reading() as execute:
             return int(self.meta(execute, "boots"))
 
@@ -400,7 +400,7 @@ class Catalog:
         """Raise the number of boots, durably, and return it."""
         since = int(time.time()) - _EPOCHS_SINCE
         with self.database.db_lock(), self.database.transaction() as execute:
-            changes = self._count_change(execute)
+            changes = self.count_change(execute)
             boot_count = int(self.meta(execute, "boots")) + 1
             boot_count = max(boot_count, since) if since < _MAX_EPOCH else boot_count
             self.set_meta(execute, "boots", boot_count)
@@ -412,13 +412,13 @@ class Catalog:
         with self.database.reading() as execute:
             return int(self.meta(execute, "changes"))
 
-    def _count_change(self, execute: Execute) -> int:
-        changes = int(self.meta(execute, "changes")) + 1
-        self.set_meta(execute, "changes", changes)
+    def count_change(self, execute: Execute) -> int:
+        """Count one change, in its transaction; the caller calls `on_change` with the number after it."""
+        self.set_meta(execute, "changes", changes := int(self.meta(execute, "changes")) + 1)
         return changes
 
     def settings(self) -> StoreSettings:
-        """Of the store itself."""
+        """Return the settings of the store itself."""
         with self.database.reading() as execute:
             return self.read_settings(execute)
 
@@ -434,7 +434,7 @@ class Catalog:
         self.database.refuse_read_only()
         with self.database.db_lock(), self.database.transaction() as execute:
             settings = self.read_settings(execute).changed(changes, resets)
-            count = self._count_change(execute)
+            count = self.count_change(execute)
             self.set_meta(execute, "settings", json.dumps(settings.to_dict()))
         self.on_change(count)
         return settings
@@ -442,7 +442,7 @@ class Catalog:
     # The whole.
 
     def check(self) -> list[str]:
-        """What is wrong with the database or contradicts itself in it; nothing, if all is well."""
+        """Return what is wrong with the database or contradicts itself in it; nothing, if all is well."""
         problems = self.database.check()
         if problems:
             return problems
@@ -470,14 +470,14 @@ class Catalog:
         return problems
 
     def backup(self, destination: str) -> None:
-        """A consistent copy of the catalog; the caller holds the klamm.db lock, and syncs the directory afterwards."""
+        """Write a consistent copy. The caller holds the klamm.db lock, and syncs the directory afterwards."""
         self.database.backup(destination)
 
     def close(self) -> None:
         self.database.close()
 
     def abandon(self) -> None:
-        """In a forked child: never touch the parent's connection, not even to close it."""
+        """Forget the parent's connection, in a forked child, without touching it, not even to close it."""
         self.database.abandon()
 
     # Rows.
@@ -515,7 +515,7 @@ class Catalog:
         known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]
         near = nearest(str(name), known)
         return UnknownTopic(
-            f"there is no topic {name!r}",
+            f"Topic {name!r} does not exist",
             hint=near or "store.topics.create() makes one",
             code=None if near else "unknown_topic",
         )
@@ -524,11 +524,11 @@ class Catalog:
         taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()
         if taken is not None and taken[0] == name:
             raise TopicExists(
-                f"there is a topic {name!r} already", hint="exist_ok=True leaves it as it is", code="topic_exists"
+                f"Topic {name!r} already exists.", hint="exist_ok=True leaves it as it is", code="topic_exists"
             )
         if taken is not None:
             raise InvalidTopic(
-                f"{name!r} collides with the topic {taken[0]!r}", hint="'.' and '_' count as the same, as in Kafka"
+                f"Topic {name!r} collides with existing topic: {taken[0]}", hint="'.' and '_' count as the same"
             )
 
     def _next_slots(self, execute: Execute, name: str, count: int) -> SlotRequest:
@@ -574,7 +574,7 @@ def _statements(schema: str, meta: Iterable[tuple[str, str | int]]) -> list[tupl
 
 
 def _since_format(version: int) -> list[tuple[str, tuple[object, ...]]]:
-    """What later formats have more."""
+    """Return the statements that later formats add."""
     made: list[tuple[str, tuple[object, ...]]] = []
     if version < 2:
         made += _statements(f"{groups.SCHEMA};{transaction_table.NAMES}", [("next_group", 0), ("settings", "{}")])

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from klamm.disk import _os, files
 from klamm.disk.locks import LockFile
 from klamm.errors import KlammError, ReadOnly, readable
-from klamm.store import directory, once, users
+from klamm.store import acls, directory, once, quotas, users
 from klamm.store.adoption import adopt
 from klamm.store.catalog import Topic
 from klamm.store.check_partition import Breach, PartitionCheck, Report
@@ -102,6 +102,8 @@ class _Check:
             ("G5: rows of groups are as they were written", core.groups.check()),
             ("ONC4: numbers of writers are as they were written", once.check(core.catalog.database)),
             ("USR3: credentials of users are as they were written", users.check(core.catalog.database)),
+            ("ACL2: ACLs are as they were written", acls.check(core.catalog.database)),
+            ("QTA2: quotas are as they were written", quotas.check(core.catalog.database)),
             ("LIN1: lineage is as it was written", core.transactions.lineage.check()),
         ):
             report.breaches += [

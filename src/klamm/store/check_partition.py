@@ -1,4 +1,4 @@
-"""Looking through one partition: head, segments, index, recovery point, producers; and putting it right.
+"""Check one partition (head, segments, index, recovery point, producers), and repair it.
 
     heads      a slot for each partition, its commit whole and sane (log/head.py, H1 to H4)
     segments   batches end to end, CRC, offsets that follow on; nothing beyond the commit (log/segment.py, S1 to S3);
@@ -59,7 +59,7 @@ class Breach(NamedTuple):
 
 @dataclass
 class Report:
-    """What was looked at, and what was wrong with it."""
+    """The report of a check: what was checked, and which promises are broken."""
 
     breaches: list[Breach] = field(default_factory=list)
     topics: int = 0
@@ -85,7 +85,7 @@ class _Slot(NamedTuple):
 
 
 class _Walk:
-    """What was found in one partition.
+    """The findings in one partition.
 
     `remedy` of a finding: "repair", "index <base>", "aborted <base>", "cleaned", "remove", or nothing.
     """
@@ -98,7 +98,7 @@ class _Walk:
 
 
 class PartitionCheck:
-    """Of one partition."""
+    """The check of one partition."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class PartitionCheck:
         repair: bool,
         on_progress: Callable[[int], object] | None = None,
     ) -> None:
-        """Without `lock`, look at nothing that needs a lock byte. Call `on_progress` with bytes of log now and then."""
+        """Prepare. Without `lock`, look at nothing that needs a lock byte. `on_progress` gets bytes of log."""
         self.core = core
         self.lock = lock
         self.report = report
@@ -151,7 +151,7 @@ class PartitionCheck:
         report.breaches += self._repair(walk) if self.repair else [breach for breach, _ in walk.found]
 
     def _open_log(self) -> head.Log:
-        """The one in use here, if there is; else one with a lock descriptor of its own, which excludes the rest."""
+        """Return the log that is in use here; else one with a lock descriptor of its own, which excludes the rest."""
         for partition in self.core.opened():
             if partition.directory == self.directory:
                 return partition.log
@@ -160,7 +160,7 @@ class PartitionCheck:
         return head.Log(self.heads, self.slot, self.directory, self.lock, bit, life=life)
 
     def _gaps(self) -> int:
-        """Below which offset compaction may have left gaps."""
+        """Return the offset below which compaction may have left gaps."""
         return cleaner.load(self.directory).gaps_below
 
     def _is_deleted(self) -> bool:
@@ -347,7 +347,7 @@ class PartitionCheck:
         return offset
 
     def _counted(self, base: int) -> int:
-        """How many entries the active segment's index has, as its writers count them."""
+        """Return how many entries the active segment's index has, as its writers count them."""
         now = self._slot()
         return now.index_count if now.index_base == base else 0
 
@@ -436,7 +436,7 @@ class PartitionCheck:
         return "made again"
 
     def _rewrite_aborted(self, base: int) -> str:
-        """With what is good, and what the log tells."""
+        """Rewrite the .aborted file with its valid entries and those that the log shows."""
         with self.log.append_lock():
             known = aborted.load(self.directory, base)
             wanted = [entry for entry in self._aborts.wanted.get(base, []) if entry not in known]
@@ -445,7 +445,7 @@ class PartitionCheck:
         return "re-created"
 
     def _forget_cleaned(self) -> str:
-        """Gaps may be anywhere below the active segment, and everything is to be compacted again."""
+        """Record that gaps may be anywhere below the active segment, and that everything is to be compacted again."""
         assert self.lock is not None
         with self.lock.hold(head.clean_byte(self.slot)):
             if self._gaps() == cleaner.EVERYWHERE:  # else mending the log has made it again
@@ -492,7 +492,7 @@ class PartitionCheck:
 
 
 def _max_timestamp(batch: Batch) -> int | None:
-    """The largest timestamp of the records; None if there are none, or markers, or if they cannot be read."""
+    """Return the largest timestamp of the records; None if there are none, only markers, or if they cannot be read."""
     if batch.header.is_control or not batch.header.record_count:
         return None
     try:

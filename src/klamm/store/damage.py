@@ -1,4 +1,4 @@
-"""Reading a segment past its damage: what is good, and what lies between.
+"""Read a segment past its damage: the valid batches, and what lies between.
 
 A batch is good if it is whole, its CRC is right, and its base offset is the one expected there. After damage the next
 good batch is looked for: first where the damaged one says it ends, then at every byte.
@@ -41,7 +41,7 @@ class Damage(NamedTuple):
 
 
 def batches(path: str, base: int, end: int, *, contiguous: bool, highest_epoch: int = -1) -> Iterator[Batch | Damage]:
-    """Everything in the first `end` bytes of a segment, in order."""
+    """Yield everything in the first `end` bytes of a segment, in order."""
     fd = _os.open_file(path, os.O_RDONLY)
     try:
         position, offset, room = 0, base, _CHUNK
@@ -75,7 +75,7 @@ def batches(path: str, base: int, end: int, *, contiguous: bool, highest_epoch: 
 
 
 def _next_good(fd: int, position: int, end: int, offset: int) -> tuple[int, int]:
-    """Where the next good batch after `position` starts, and its base offset; `end` if there is none."""
+    """Return where the next good batch after `position` starts, and its base offset; `end` if there is none."""
     framed = _size_at(fd, position, end)
     if framed is not None:
         found = _good_at(fd, position + framed, end, offset)
@@ -96,14 +96,14 @@ def _next_good(fd: int, position: int, end: int, offset: int) -> tuple[int, int]
 
 
 def _size_at(fd: int, position: int, end: int) -> int | None:
-    """How long the batch at `position` says it is."""
+    """Return the size that the batch at `position` says it has."""
     length = int.from_bytes(_os.pread(fd, 4, position + 8), "big", signed=True)
     size = batch_header.LENGTH_END + length
     return size if batch_header.HEADER_SIZE <= size < end - position else None
 
 
 def _good_at(fd: int, position: int, end: int, offset: int) -> int | None:
-    """The base offset of a good batch at `position`, if there is one and it can follow `offset`."""
+    """Return the base offset of a good batch at `position`, if there is one and it can follow `offset`."""
     head = _os.pread(fd, batch_header.HEADER_SIZE, position)
     try:
         header = batch_header.parse(head)

@@ -1,4 +1,4 @@
-"""klamm.db as a file: how it is opened, written, kept small, and let go at a fork. What is in it: see `catalog`.
+"""The file klamm.db: how it is opened, written, kept small, and closed at a fork. Its content: see `catalog`.
 
     klamm.db  klamm.db-wal  klamm.db-shm       SQLite, write-ahead log; application_id "KLAM", user_version the format
 
@@ -125,12 +125,12 @@ class Database:
             files.sync_directory(os.path.dirname(os.path.abspath(path)))
 
     def read(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
-        """All rows of one query: one consistent moment."""
+        """Return all rows of one query, from one consistent snapshot."""
         with self._mutex, _explained(self.path):
             return self._connect().execute(query, parameters).fetchall()
 
     def reading(self) -> AbstractContextManager[Execute]:
-        """Several queries on one consistent moment."""
+        """Return a context for several queries on one consistent snapshot."""
         return Section(self, writes=False)
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Execute]:
@@ -184,18 +184,18 @@ class Database:
         return True
 
     def _set_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
-        """Before a transaction begins: inside of one SQLite would ignore it."""
+        """Set the durability of a transaction before it begins: inside of one SQLite would ignore it."""
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         self._durable = durable
 
     def version(self) -> tuple[int, int]:
-        """Changes whenever anything was written, by anybody."""
+        """Return a value that changes whenever any process has written."""
         with self._mutex, _explained(self.path):
             connection = self._connect()
             return self._generation, int(connection.execute("PRAGMA data_version").fetchone()[0])
 
     def others_version(self) -> tuple[int, int]:
-        """Changes whenever anything was written by another process, or may have been; not with writes of this one."""
+        """Return a value that changes whenever another process has written, or may have."""
         with self._mutex, _explained(self.path):
             connection = self._connect()
             return self._connections, int(connection.execute("PRAGMA data_version").fetchone()[0])
@@ -205,7 +205,7 @@ class Database:
             raise ReadOnly(f"{self.path}: the store was opened for reading only")
 
     def _refuse_replaced(self) -> None:
-        """What is written to a file without a name is lost with the last process that has it open."""
+        """Raise if the file was replaced: writes to an unlinked file are lost with the last process that has it."""
         if _os.inode_of(self._name) != self._inode:
             raise NotAStore(
                 f"{self.path}: was removed or replaced while the store is open",
@@ -213,7 +213,7 @@ class Database:
             )
 
     def check(self) -> list[str]:
-        """What SQLite finds wrong with the file; nothing, if all is well."""
+        """Return what SQLite finds wrong with the file; nothing, if all is well."""
         try:
             rows = self.read("PRAGMA integrity_check(100)")
         except KlammError as error:
@@ -221,7 +221,7 @@ class Database:
         return [row[0] for row in rows if row[0] != "ok"]
 
     def backup(self, destination: str) -> None:
-        """A consistent copy; the caller holds the klamm.db lock, and syncs the directory of `destination`."""
+        """Write a consistent copy; the caller holds the klamm.db lock, and syncs the directory of `destination`."""
         with self._mutex, _explained(self.path):
             _make_file(destination)
             copy = _open_connection(destination, "rwc")
@@ -242,7 +242,7 @@ class Database:
             self._disconnect()
 
     def abandon(self) -> None:
-        """In a forked child that inherited a connection all the same: never touch it again."""
+        """Forget a connection that a forked child inherited all the same, without touching it again."""
         connection, self._connection = self._connection, None
         if self._cursor is not None:
             _abandoned.append(self._cursor)
@@ -302,7 +302,8 @@ class Database:
                 connection.close()
 
     def _open_read_only(self) -> sqlite3.Connection:
-        """SQLite wants klamm.db-shm even to read; where it is not and cannot be made, no process writes either.
+        """Open the database for reading only. SQLite needs klamm.db-shm even then; if that is missing and cannot be
+        made, no process writes either.
 
         It cannot be made where we may not write, and on a full disk.
         """
@@ -337,7 +338,7 @@ class Database:
             return connection  # its files are open: their names may go
 
     def _looks(self) -> tuple[object, ...]:
-        """The file's time, the size of its log, and whether a process has it open."""
+        """Return the file's time, the size of its WAL, and whether a process has it open."""
         found: list[object] = []
         for suffix in ("", "-wal", "-shm"):
             try:
@@ -366,7 +367,7 @@ class Database:
             self._wal_limit = WAL_LIMIT if self._empty_wal(connection) else 2 * size
 
     def _empty_wal(self, connection: sqlite3.Connection) -> bool:
-        """A checkpoint that fails costs nothing: the log keeps what was written, and the next one tries again."""
+        """Try a checkpoint. Return whether it emptied the WAL; if not, the next one tries again."""
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA busy_timeout=100")
             busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -403,7 +404,7 @@ def _open_connection(path: str, mode: str) -> sqlite3.Connection:
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Application id, format version, number of tables: all 0 in a file whose creation was interrupted."""
+    """Return application id, format version and number of tables: all 0 in a file whose creation was interrupted."""
     values = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     return values[0], values[1], connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 

@@ -1,4 +1,4 @@
-"""Deleting a topic, in an order that a kill at any point leaves finishable.
+"""Delete a topic, in steps that can be finished after a kill at any point.
 
   1  its rows go from the catalog, and a tombstone comes: from now on no process opens it. The catalog's version moves:
      a process that waits looks again
@@ -6,7 +6,7 @@
   3  topics/<name>-<id> is renamed to topics/<id>.deleted, and that is removed; tables/<name>-<id> is removed, too
   4  the tombstone goes, and the slots are free for other partitions (free_slots.py)
 
-When step 1 is done, the topic is deleted: what fails after it, for want of room, is left to `sweep`, and not an error.
+When step 1 is done, the topic is deleted: a later failure, as on a full disk, is left to `sweep`, and is not an error.
 `sweep` finishes what a killed process has begun: it marks heads, and removes `….deleted` and directories that have a
 tombstone. A directory that the catalog does not know is left alone and logged: klamm.db may have
 been lost or put back from a backup. `check(repair=True)` makes a topic of it again.
@@ -35,7 +35,7 @@ DELETED = ".deleted"
 
 
 def delete_topic(core: Core, name: str, topic_id: TopicId | None = None) -> None:
-    """Away with the topic and everything in it; with `topic_id`, only if it is that one."""
+    """Delete the topic and everything in it; with `topic_id`, only if it is that one."""
     opened = core.topic(name)
     topic = core.catalog.delete_topic(name, topic_id)
     for number, slot in enumerate(topic.partitions):
@@ -53,7 +53,7 @@ def delete_topic(core: Core, name: str, topic_id: TopicId | None = None) -> None
 
 
 def _finish(core: Core, directory: str, topic_id: TopicId) -> None:
-    """Steps 3 and 4."""
+    """Carry out steps 3 and 4."""
     _remove(core, directory, topic_id)
     _remove_table(core, directory)
     if _are_marked(core, directory, topic_id):
@@ -61,7 +61,7 @@ def _finish(core: Core, directory: str, topic_id: TopicId) -> None:
 
 
 def _are_marked(core: Core, directory: str, topic_id: TopicId) -> bool:
-    """Whether DELETED stands in each head of a deleted topic: mark those that are not, unless a process appends there.
+    """Mark each head of a deleted topic with DELETED, unless a process appends there. Return whether all are marked.
 
     The lock may be held by a process that is stopped. Then the tombstone stays, and the next sweep tries again.
     """
@@ -145,5 +145,5 @@ def _remove_tree(core: Core, name: str) -> None:
 
 
 def _remove_table(core: Core, directory: str) -> None:
-    """A process that still maintains it removes what is left when it learns that the topic is gone."""
+    """Remove the topic's table. A process that maintains it removes the rest when it learns of the deletion."""
     shutil.rmtree(f"{core.files}/tables/{directory}", ignore_errors=True)

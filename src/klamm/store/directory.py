@@ -30,6 +30,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import BUSY_TIMEOUT_MS, DB_LOCK, DB_LOCK_QUEUE, LockFile
@@ -54,7 +55,7 @@ _log = logging.getLogger("klamm")
 
 
 def boot_id() -> bytes:
-    """Differs after every boot of the machine."""
+    """Return an id that differs after every boot of the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return uuid.UUID(file.read().strip()).bytes
@@ -88,28 +89,29 @@ class OpenTopic:
         return [self.partition(number) for number in range(self.count)]
 
     def opened_one(self, number: int) -> Partition | None:
-        """It, if it was asked for before."""
+        """Return the partition if it was opened before."""
         return self.open_partitions.get(number)
 
     def opened(self) -> list[Partition]:
-        """Those that were asked for so far."""
+        """Return the partitions that were opened so far."""
         return list(self.open_partitions.values())
 
 
 class Core:
-    """What the openers of one store in one process share."""
+    """The core: shared by all opens of one store in one process."""
+
+    elsewhere: Any = None  # of a Kafka cluster: cluster/parts.py
 
     def __init__(
         self, path: str, *, read_only: bool, busy_timeout_ms: int | None = None, rebuild: bool = False
     ) -> None:
-        """With `rebuild`, make a missing klamm.db again, and accept one that was put back from a backup."""
+        """Open the store. With `rebuild`, rebuild a missing klamm.db, and accept one put back from a backup."""
         self.path = path
         self.root: Root | None = Root(path)
         self.files = self.root.files  # leads to the files of this very store, wherever its directory is moved
         self._busy_timeout_ms = BUSY_TIMEOUT_MS if busy_timeout_ms is None else busy_timeout_ms
-        self.read_only = read_only
+        self.read_only, self.closed = read_only, False
         self.users = 0
-        self.closed = False
         self._topics: dict[str, OpenTopic] = {}
         self._handles: weakref.WeakSet[Partition] = weakref.WeakSet()  # those of deleted topics, too
         self._mutex = threading.RLock()
@@ -216,7 +218,7 @@ class Core:
         return self.lock.hold(DB_LOCK, queue=DB_LOCK_QUEUE)
 
     def _join(self, rebuild: bool) -> None:
-        """Become present; recover first if `heads` is not to be believed."""
+        """Take a lock byte as a live process; recover first if `heads` is not valid."""
         assert self.presence is not None
         boot = boot_id()
         found_catalog.check_age(self, rebuild=rebuild)
@@ -275,14 +277,14 @@ class Core:
     # ---- topics
 
     def topic(self, name: str) -> OpenTopic:
-        """The topic, with its latest settings and partitions; UnknownTopic if it is not there."""
+        """Return the topic, with its latest settings and partitions. Raise UnknownTopic if it does not exist."""
         self.check_open()
         with self._mutex:
             version = self.heads.catalog_version
             return self._opened(self.catalog.topic(name), version)
 
     def all_topics(self) -> tuple[int, list[OpenTopic]]:
-        """Every topic, by name, and the version of the catalog as of which that holds at least."""
+        """Return every topic, by name, and the version of the catalog as of which that holds at least."""
         self.check_open()
         version = self.heads.catalog_version
         return version, self.take_topics(version, self.catalog.topics())
@@ -293,7 +295,7 @@ class Core:
             return [self._opened(topic, version) for topic in topics]
 
     def confirm_topics(self, version: int, known: Mapping[str, tuple[OpenTopic, Topic]]) -> list[str]:
-        """Let topics that have not changed be those of this version. Return the keys of those that are others here."""
+        """Keep topics that have not changed as those of this version. Return the keys of those that differ here."""
         others = []
         with self._mutex:
             topics = self._topics
@@ -307,7 +309,7 @@ class Core:
         return others
 
     def _opened(self, topic: Topic, version: int) -> OpenTopic:
-        """What we have open of it, brought up to date: `topic` was read at this version or later. Under the mutex."""
+        """Return what is open of `topic`, which was read at this version or later. Called under the mutex."""
         known = self._topics.get(topic.name)
         if known is not None and (version < known.version or (version, topic) == (known.version, known.topic)):
             return known  # another thread has read it after that, and was here first; or there is nothing to configure
@@ -379,7 +381,7 @@ class Core:
             raise
 
     def _reload(self, opened: OpenTopic) -> None:
-        """The catalog changed: the topic may have other settings, or be gone."""
+        """Reload a topic after the catalog changed: it may have other settings, or be gone."""
         self.topic(opened.name)
         if self._topics[opened.name] is not opened:
             raise UnknownTopic(f"{opened.name}: the topic was deleted and re-created")
@@ -406,7 +408,7 @@ class Core:
                 partition.log.close_idle()
 
     def opened(self) -> list[Partition]:
-        """Every partition that may still be in use: they share our descriptors."""
+        """Return every partition that may still be in use: they share this core's descriptors."""
         with self._mutex:
             return list(self._handles)
 
@@ -475,7 +477,7 @@ class Core:
             raise Closed(f"{self.path}: the store is closed", hint="open it again")
 
     def close(self) -> None:
-        """Leave recovery points behind and let go of everything.
+        """Write recovery points, and close everything.
 
         With very many partitions, some of them only: a log without one is found whole all the same, and after a power
         cut, by looking through more of it.
@@ -519,7 +521,7 @@ class Core:
         self._mutex.release()
 
     def _in_child(self) -> None:
-        """Nothing here may be used any more: locks and descriptors are the parent's."""
+        """Forget everything in a forked child: locks and descriptors are the parent's."""
         for partition in self._forking:
             partition.in_child()
         self._mutex = threading.RLock()
@@ -531,7 +533,7 @@ class Core:
 
 
 def bell_bit(topic_id: TopicId) -> int:
-    """Who waits for a topic listens to one of 32 bits."""
+    """Return the bit, one of 32, that waiters for a topic listen to."""
     return 1 << (zlib.crc32(topic_id.encode()) % 32)
 
 
@@ -560,7 +562,7 @@ def acquire(
     busy_timeout_ms: int | None = None,
     rebuild: bool = False,
 ) -> Core:
-    """The core of the store at `path`, opened if this process has not done so yet. Give it back with `release`."""
+    """Return the core of the store at `path`, opened if need be. Give it back with `release`."""
     path = os.path.abspath(path)
     layout.check_before(path, read_only=read_only, create=create or rebuild, force_filesystem=force_filesystem)
     if not rebuild and not os.path.exists(f"{path}/klamm.db") and layout.has_topics(path):

@@ -16,10 +16,14 @@ from typing import NamedTuple, Self
 
 from klamm.errors import NewerFormat
 
-__all__ = ["KNOWN", "USERS", "Features"]
+__all__ = ["ACLS", "KNOWN", "QUOTAS", "USERS", "Features"]
 
 USERS = 1 << 0
 """A compatible one, of klamm.db: it has a table of users (users.py)."""
+ACLS = 1 << 1
+"""A compatible one, of klamm.db: it has a table of ACLs (acls.py)."""
+QUOTAS = 1 << 2
+"""A compatible one, of klamm.db: it has a table of quotas (quotas.py)."""
 
 
 class Features(NamedTuple):
@@ -31,7 +35,7 @@ class Features(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From klamm.db: three numbers. ValueError if it is something else."""
+        """Parse the three numbers that klamm.db has. Raise ValueError if it has something else."""
         words = [int(each) for each in text.split()]
         if len(words) != 3 or not all(0 <= each < 2**64 for each in words):
             raise ValueError(f"{text!r} is not three words")
@@ -41,7 +45,7 @@ class Features(NamedTuple):
         return " ".join(str(each) for each in self)
 
     def refuse_unknown(self, path: str, *, read_only: bool) -> None:
-        """NewerFormat if this Klamm may not open what has these features."""
+        """Raise NewerFormat if this Klamm may not open what has these features."""
         unknown = self.incompatible & ~KNOWN.incompatible
         if unknown:
             raise NewerFormat(f"{path}: has features {unknown:#x} that this Klamm does not know", hint="upgrade Klamm")

@@ -1,4 +1,4 @@
-"""klamm.db as it is found when a store is opened: damaged, replaced, or older than the logs beside it.
+"""The state of klamm.db when a store is opened: damaged, replaced, or older than the logs beside it.
 
 Each is an error that says what to do. With `rebuild`, which is `klamm check --repair`, the store is opened all the
 same: a damaged klamm.db is set aside, as klamm.db.damaged-<time>, and a new one is made as if it were missing; one that
@@ -49,7 +49,7 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> 
 
 
 def _refuse_replaced(core: Core, database: str) -> None:
-    """Notice that klamm.db is another file than before. Other processes, and its log, belong to the old one."""
+    """Raise if klamm.db is another file than before. Other processes, and its WAL, belong to the old one."""
     assert core.presence is not None
     known, inode = core.heads.database_inode, os.stat(database).st_ino
     if known in (0, inode):
@@ -101,7 +101,7 @@ def check_age(core: Core, *, rebuild: bool) -> None:
 
 
 def _drop_deleted(core: Core) -> None:
-    """An older klamm.db has topics that were deleted since: `heads` knows."""
+    """Drop the topics that an older klamm.db has and that were deleted since, as `heads` shows."""
     for topic in slots.deleted(core.heads, core.catalog.topics()):
         core.catalog.delete_topic(topic.name)
         core.catalog.forget_slots(topic.id)  # they may be another topic's, which klamm.db does not know yet

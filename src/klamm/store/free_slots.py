@@ -47,5 +47,5 @@ def forget_from(execute: Execute, slot: int) -> None:
 
 
 def forget_all(execute: Execute) -> None:
-    """An older klamm.db says nothing about which slots are free by now."""
+    """Forget which slots are free: an older klamm.db does not know it."""
     execute("DELETE FROM free_slots")

@@ -47,7 +47,7 @@ class _Undone(Exception):
 
 
 class GroupCommit:
-    """For the threads of one process."""
+    """Group commit for the threads of one process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -66,7 +66,7 @@ class GroupCommit:
         return write.result
 
     def _commit(self, writes: list[_Write[Any]]) -> None:
-        """In the turn of this thread."""
+        """Commit, in the turn of this thread."""
         try:
             try:
                 self._try(writes, self._call)

@@ -89,7 +89,7 @@ CREATE INDEX offsets_by_topic ON offsets (topic_id);
 
 
 def upgrade(execute: Execute, version: int) -> None:
-    """From an older format of klamm.db: 2 to 4 had another name for a column."""
+    """Upgrade from an older format of klamm.db: 2 to 4 had another name for a column."""
     if 2 <= version < 5:
         execute("ALTER TABLE members RENAME COLUMN place TO member_index")
 
@@ -130,7 +130,7 @@ class OffsetRow(NamedTuple):
 
 
 class JoinResult(NamedTuple):
-    """What joining gave: the group, the place, and the id the member has from now on."""
+    """The result of joining: the group, the member's index, and the id that it has from now on."""
 
     group: Group
     member_index: int
@@ -202,7 +202,7 @@ def _shown(offset: int | None) -> str:
 
 
 def forget_topic(execute: Execute, topic_id: TopicId) -> None:
-    """A topic is deleted: no group stands anywhere in it."""
+    """Delete all offsets of a topic that is deleted."""
     execute("DELETE FROM offsets WHERE topic_id = ?", (topic_id,))
 
 
@@ -273,7 +273,7 @@ class Groups:
 
     @contextmanager
     def _hinting(self, name: str) -> Iterator[None]:
-        """Say which group may have been meant."""
+        """Add to an error which group may have been meant."""
         try:
             yield
         except UnknownGroup as error:
@@ -293,9 +293,9 @@ class Groups:
         return NotAStore(f"{self._core.catalog.path}: {what} is damaged", hint=REBUILD_BY_HAND)
 
     def claim_door(self, name: str, door: str) -> Group:
-        """Have the group's members at `door` from now on, making the group if need be; GroupBusy if they sit at the
-        other one. A server claims a group when its first member joins there, and leaves the door when the last one has
-        gone.
+        """Claim the group for the members at `door`, creating it if needed. Raise GroupBusy if its members belong to
+        the other door. A server claims a group when its first member joins there, and leaves the door when the last one
+        has gone.
         """
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             group = self.claim(execute, checked_name(name), door)
@@ -304,13 +304,13 @@ class Groups:
             return group
 
     def hold_door(self, group: Group) -> None:
-        """The server, under the klamm.db lock: members of the group sit here."""
+        """Record that members of the group belong to the server. Called by the server, under the klamm.db lock."""
         self._locks()
         if group.number not in self._doors:
             self._doors.take(group.number, group_lock_base(group.number) + DOOR, group)
 
     def leave_door(self, group: Group) -> None:
-        """The server: no member of the group sits here any more."""
+        """Record that no member of the group belongs to the server any more. Called by the server."""
         self._doors.release(group.number)
 
     def held_doors(self) -> list[Group]:
@@ -318,7 +318,7 @@ class Groups:
         return [group for _, group in self._doors.items()]
 
     def claim(self, execute: Execute, name: str, door: str = "klamm") -> Group:
-        """The same inside of a transaction."""
+        """Like `claim_door`, inside of a transaction."""
         assert door in DOORS
         group = self.look_up(execute, name)
         if group is None:
@@ -352,7 +352,7 @@ class Groups:
         """Like `look_up`, but raise UnknownGroup if there is none; without a hint, which takes long for many names."""
         found = self.look_up(execute, name)
         if found is None:
-            raise UnknownGroup(f"there is no group {name!r}")
+            raise UnknownGroup(f"Consumer group {name!r} does not exist")
         return found
 
     def create(self, execute: Execute, name: str, door: str) -> Group:
@@ -375,26 +375,29 @@ class Groups:
             delete_group(execute, group)
 
     def refuse_live(self, group: Group) -> None:
-        """Under the klamm.db lock: GroupBusy if the group has members, at whatever door."""
+        """Raise GroupBusy if the group has members, at any door. Called under the klamm.db lock."""
         self.refuse_embedded(group)
         if group.door == "kafka" and self._sits_at_server(group):
             raise GroupBusy(
-                f"group {group.name!r}: has members at the Kafka server of this store", hint="stop them first"
+                f"group {group.name!r}: the group is not empty: it has members at the Kafka server of this store",
+                hint="stop them first",
             )
 
     def _sits_at_server(self, group: Group) -> bool:
         return bool(self._locks().held(group_lock_base(group.number) + DOOR))
 
     def refuse_embedded(self, group: Group) -> None:
-        """Under the klamm.db lock: GroupBusy if processes that have the store open are members."""
+        """Raise GroupBusy if processes that have the store open are members. Called under the klamm.db lock."""
         live = self.live_member_indexes(group.number)
         if live:
-            raise GroupBusy(f"group {group.name!r}: has {len(live)} members", hint="stop them first")
+            raise GroupBusy(
+                f"group {group.name!r}: the group is not empty: members: {len(live)}", hint="stop them first"
+            )
 
     # ---- members
 
     def live_member_indexes(self, number: int) -> set[int]:
-        """The places whose members live."""
+        """Return the indexes of the live members."""
         return self._held(group_lock_base(number), MAX_MEMBER_INDEX)
 
     def owned_slots(self, number: int) -> set[int]:
@@ -417,7 +420,7 @@ class Groups:
         return {start - byte + n for start, size in ranges for n in range(size)}
 
     def rows(self, number: int) -> list[MemberRow]:
-        """What members said of themselves when they joined, by place, the dead included."""
+        """Return the rows that members wrote when they joined, by member index, the dead included."""
         with self._database.reading() as execute:
             return self._rows(execute, number)
 
@@ -479,14 +482,14 @@ class Groups:
         return joined
 
     def save_owned(self, joined: JoinResult, owned: Iterable[TopicPartition]) -> None:
-        """Let others see which partitions a member has."""
+        """Record which partitions a member has, for others to see."""
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             for row in self._rows(execute, joined.group.number):
                 if row.member_index == joined.member_index and row.id == joined.id:
                     _put_member(execute, joined.group.number, row._replace(owned=sorted(owned)))
 
     def left(self, joined: JoinResult, *, keep_row: bool) -> None:
-        """After a member has released its bytes: tell the others, and delete its row; a named member's stays."""
+        """Notify the others and delete the row of a member that has released its bytes, unless it is static."""
         self.changed()
         if not keep_row:
             with self._database.db_lock(), self._database.transaction(durable=False) as execute:
@@ -496,7 +499,7 @@ class Groups:
                 )
 
     def expire(self, number: int, row: MemberRow) -> None:
-        """A named member did not come back in time: others may have its place. Unless it just did."""
+        """Free the index of a static member that did not come back in time, unless it just did."""
         byte = group_lock_base(number) + row.member_index
         held: HeldBytes[int, None] = HeldBytes(self._locks())
         with self._database.db_lock(), held:
@@ -512,14 +515,14 @@ class Groups:
     # ---- offsets
 
     def offsets(self, number: int) -> dict[PartitionKey, OffsetRow]:
-        """What is committed, by (topic id, partition)."""
+        """Return what is committed, by (topic id, partition)."""
         with self._database.reading() as execute:
             return self.read_offsets(execute, number)
 
     def read_offsets(
         self, execute: Execute, number: int, topic_id: TopicId | None = None
     ) -> dict[PartitionKey, OffsetRow]:
-        """Of one topic, or (None) of all."""
+        """Return the offsets committed in one topic, or (None) in all."""
         found = execute(
             "SELECT * FROM offsets WHERE group_number = ?1" + ("" if topic_id is None else " AND topic_id = ?2"),
             (number,) if topic_id is None else (number, topic_id),
@@ -550,7 +553,7 @@ class Groups:
     # ---- the whole
 
     def check(self) -> list[str]:
-        """Rows that are not as they were written, or belong to nothing."""
+        """Return what is wrong with rows: not as they were written, or belonging to nothing."""
         problems: list[str] = []
         with self._database.reading() as execute:
             next_group = int(self._core.catalog.meta(execute, "next_group"))

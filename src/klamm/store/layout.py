@@ -1,4 +1,4 @@
-"""What may be in the directory of a store, and what is refused before anything is touched."""
+"""The layout of a store's directory, and what is refused before anything is touched."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ Output = tuple[TopicId, int, int, int]
 
 
 class LineageTable:
-    """That of a store."""
+    """The lineage table of a store."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -1,4 +1,4 @@
-"""Looking after a store: checkpoints, retention, compaction, leftovers; on request, or every now and then in a thread.
+"""Maintenance of a store: checkpoints, retention, compaction, leftovers; on request, or every now and then in a thread.
 
 The thread belongs to the Store that asked for it and ends with it. It keeps only a weak reference: a Store that is
 dropped without being closed is not kept alive. Several processes may do the same at the same time: who finds a
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int, int], object]
 
 
 class Stopped(Exception):
-    """Raised in the middle of a compaction because its store is being closed."""
+    """A compaction was interrupted because its store is being closed."""
 
 
 def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -107,7 +107,7 @@ def compact(
 
 
 def partitions_of(core: Core, topic: str | None) -> list[Partition]:
-    """Of a compacted topic; or all of the store, but for those that never had a record."""
+    """Return the partitions of a compacted topic, or all of the store but those that never had a record."""
     if topic is not None:
         found = core.topic(topic).partitions()
         if not found[0].is_compacted:

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from klamm.errors import InvalidTopic
 from klamm.types import TopicId
 
-__all__ = ["MAX_LENGTH", "RESERVED", "collision_key", "directory_name", "nearest", "validate"]
+__all__ = ["MAX_LENGTH", "RESERVED", "check_type", "collision_key", "directory_name", "nearest", "validate"]
 
 MAX_LENGTH = 249
 RESERVED = "__klamm"
@@ -22,20 +22,27 @@ _LEGAL = re.compile(r"[A-Za-z0-9._-]+")
 _DIRECTORY_NAME_SIZE = 255  # the longest name ext4, xfs, btrfs and APFS take
 
 
-def validate(name: str, *, internal: bool = False) -> str:
-    """`name` itself, or InvalidTopic saying which rule it breaks. Only Klamm itself asks with `internal`."""
+def check_type(name: str) -> str:
+    """Return `name`, or raise TypeError if it is not a str."""
     if not isinstance(name, str):
         raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
-    if not name:
-        raise InvalidTopic("the name of a topic cannot be empty")
+    return name
+
+
+def validate(name: str, *, internal: bool = False) -> str:
+    """Return `name`, or raise InvalidTopic saying which rule it breaks. Only Klamm itself passes `internal`."""
+    if not check_type(name):
+        raise InvalidTopic("Topic name is invalid: the empty string is not allowed")
     if len(name) > MAX_LENGTH:
-        raise InvalidTopic(f"{name[:20]}…: a topic's name has at most {MAX_LENGTH} characters, this one {len(name)}")
-    if name in (".", ".."):
-        raise InvalidTopic(f'{name!r}: the name of a topic cannot be "." or ".."')
-    if not _LEGAL.fullmatch(name):
-        wrong = next(character for character in name if not _LEGAL.fullmatch(character))
         raise InvalidTopic(
-            f"{name!r}: {wrong!r} cannot be in the name of a topic", hint="letters, digits, '.', '_' and '-' can"
+            f"Topic name is invalid: the length of '{name[:20]}…' is longer than the max allowed length {MAX_LENGTH}"
+        )
+    if name in (".", ".."):
+        raise InvalidTopic(f"Topic name is invalid: {name!r} is not allowed")
+    if not _LEGAL.fullmatch(name):
+        raise InvalidTopic(
+            f"Topic name is invalid: {name!r} contains one or more characters other than ASCII alphanumerics,"
+            " '.', '_' and '-'"
         )
     if name.startswith(RESERVED) and not internal:
         raise InvalidTopic(f"{name!r}: names that start with {RESERVED!r} are kept for Klamm's own topics")
@@ -43,12 +50,12 @@ def validate(name: str, *, internal: bool = False) -> str:
 
 
 def collision_key(name: str) -> str:
-    """Two names with the same key exclude each other."""
+    """Return the key of a name. Two topics may not have names with the same key."""
     return name.replace(".", "_")
 
 
 def directory_name(name: str, topic_id: TopicId) -> str:
-    """The topic's directory below `topics/`. The id makes it unique; a long name is cut to what fits."""
+    """Return the topic's directory below `topics/`. The id makes it unique; a long name is cut to what fits."""
     return f"{name[: _DIRECTORY_NAME_SIZE - 1 - len(topic_id)]}-{topic_id}"
 
 

@@ -60,7 +60,7 @@ _COLUMNS = "writer, target, number, committed_ms, fingerprint, note"
 
 
 class AlreadyCommitted(TransactionError):
-    """What comes again is committed. Never raised to callers: there is nothing to do."""
+    """The number was committed before. Never raised to callers: there is nothing to do."""
 
 
 class Once(NamedTuple):

@@ -74,7 +74,7 @@ class Presence:
             raise StoreBusy(f"{self._path}: another process recovers or repairs it", hint="try again")
 
     def check_lock_files(self, heads: head.Heads) -> None:
-        """Notice lock files that are not the ones that other processes use, and put ours down as the ones in use."""
+        """Raise if the lock files are not the ones that other processes use; record ours as the ones in use."""
         ours = os.fstat(self._lock.fd).st_ino, os.fstat(self._members.fd).st_ino
         known = heads.lock_files
         if known == ours:
@@ -87,7 +87,7 @@ class Presence:
         heads.lock_files = ours
 
     def join(self) -> None:
-        """Share them with the other processes from now on."""
+        """Share the lock files with the other processes from now on."""
         for file, byte in self._bytes():
             self._share(file, byte)
         self.is_alone = False

@@ -33,7 +33,7 @@ _CHUNK = 4 << 20
 
 
 def hole(first: int, end: int, epoch: int) -> bytes:
-    """Batches without a record that take the offsets [first, end)."""
+    """Return batches without a record that take the offsets [first, end)."""
     parts = []
     while first < end:
         delta = min(end - first - 1, _MAX_DELTA)
@@ -62,7 +62,7 @@ def repair_log(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool,
 
 class _Repair:
     def __init__(self, directory: str, now: head.Snapshot | None, proof: head.Evidence, contiguous: bool) -> None:
-        """`proof`: what an old head proves, when there is no head to rely on (`now`)."""
+        """Prepare a repair. `proof`: what an old head proves, when there is no head to rely on (`now`)."""
         self.directory = directory
         self.now = now
         self.proof = proof
@@ -111,7 +111,7 @@ class _Repair:
         return self.done
 
     def _end_of(self, base: int) -> int:
-        """The byte up to which a segment was committed; its size, if that is not known or it is shorter."""
+        """Return the byte up to which a segment was committed; its size, if that is unknown or the file is shorter."""
         size = os.stat(segment.path_of(self.directory, base)).st_size
         return min(size, self.now.position) if self.now and base == self.now.active_base else size
 
@@ -160,7 +160,7 @@ class _Repair:
         return True
 
     def _damage(self, base: int, wanted: int, *, last: bool) -> Iterator[tuple[Damage, bytes]]:
-        """Each damage, with the bytes that are to take its place."""
+        """Yield each damage, with the bytes that replace it."""
         pending: Damage | None = None
         offset, position, epoch = base, 0, 0
         for each in self._batches(base):
@@ -178,7 +178,7 @@ class _Repair:
             yield Damage(position, position, offset, "missing"), hole(offset, wanted, epoch)
 
     def _filling(self, base: int, damage: Damage, following: int, epoch: int) -> bytes:
-        """The batch itself if only its base offset is wrong; else an empty one."""
+        """Return the batch itself if only its base offset is wrong; else an empty one."""
         if damage.stop - damage.position <= batch_header.HEADER_SIZE + (64 << 20):
             path = segment.path_of(self.directory, base)
             data = bytearray(b"".join(self._bytes(path, damage.position, damage.stop)))

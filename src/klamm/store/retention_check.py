@@ -31,7 +31,7 @@ _log = logging.getLogger("klamm")
 
 
 def wait_s(core: Core) -> float:
-    """Seconds until the next check is due; 0: now. The first one is due some minutes after the store was first used."""
+    """Return the seconds until the next check is due; 0: now. The first is due minutes after the first use."""
     heads = core.heads
     now_ms, checked_ms = heads.boot_ms(), heads.retention_checked_ms
     if not 0 < checked_ms <= now_ms:  # never since the boot
@@ -103,7 +103,7 @@ def _has_expired(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms:
 
 
 def _files_have_expired(directory: str, settings: Settings, clock_ms: int) -> bool:
-    """By the times and sizes of the files, for a log that has not been recovered since the boot."""
+    """Return whether files have expired, by times and sizes, for a log not recovered since the boot."""
     statuses = [os.stat(segment.path_of(directory, base)) for base in segment.bases(directory)]
     if not statuses:
         return False

@@ -22,6 +22,7 @@ __all__ = [
     "MAX_ITERATIONS",
     "MECHANISMS",
     "MIN_ITERATIONS",
+    "SALT_BYTES",
     "Credential",
     "derive",
     "derive_from_salted",
@@ -34,11 +35,11 @@ MIN_ITERATIONS = 4096
 MAX_ITERATIONS = 16384
 """Kafka's bounds."""
 DEFAULT_ITERATIONS = MAX_ITERATIONS
-_SALT_BYTES = 20
+SALT_BYTES = 20
 
 
 class Credential(NamedTuple):
-    """What is stored of one password, for one mechanism."""
+    """The stored credential of one password, for one mechanism."""
 
     mechanism: str
     salt: bytes
@@ -78,7 +79,7 @@ def derive(
     mechanism: str, password: str, *, iterations: int = DEFAULT_ITERATIONS, salt: bytes | None = None
 ) -> Credential:
     """Return the credential of a password, by default with a new salt."""
-    salt = os.urandom(_SALT_BYTES) if salt is None else salt
+    salt = os.urandom(SALT_BYTES) if salt is None else salt
     salted = hashlib.pbkdf2_hmac(hash_name(mechanism), password.encode(), salt, iterations)
     return derive_from_salted(mechanism, salted, salt, iterations)
 

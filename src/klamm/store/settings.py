@@ -59,7 +59,7 @@ class Setting(NamedTuple):
         return self.name.endswith(".ms")
 
     def parse(self, value: object) -> Value:
-        """The typed value, or InvalidSetting."""
+        """Return the typed value. Raise InvalidSetting if `text` has none."""
         if self.choices:
             if not isinstance(value, str):
                 raise self._refuse(value)
@@ -117,46 +117,50 @@ class Settings:
 
     # fmt: off
     cleanup_policy: str = _word("cleanup.policy", "delete", "compact", "compact,delete", "delete,compact",
-        doc="Old segments are deleted when retention says so, or compacted to the latest record of each key, or both.")
+        doc="Whether old segments are deleted when retention says so, or compacted to the latest record of each key,"
+            " or both.")
     compression_gzip_level: int = _number("compression.gzip.level", -1, 1, 9, unlimited=True,
-        doc="The level of gzip, where compression.type is gzip; -1: the one that gzip itself takes (6).")
+        doc="Level of gzip, where compression.type is gzip; -1: gzip's own default (6).")
     compression_lz4_level: int = _number("compression.lz4.level", 9, 1, 17,
-        doc="The level of lz4, where compression.type is lz4.")
+        doc="Level of lz4, where compression.type is lz4.")
     compression_type: str = _word("compression.type", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd",
-        doc="How batches are compressed in the log. producer: as they come; else a batch that comes otherwise is"
+        doc="Compression of batches in the log. producer: as they come; else a batch that comes otherwise is"
             " compressed again, by the process that appends it.")
     compression_zstd_level: int = _number("compression.zstd.level", 3, -131072, 22,
-        doc="The level of zstd, where compression.type is zstd.")
+        doc="Level of zstd, where compression.type is zstd.")
     delete_retention_ms: int = _number("delete.retention.ms", _DAY_MS, 0, _INT64,
-        doc="How long a compacted topic keeps a tombstone (a null value) after the first compaction that met it.")
+        doc="Time, in milliseconds, for which a compacted topic keeps a tombstone (a null value) after the first"
+            " compaction that met it.")
     index_interval_bytes: int = _number("index.interval.bytes", 4096, 0, _INT32,
-        doc="About how many bytes of log lie between two entries of the index.")
+        doc="Approximate number of bytes of log between two entries of the index.")
     max_message_bytes: int = _number("max.message.bytes", 1024 * 1024 + 12, 0, 64 * 1024 * 1024,
-        doc="The largest batch that is taken, as it is on disk: compressed, headers included.")
+        doc="Maximum size, in bytes, of a batch as it is on disk: compressed, headers included.")
     max_compaction_lag_ms: int = _number("max.compaction.lag.ms", _INT64, 1, _INT64,
-        doc="A record that has waited longer than this is compacted, however little there is to do.")
+        doc="Maximum time, in milliseconds, that a record waits for its compaction, however little there is to do.")
     message_timestamp_after_max_ms: int = _number("message.timestamp.after.max.ms", _HOUR_MS, 0, _INT64,
-        doc="How far ahead of now a record's timestamp may be (CreateTime only); a record further ahead is refused.")
+        doc="Maximum time, in milliseconds, by which the timestamp of a record may be ahead of now (CreateTime only);"
+            " a record further ahead is refused.")
     message_timestamp_before_max_ms: int = _number("message.timestamp.before.max.ms", _INT64, 0, _INT64,
-        doc="How far in the past a record's timestamp may be (CreateTime only); an older record is refused.")
+        doc="Maximum age, in milliseconds, of the timestamp of a record (CreateTime only); an older record is refused.")
     message_timestamp_type: str = _word("message.timestamp.type", "CreateTime", "LogAppendTime",
-        doc="Whether a record bears the time its producer gave it, or the time it was appended.")
+        doc="Whether the timestamp of a record is the one its producer gave it, or the time of its append.")
     min_cleanable_dirty_ratio: float = _fraction("min.cleanable.dirty.ratio", 0.5,
-        doc="How much of a log's closed segments must not have been compacted yet before that is worth it.")
+        doc="Share of a log's closed segments that must be uncompacted before the log is compacted.")
     min_compaction_lag_ms: int = _number("min.compaction.lag.ms", 0, 0, _INT64,
-        doc="How long a record stays as it is before compaction may take it out.")
+        doc="Minimum time, in milliseconds, that a record stays before compaction may remove it.")
     producer_id_expiration_ms: int = _number("producer.id.expiration.ms", _DAY_MS, 1, _INT32,
-        doc="How long after its last batch an idempotent producer is remembered.")
+        doc="Time, in milliseconds, for which an idempotent producer is remembered after its last batch.")
     retention_bytes: int = _number("retention.bytes", -1, 0, _INT64, unlimited=True,
-        doc="How large a partition may grow before its oldest segments are deleted; -1: no limit.")
+        doc="Maximum size, in bytes, of a partition; beyond it, its oldest segments are deleted. -1: no limit.")
     retention_ms: int = _number("retention.ms", 7 * _DAY_MS, 0, _INT64, unlimited=True,
-        doc="How old records may grow before their segment is deleted; -1: they are kept forever.")
+        doc="Maximum age, in milliseconds, of records; older segments are deleted. -1: no limit.")
     segment_bytes: int = _number("segment.bytes", 1024 * 1024 * 1024, 14, _INT32,
-        doc="A segment that would grow beyond this is closed, and the next one begun.")
+        doc="Maximum size, in bytes, of a segment; one that would grow beyond it is closed, and the next one begun.")
     segment_ms: int = _number("segment.ms", 7 * _DAY_MS, 1, _INT64,
-        doc="A segment older than this is closed, so that retention can delete it, or compaction compact it.")
+        doc="Maximum age, in milliseconds, of a segment; an older one is closed, so that it can be deleted or"
+            " compacted.")
     segment_records: int = _number("segment.records", -1, 1, _INT64, unlimited=True,
-        doc="A segment of this many records is closed; -1: no limit. (Klamm's own; Kafka has no such setting.)")
+        doc="Maximum number of records of a segment; -1: no limit. (Klamm's own; Kafka has no such setting.)")
     # fmt: on
     overridden: frozenset[str] = frozenset()
 
@@ -175,11 +179,11 @@ class Settings:
 
     @classmethod
     def of(cls, overrides: Mapping[str, Value], *, where: str = "") -> Settings:
-        """Defaults, with `overrides` by Kafka's names. `where` starts the message of InvalidSetting."""
+        """Return the defaults, with `overrides` by Kafka's names. `where` starts the message of InvalidSetting."""
         return cls().changed(overrides, where=where)
 
     def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = (), *, where: str = "") -> Settings:
-        """These settings with `changes` made and `resets` put back to their defaults."""
+        """Return these settings with `changes` made and `resets` put back to their defaults."""
         if not isinstance(changes, Mapping):
             raise TypeError(f"settings are a mapping of names to values, not {type(changes).__name__}")
         overrides: dict[str, Value] = dict(self.to_dict())
@@ -194,22 +198,24 @@ class Settings:
         except InvalidSetting as error:
             if not where:
                 raise
-            raise InvalidSetting(error.problem, setting=error.setting, where=where, hint=error.hint) from None
+            raise InvalidSetting(
+                error.problem, setting=error.setting, where=where, hint=error.hint, code=error.code
+            ) from None
         return Settings(**values, overridden=frozenset(overrides))  # type: ignore[arg-type]  # parsed just above
 
     def defaulted(self, name: str, value: Value) -> Settings:
-        """These settings with another default of one of them."""
+        """Return these settings with another default for one of them."""
         attribute = _ATTRIBUTES[name]
         if name in self.overridden or getattr(self, attribute) == value:
             return self
         return replace(self, **{attribute: value})  # type: ignore[arg-type]  # of the setting's type
 
     def to_dict(self) -> dict[str, str]:
-        """What was set on purpose, as strings, in the order of the names."""
+        """Return what was set on purpose, as strings, in the order of the names."""
         return {name: self[name] for name in sorted(self.overridden)}
 
     def __getitem__(self, name: str) -> str:
-        """The value of `name` (Kafka's spelling) as a string."""
+        """Return the value of `name` (Kafka's spelling) as a string."""
         return str(getattr(self, _ATTRIBUTES[known(name, SETTINGS).name]))
 
 
@@ -227,10 +233,13 @@ def named_settings(settings: Mapping[str, Value] | None, named: Mapping[str, Val
 
 
 def known(name: object, table: Mapping[str, Setting], absent: str = "there is no such setting") -> Setting:
-    """The setting of that name; InvalidSetting, which says `absent`, if the table has none."""
+    """Return the setting of that name. Raise InvalidSetting, with `absent`, if the table has none."""
     if not isinstance(name, str):
         raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
     setting = table.get(name)
+    if setting is None and name == "partitions" and "retention.ms" in table:
+        hint = "say it by partitions=, or store.topics.add_partitions"
+        raise InvalidSetting(absent, setting=name, hint=hint, code="partition_count")
     if setting is None:
         raise InvalidSetting(absent, setting=name, hint=nearest(name, table))
     return setting

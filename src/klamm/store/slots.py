@@ -1,4 +1,4 @@
-"""Slots of partitions in `heads`: laid out for new partitions, for logs that were there before, and used again."""
+"""Slots of partitions in `heads`: laid out for new partitions and for existing logs, and reused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lay_out(
 def _use_again(
     heads: head.Heads, lock: LockFile, life: head.Life, wanted: SlotRequest, topic_id: TopicId, number: int
 ) -> tuple[int, ...]:
-    """Lay out as many free slots as are wanted and can be had.
+    """Lay out free slots again, at most as many as are requested.
 
     A process that still has the deleted partition may be in the middle of an append or a sync, stopped perhaps. A slot
     with a lock that is held is left for another time.
@@ -81,11 +81,11 @@ def _fill_up(heads: head.Heads, end: int) -> None:
 
 
 def cut_free(heads: head.Heads, catalog: Catalog) -> None:
-    """Let `heads` end with the last slot that a partition has, if many behind it are free.
+    """Cut `heads` behind the last slot that a partition has, if many behind it are free.
 
-    Only if nothing else has the file mapped, in any process, be it for reading: a log whose slot was cut off would be a
-    SIGBUS, and a slot that is laid out again has the generation of a new one. klamm.db first: a process killed after
-    that leaves slots that no row names, and the next one cuts them off, or lays them out again.
+    Only if nothing else has the file mapped, in any process, not even for reading: access to a slot that was cut off
+    raises SIGBUS, and a slot that is laid out again has the generation of a new one. klamm.db first: a process killed
+    after that leaves slots that no row names, and the next one cuts them off, or lays them out again.
     """
     if heads.size() - catalog.end_of_slots() < _WORTH_CUTTING:
         return
@@ -119,7 +119,7 @@ def lay_out_replaced(heads: head.Heads, topics: Iterable[Topic]) -> None:
 
 
 def is_deleted(heads: head.Heads, topic_id: TopicId, number: int, slot: int) -> bool:
-    """Whether a partition was deleted, by what its slot says: DELETED, or that it is another one's."""
+    """Return whether a partition was deleted, by its slot: it has DELETED, or belongs to another partition."""
     replaced = heads.identity_of(slot) not in (None, (topic_id, number))
     return replaced or bool(heads.flags_of(slot) & head.DELETED)
 

@@ -10,12 +10,12 @@ from klamm.store.settings import SETTINGS, Setting, Settings, Value, known
 __all__ = ["STORE_SETTINGS", "StoreSettings"]
 
 _ROWS = [
-    Setting("group.max.size", "int", 1000, "How many members a group may have at a time.", 1, MAX_MEMBER_INDEX),
+    Setting("group.max.size", "int", 1000, "Maximum number of members of a group.", 1, MAX_MEMBER_INDEX),
     Setting(
         "lineage.retention.ms",
         "long",
         0,
-        "How long a committed transaction's input and output ranges are kept (`store.lineage`); 0: not at all.",
+        "Time, in milliseconds, for which `store.lineage` knows committed transactions; 0: none are kept.",
         0,
         (1 << 63) - 1,
     ),
@@ -23,7 +23,7 @@ _ROWS = [
         "producer.id.expiration.ms",
         "int",
         SETTINGS["producer.id.expiration.ms"].default,
-        "How long after its last batch an idempotent producer is remembered, by topics that do not set it themselves.",
+        "Default of the topics' producer.id.expiration.ms.",
         1,
         (1 << 31) - 1,
     ),
@@ -57,7 +57,7 @@ class StoreSettings:
         return str(self._overridden.get(name, _known(name).default))
 
     def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> StoreSettings:
-        """These settings with `changes` made and `resets` put back to their defaults."""
+        """Return these settings with `changes` made and `resets` put back to their defaults."""
         if not isinstance(changes, Mapping):
             raise TypeError(f"settings are a mapping of names to values, not {type(changes).__name__}")
         values = dict(self._overridden)
@@ -67,9 +67,9 @@ class StoreSettings:
         return StoreSettings(values)
 
     def to_dict(self) -> dict[str, str]:
-        """What was set on purpose, as strings."""
+        """Return what was set on purpose, as strings."""
         return {name: str(value) for name, value in sorted(self._overridden.items())}
 
     def all(self) -> dict[str, str]:
-        """Every setting, defaults included."""
+        """Return every setting, defaults included."""
         return {name: self[name] for name in STORE_SETTINGS}

@@ -1,4 +1,4 @@
-"""What changed in the catalog since the last look: the topics that are new, altered or gone, and no others.
+"""Changes of the catalog since the last read: the topics that are new, altered or gone, and no others.
 
 All rows come from SQLite as one text, in one step without the GIL. That text is compared with the last one from both
 ends: only rows between the first and the last difference are looked at, and of those a row whose text is known is not
@@ -41,7 +41,7 @@ class _Known(NamedTuple):
 
 
 class TopicReader:
-    """Of one core; one thread at a time."""
+    """The topics of one core; for one thread at a time."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

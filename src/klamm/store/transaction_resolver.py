@@ -60,7 +60,7 @@ _log = logging.getLogger("klamm")
 
 
 class Resolver:
-    """That of a store, for any thread. `…_held`, `complete` of its rows, `abort_…`: for the holder of SERVER."""
+    """The resolver of a store. Thread-safe. `…_held`, `complete` of its rows, `abort_…`: for the holder of SERVER."""
 
     def __init__(self, core: Core, boot_id: str) -> None:
         self._core = core
@@ -121,7 +121,7 @@ class Resolver:
             self._resolve_for_server(hanging, of)
 
     def _resolve_for_server(self, hanging: set[Partition], of: int | None) -> None:
-        """Where a server lives, it does this within a second."""
+        """Resolve for a server, which does this itself within a second while it runs."""
         held: HeldBytes[int, None] = HeldBytes(self._core.members)
         with held:
             if self._core.members is None or not held.take(locks.SERVER, locks.SERVER):
@@ -147,7 +147,7 @@ class Resolver:
         return row.owner == SERVER and (row.is_prepared or (row.is_ongoing and row.is_late(self.now())))
 
     def _resolve_id(self, producer_id: int) -> bool:
-        """In the turn of its name: whether there was something to do."""
+        """Resolve one producer, in the turn of its name. Return whether there was something to do."""
         with self._core.catalog.database.reading() as execute:  # again: it may have been ended since
             rows = [row for row in table.rows(execute, producer_id) if self._is_due(row)]
         self.complete(self._abort_due(rows) + [row for row in rows if row.is_prepared])
@@ -199,7 +199,7 @@ class Resolver:
         return found
 
     def write_complete(self, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
-        """Let rows whose markers are on disk go, or be complete: return what became of each."""
+        """Delete or complete the rows whose markers are on disk. Return what became of each."""
 
         def write(execute: Execute) -> dict[tuple[int, int], Row | None]:
             return {row.key: self._complete(execute, row) for row in rows}
@@ -356,7 +356,7 @@ class Resolver:
             return table.find_server(execute, producer_id)
 
     def _abort_late(self, partition: Partition, producer_id: int, epoch: int, first: int) -> None:
-        """In the turn of the producer's name."""
+        """Abort a late transaction, in the turn of the producer's name."""
         row = self._server_row(producer_id)
         if row is None or (not row.is_over and epoch == row.epoch and self._has(row, partition)):
             return

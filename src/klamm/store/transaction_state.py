@@ -1,4 +1,4 @@
-"""What may happen to a transaction: a machine without SQLite, locks, logs or clock.
+"""The states of a transaction, and the steps between them: a machine without SQLite, locks, logs or clock.
 
     step(row, event, now) -> Step        what the row becomes, and what to answer
 
@@ -77,7 +77,7 @@ Client = tuple[int, int]
 
 
 class Now(NamedTuple):
-    """What the clocks show."""
+    """The time: by the machine's clocks, and by the store's."""
 
     boot_id: str
     boot_ms: int
@@ -134,8 +134,8 @@ class Row(NamedTuple):
         return self.is_prepared and self.next_epoch == self.epoch
 
     def is_late(self, now: Now) -> bool:
-        """Whether it takes longer than its timeout. That of a process runs only in the boot that it began in: after
-        another one its lock byte is free.
+        """Return whether it takes longer than its timeout. The timeout of a process runs only in the boot that it began
+        in: after another one its lock byte is free.
         """
         if self.boot_id != now.boot_id:
             return self.owner != PROCESS
@@ -348,7 +348,7 @@ def _check_client(row: Row, client: Client) -> Outcome | None:
 
 
 def _is_again(row: Row, client: Client) -> bool:
-    """Whether the producer repeats its last call: it has not heard of its next epoch, or id."""
+    """Return whether the producer repeats its last call, because it has not received its next epoch, or id."""
     if row.is_ongoing or client[1] < 0:
         return False
     is_rotated = row.next_epoch == 0 and client[0] == row.previous_id and client[1] >= MAX_EPOCH
@@ -356,13 +356,13 @@ def _is_again(row: Row, client: Client) -> bool:
 
 
 def _ended(row: Row, commit: bool, next_epoch: int, last_epoch: int) -> Row:
-    """Decided. Without a partition there is nothing to be marked."""
+    """Return the row, decided. Without a partition there are no markers to write."""
     ended = row._replace(state=COMMIT if commit else ABORT, next_epoch=next_epoch, last_epoch=last_epoch)
     return ended if row.partitions else _completed(ended)
 
 
 def _fenced(row: Row, last_epoch: int = -1) -> Row:
-    """Aborted by others than its producer. `last_epoch`: that of one who is to know."""
+    """Return the row, aborted by another than its producer. `last_epoch`: that of a producer to be notified."""
     return _ended(row, False, row.epoch + 1, last_epoch)
 
 

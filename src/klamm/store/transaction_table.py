@@ -236,7 +236,7 @@ def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, TopicI
 
 
 def _complete_offsets(execute: Execute, row: Row) -> None:
-    """The transaction is decided: give the groups their offsets if it is committed, and forget them."""
+    """Give the groups their offsets if the decided transaction is committed, and forget them."""
     if row.is_committed:
         by_group: dict[int, list[OffsetRow]] = {}
         for values in execute("SELECT * FROM pending_offsets WHERE producer_id = ?", (row.producer_id,)).fetchall():

@@ -135,7 +135,7 @@ class ServerRows(NamedTuple):
 
 
 class Transactions:
-    """Those of a store, for any thread. What is the server's is for the holder of SERVER."""
+    """The transactions of a store. Thread-safe. What is the server's is for the holder of SERVER."""
 
     def __init__(self, core: Core, boot_id: bytes) -> None:
         self._core = core
@@ -182,7 +182,7 @@ class Transactions:
             self.resolve(of=before)
 
     def register(self, mine: Identity, partitions: Mapping[PartitionKey, Partition], timeout_ms: int) -> None:
-        """Let the transaction append to `partitions`, on disk. Raise Aborted or Fenced if it is over."""
+        """Add `partitions` to the transaction, on disk. Raise Aborted or Fenced if it is over."""
         with self._mutex:
             done = [finished for finished in self._finished if finished.is_on_disk()]
         database = self._core.catalog.database
@@ -247,7 +247,7 @@ class Transactions:
             mine.epoch += 1
 
     def let_go(self, mine: Identity) -> None:
-        """This process will not use the producer id again. What it left undone is a resolver's."""
+        """Give up the producer id in this process. What it left undone is left to a resolver."""
         if mine.held is not None:
             mine.held.release_all()
 
@@ -316,7 +316,7 @@ class Transactions:
         table.write(execute, row, done)
 
     def why_refused(self, mine: Identity) -> TransactionError:
-        """A log has refused a batch, because a marker is there: return what that means."""
+        """Return the error for a batch that a log has rejected because of a marker."""
         with self._core.catalog.database.reading() as execute:
             try:
                 self._check_ongoing(execute, mine)
@@ -343,7 +343,7 @@ class Transactions:
         return ServerRows(rows, names, pending)
 
     def version(self) -> object:
-        """Differs from an earlier answer when others than the server may have changed one of its rows."""
+        """Return a value that changes when others than the server may have changed one of its rows."""
         return *self._core.catalog.database.others_version(), self.resolver.changes
 
     def apply(
@@ -355,7 +355,7 @@ class Transactions:
         offsets: tuple[str, list[OffsetRow]] | None = None,
         marked: Row | None = None,
     ) -> Step:
-        """Let an event of a client happen to the row that has its name; `offsets`, of a group, wait for the end.
+        """Apply an event of a client to the row that has its name; `offsets`, of a group, wait for the end.
 
         `marked`: if that is still the row, it is complete first.
         """
@@ -466,14 +466,22 @@ class Transactions:
                 now - row.started_boot_ms if row.boot_id == self.resolver.boot_id else None,
                 row.timeout_ms,
                 tuple(sorted((names[topic], number) for topic, number in row.partitions if topic in names)),
+                row.started_ms,
             )
             for row in rows
         ]
 
-    def abort(self, producer_id: int) -> bool:
-        """Abort what the producer id has open, for any owner. Return False if it has nothing open."""
+    def abort(self, producer_id: int, *, only: tuple[int, int] | None = None) -> bool:
+        """Abort what the producer id has open, for any owner. Return False if it has nothing open.
+
+        `only`: epoch and started_ms of the one to abort; any other goes on.
+        """
         database = self._core.catalog.database
         with database.db_lock(), database.transaction() as execute:
+            if only is not None and only not in {
+                (row.epoch, row.started_ms) for row in table.rows(execute, producer_id) if row.is_ongoing
+            }:
+                return False
             found = self.resolver.fence(execute, producer_id)
         self.resolve(of=producer_id)
         return found

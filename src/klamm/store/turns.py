@@ -18,19 +18,19 @@ class _Turn:
 
 
 class Turns:
-    """By key. A thread that has a turn may take it again. For any thread."""
+    """Turns by key. A thread that has a turn may take it again. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._turns: dict[Hashable, _Turn] = {}
 
     def __len__(self) -> int:
-        """How many keys have a thread."""
+        """Return how many keys have a thread."""
         return len(self._turns)
 
     @contextmanager
     def wait(self, key: Hashable) -> Iterator[None]:
-        """Have the turn; wait for it. Not in one of another key: two threads could wait for each other."""
+        """Take the turn, waiting for it. Not inside of one of another key: two threads could wait for each other."""
         turn = self._join(key)
         try:
             with turn.lock:
@@ -40,7 +40,7 @@ class Turns:
 
     @contextmanager
     def attempt(self, key: Hashable) -> Iterator[bool]:
-        """Have the turn if no other thread has it: whether this one does."""
+        """Take the turn if no other thread has it. Yield whether this one does."""
         turn = self._join(key)
         try:
             has = turn.lock.acquire(blocking=False)

@@ -1,4 +1,4 @@
-"""From one format of a store to the next, when it is opened for writing.
+"""Upgrade a store from one format to the next, when it is opened for writing.
 
 By a process that is alone, in this order, so that one that is killed leaves what the next one finishes:
 
@@ -58,7 +58,7 @@ def formats_of(path: str) -> Formats:
 
 
 def refuse_newer(heads: head.Heads, *, read_only: bool) -> None:
-    """NewerFormat if a newer Klamm wrote `heads` in a way that this one may not touch."""
+    """Raise NewerFormat if a newer Klamm wrote `heads` in a way that this one may not touch."""
     if heads.format > head.FORMAT:
         raise NewerFormat(
             f"{heads.path}: has format {heads.format}, this Klamm knows formats up to {head.FORMAT}",
@@ -69,7 +69,7 @@ def refuse_newer(heads: head.Heads, *, read_only: bool) -> None:
 
 
 def refuse_older(heads: head.Heads) -> None:
-    """For those who may not write."""
+    """Raise if the store has an older format, for a process that may not write."""
     if heads.format < head.FORMAT:
         raise StoreError(
             f"{heads.path}: has format {heads.format}, which an older Klamm wrote",
@@ -78,7 +78,7 @@ def refuse_older(heads: head.Heads) -> None:
 
 
 def finish(heads: head.Heads) -> None:
-    """Steps 2 to 4, if they are to be done."""
+    """Carry out steps 2 to 4, if they are left to do."""
     if heads.format < head.FORMAT:
         for directory in glob.iglob(f"{glob.escape(os.path.dirname(heads.path))}/topics/*/*/"):
             _upgrade_files(directory.rstrip("/"))
@@ -106,7 +106,7 @@ def _upgrade_files(directory: str) -> None:
 
 
 def _is_old_index(path: str) -> bool:
-    """Whether it is one of `heads` format 1, which named the inode of its segment."""
+    """Return whether an index is of `heads` format 1, which named the inode of its segment."""
     with open(path, "rb") as file:
         header = file.read(_OLD_INDEX.size)
     if len(header) < _OLD_INDEX.size:

@@ -4,7 +4,8 @@
 
 The table is made with the first user, and with it the compatible feature USERS: a Klamm that does not know it can use
 the store. (It has no authentication, either.) Embedded processes are not users: who may open the directory is for the
-modes of its files to say.
+modes of its files to say. With it, meta gets `decoy_secret`: what a stranger is shown of users that do not exist is
+made from it (kafka/security/decoys.py).
 
 Promises
   USR1  Neither a password nor a salted password is stored; see scram.py for what is.
@@ -14,6 +15,7 @@ Promises
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,6 +42,7 @@ CREATE TABLE IF NOT EXISTS scram_credentials (
     PRIMARY KEY (user, mechanism)
 ) WITHOUT ROWID
 """
+_DECOY_SECRET = "decoy_secret"  # in meta
 _COLUMNS = "user, mechanism, salt, iterations, stored_key, server_key, changed_ms"
 
 
@@ -69,7 +72,7 @@ def validate_password(password: str) -> str:
 
 
 class Users:
-    """Those of one store. Safe for threads."""
+    """The users of one store. Thread-safe."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -99,6 +102,19 @@ class Users:
             mechanisms = (*user.mechanisms, (credential.mechanism, credential.iterations))
             users[row[0]] = User(row[0], mechanisms, max(user.changed_ms, row[6]))
         return list(users.values())
+
+    def credentials(self) -> list[tuple[str, Credential]]:
+        """Return all credentials, each with its user; damaged ones are left out."""
+        with self._database.reading() as execute:
+            if not _has_table(execute):
+                return []
+            rows = execute(f"SELECT {_COLUMNS}, crc FROM scram_credentials ORDER BY user, mechanism").fetchall()
+        return [(row[0], _credential(row)) for row in rows if crc(*row[:-1]) == row[-1]]
+
+    def decoy_secret(self) -> bytes:
+        """Return what salts of users are made from that do not exist; empty if there has never been a user."""
+        with self._database.reading() as execute:
+            return bytes.fromhex(str(self._catalog.meta(execute, _DECOY_SECRET, 0) or ""))
 
     # ---- writing
 
@@ -141,12 +157,14 @@ class Users:
 
     @staticmethod
     def _derive(name: str, password: str, mechanisms: Iterable[str]) -> list[Credential]:
-        """Before the write lock is taken: it takes its time."""
+        """Derive the credentials, before the write lock is taken: it takes its time."""
         validate_user(name)
         validate_password(password)
         return [derive(mechanism, password, iterations=DEFAULT_ITERATIONS) for mechanism in mechanisms]
 
     def _make_table(self, execute: Execute) -> None:
+        if not self._catalog.meta(execute, _DECOY_SECRET, 0):
+            self._catalog.set_meta(execute, _DECOY_SECRET, os.urandom(32).hex())
         if _has_table(execute):
             return
         execute(_SCHEMA)

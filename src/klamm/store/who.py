@@ -1,4 +1,4 @@
-"""Which process holds or waits for which lock of a store: `Store.who` and `klamm who`.
+"""List the processes that hold or wait for a lock of a store: `Store.who` and `klamm who`.
 
 It takes no lock, and works while processes are stuck. What is held is what the kernel says (disk/holders.py), and for
 append locks `heads`: the life number of the owner, whose byte the kernel knows (log/owner.h). A lock of a process that
@@ -109,7 +109,7 @@ def _row(core: Core, names: _Names, file: str, byte: int, process: Process | Non
 
 
 class _Names:
-    """What the catalog calls what a lock byte stands for."""
+    """Names, from the catalog, for what lock bytes stand for."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

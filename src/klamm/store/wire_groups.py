@@ -79,7 +79,7 @@ class WireGroups:
     # ---- groups
 
     def find(self, names: Iterable[str]) -> dict[str, Embedded]:
-        """Those that are there."""
+        """Return those of the groups that exist."""
         found = {name: group for name in names if (group := self._groups.find(name)) is not None}
         return {name: self._embedded(group) for name, group in found.items()}
 
@@ -89,7 +89,7 @@ class WireGroups:
         return Embedded(group, tuple(row for row in rows if row.member_index in live))
 
     def all(self) -> list[tuple[str, bool]]:
-        """The names of all, and whether they have members that are processes with the store open."""
+        """Return the names of all, and whether they have members that are processes with the store open."""
         with self._database.reading() as execute:
             names = execute("SELECT name FROM groups ORDER BY name").fetchall()
             groups = [self._groups.existing(execute, name) for (name,) in names]
@@ -110,7 +110,9 @@ class WireGroups:
         return outcomes
 
     def empty(self) -> list[str]:
-        """Groups that were at this door, and have neither members nor offsets, nor a transaction that brings some."""
+        """Return the groups that were at this door, and have no members, no offsets, nor a transaction that brings
+        some.
+        """
         with self._database.reading() as execute:
             return [name for (name,) in execute(_EMPTY).fetchall()]
 
@@ -126,7 +128,7 @@ class WireGroups:
     # ---- members that outlive the server
 
     def persist(self, name: str, state: bytes | None) -> Group | None:
-        """Let `state` be what the next server gets for the group, or (None) nothing. The group, if it has a state: it
+        """Store `state` for the next server to load, or remove it (None). The group, if it has a state: it
         is at this door then. A power cut may undo it, a killed process does not: as with commits.
         """
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
@@ -141,7 +143,7 @@ class WireGroups:
             return group
 
     def resume(self) -> list[tuple[Group, bytes]]:
-        """The groups that have a state, each at this door from now on."""
+        """Return the groups that have a state, each at this door from now on."""
         found: list[tuple[Group, bytes]] = []
         damaged: list[str | int] = []
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
@@ -159,7 +161,7 @@ class WireGroups:
         return found
 
     def reserve_generations(self, count: int) -> int:
-        """The first of `count` numbers that were not reserved before."""
+        """Return the first of `count` numbers that were not reserved before."""
         catalog, key = self._core.catalog, "next_generation"
         with self._database.db_lock(), self._database.transaction() as execute:
             first = int(catalog.meta(execute, key, 0))
@@ -171,7 +173,7 @@ class WireGroups:
     # ---- offsets
 
     def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> list[Offsets | KlammError]:
-        """What is committed, by group: in these topics, or (None) in all. Nothing for a group that is not there."""
+        """Return what is committed, by group: in these topics, or (None) in all; nothing for an unknown group."""
         outcomes: list[Offsets | KlammError] = []
         with self._database.reading() as execute:
             for name, topic_ids in wanted:
@@ -208,7 +210,7 @@ class WireGroups:
         return outcomes
 
     def _committing(self, execute: Execute, name: str) -> Group | KlammError:
-        """The group, made if need be; or what stands against it."""
+        """Return the group, created if needed; or the error that prevents it."""
         try:
             group = self._groups.look_up(execute, name)
             if group is None:
@@ -219,7 +221,7 @@ class WireGroups:
         return group
 
     def forget(self, name: str, keys: Iterable[PartitionKey]) -> None:
-        """Let nothing be committed there. GroupBusy if processes that have the store open are members."""
+        """Delete the committed offsets there. Raise GroupBusy if processes that have the store open are members."""
         with self._database.db_lock(), self._database.transaction() as execute:
             group = self._groups.existing(execute, name)
             self._groups.refuse_embedded(group)

@@ -45,29 +45,28 @@ def main(arguments: list[str]) -> int:
     options = {argument for argument in arguments if argument.startswith("--")}
     names = [argument for argument in arguments if not argument.startswith("--")]
     fetch()
-    with tempfile.TemporaryDirectory(prefix="klamm-apache-classes-") as directory:
-        classes = class_path(Path(directory))
-        if names == ["streams"]:
-            from tests.interop.apache import streams
+    classes = class_path()
+    if names == ["streams"]:
+        from tests.interop.apache import streams
 
-            return streams.main(classes)
-        if names == ["connect"]:
-            from tests.interop.apache import connect
+        return streams.main(classes)
+    if names == ["connect"]:
+        from tests.interop.apache import connect
 
-            return connect.main(classes)
-        results: list[Result] = []
-        started = time.monotonic()
-        logs = Path(tempfile.mkdtemp(prefix="klamm-apache-logs-"))
-        print(f"what tests print goes to {logs}", flush=True)
-        for selection in selections(names):
-            without = selection.without
-            if "--all" not in options and selection.methods == ".*" and (suite := SUITES.get(selection.name)):
-                without = "|".join([without, *(f".*[.#]{test}" for test in suite.cannot_pass)])
-            print(selection.name, flush=True)
-            ended = run(selection._replace(without=without), classes, log=logs / f"{selection.name}.log")
-            for result in ended:
-                show(result, is_expected=reason_against(result) is not None)
-            results += ended
+        return connect.main(classes)
+    results: list[Result] = []
+    started = time.monotonic()
+    logs = Path(tempfile.mkdtemp(prefix="klamm-apache-logs-"))
+    print(f"what tests print goes to {logs}", flush=True)
+    for selection in selections(names):
+        without = selection.without
+        if "--all" not in options and selection.methods == ".*" and (suite := SUITES.get(selection.name)):
+            without = "|".join([without, *(f".*[.#]{test}" for test in suite.cannot_pass)])
+        print(selection.name, flush=True)
+        ended = run(selection._replace(without=without), classes, log=logs / f"{selection.name}.log")
+        for result in ended:
+            show(result, is_expected=reason_against(result) is not None)
+        results += ended
     unexpected = [result for result in results if result.failure is not None and reason_against(result) is None]
     passed = sum(result.failure is None for result in results)
     print(

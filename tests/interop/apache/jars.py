@@ -4,6 +4,8 @@ place of Kafka's brokers.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,29 +33,23 @@ def fetch() -> None:
     shutil.copy(POM, done)
 
 
-def class_path(directory: Path) -> str:
-    """Compile `java/` into `directory`, and return a class path on which it precedes the jars."""
+def class_path() -> str:
+    """Compile `java/`, once for each version of it, and return a class path on which that precedes the jars."""
     (compiler,) = JARS.glob("ecj-*.jar")
-    jars = ":".join(map(str, sorted(JARS.glob("*.jar"))))
-    command: list[str | Path] = [
-        "java",
-        *_FLAGS,
-        "-jar",
-        compiler,
-        "-17",
-        "-nowarn",
-        "-cp",
-        jars,
-        "-d",
-        directory,
-        SOURCES,
-    ]
-    subprocess.run(command, check=True)
-    services = directory / "META-INF" / "services"
-    services.mkdir(parents=True)
-    for service, implementation in _SERVICES.items():
-        (services / service).write_text(f"{implementation}\n")
-    return f"{directory}:{JARS}/*"
+    sources = sorted(SOURCES.rglob("*.java"))
+    parts = [compiler.name.encode(), POM.read_bytes(), *(path.read_bytes() for path in sources)]
+    classes = JARS / f"classes-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
+    if not classes.exists():
+        unfinished = classes.with_suffix(f".{os.getpid()}")
+        jars = ":".join(map(str, sorted(JARS.glob("*.jar"))))
+        command: list[str | Path] = ["java", *_FLAGS, "-jar", compiler, "-17", "-nowarn", "-cp", jars]
+        subprocess.run([*command, "-d", unfinished, SOURCES], check=True)
+        services = unfinished / "META-INF" / "services"
+        services.mkdir(parents=True)
+        for service, implementation in _SERVICES.items():
+            (services / service).write_text(f"{implementation}\n")
+        unfinished.rename(classes)
+    return f"{classes}:{JARS}/*"
 
 
 def java_command(classes: str, main: str, *arguments: str, heap: str = "512m", **properties: str) -> list[str]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,15 @@ import pytest
 import klamm
 from klamm.disk import _os
 from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy
-from klamm.spark.pipelines import archive
+from klamm.spark.pipelines import archive, archive_pipeline, local_archive
 from klamm.spark.pipelines.journal import Journal
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.processes import driver, wait_for
 
 pytest.importorskip("pyspark")
+
+from pyspark import cloudpickle
 
 DRIVER = Path(__file__).parent / "driver.py"
 DAY_MS = 86_400_000
@@ -87,7 +92,7 @@ def test_each_record_is_archived_once_under_its_date(spark: Any, store: klamm.St
         (1, 0, NEW_YEAR, b"", b""),
     ]
     assert found[-1][5] == (("a", b"1"), ("a", None), ("ü", b""))
-    assert days(tmp_path / "out") == {"date=2024-12-31": 1, "date=2025-01-01": 2, "date=2025-01-03": 1}
+    assert days(tmp_path / "out") == {"date=2024-12-31": 1, "date=2025-01-01": 1, "date=2025-01-03": 1}
     assert {each.name for each in (tmp_path / "out").iterdir()} == {"_klamm", *days(tmp_path / "out")}
 
     assert archive(spark, store.path, "orders", tmp_path / "out").rows_written == 0
@@ -178,7 +183,7 @@ def test_small_files_are_merged_and_sorted_when_a_run_ends(spark: Any, store: kl
             "orders", [(b"%d" % (n % 4), b"%d" % n, None, NEW_YEAR + n) for n in range(number * 10, number * 10 + 10)]
         )
     store.append("orders", b"alone", timestamp=NEW_YEAR + DAY_MS)
-    report = archive(spark, store.path, "orders", tmp_path / "out", max_offsets=10)
+    report = archive(spark, store.path, "orders", tmp_path / "out", max_offsets=5)
     assert report.details["files_merged"] >= 8
     assert days(tmp_path / "out") == {"date=2025-01-01": 1, "date=2025-01-02": 1}
     assert archived(spark, tmp_path / "out") == topic_rows(store, "orders")
@@ -237,6 +242,33 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
     store.append("orders", b"no JSON")
     with pytest.raises(InvalidSetting, match="no value of orders is a JSON object"):
         archive(spark, store.path, "orders", tmp_path / "third", schema="infer")
+
+
+def _dies_at_first(parts: Any, directory: str, batches: Any) -> Any:
+    """Run a task of archive; kill the first attempt when it has written its files."""
+    from pyspark import TaskContext
+
+    written = list(archive_pipeline._write(parts, directory, batches))
+    task = TaskContext.get()
+    if task is not None and task.attemptNumber() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield from written
+
+
+def test_what_a_killed_attempt_of_a_task_has_written_is_not_archived(
+    spark: Any, store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.topics.create("orders", 2, {"retention.ms": -1})
+    for number in range(6):
+        store.append("orders", b"%d" % number, timestamp=NEW_YEAR + number * DAY_MS // 2, partition=number % 2)
+    monkeypatch.setattr(local_archive, "TASK_OFFSETS", 3)  # a task for each partition
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_pipeline, "partial", lambda _, *arguments: partial(_dies_at_first, *arguments))
+        report = archive(spark, store.path, "orders", tmp_path / "out")
+    assert (report.rows_read, report.rows_written) == (6, 6)
+    assert archived(spark, tmp_path / "out") == topic_rows(store, "orders")
+    assert days(tmp_path / "out") == {"date=2025-01-01": 2, "date=2025-01-02": 2, "date=2025-01-03": 2}
 
 
 @pytest.mark.parametrize("decided", [False, True])

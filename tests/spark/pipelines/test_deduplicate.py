@@ -142,8 +142,8 @@ def test_state_is_forgotten_when_the_watermark_has_passed_and_the_folder_is_of_t
         ({"every": "now"}, "every: 'now' is not a time"),
         ({"by": "header:"}, "by: 'header:' is not a usable part of a record"),
         ({"by": "$.a[x]"}, "by: '$.a[x]' is not a path into JSON"),
-        ({"to": "orders"}, "to: 'orders' is what the pipeline reads"),
-        ({"dead_letters": "orders"}, "dead_letters: 'orders' is what the pipeline reads"),
+        ({"to": "orders"}, "to: 'orders' is an input of the pipeline"),
+        ({"dead_letters": "orders"}, "dead_letters: 'orders' is an input of the pipeline"),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_sentence_before_spark_is_asked(

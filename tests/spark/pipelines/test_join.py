@@ -180,7 +180,7 @@ def test_each_topic_may_have_its_own_field_and_values_need_not_be_json(
         ({"by": ("key", "key", "key")}, "is not one or two"),
         ({"by": ("key", "offset")}, "by: 'offset' is not a usable part of a record"),
         ({"right": "orders"}, "right: 'orders' is the left topic, too"),
-        ({"to": "payments"}, "to: 'payments' is what the pipeline reads"),
+        ({"to": "payments"}, "to: 'payments' is an input of the pipeline"),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_sentence_before_spark_is_asked(

@@ -77,7 +77,7 @@ def test_states_and_the_last_error(store: klamm.Store, folder: Path) -> None:
     store.topics.delete("orders")
     folder.with_name("moved").rename(folder)
     found = show_pipeline(store.path, "archive-orders")
-    assert found.lag is None and found.error is not None and "there is no topic 'orders'" in found.error
+    assert found.lag is None and found.error is not None and "Topic 'orders' does not exist" in found.error
 
 
 def test_two_folders_of_the_same_topic_have_two_names(store: klamm.Store, folder: Path) -> None:

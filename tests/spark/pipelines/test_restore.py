@@ -107,24 +107,23 @@ def test_what_cannot_be_is_refused(spark: Any, store: klamm.Store, tmp_path: Pat
         assert topic_rows(store, topic) == before
 
 
-def failing(trap: str, batches: int) -> Any:
-    """What tasks of a restore run: the first one that comes to so many batches is killed."""
+def failing(trap: str, number: int, offset: int) -> Any:
+    """What tasks of a restore run: the one that is about to append this offset of a partition is killed, once."""
 
     def tp(*arguments: Any) -> Iterator[Any]:
         from klamm.arrow.restore_writer import RestoreWriter
         from klamm.spark.pipelines.restore_pipeline import _restore_partition
 
-        give, left = RestoreWriter.give, [batches]
+        give = RestoreWriter.give
 
-        def counted(self: Any) -> None:
-            if self._builder.count:
-                left[0] -= 1
-                if left[0] < 0 and os.path.exists(trap):
-                    os.unlink(trap)
-                    os.kill(os.getpid(), signal.SIGKILL)
+        def deadly(self: Any) -> None:
+            after = self.next_offset + self._builder.count + self._builder.skipped
+            if self._log.number == number and after > offset and os.path.exists(trap):
+                os.unlink(trap)
+                os.kill(os.getpid(), signal.SIGKILL)
             give(self)
 
-        RestoreWriter.give = counted  # type: ignore[method-assign]
+        RestoreWriter.give = deadly  # type: ignore[method-assign]
         try:
             yield from _restore_partition(*arguments)
         finally:
@@ -152,14 +151,17 @@ def test_a_restore_that_is_killed_is_gone_on_with(
         if "back" in store.topics:
             for (_, end), (_, most) in zip(bounds(store, "back"), bounds(store, "orders"), strict=True):
                 assert end < most
-    # And a worker of Spark's, whose task is tried again.
+    # And a worker of Spark's, whose task is tried again: anywhere in what one of the partitions still lacks.
+    number = dice.randrange(2)
+    begun = bounds(store, "back")[number][1] if "back" in store.topics else 0
+    start, end = bounds(store, "orders")[number]
     trap = tmp_path / "trap"
     trap.touch()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(
         importlib.import_module("klamm.spark.pipelines.restore_pipeline"),
         "_restore_partition",
-        failing(str(trap), dice.randrange(1, 10)),
+        failing(str(trap), number, dice.randrange(max(begun, start), end)),
     )
     restore(spark, tmp_path / "out", store.path, "back")
     assert not trap.exists()

@@ -134,10 +134,20 @@ def test_what_needs_spark_is_said(store: klamm.Store, tmp_path: Path) -> None:
         archive(None, store.path, "orders", tmp_path / "typed", schema="id INT")
     with pytest.raises(InvalidSetting, match="every: needs Spark"):
         archive(None, store.path, "orders", tmp_path / "other", every="1s")
-    store.topics.alter("orders", {"message.timestamp.after.max.ms": (1 << 63) - 1})
-    store.append("orders", b"x", timestamp=(1 << 62) // 1000)
-    with pytest.raises(InvalidSetting, match="outside of the years 1 to 9999"):
-        archive(None, store.path, "orders", tmp_path / "late")
+
+
+def test_days_beyond_the_year_9999_are_named_as_spark_names_them(
+    spark: Any, store: klamm.Store, tmp_path: Path
+) -> None:
+    store.topics.create("orders", 1, {"message.timestamp.after.max.ms": (1 << 63) - 1, "retention.ms": -1})
+    times = (0, 253_402_300_799_999, 253_402_300_800_000, (1 << 62) // 1000)
+    for each in times:
+        store.append("orders", b"{}", timestamp=each)
+    for session, schema in ((None, None), (spark, None), (spark, "id INT")):
+        archive(session, store.path, "orders", tmp_path / "out", schema=schema)
+        names = sorted(each.name for each in (tmp_path / "out").glob("date=*"))
+        assert names == ["date=+10000-01-01", "date=+148108-07-06", "date=1970-01-01", "date=9999-12-31"]
+        (tmp_path / "out").rename(tmp_path / f"{session is None} {schema}")
 
 
 def test_quality_is_the_same_either_way(spark: Any, store: klamm.Store) -> None:

@@ -1,1 +1,1 @@
-"""Reading topics: the engine that reads, and the consumer that stands on it."""
+"""Consumers, and the engine that reads for them."""

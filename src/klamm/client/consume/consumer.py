@@ -18,7 +18,7 @@ from klamm.client.consume.read_engine import ReadFormat
 from klamm.client.consume.session import Session
 from klamm.client.groups.commits import What
 from klamm.client.groups.offsets import Offsets
-from klamm.client.options import check_count, choice
+from klamm.client.options import check_count, check_options, choice
 from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.subscription import Subscription, TopicSelection, open_partitions
 from klamm.errors import GroupError, InvalidSetting, StoreError, UnknownTopic
@@ -136,12 +136,13 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         return Batch() if batch is None else batch
 
     def batches(self, max_records: int = 500) -> Iterator[Batch[T]]:
-        """One `poll` after the other, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
+        """Yield the batches of one `poll` after the other, until none comes for `wait`, or `stop`, or Ctrl-C."""
         check_count(max_records)
         return self._batches(max_records)
 
     def _batches(self, max_records: int) -> Iterator[Batch[T]]:
         session = self._session
+        session.check_usable()
         with Loop(self._halt, is_bounded=session.wait_s is not None) as loop:
             while not loop.interrupted and not session.is_stopped:
                 records = self._next_of(loop, max_records)
@@ -160,8 +161,9 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
             raise
 
     def __iter__(self) -> Iterator[T]:
-        """Record by record, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
+        """Yield record by record, until nothing comes for `wait`, or `stop`, or Ctrl-C."""
         session = self._session
+        session.check_usable()
         with Loop(self._halt, is_bounded=session.wait_s is not None) as loop:
 
             def is_over() -> bool:
@@ -183,7 +185,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
                     yield from self._of_member(current, session.member)
 
     def _of_member(self, records: Iterator[T], member: Member) -> Iterator[T]:
-        """Give records while the group need not be looked after."""
+        """Yield records while the group needs no work."""
         due = time.monotonic() + min(_AT_ONCE_S, member.interval_s / 4)
         for record in records:
             yield record
@@ -191,7 +193,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
                 break
 
     def _halt(self) -> None:
-        """Let a loop look again before its next record, or at once if it waits."""
+        """Make a loop look again before its next record, or at once if it waits."""
         self._current = None
         self._session.wake()
 
@@ -212,15 +214,20 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         known = self._session.engine.positions()
         found = [name for name in known if topic in (None, name.topic) and partition in (None, name.partition)]
         if not found and (known or topic is not None):
-            raise _not_assigned(str(topic) if partition is None else f"{topic}/{partition}")
+            raise self._not_assigned(str(topic) if partition is None else f"{topic}/{partition}")
         return found
+
+    def _not_assigned(self, what: str) -> UnknownTopic:
+        has_none = not self._session.engine.positions()
+        hint = "the first poll of a group assigns them" if has_none else "see consumer.assignment()"
+        return UnknownTopic(f"{what} is not assigned to this consumer", hint=hint)
 
     def position(self, topic: str, partition: int) -> Position:
         """Return the next offset that is handed out, with the leader epoch of what was handed out last."""
         self._session.check_usable()
         handed = self._session.engine.handed_out(TopicPartition(topic, partition))
         if handed is None:
-            raise _not_assigned(f"{topic}/{partition}")
+            raise self._not_assigned(f"{topic}/{partition}")
         return handed.position
 
     def positions(self) -> dict[TopicPartition, Position]:
@@ -228,7 +235,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         return dict(sorted(self._session.engine.positions().items()))
 
     def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
-        """Go on at `offset`. With the leader epoch stored beside it: where that epoch ended, if that was earlier."""
+        """Continue at `offset`. With the leader epoch stored beside it: where that epoch ended, if that was earlier."""
         (name,) = self._assigned(topic, partition)
         self._current = None
         self._session.resume_at(
@@ -236,7 +243,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         )
 
     def seek_to(self, start: WhereLike) -> None:
-        """Go on, in every partition, at what `start` means for a new consumer; a mapping moves what it names."""
+        """Continue, in every partition, at what `start` means for a new consumer; a mapping moves what it names."""
         session = self._session
         session.check_usable()
         where = Where(start, name="start").at(session.core.heads.wall_ms())
@@ -253,7 +260,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         self._session.engine.pause(names)
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on where it was paused."""
+        """Continue where it was paused."""
         names = self._assigned(topic, partition)
         self._current = None
         self._session.engine.resume(names)
@@ -293,6 +300,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
 
         If it is aborted, the consumer goes back to where its group is: the next poll gives the same records again.
         """
+        check_options("consumer.transaction()", unknown, Consumer.transaction.__kwdefaults__ or ())
         if self._store is None:
             raise GroupError("this consumer was not made by store.consumer()", hint="use store.transaction()")
         transaction: Transaction[Any, Any] = self._store.transaction(
@@ -305,7 +313,6 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
             compression_level=compression_level,
             batch_bytes=batch_bytes,
             partitioner=partitioner,
-            **unknown,
         )
         return transaction
 
@@ -333,7 +340,7 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         on_progress: Callable[[RunReport], object] | None = None,
         **unknown: Never,
     ) -> RunReport:
-        """Let workers handle the records, in order within a key, and commit what is done: see client/work/workers.py.
+        """Handle the records with workers, in order within a key, and commit what is done: see client/work/workers.py.
 
         Ctrl-C and SIGTERM end it when handlers that run have ended.
         """
@@ -367,10 +374,6 @@ class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
         """End, and close what is open. A loop in another thread ends, too, after the record that it is at."""
         self.stop()
         self._session.close()
-
-
-def _not_assigned(what: str) -> UnknownTopic:
-    return UnknownTopic(f"{what} is not assigned to this consumer", hint="see consumer.assignment()")
 
 
 def session_of(consumer: Consumer[Any]) -> Session:

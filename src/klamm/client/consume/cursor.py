@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from klamm.batch import Decoder
+from klamm.batch import BatchMemory, Decoder
 from klamm.client.consume.read_engine import ReadFormat, Records
 from klamm.errors import CorruptBatch, OffsetOutOfRange, UnknownTopic
 from klamm.log import head
@@ -64,7 +64,7 @@ class Cursor:
         self.name = TopicPartition(partition.topic, partition.number)
         self.log = partition.log
         self.reader = partition.reader(position.offset, committed=committed)
-        self.decoder = Decoder(partition.topic, partition.number)
+        self.decoder = Decoder(partition.topic, partition.number, BatchMemory())
         self.is_paused = False
         self.is_used_up = False  # what was read at once was handed out: it is others' turn
         self.last_read = 0  # the number of its chunk
@@ -82,7 +82,7 @@ class Cursor:
         self.seek(self.handed.position)
 
     def seek(self, position: Position) -> None:
-        """Go on reading there; what was read and not handed out is dropped."""
+        """Continue there; drop what was read and not returned."""
         self.has_turn = True  # it is in the engine's queue, or will be once it is not paused
         self._rest: Records | None = None
         before, self.handed = self.handed, Records(self.name, position, position)
@@ -90,7 +90,7 @@ class Cursor:
         self._drop(position.offset)
 
     def _drop(self, offset: int) -> None:
-        """Go on with what the reader reads at `offset`."""
+        """Drop what was read, and continue with what the reader reads at `offset`."""
         self.decoder.seek(offset)
         self._decoded = offset  # the decoder's offset; another one: an exception came in between
 
@@ -149,6 +149,7 @@ class Cursor:
                 raise
             if not data:
                 self._skip_to(reader.offset)
+                self.decoder.release()
                 return False
             if len(data) > self._read_bytes >> 1:
                 # A batch that is larger than that is read twice, unless it fits into what is read at once.
@@ -158,7 +159,7 @@ class Cursor:
                 return True
 
     def take_over(self, data: memoryview | bytes) -> bool:
-        """Go on with what the reader has read; False if there are no records in it."""
+        """Continue with what the reader has read. Return False if there are no records in it."""
         self.decoder.feed(data, self.reader.offset)
         self._decoded = self.decoder.offset
         if self.decoder.has_more:

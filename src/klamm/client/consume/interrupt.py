@@ -27,7 +27,7 @@ from typing import Any, Self
 __all__ = ["Loop"]
 
 _GENERATOR = 0x20  # inspect.CO_GENERATOR, without the import
-_FOR = opmap["FOR_ITER"]
+_FOR, _CACHE = opmap["FOR_ITER"], opmap["CACHE"]
 _SIGNALS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -41,7 +41,8 @@ class Loop:
     __slots__ = ("_code", "_frame", "_is_bounded", "_is_call", "_on_interrupt", "interrupted", "signal_name")
 
     def __init__(self, on_interrupt: Callable[[], None], *, is_bounded: bool, is_call: bool = False) -> None:
-        """`on_interrupt` is called in the handler. `is_bounded`: the loop ends by itself, so nothing is handled.
+        """Prepare to handle Ctrl-C. `on_interrupt` is called in the handler. `is_bounded`: the loop ends by itself, so
+        nothing is handled.
 
         `is_call`: a function of ours is the loop, and its caller waits for it.
         """
@@ -58,7 +59,7 @@ class Loop:
         if self._is_bounded or threading.current_thread() is not threading.main_thread():
             return self
         frame = _caller(sys._getframe(2))
-        if not self._is_call and frame.f_code.co_code[frame.f_lasti] != _FOR:
+        if not self._is_call and not _is_at_for(frame):
             return self  # next(): what runs between two calls is not the body of a loop
         numbers = _SIGNALS if self._is_call else (signal.SIGINT,)
         ours = [number for number in numbers if signal.getsignal(number) in (_SIGNALS[number], _on_signal)]
@@ -84,7 +85,7 @@ class Loop:
         self._on_interrupt()
 
     def is_above(self, frame: FrameType | None) -> bool:
-        """Whether `frame` was called from the loop."""
+        """Return whether `frame` was called from the loop."""
         while frame is not None:
             if id(frame) == self._frame and frame.f_code is self._code:
                 return True
@@ -93,10 +94,18 @@ class Loop:
 
 
 def _caller(frame: FrameType) -> FrameType:
-    """Whose loop it is: its body is what is called from there. Generators on the way only pass records on."""
+    """Return the frame whose loop it is: its body is called from there. Generators on the way only pass records on."""
     while frame.f_code.co_flags & _GENERATOR and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def _is_at_for(frame: FrameType) -> bool:
+    """Return whether a `for` statement asks for its next item. CPython 3.12 may point behind it, into its cache."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at > 0 and code[at] == _CACHE:
+        at -= 2
+    return code[at] == _FOR
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

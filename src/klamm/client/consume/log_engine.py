@@ -36,18 +36,18 @@ _WAIT_S = 0.5  # the longest wait of one call; transactions that stall are looke
 
 
 class SeenVersions:
-    """Which versions of the catalog and of the groups the caller has acted on: a wait ends when there are others."""
+    """The versions of the catalog and of the groups that the caller has acted on: a wait ends when there are others."""
 
     __slots__ = ("catalog", "groups")
 
     def __init__(self, catalog: int = -1, groups: int = -1) -> None:
-        """-1: whichever they are."""
+        """Set the versions; -1: whichever they are."""
         self.catalog = catalog
         self.groups = groups
 
 
 class LogEngine:
-    """For one reading thread; see read_engine.ReadEngine."""
+    """A ReadEngine (read_engine.py) over the logs of a store. For one reading thread."""
 
     def __init__(
         self,
@@ -126,6 +126,8 @@ class LogEngine:
                     cursor.is_used_up = False
                     self._add_moved(_LOOKS)
                     self._give_turn(cursor)
+                    if turns[0] is not cursor:
+                        cursor.decoder.release()
                 elif cursor.fill(self._reset):
                     self._reads += 1
                     cursor.last_read = self._reads
@@ -139,7 +141,7 @@ class LogEngine:
                 return None
 
     def _add_moved(self, most: int) -> bool:
-        """Give a turn to cursors whose heads have moved on; whether any has one."""
+        """Give a turn to cursors whose heads have moved on. Return whether any has one."""
         self._core.heads.check_place()
         self._stalled.look(self._awake)
         for index in self._poller.moved(most):
@@ -189,7 +191,7 @@ class LogEngine:
         return {name: cursor.handed.position for name, cursor in self._cursors.items()}
 
     def reads(self, name: TopicPartition, partition: Partition) -> bool:
-        """Whether it reads that very partition: a topic may have been deleted, and another made with its name."""
+        """Return whether it reads this very partition: the topic may have been deleted and re-created."""
         cursor = self._cursors.get(name)
         return cursor is not None and cursor.partition is partition
 
@@ -250,7 +252,7 @@ class LogEngine:
         return before
 
     def _arrange(self, *, gives_all_a_turn: bool = False) -> None:
-        """Line up the cursors that have a turn, after some came, went, moved or were paused.
+        """Queue the cursors that have a turn, after some came, went, moved or were paused.
 
         The least recently read is the first; but one whose chunk is not used up goes on with it: it takes memory.
         """

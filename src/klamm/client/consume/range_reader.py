@@ -1,4 +1,4 @@
-"""Ranges of offsets, read to their end: what `tail`, dead letters and exports stand on.
+"""Read ranges of offsets to their end: for `tail`, dead letters and exports.
 
 Nothing waits, and nothing handles signals: Ctrl-C raises KeyboardInterrupt, as in any other function.
 """
@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from klamm.batch import RECORDS
-from klamm.client.consume.log_engine import LogEngine
+from klamm.client.consume.engines import open_engine
 from klamm.client.consume.read_engine import ReadFormat
 from klamm.types import Batch, Position, TopicPartition
 
@@ -30,10 +30,10 @@ def read_ranges(
 ) -> Iterator[Batch[Any]]:
     """Yield the committed records of each range, in batches of one partition; partitions take turns.
 
-    A range that begins before its log is read from where the log begins. One that ends behind its log ends with it.
+    A range that begins before its log is read from the start of the log; one that ends after it, to the end of the log.
     `read_format` makes Records.
     """
-    with closing(LogEngine(core, read_format, auto_offset_reset="earliest")) as engine:
+    with closing(open_engine(core, read_format, auto_offset_reset="earliest")) as engine:
         ends = {name: offsets.stop for name, offsets in ranges.items() if offsets}
         engine.assign({name: Position(ranges[name].start) for name in ends})
         left, finished = len(ends), []

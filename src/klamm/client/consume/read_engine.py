@@ -33,7 +33,7 @@ TURN_S = 10.0
 
 
 class ReadFormat(NamedTuple):
-    """What records are made into."""
+    """The form in which records are returned."""
 
     form: int
     """RECORDS, TUPLES or VALUES (klamm.batch)."""
@@ -67,7 +67,7 @@ class ReadEngine(Protocol):
         ...
 
     def move(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Go on at other positions; partitions that are not assigned are left out."""
+        """Continue at other positions; partitions that are not assigned are left out."""
         ...
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -75,7 +75,7 @@ class ReadEngine(Protocol):
         ...
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Go on with partitions that are paused."""
+        """Continue partitions that are paused."""
         ...
 
     def use(self, read_format: ReadFormat) -> ReadFormat:
@@ -83,9 +83,9 @@ class ReadEngine(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Let the reading thread return from a wait, or from its next one."""
+        """Make the reading thread return from a wait, or from its next one."""
         ...
 
     def close(self) -> None:
-        """End. Later calls raise."""
+        """Close the engine. Later calls raise."""
         ...

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from klamm.client.consume.log_engine import LogEngine
+from klamm.client.consume.engines import open_engine
 from klamm.client.groups.group_session import GroupSession
 from klamm.client.groups.membership import IDLE_LOOK_S
 from klamm.client.subscription import open_partitions
@@ -81,7 +81,7 @@ class Session:
         self._version = core.heads.catalog_version
         # What a group shared when this member came; partitions that are not in it have come since.
         self._first = frozenset(() if group is None else subscription.partitions(core))
-        self.engine = LogEngine(
+        self.engine = open_engine(
             core,
             read_format,
             max_bytes=max_bytes,
@@ -91,7 +91,8 @@ class Session:
         )
         self.engine.seen.catalog = self._version
         self._me = weakref.ref(self)
-        shared = GroupSession(
+        make_group_session = GroupSession if core.elsewhere is None else core.elsewhere.group_session
+        shared: GroupSession = make_group_session(
             core,
             subscription,
             self.engine,
@@ -170,7 +171,7 @@ class Session:
                 self.sharing.waits(self)
 
     def poll_begins(self) -> None:
-        """What was handed out before is done; see to the catalog and to the group."""
+        """Record that what was returned before is processed; look after the catalog and the group."""
         self._refresh_if_due()
         if self.sharing is not None:
             if self._rewind_due is not None:
@@ -213,26 +214,26 @@ class Session:
         self._version = self.engine.seen.catalog = version
 
     def is_new(self, name: TopicPartition) -> bool:
-        """Whether the partition was not there when the session began."""
+        """Return whether the partition did not exist when the session began."""
         return name not in self._first
 
     # ---- moving
 
     def move(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Go on at other positions: what was handed out and not committed is given up."""
+        """Continue at other positions: what was returned and not committed is given up."""
         self.check_usable()
         self.engine.move(positions)
         if self.sharing is not None:
             self.sharing.commits.moved(positions)
 
     def resume_at(self, stored: Mapping[TopicPartition, Position]) -> None:
-        """Go on at positions that were stored, or where their leader epochs ended before them."""
+        """Continue at positions that were stored, or where their leader epochs ended before them."""
         known = self.engine.positions()
         partitions = open_partitions(self.core, [name for name in stored if name in known])
         self.move({name: resume_at(partition, stored[name]) for name, partition in partitions.items()})
 
     def rewind(self, *, reload: bool = False) -> None:
-        """Hand out again what was handed out and not committed; with `reload`, go on where the group is by now.
+        """Return again what was returned and not committed; with `reload`, continue where the group is by now.
 
         If that raises, the next poll does it before it reads.
         """
@@ -255,7 +256,7 @@ class Session:
     # ---- the end
 
     def wake(self) -> None:
-        """Let the thread that waits look whether it is to give up. From any thread."""
+        """Make the waiting thread check whether it is to give up. From any thread."""
         if not self._is_forked:
             self.engine.interrupt()
 

@@ -34,7 +34,7 @@ class StalledTransactions:
         self._seen: dict[Partition, int] = {}
 
     def look(self, cursors: Iterable[Cursor]) -> None:
-        """Once a second, find logs that have not moved since the last time. For a consumer with nothing to read."""
+        """Find, once a second, logs that have not moved since the last time. For a consumer with nothing to read."""
         now = time.monotonic()
         if now - self._looked < _AFTER_S or self._core.read_only:
             return

@@ -1,4 +1,4 @@
-"""Who gets which partitions: arithmetic that every member of a group does for itself, and that comes out the same.
+"""The assignment of partitions to members: arithmetic that every member does for itself, with the same result.
 
 Members may subscribe to different topics, so partitions are pooled by the set of their subscribers. Within a pool the
 i-th of N members, by place, gets P // N partitions, and one more if i < P % N. A member that has more gives the
@@ -23,7 +23,7 @@ Assignor: TypeAlias = Callable[[list[str], list[tuple[str, int]]], Mapping[str, 
 
 
 class Share(NamedTuple):
-    """Of one member in one pool: give those back, then have `quota` of these, the first that are free."""
+    """One member's share of one pool: give some back, then take `quota` of these, the first that are free."""
 
     give: list[TopicPartition]
     order: list[TopicPartition]
@@ -31,14 +31,14 @@ class Share(NamedTuple):
 
 
 def quota(partitions: int, members: int, index: int) -> int:
-    """How many of `partitions` the member with this index gets."""
+    """Return how many of `partitions` the member with this index gets."""
     return partitions // members + (index < partitions % members)
 
 
 def pools(
     subscriptions: Mapping[int, Mapping[str, Collection[int] | None]], topics: Mapping[str, int]
 ) -> dict[tuple[int, ...], list[TopicPartition]]:
-    """By subscribers: the partitions that exactly they want, sorted.
+    """Return, by subscribers, the partitions that exactly these have subscribed to, sorted.
 
     `subscriptions`: by member, the topics with the partitions it wants of each, None for all. `topics`: how many
     partitions each has.
@@ -58,7 +58,7 @@ def pools(
 def share(
     partitions: Sequence[TopicPartition], members: Sequence[int], me: int, owned: Sequence[TopicPartition]
 ) -> Share:
-    """What member `me` of `members` (sorted) does. `owned`: what it has of the pool, in the order it took them."""
+    """Return the share of member `me` of `members` (sorted). `owned`: what it has, in the order it took them."""
     index = members.index(me)
     mine = quota(len(partitions), len(members), index)
     first = sum(quota(len(partitions), len(members), other) for other in range(index))
@@ -72,10 +72,10 @@ def assigned(
     me: str,
     owned: Sequence[TopicPartition],
 ) -> Share:
-    """The same, as the user's function says it."""
+    """Like `share`, by the user's assignor."""
     answer = assignor(list(ids), list(partitions))
     if not isinstance(answer, Mapping):
-        raise GroupError(f"the assignor gave {type(answer).__name__}, want a mapping of members to partitions")
+        raise GroupError(f"the assignor gave {type(answer).__name__}, expected a mapping of members to partitions")
     wanted = dict.fromkeys(TopicPartition(topic, number) for topic, number in answer.get(me, ()))
     strange = wanted.keys() - set(partitions)
     if strange:

@@ -1,15 +1,15 @@
-"""How far a consumer has come, and where that is kept: its group's offsets in klamm.db, or `offsets=` of the user's.
+"""The offsets of a consumer, and where they are stored: those of its group in klamm.db, or the user's `offsets=`.
 
-    stored     by partition: the offset that is kept, as far as we know (None: none is)
-    since      by partition: where what was handed out and not committed begins
+    stored     by partition: the stored offset, as last read or written (None: none)
+    since      by partition: the first offset that was returned and not committed
 
 `commit()` stores the positions of everything handed out; commit(batch) and the others what they name. Each checks,
 under the member's mutex, that the partitions are owned and stay so until the write is done: NotOwner otherwise, and
 nothing of it is stored. A batch that was handed out before a partition was lost cannot be committed when it has come
-back: it says of which ownership epoch it is.
+back: it carries the ownership epoch in which it was returned.
 
-A transaction that moves offsets makes a PendingCommit, which compares and sets: its batches follow on from `since`, and
-what is `stored` is still there. After an abort the consumer goes back to `since`.
+A transaction that moves offsets makes a PendingCommit, which compares and sets: its batches must follow on from
+`since`, and the stored offsets must be unchanged. After an abort the consumer goes back to `since`.
 
 `commit_async` does it in one thread, in order; what is committed meanwhile waits for its turn.
 """
@@ -105,7 +105,7 @@ class Commits:
     # ---- reading
 
     def load(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
-        """Where to go on in partitions that we own now; those without a position are left out."""
+        """Return where to go on in partitions that this member owns now; those without a position are left out."""
         wanted = list(tps)
         found: dict[TopicPartition, Position] = {}
         if self._offsets is not None:
@@ -123,7 +123,7 @@ class Commits:
         return found
 
     def begins(self, starts: Mapping[TopicPartition, Position]) -> None:
-        """Where reading starts in partitions that `load` had nothing for."""
+        """Record where reading starts in partitions that `load` had nothing for."""
         if starts and self._offsets is not None and hasattr(self._offsets, "begin"):
             self._offsets.begin(starts)
             self.stored.update({tp: position.offset for tp, position in starts.items()})
@@ -140,7 +140,7 @@ class Commits:
         return None if row is None else Committed(row.offset, row.leader_epoch, row.metadata)
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
-        """They are not ours any more."""
+        """Forget partitions that this member owns no longer."""
         for tp in tps:
             self.stored.pop(tp, None)
             self.since.pop(tp, None)
@@ -148,19 +148,19 @@ class Commits:
             self._epochs.pop(tp, None)
 
     def own(self, tps: Iterable[TopicPartition]) -> None:
-        """They are ours now."""
+        """Record that this member owns these partitions now."""
         self._epochs.update((tp, object()) for tp in tps)
 
     # ---- what is handed out
 
     def deliver(self, tp: TopicPartition, begin: int) -> object | None:
-        """Records from `begin` on were returned; return the epoch of our ownership, for the batch."""
+        """Record that records from `begin` on were returned. Return the epoch of our ownership, for the batch."""
         with self._since_mutex:
             self.since.setdefault(tp, begin)
         return self._epochs.get(tp)
 
     def moved(self, tps: Iterable[TopicPartition]) -> None:
-        """The user has put the consumer elsewhere: what was handed out and not committed is given up."""
+        """Forget what was returned and not committed: the user has moved the consumer."""
         for tp in tps:
             self.since.pop(tp, None)
             self._done.pop(tp, None)
@@ -186,7 +186,7 @@ class Commits:
         self._in_turn(entries, "")
 
     def _positions(self) -> dict[TopicPartition, Position]:
-        """Of the partitions where something was handed out and not committed."""
+        """Return the positions of the partitions where something was returned and not committed."""
         found = {tp: self._engine.handed_out(tp) for tp in list(self.since)}
         positions = {tp: handed.position for tp, handed in found.items() if handed is not None}
         return {tp: position for tp, position in positions.items() if position.offset != self.since.get(tp)}
@@ -224,7 +224,7 @@ class Commits:
         self._write(entries, metadata)
 
     def _in_turn(self, entries: dict[TopicPartition, _Entry], metadata: str) -> None:
-        """Now, or after what commit_async still has to do."""
+        """Run now, or after what commit_async has left to do."""
         if not entries:
             return
         if self._pending and self._unfinished() and threading.get_ident() != self._thread:
@@ -276,7 +276,7 @@ class Commits:
         return _Entry(position, begin, self._epochs.get(tp))
 
     def _refuse_former(self, entries: dict[TopicPartition, _Entry]) -> None:
-        """What is from before a partition was lost and came back. Under the mutex: it stays ours until it is let go."""
+        """Raise NotOwner for entries from before a partition was lost and came back. Called under the mutex."""
         for tp, entry in entries.items():
             if entry.epoch is not None and self._epochs.get(tp) is not entry.epoch:
                 raise NotOwner(
@@ -320,7 +320,7 @@ class Commits:
             raise
 
     def complete(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Those offsets are stored."""
+        """Record that these offsets are stored."""
         for tp, end in ends.items():
             self._complete(tp, end)
 
@@ -334,14 +334,14 @@ class Commits:
                 self.since[tp] = end  # a loop goes on handing out
 
     def pending_commit(self) -> PendingCommit:
-        """For a transaction that moves this group's offsets."""
+        """Return a pending commit, for a transaction that moves this group's offsets."""
         if self._member is None or self._offsets is not None:
             raise GroupError("only offsets that a group keeps in the store can be part of a transaction")
         return PendingCommit(self, self._member)
 
 
 class PendingCommit:
-    """What one transaction wants to commit for one consumer.
+    """The offsets that one transaction is to commit for one consumer.
 
     pending_commit.add(batch)                                       # CommitGap if it does not follow; nothing has
                                                                     changed yet
@@ -364,7 +364,7 @@ class PendingCommit:
         return not self._ends
 
     def add(self, what: What = None) -> None:
-        """A batch, or (None) everything that was handed out."""
+        """Add a batch, or (None) everything that was returned."""
         for tp, entry in self._commits._entries(what).items():
             refuse_others(self.member, [tp])
             self._commits._refuse_former({tp: entry})
@@ -382,21 +382,21 @@ class PendingCommit:
             self._ends[tp] = entry
 
     def refuse_others(self) -> None:
-        """Under the member's mutex: NotOwner if a partition is not ours any more."""
+        """Raise NotOwner if this member owns a partition no longer. Called under the member's mutex."""
         refuse_others(self.member, self._ends)
         self._commits._refuse_former(self._ends)
 
     def rows(self) -> list[OffsetRow]:
-        """Under the member's mutex."""
+        """Return the offsets as rows. Called under the member's mutex."""
         topic_id = self.member.topic_id
         return [OffsetRow(topic_id(tp), tp[1], *entry.position) for tp, entry in self._ends.items()]
 
     def expect(self) -> dict[PartitionKey, int | None]:
-        """What has to be stored now, for `put_offsets`. Under the member's mutex."""
+        """Return the offsets that must be stored now, for `put_offsets`. Called under the member's mutex."""
         return {(self.member.topic_id(tp), tp[1]): offset for tp, offset in self._expected.items()}
 
     def ranges(self) -> list[Input]:
-        """Group, topic id, partition, and the offsets that it is moved past. Under the member's mutex."""
+        """Return group, topic id, partition, and the offsets that it is moved past. Called under the member's mutex."""
         topic_id = self.member.topic_id
         return [
             (self.member.group, topic_id(tp), tp[1], self._begins[tp], entry.position.offset)
@@ -404,7 +404,7 @@ class PendingCommit:
         ]
 
     def done(self) -> None:
-        """It is committed."""
+        """Record that the transaction is committed."""
         self._commits.complete({tp: entry.position.offset for tp, entry in self._ends.items()})
 
 

@@ -122,7 +122,7 @@ class Groups:
         if topics is None and found is None:
             near = nearest(group, core.groups.names())
             raise UnknownGroup(
-                f"there is no group {group!r}",
+                f"Consumer group {group!r} does not exist",
                 hint=near or "name the topics, to give a new one offsets",
                 code=None if near else "new_group",
             )
@@ -195,8 +195,10 @@ class Groups:
         return {"format": _FORMAT, "group": name, "store_id": core.catalog.store_id, "offsets": offsets}
 
     def import_(self, data: Mapping[str, Any], name: str | None = None) -> None:
-        """Give a group, that of the export or `name`, the offsets of an exported one. GroupBusy if it has members."""
+        """Set offsets from an export: of its group, or of `name`. Raise GroupBusy if the group has members."""
         core = self._store._acquired()
+        if not isinstance(data, Mapping):
+            raise TypeError(f"groups.import_: expected what groups.export returned, not {type(data).__name__}")
         try:
             if data["format"] != _FORMAT:
                 raise InvalidSetting(f"groups.import_: format {data['format']!r} is not known")
@@ -259,7 +261,7 @@ def _topic_id(opened: OpenTopic, number: int) -> TopicId:
 
 
 def _places(core: Core, topics: Any) -> list[tuple[str, int]]:
-    """A name, several, or {name: partitions}."""
+    """Return the partitions that a name, several, or {name: partitions} stand for."""
     if isinstance(topics, str):
         topics = [topics]
     found = []
@@ -296,7 +298,7 @@ def _group_offset(partition: Partition, row: OffsetRow | None) -> GroupOffset:
 
 
 def _first_record(partition: Partition, offset: int) -> int | None:
-    """The time of the first record from an offset on; None if there is none."""
+    """Return the time of the first record from an offset on; None if there is none."""
     with partition.reader(offset) as reader:
         while data := reader.read(4096):
             for record in decode(data, form=RECORDS, from_offset=offset):

@@ -40,7 +40,7 @@ RebalanceCallback: TypeAlias = Callable[[list[tuple[str, int]]], object]
 
 
 class GroupOptions(TypedDict, total=False):
-    """What a consumer passes on; GroupSession.__init__ has the defaults."""
+    """The options that a consumer passes on; GroupSession.__init__ has the defaults."""
 
     member: str | None
     rejoin_timeout: Duration
@@ -61,7 +61,7 @@ class Runner(Protocol):
 
 
 class GroupSession:
-    """Of one session, which it gets as an argument rather than keep it alive."""
+    """The group work of one session. The session is an argument of each call, and is not kept alive."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class GroupSession:
                 if given is not None:
                     raise InvalidSetting(f"{name}: goes with a group", hint="say group=…")
         if offsets is not None and not isinstance(offsets, Offsets):
-            raise TypeError(f"offsets has load and commit, which {type(offsets).__name__} has not")
+            raise TypeError(f"offsets: expected an object with load and commit, not {type(offsets).__name__}")
         if offsets is not None and enable_auto_commit:
             raise InvalidSetting("enable_auto_commit: offsets of your own are committed in your transaction")
         self._core = core
@@ -103,7 +103,8 @@ class GroupSession:
         interval_ms = _milliseconds("auto_commit_interval_ms", auto_commit_interval_ms, 0)
         self.member: Member | None = None
         if group is not None:
-            self.member = Member(
+            make_member = Member if core.elsewhere is None else core.elsewhere.member
+            self.member = make_member(
                 core,
                 checked_name(group),
                 subscription,
@@ -135,7 +136,7 @@ class GroupSession:
             self._look(session, member)
 
     def waits(self, session: Session) -> None:
-        """Again and again, while a poll waits."""
+        """Do the group work repeatedly while a poll waits."""
         member = self.member
         if member is not None:
             member.polled()
@@ -143,7 +144,7 @@ class GroupSession:
                 self._look(session, member)
 
     def withdraw(self, session: Session, why: str) -> None:
-        """Give all partitions up at once, and the place in the group. The next poll joins again."""
+        """Give up all partitions at once, and leave the group. The next poll joins again."""
         if self.member is not None:
             self._lose(session, self.member.withdraw(why))
 
@@ -159,6 +160,11 @@ class GroupSession:
             finally:
                 member.give_back(surplus)
                 self._drop(session, surplus)
+        taken = self._take(session, member)
+        if deleted or surplus or taken:
+            member.save_owned()
+
+    def _take(self, session: Session, member: Member) -> list[TopicPartition]:
         taken = member.take()
         if taken:
             try:
@@ -168,11 +174,10 @@ class GroupSession:
                 self._drop(session, taken)
                 raise
             _call(self.on_assigned, taken)
-        if deleted or surplus or taken:
-            member.save_owned()
+        return taken
 
     def _revoke(self, tps: list[TopicPartition]) -> None:
-        """Before they are given up: the last chance to commit."""
+        """Call back before partitions are revoked: the last chance to commit."""
         if self.runner is not None:
             self.runner.revoked(tps)  # which takes its time: the watchdog may have given them up, and on_lost tells
             tps = [tp for tp in tps if self.member is not None and self.member.owns(*tp)]
@@ -209,7 +214,7 @@ class GroupSession:
         session.engine.assign(found)
 
     def _first(self, session: Session, tp: TopicPartition, partition: Partition) -> Position:
-        """Where to start in a partition that the group has no offset for."""
+        """Return where to start in a partition that the group has no offset for."""
         if self._reset == "error":
             assert self.member is not None
             raise GroupError(
@@ -219,7 +224,7 @@ class GroupSession:
         return Where(self._reset).position_in(partition, is_new=session.is_new(tp))
 
     def _reload(self, session: Session) -> None:
-        """After a gap: read on at what is stored."""
+        """Continue from the stored offsets, after a gap."""
         since = {tp: Position(offset) for tp, offset in self.commits.since.items()}
         stored = self.commits.load(since)
         self.commits.stale = False

@@ -110,7 +110,7 @@ class Member:
         return self._member_lock.get(_MEMBER_LOCK)
 
     def owns(self, topic: str, partition: int) -> bool:
-        """Whether it does now; under `mutex`, whether it still will when the mutex is let go."""
+        """Return whether this member owns the partition now; under `mutex`, also until the mutex is released."""
         return (topic, partition) in self._owned
 
     def owned(self) -> list[TopicPartition]:
@@ -138,7 +138,7 @@ class Member:
                 raise
 
     def _take_member_lock(self, byte: int, joined: JoinResult) -> bool:
-        """Under the mutex, and the write lock of klamm.db. The number is known before the byte is held."""
+        """Take the lock of a member index. Called under the mutex, and the write lock of klamm.db."""
         self.group_number = joined.group.number
         return self._member_lock.take(_MEMBER_LOCK, byte, joined)
 
@@ -175,7 +175,7 @@ class Member:
             self._withdraw(f"no poll for {self.interval_s:g} s")
 
     def withdraw(self, why: str) -> list[TopicPartition]:
-        """Give everything up, the place as well, until the next poll. Return the partitions."""
+        """Give up all partitions and the member index, until the next poll. Return the partitions."""
         with self.mutex:
             if self._joined is not None and not self._closed:
                 self._withdraw(why)
@@ -188,7 +188,7 @@ class Member:
         self._vacate()
 
     def leave(self) -> None:
-        """Give everything up, for good."""
+        """Leave the group for good."""
         with self.mutex:
             try:
                 self._vacate()
@@ -197,7 +197,7 @@ class Member:
                 self._messages.put(None)
 
     def _vacate(self) -> None:
-        """Under the mutex: first the partitions, then the place, whose row goes last."""
+        """Release the partitions first, then the member index, whose row goes last. Called under the mutex."""
         joined = self._joined
         try:
             self._owned.release_all()
@@ -213,7 +213,7 @@ class Member:
         self._polled = time.monotonic()
 
     def is_due(self, *, idle: bool = False) -> bool:
-        """Whether it is time to look."""
+        """Return whether the next look at the group is due."""
         heads = self._heads
         if heads.groups_version != self._version or heads.catalog_version != self._catalog_version:
             return True
@@ -227,7 +227,7 @@ class Member:
         return max(self._version, 0)
 
     def take_lost(self) -> list[TopicPartition]:
-        """What was lost since the last time; joins again if the membership was lost, too."""
+        """Return what was lost since the last call; join again if the membership was lost, too."""
         with self.mutex:
             self._polled = time.monotonic()
             if self._joined is None:
@@ -236,7 +236,7 @@ class Member:
         return lost
 
     def look(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """See who lives and what is there: owned partitions that are deleted, and those to give back."""
+        """Find the members that live, the owned partitions that are deleted, and those to give back."""
         self._looked = time.monotonic()
         changed = self._look_at_topics()
         changed |= self._look_at_members()
@@ -282,7 +282,7 @@ class Member:
         return changed
 
     def _is_awaited(self, row: MemberRow) -> bool:
-        """Whether a member that is gone may come back, so that its share is left alone."""
+        """Return whether a member that is gone may come back, so that its share is left alone."""
         if row.name is None:
             return False
         now = self._heads.boot_ms()
@@ -315,7 +315,7 @@ class Member:
         return [tp for tp in list(self._owned) if tp in known]
 
     def give_back(self, tps: Iterable[TopicPartition]) -> None:
-        """Let others have them."""
+        """Release partitions, for other members to take."""
         with self.mutex:
             given = [tp for tp in tps if tp in self._owned]
             for tp in given:
@@ -325,13 +325,13 @@ class Member:
             self._groups.changed()
 
     def save_owned(self) -> None:
-        """Let others see what it has."""
+        """Record the partitions that it owns, for others to see."""
         with self.mutex:
             if self._joined is not None:
                 self._groups.save_owned(self._joined, self._owned)
 
     def take(self) -> list[TopicPartition]:
-        """What is free, up to our share."""
+        """Take what is free, up to this member's share, and return it."""
         if not self._hungry:
             return []
         busy = self._groups.owned_slots(self.group_number)

@@ -34,7 +34,7 @@ class Progress(NamedTuple):
 @runtime_checkable
 class Offsets(Protocol):
     def load(self, partitions: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], Position]:
-        """Where to go on, for those partitions that have a position stored."""
+        """Return where to go on, for those partitions that have a position stored."""
 
     def commit(self, entries: Sequence[Progress]) -> None:
         """Store how far these partitions were read, all or none. CommitGap if one does not begin at what is stored."""

@@ -58,7 +58,7 @@ _AND_EPOCH = " AND leader_epoch = ?"
 
 
 class SqlOffsets:
-    """Where `name` stands, in a table of a SQLite or PostgreSQL database. For `store.consumer(…, offsets=…)`.
+    """The progress of `name`, in a table of a SQLite or PostgreSQL database. For `store.consumer(…, offsets=…)`.
 
     `connection` is sqlite3's or psycopg's, and stays the user's. The table is made if it is not there; if a transaction
     is open at that moment, as a part of it.
@@ -68,7 +68,7 @@ class SqlOffsets:
         if not isinstance(name, str):
             raise TypeError(f"name is a str, not {type(name).__name__}")
         if not name:
-            raise InvalidSetting("name: is empty", hint="expected a name for who reads: 'billing'")
+            raise InvalidSetting("name: is empty", hint="expected the name of a reader: 'billing'")
         parts = table.split(".")
         if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
             raise InvalidSetting(f"table: {table!r} is invalid", hint="expected a name, or schema.name")
@@ -85,7 +85,7 @@ class SqlOffsets:
         return f"<SqlOffsets {self.name!r} in {self.table}>"
 
     def bind(self, core: Core) -> None:
-        """Know the store that is read. The consumer calls this, once."""
+        """Bind to the store that is read. The consumer calls this, once."""
         known = self._core
         if known is not None and not known.closed and known.catalog.store_id != core.catalog.store_id:
             raise GroupError(f"{self!r} goes with the store {known.path}", hint="make another for another store")
@@ -94,7 +94,7 @@ class SqlOffsets:
     # ---- where to start
 
     def load(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Position]:
-        """What is stored for those partitions, or where the consumer said that it starts. It reads on from there."""
+        """Return the offsets stored for these partitions, or where the consumer starts. It reads on from there."""
         wanted = list(partitions)
         found, starts = self._find(wanted)
         for tp in wanted:
@@ -103,13 +103,13 @@ class SqlOffsets:
         return starts | found
 
     def peek(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Position]:
-        """What is stored for those partitions."""
+        """Return the offsets stored for these partitions."""
         return self._find(partitions)[0]
 
     def _find(
         self, partitions: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], Position], dict[tuple[str, int], Position]]:
-        """What has a row; where others start."""
+        """Return the partitions that have a row, and where the others start."""
         self._make_table()
         with self._database.unless_in_one():
             rows = self._database.run(_SELECT, self._mine()).fetchall()
@@ -127,7 +127,7 @@ class SqlOffsets:
         return found, starts
 
     def begin(self, starts: Mapping[tuple[str, int], Position]) -> None:
-        """Where the consumer starts in partitions without a row. Stored at once, unless a transaction is open."""
+        """Record where the consumer starts in partitions without a row: at once, unless a transaction is open."""
         core = self._bound()
         self._starts.update({(core.topic(topic).topic.id, number): at for (topic, number), at in starts.items()})
         if starts and not self._database.in_transaction():
@@ -195,7 +195,7 @@ class SqlOffsets:
         return name, store_id, topic_id, tp[0], number, *position
 
     def _make_table(self) -> None:
-        """A table made in a transaction may be rolled back with it; then it is made again."""
+        """Create the table. One made in a transaction may be rolled back with it; then it is created again."""
         if not self._has_table:
             durable = not self._database.in_transaction()
             if not self._database.has_table():
@@ -211,7 +211,7 @@ class _Database(Protocol):
 
     def in_transaction(self) -> bool: ...
     def unless_in_one(self) -> AbstractContextManager[None]:
-        """A transaction of ours, or a part of the one that is open."""
+        """Return a context: a transaction of ours, or a part of the one that is open."""
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> Any: ...
     def has_table(self) -> bool: ...

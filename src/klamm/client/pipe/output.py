@@ -1,4 +1,4 @@
-"""What the function of a pipe returns, made into records for its output topics.
+"""Make records for the output topics out of what the function of a pipe returns.
 
     None                         nothing: the record is dropped
     a value                      a record of the topic `to`, with the key and the time of the record it was made of
@@ -94,6 +94,13 @@ class PipeFunction:
             return [self._encoded(result, record)]
         if isinstance(result, Generator):
             return [output for each in result for output in self._outputs(each, record)]
+        if hasattr(result, "__await__") or hasattr(result, "__aiter__"):
+            if hasattr(result, "close"):
+                result.close()
+            raise TypeError(
+                f"the function of a pipe returned {type(result).__name__}, which nothing awaits:"
+                " make it a plain function"
+            )
         if not self._has_branches:
             return [self._encoded(self._output(result), record)]
         if not isinstance(result, Mapping):

@@ -16,13 +16,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from inspect import iscoroutinefunction
 from typing import Any, Self
 
 from klamm.choices import PipeErrorPolicy, options_of
 from klamm.client.consume.consumer import Consumer, session_of
 from klamm.client.consume.interrupt import Loop
-from klamm.client.options import check_count, choice
+from klamm.client.options import check_count, choice, is_async
 from klamm.client.pipe.output import PipeFunction
 from klamm.client.pipe.runner import Counts, PipeRunner
 from klamm.client.pipe.state import States
@@ -31,6 +30,7 @@ from klamm.client.work.dead_letters import DeadLetterBox
 from klamm.errors import Closed, InvalidSetting, KlammError, StoreError
 from klamm.store.directory import Core
 from klamm.store.made import Made
+from klamm.store.names import check_type
 from klamm.times import Duration, to_timeout
 from klamm.types import PipeReport
 
@@ -62,11 +62,11 @@ class Pipe(Made, by="store.pipe(…)", of=Core):
     ) -> None:
         if not callable(function):
             raise TypeError(f"the function of a pipe is a callable, not {type(function).__name__}")
-        if iscoroutinefunction(function):
-            raise TypeError("the function of a pipe is a plain function, not async: see consumer.run for coroutines")
+        if is_async(function):
+            raise TypeError("the function of a pipe is a def, not an async def (consumer.run() takes both)")
         check_count(max_records)
         policy = choice("on_error", on_error, dict(zip(*[options_of(PipeErrorPolicy)] * 2, strict=True)))
-        topics = (to,) if isinstance(to, str) else tuple(to)
+        topics = _names_of(to)
         _check_topics(core, topic, topics, state)
         keys, values = key_pair(key_serde, serde), value_pair(serde)
         self.topic = topic
@@ -136,7 +136,7 @@ class Pipe(Made, by="store.pipe(…)", of=Core):
         self._runner.done = Counts()
 
     def _finish(self) -> None:
-        """Abort what an exception has left open, and let the pipe be closed."""
+        """Abort what an exception has left open, and allow the pipe to be closed."""
         assert self._session.sharing is not None
         try:
             self._runner.abort()
@@ -168,6 +168,15 @@ class Pipe(Made, by="store.pipe(…)", of=Core):
                 return  # `run` does the rest
             self._ended.wait_for(lambda: self._thread is None, _CLOSING_S)
         self._consumer.close()
+
+
+def _names_of(to: Any) -> tuple[str, ...]:
+    """Return the names of the outputs: `to` is one, or several."""
+    if isinstance(to, str):
+        return (to,)
+    if isinstance(to, bytes) or not isinstance(to, Iterable):
+        raise TypeError(f"to: the name of a topic, or several, not {type(to).__name__}")
+    return tuple(map(check_type, to))
 
 
 def _check_topics(core: Core, topic: str, outputs: tuple[str, ...], state: str | None) -> None:

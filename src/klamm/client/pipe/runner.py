@@ -1,4 +1,4 @@
-"""What a pipe does while it runs: read, call the function, send, commit.
+"""The loop of a running pipe: read, call the function, send, commit.
 
     poll → f(record) or f(record, state) → outputs and changes of state → one transaction with the group's progress
 
@@ -57,7 +57,7 @@ class Counts:
 
 
 class PipeRunner:
-    """Of one pipe. For one thread at a time."""
+    """The runner of one pipe. For one thread at a time."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PipeRunner:
         max_records: int,
         timeout_s: float,
     ) -> None:
-        """`letters`: where records go for which the function raises; None: that is raised."""
+        """Prepare a runner. `letters`: where records go for which the function raises; None: the error is raised."""
         self.done = Counts()
         """What was committed."""
         self._consumer = consumer

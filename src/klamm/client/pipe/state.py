@@ -78,7 +78,7 @@ class States:
     """The state of the partitions that a pipe owns, and the changes of its open transaction. For one thread."""
 
     def __init__(self, core: Core, changelog: str, topic: str, pair: Pair, on_progress: Callable[[], object]) -> None:
-        """`on_progress` is called again and again while a changelog is read, which may take long."""
+        """Prepare state. `on_progress` is called again and again while a changelog is read, which may take long."""
         self._core = core
         self.changelog = changelog
         self._topic = topic
@@ -97,7 +97,7 @@ class States:
         return State(record, values.get(record.key), self._pair)
 
     def put(self, record: Record, state: State) -> None:
-        """Let the record's key have, from now on, the state that the function has left."""
+        """Store the state that the function has left for the record's key."""
         value, values = state._encoded(), self._partitions[record.partition]
         if value == values.get(record.key):
             return
@@ -112,16 +112,16 @@ class States:
         return ((number, key, value) for (number, key), value in self._changes.items())
 
     def committed(self) -> None:
-        """The changes are in the log."""
+        """Record that the changes are in the log."""
         self._changes.clear()
 
     def forget(self) -> None:
-        """The changes are not, or may not be, in the log: read everything again."""
+        """Read everything again: the changes are not, or may not be, in the log."""
         self._changes.clear()
         self._partitions.clear()
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """These partitions are another member's; nothing of them is changed."""
+        """Drop partitions that belong to another member; nothing of them is changed."""
         for number in numbers:
             self._partitions.pop(number, None)
 

@@ -1,1 +1,1 @@
-"""Writing topics: the producer, its thread, and what turns records into batches."""
+"""Producers: the producer, its thread, and what turns records into batches."""

@@ -86,12 +86,12 @@ class _ProducerTopic:
         return found
 
     def adopt(self, older: _ProducerTopic) -> None:
-        """Go on with the queues of the same topic, which had fewer partitions."""
+        """Take over the queues of the same topic, which had fewer partitions."""
         self._queues = older._queues
 
 
 class _Anchor:
-    """What the thread of a producer holds: the producer itself while there is work, else a weak reference to it."""
+    """The reference that a producer's thread holds: strong while there is work, else weak."""
 
     __slots__ = ("has_thread", "is_closed", "producer", "reference")
 
@@ -146,7 +146,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
         if core.read_only:
             raise ReadOnly(f"{core.path}: opened for reading only")
         if partitioner is not None and not callable(partitioner):
-            raise TypeError(f"partitioner is {type(partitioner).__name__}; want a callable (key, count) -> partition")
+            raise TypeError(f"partitioner is {type(partitioner).__name__}; expected a callable (key, count)")
         self._core = core
         self._store: object = None  # whose producer it is, kept from being dropped
         self._values = value_pair(serde)
@@ -235,7 +235,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
             self._mutex.wait(left)
 
     def _find_topic(self, topic: str) -> _ProducerTopic:
-        """The topic's topic, built again if the topic has changed."""
+        """Return the producer's topic, built again if the topic has changed."""
         version = self._core.heads.catalog_version
         producer_topic = self._topics.get(topic)
         if producer_topic is not None and producer_topic.version == version:
@@ -300,7 +300,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
             self._take_full(producer_topic)
 
     def _take_full(self, producer_topic: _ProducerTopic) -> None:
-        """Append its full batches, or let them wait. One by one: what an interrupt leaves there, the thread takes."""
+        """Append its full batches, or queue them. One by one: what an interrupt leaves there, the thread takes."""
         sender, accumulator = self._sender, producer_topic.accumulator
         full = accumulator.full
         try:
@@ -324,13 +324,13 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
     # ---- the thread
 
     def _wake_for_work(self) -> None:
-        """Let the thread go on after another one has appended: it syncs, and answers."""
+        """Wake the thread after another one has appended: it syncs, and completes deliveries."""
         if self._sender.has_work or self._sender.has_completed:
             self._wake()
         self._mutex.notify_all()
 
     def _wake(self) -> None:
-        """Let the thread see to what there is; start it if there is none yet."""
+        """Wake the thread for the work there is; start it if there is none yet."""
         if self._thread is None:
             self._thread = DaemonThread(_work, "klamm-producer", self._anchor, self._mutex)
         self._anchor.producer = self
@@ -416,7 +416,7 @@ class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
             time.sleep(_RETRY_S)
 
     def _wait_for(self, queue: PartitionQueue) -> None:
-        """In a thread of its own: append what waits in a queue that was refused for long."""
+        """Append what waits in a queue whose appends were rejected for long. Runs in a thread of its own."""
         while queue.waiting:
             outcome = self._sender.append_first(queue, wait=True)
             assert outcome is not None

@@ -1,4 +1,4 @@
-"""What happens to a producer's batches once they are full: appended, synced, answered.
+"""The sender of a producer: append full batches, sync them, complete their deliveries.
 
     waiting      by partition, in order: batches that another process or thread kept from being appended at once
     unsynced     appended, and not yet on disk; only with acks="all"
@@ -50,7 +50,7 @@ class _Unsynced(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of an append that took place, or failed."""
+    """The outcome of an append that took place, or failed."""
 
     offset: int
     stamp: int
@@ -92,7 +92,7 @@ class Sender:
     """The batches of one producer that are full. Every method wants the producer's mutex, unless it says otherwise."""
 
     def __init__(self, acks: int, codec: int, level: int | None, producer_id: int, memory: BufferMemory) -> None:
-        """`memory` counts the bytes of records since they were sent; here they are released."""
+        """Prepare a sender. `memory` counts the bytes of records since they were sent; here they are released."""
         self._acks = acks
         self._codec = codec
         self._level = level
@@ -133,7 +133,7 @@ class Sender:
     def take(
         self, queue: PartitionQueue, accumulator: RecordAccumulator, builder: Builder, delivery: BatchDelivery
     ) -> None:
-        """Append a full batch, or let it wait. Called again for the same batch, it goes on where it was interrupted."""
+        """Append a full batch, or queue it. Called again for the same batch, continue where it was interrupted."""
         if not self._knows(queue, delivery):
             taking = self._takings.get(delivery)
             if taking is None:
@@ -144,7 +144,7 @@ class Sender:
         self._takings.pop(delivery, None)
 
     def _knows(self, queue: PartitionQueue, delivery: BatchDelivery) -> bool:
-        """Whether the batch was noted, or waits."""
+        """Return whether the batch is recorded, or waits."""
         return (
             delivery.done
             or delivery in self._completed
@@ -175,7 +175,7 @@ class Sender:
             taking.accumulator.recycle(taking.builder)
 
     def busy_queues(self) -> list[PartitionQueue]:
-        """Where something waits, and no thread of its own sees to it."""
+        """Return the queues where something waits, and no thread of their own attends to it."""
         return [queue for queue in self._busy if not queue.has_thread]
 
     def append_first(self, queue: PartitionQueue, *, wait: bool) -> Outcome | None:
@@ -197,11 +197,11 @@ class Sender:
         first.accumulator.recycle(builder)
 
     def fail(self, delivery: BatchDelivery, error: Exception, size: int) -> None:
-        """A batch of `size` bytes failed before it came to a partition."""
+        """Fail a batch of `size` bytes before it came to a partition."""
         self._complete(delivery, Outcome(-1, -1, error), size)
 
     def _seal(self, queue: PartitionQueue, builder: Builder) -> bytearray | memoryview:
-        """The very bytes that are appended: `_append_or_hold` sees in them whether they were."""
+        """Return the very bytes that are appended: `_append_or_hold` finds out by them whether they were."""
         batch = sealed(builder, self._codec, self._level, self._producer_id, self._epoch, queue.sequence)
         return queue.partition.recompressed(batch)
 
@@ -217,7 +217,7 @@ class Sender:
     def _record_outcome(
         self, queue: PartitionQueue, delivery: BatchDelivery, outcome: Outcome, sequence: int, count: int, size: int
     ) -> None:
-        """The batch was appended, or failed. Twice does no harm."""
+        """Record that the batch was appended, or failed. Twice does no harm."""
         if outcome.error is None:
             if self._producer_id >= 0:
                 queue.sequence = (sequence + count) % _MAX_SEQUENCE
@@ -229,7 +229,7 @@ class Sender:
     # ---- syncing
 
     def begin_sync(self) -> list[_Unsynced]:
-        """What the next syncs are for."""
+        """Return the batches that the next syncs are for."""
         self._syncing, self._unsynced = self._unsynced, {}
         return list(self._syncing.values())
 
@@ -278,5 +278,5 @@ class Sender:
                 self._completed.pop(delivery, None)
 
     def is_in_callback(self) -> bool:
-        """Whether this thread runs a callback of a delivery."""
+        """Return whether this thread runs a callback of a delivery."""
         return self._in_callback.is_mine

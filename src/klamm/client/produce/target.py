@@ -39,7 +39,7 @@ _REFUSALS = (TypeError, ValueError, RecordTooLarge, InvalidRecord)
 
 
 def codec_of(compression: str | None, level: int | None) -> int:
-    """The codec's number, once the two were found to be right."""
+    """Return the codec's number, after codec and level were checked."""
     if compression is None:
         compression = "none"
     number = number_of(compression)
@@ -48,7 +48,7 @@ def codec_of(compression: str | None, level: int | None) -> int:
 
 
 def keyless(topic: str) -> InvalidRecord:
-    """A record without a key, for a topic that is compacted."""
+    """Return the error for a record without a key in a compacted topic."""
     return InvalidRecord(
         f"{topic}: a record without a key, and the topic is compacted",
         hint="give it a key: compaction keeps the latest record of each",
@@ -56,7 +56,7 @@ def keyless(topic: str) -> InvalidRecord:
 
 
 def limit_of(max_message_bytes: int) -> int:
-    """A limit that a Builder takes; what it lets through, the partition still refuses."""
+    """Return a limit that a Builder accepts; the partition still checks what passes it."""
     return max(max_message_bytes, 128)
 
 
@@ -70,7 +70,7 @@ def sealed(
     *,
     transactional: bool = False,
 ) -> memoryview:
-    """The whole batch; not compressed if that would make it larger, for it then might not fit any more."""
+    """Return the whole batch; not compressed if that would make it larger, because it then might not fit any more."""
     attributes = TRANSACTIONAL if transactional else 0
     batch = builder.seal(codec, level, producer_id, producer_epoch, sequence, attributes)
     if codec and len(batch) > builder.size:
@@ -84,7 +84,7 @@ class Target:
     __slots__ = ("_builders", "_turn", "keyed", "opened", "quick", "single", "topic", "version")
 
     def __init__(self, opened: OpenTopic, version: int, *, takes_bytes: bool = True) -> None:
-        """`takes_bytes`: keys and values are bytes as they come, and need not go through a serde."""
+        """Prepare a target. `takes_bytes`: keys and values are bytes as they come, and need not go through a serde."""
         self.opened = opened
         self.topic = opened.topic
         self.version = version
@@ -99,7 +99,7 @@ class Target:
         self._builders: list[Builder] = []
 
     def choose(self, key: Any, partition: int | None) -> Partition:
-        """Where one record goes: as told, or by its key, or to each partition in turn."""
+        """Return the partition of one record: the given one, or by its key, or each partition in turn."""
         opened = self.opened
         if key is None and self.keyed:
             raise keyless(self.topic.name)
@@ -164,7 +164,7 @@ class Target:
             self._give_back(builder)
 
     def _fill_by_key(self, work: _Work, records: Iterable[Any], timestamp: int, serializer: Serializer | None) -> None:
-        """Slice by slice: sort the records by partition, and fill a batch for each."""
+        """Append slice by slice: sort the records by partition, and fill a batch for each."""
         partitions = self.opened.partitions()
         count = len(partitions)
         most = max(1 << 16, _OPEN_BYTES // count)
@@ -198,7 +198,7 @@ class Target:
             raise refusal
 
     def _sorted(self, piece: Sequence[Any], count: int) -> tuple[list[tuple[int, Sequence[Any]]], _Refused | None]:
-        """The records of each partition, up to one that cannot be sorted.
+        """Return the records by partition, up to one that cannot be assigned.
 
         Records without a key stay together, and go to each partition in turn.
         """
@@ -241,7 +241,7 @@ class Target:
 
 
 class _Work:
-    """What one call has appended so far."""
+    """The appends of one call so far."""
 
     __slots__ = ("_codec", "_level", "_target", "count", "ranges")
 
@@ -289,13 +289,13 @@ class _Work:
 
 
 def _chunks(records: Iterable[Any]) -> Iterator[Sequence[Any]]:
-    """Lists and tuples as they are; anything else in pieces."""
+    """Yield lists and tuples as they are; anything else in pieces."""
     if isinstance(records, list | tuple):
         if records:
             yield records if type(records) in (list, tuple) else list(records)
         return
     if isinstance(records, str | bytes | bytearray | memoryview | dict):
-        raise TypeError(f"records are {type(records).__name__}; want (key, value) tuples, or values")
+        raise TypeError(f"records are {type(records).__name__}; expected (key, value) tuples, or values")
     iterator = iter(records)
     while chunk := list(islice(iterator, _CHUNK)):
         yield chunk

@@ -65,12 +65,12 @@ class _Lag(NamedTuple):
 
 
 class _Moved:
-    """In the place of a Watch, once the table is not to be read any more: it says that something has changed."""
+    """A Watch that always reports a change, for a table that is not to be read any more."""
 
     moved = True
 
     def seen(self, progress: int, seq: int) -> None:
-        """Nothing is."""
+        """Ignore the position."""
 
 
 class Materialised:
@@ -161,7 +161,7 @@ class Materialised:
                 raise self._busy("another thread is at it, and gets no further")
 
     def find_again(self, key: Any) -> Any:
-        """After `find` has failed: a follower may have lost a file to its maintainer, and opens the table again."""
+        """Find again after `find` has failed: a follower that lost a file to its maintainer reopens the table."""
         self.check_usable()
         if isinstance(key, bytearray | memoryview):
             return self.find(bytes(key))
@@ -173,7 +173,7 @@ class Materialised:
         return self.find(key)
 
     def positions(self) -> dict[int, Position]:
-        """How far the table goes, by partition."""
+        """Return the positions up to which the table is built, by partition."""
         with self._mutex:
             return {progress.partition.number: progress.position for progress in self.updater.partitions}
 
@@ -242,7 +242,7 @@ class Materialised:
                 self._follow()
 
     def _left(self, wanted: list[_Lag]) -> list[_Lag]:
-        """What the table does not have yet. Of the rest there is nothing to see until its head moves again."""
+        """Return what the table does not have yet. Of the rest nothing changes until its head moves again."""
         left = []
         for each in wanted:
             if self.updater.partitions[each.log_index].position.offset < each.end:
@@ -253,7 +253,7 @@ class Materialised:
         return left
 
     def _far(self) -> tuple[int, int]:
-        """What changes when the table gets further."""
+        """Return a value that changes when the table gets further."""
         return self.generation, sum(progress.position.offset for progress in self.updater.partitions)
 
     # ---- following
@@ -267,7 +267,7 @@ class Materialised:
             self._use(db)
 
     def _look(self, wanted: list[_Lag]) -> list[_Lag]:
-        """See what the maintainer has applied: what of `wanted` it has not."""
+        """Look up what the maintainer has applied, and return what of `wanted` it has not."""
         db = self._db
         if db is None:
             return wanted
@@ -317,7 +317,7 @@ class Materialised:
         return True
 
     def _open(self) -> None:
-        """The newest generation; the next one if that is not to be used."""
+        """Open the newest generation; the next one if that is not usable."""
         known = rocksdb.generations(self._directory)
         newest = known[-1] if known else 1
         try:
@@ -348,7 +348,7 @@ class Materialised:
         self._use(db)
 
     def _apply(self, wanted: list[_Lag]) -> list[_Lag]:
-        """One part of each partition; what is left to do."""
+        """Apply one part of each partition, and return what is left to do."""
         db = self._db
         if db is None or db.failed:
             self._open_again()
@@ -362,7 +362,7 @@ class Materialised:
         return self._left(wanted)
 
     def _open_again(self) -> None:
-        """After a write that failed."""
+        """Reopen the table after a write that failed."""
         db = self._db
         self._use(None)
         if db is not None:
@@ -400,7 +400,7 @@ class Materialised:
         return self.closed or self._stop.is_set() or self.core.closed
 
     def _wait_for_maintainer(self) -> None:
-        """For the end of the table's maintainer."""
+        """Wait for the end of the table's maintainer."""
         if not self._stop.wait(_POLL_INTERVAL_S):
             with self._mutex:
                 self._look_at_catalog()
@@ -408,7 +408,7 @@ class Materialised:
                     self._maintain()
 
     def _apply_some(self) -> bool:
-        """Apply a part of everything that has moved; whether there is more. If not, tell the poller what is applied."""
+        """Apply a part of everything that has moved. Return whether there is more; if not, update the poller."""
         with self._mutex:
             self._look_at_catalog()
             if self._is_over():
@@ -424,7 +424,7 @@ class Materialised:
             return False
 
     def _delete_table(self) -> None:
-        """The topic is gone, and so is its table. Reads are told by the catalog."""
+        """Delete the table of a deleted topic. Reads learn of that from the catalog."""
         with self._mutex:
             maintained = self.maintains
             self._let_go()
@@ -452,7 +452,7 @@ class Materialised:
         return True
 
     def close(self, wait_s: float = -1) -> bool:
-        """Let go of everything; whether that could be done within that time."""
+        """Release everything. Return whether that could be done within that time."""
         self.closed = True
         if not self._mutex.acquire(timeout=wait_s):
             return False
@@ -498,7 +498,7 @@ _over = False  # the process ends
 
 
 def acquire(core: Core, topic: str) -> Materialised:
-    """The table of that topic in this process. Give it back with `release`."""
+    """Return the table of that topic in this process. Give it back with `release`."""
     topic_id = core.topic(topic).topic.id
     with _open_mutex:
         if _over:
@@ -537,7 +537,8 @@ def release_later(table: Materialised) -> None:
 
 
 def close_all() -> None:
-    """At the end of the process, in use or not: RocksDB must be at rest before Python goes, see rocksdb.py.
+    """Close all tables at the end of the process, in use or not: RocksDB must be at rest before Python goes, see
+    rocksdb.py.
 
     A table that is being closed by another thread is waited for, too, since that thread holds one of the mutexes.
     """

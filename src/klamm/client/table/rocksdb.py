@@ -77,11 +77,11 @@ class TableBusy(Exception):
 
 
 class TableCorrupt(Exception):
-    """Not a table, or not one that can be used: it has to be rebuilt."""
+    """The files are not a usable table: it has to be rebuilt."""
 
 
 class Tree(Protocol):
-    """What a table reads from."""
+    """The RocksDB operations that a table reads with."""
 
     def get(self, key: Any) -> Any: ...
     def items(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]: ...
@@ -111,7 +111,7 @@ class RocksTable:
         self.failed = False  # a write has: RocksDB takes no more until it is opened again
 
     def items(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """As of now, in the order of the keys' bytes, from `start` up to, not including, `stop`."""
+        """Yield the items as of now, in the order of the keys' bytes, from `start` up to, not including, `stop`."""
         found: Any = self._db.items(from_key=start)
         # Not by a read option: rocksdict 0.3.29 frees that bound while the iterator still uses it.
         return found if stop is None else takewhile(lambda pair: pair[0] < stop, found)
@@ -120,7 +120,7 @@ class RocksTable:
         return self._db.keys()  # type: ignore[return-value]  # raw: bytes
 
     def position(self, partition: int) -> Position | None:
-        """How far that partition was applied; None: not at all."""
+        """Return the position up to which that partition was applied; None: not at all."""
         found = self._applied.get(_PARTITION.pack(partition))
         return None if found is None else Position(*_APPLIED.unpack(found))
 
@@ -151,18 +151,18 @@ class RocksTable:
         self._applied[b"kept"] = _COMPLETE.pack(now_ms)
 
     def catch_up(self) -> None:
-        """A follower: see what the maintainer has written since."""
+        """Read what the maintainer has written since. For a follower."""
         self._db.try_catch_up_with_primary()
 
     def close(self) -> None:
-        """What cannot be written any more, as when the topic was deleted, the log has."""
+        """Close the table. What cannot be written any more, as when the topic was deleted, the log has."""
         for each in (self._applied, self._db):
             with suppress(Exception):
                 each.close()
 
 
 def require() -> Any:
-    """The package, or how to get it."""
+    """Return the package, or raise an error that says how to install it."""
     try:
         import rocksdict
     except ImportError:
@@ -171,7 +171,7 @@ def require() -> Any:
 
 
 def generations(directory: str) -> list[int]:
-    """Those that are there, the one that counts last."""
+    """Return the generations that exist; the last one counts."""
     try:
         return sorted(int(name) for name in os.listdir(directory) if name.isdecimal())
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def generations(directory: str) -> list[int]:
 
 
 def can_maintain() -> bool:
-    """Whether RocksDB can write in this process."""
+    """Return whether RocksDB can write in this process."""
     return not _used_before_fork
 
 
@@ -232,7 +232,7 @@ def open_follower(path: str) -> RocksTable | None:
 
 
 def _options(max_open: int) -> Options:
-    """Little memory, few files, no chatter."""
+    """Return RocksDB's options: little memory, few files, no chatter."""
     rocksdict = require()
     blocks = rocksdict.BlockBasedOptions()
     blocks.set_bloom_filter(10, False)
@@ -258,7 +258,7 @@ def _options(max_open: int) -> Options:
 
 
 def _translate_error(error: Exception, path: str, *, opening: bool = False) -> Exception:
-    """What RocksDB says in words, as an error to act on."""
+    """Translate RocksDB's message into an error to act on."""
     text = str(error)
     if isinstance(error, OSError):
         message = files.disk_full(error, path)
@@ -275,12 +275,12 @@ def _translate_error(error: Exception, path: str, *, opening: bool = False) -> E
 
 
 def leak(thing: object) -> None:
-    """Never free it: in a forked child, that waits for threads that are not there."""
+    """Leak it on purpose: to free it in a forked child would wait for threads that do not exist there."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def skip_destructors() -> None:
-    """Let the process end without those of C++, but with its status, and with what it printed."""
+    """End the process without the destructors of C++, but with its status, and with what it printed."""
     for handler in _AT_EXIT:
         _libc.on_exit(handler, None)
 

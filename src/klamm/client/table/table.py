@@ -2,15 +2,17 @@
 
     users = store.table("users")
     users[b"alice"]                             KeyError if there is none
-    users.get(b"alice", wait=False)             what is there already, without looking whether there is more
+    users.get(b"alice", wait=0)                 what is there already, without looking whether there is more
     b"alice" in users   len(users)   users.items()   users.prefix(b"al")   users.range(b"a", b"c")
+    users[b"alice"] = b"…"   users.put(b"alice", b"…", acks=1)   del users[b"alice"]   users.delete(b"alice")
 
 A read sees everything that was committed before it began, by whatever process: it compares the heads of the topic with
 those it saw last, which costs some nanoseconds, and only if one has moved, it waits until the table has what was
 committed. How the table is kept is told in materialised.py.
 
-The table is read, never written: append to the topic instead, a value of None to delete a key. An iteration sees the
-table as it was when it began.
+To write is to append a record to the topic, which everybody who reads the topic gets; nothing is written into the
+table itself. So a write is seen by every read that begins after it, and one that was made on the ground of a read may
+come after the write of another process. An iteration sees the table as it was when it began.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from klamm.typevars import K, V
 
 if TYPE_CHECKING:
     from klamm.batch import Record
+    from klamm.choices import AcksWithOffset
     from klamm.types import BytesLike, Position
     from klamm.where import WhereLike
 
@@ -66,7 +69,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         self._shared: Any = _CLOSED
         self.topic = topic
         self._core = core
-        self._store: object = None  # whose table it is, kept from being dropped
+        self._store: Any = None  # whose table it is, kept from being dropped
         self._serde, self._key_serde = serde, key_serde
         self._key_to, self._key_from = key_pair(key_serde, serde)
         self._value_from = value_pair(serde).from_bytes
@@ -126,6 +129,36 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
     def __contains__(self, key: Any) -> bool:
         return self.get(key) is not None
 
+    # ---- writing
+
+    def put(self, key: K | BytesLike, value: V, *, acks: AcksWithOffset = "all") -> int:
+        """Append a record to the topic: the key has this value for every read that begins later. Return its offset."""
+        if value is None:
+            raise TypeError("a value of None would delete the key (use table.delete(key))")
+        return self._append(key, value, acks)
+
+    def delete(self, key: K | BytesLike, *, acks: AcksWithOffset = "all") -> int:
+        """Append a tombstone of the key to the topic, whether or not the table has it, and return its offset."""
+        return self._append(key, None, acks)
+
+    def __setitem__(self, key: K | BytesLike, value: V) -> None:
+        """Like `put`."""
+        self.put(key, value)
+
+    def __delitem__(self, key: K | BytesLike) -> None:
+        """Like `delete`; KeyError if the table does not have the key."""
+        if key not in self:
+            raise KeyError(key)
+        self.delete(key)
+
+    def _append(self, key: Any, value: Any, acks: AcksWithOffset) -> int:
+        self._shared.check_usable()
+        if key is None:
+            raise TypeError("a table has no key None")
+        serdes = {"serde": self._serde, "key_serde": self._key_serde}
+        offset: int = self._store.append(self.topic, value, key=key, acks=acks, **serdes)
+        return offset
+
     # ---- many
 
     def __iter__(self) -> Iterator[K]:
@@ -134,7 +167,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         return found if self._key_from is None else map(self._key_from, found)
 
     def __len__(self) -> int:
-        """Exact, and as costly as going through all keys: some 0.1 µs for each."""
+        """Return the exact number of keys, at the cost of going through all of them: some 0.1 µs for each."""
         self.refresh()
         found = self._shared.tree.keys()
         return sum(1 for _ in found)
@@ -144,24 +177,24 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         return next(self._shared.tree.keys(), None) is not None
 
     def keys(self) -> KeysView[K]:
-        """All keys, in the order of their bytes."""
+        """Return all keys, in the order of their bytes."""
         return KeysView(self)
 
     def items(self) -> ItemsView[K, V]:
-        """All of (key, value), in the order of the keys' bytes."""
+        """Return all (key, value) pairs, in the order of the keys' bytes."""
         return _Items(self)
 
     def values(self) -> ValuesView[V]:
-        """All values, in the order of the keys' bytes."""
+        """Return all values, in the order of the keys' bytes."""
         return _Values(self)
 
     def prefix(self, prefix: K | BytesLike) -> Iterator[tuple[K, V]]:
-        """(key, value) of the keys that begin so, in the order of their bytes."""
+        """Yield (key, value) of the keys with this prefix, in the order of their bytes."""
         start = self._bound(prefix)
         return self._pairs(start, _after(start))
 
     def range(self, start: K | BytesLike | None = None, stop: K | BytesLike | None = None) -> Iterator[tuple[K, V]]:
-        """(key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
+        """Yield (key, value) of the keys from `start` up to, not including, `stop`, in the order of their bytes."""
         return self._pairs(None if start is None else self._bound(start), None if stop is None else self._bound(stop))
 
     def _bound(self, key: Any) -> bytes:
@@ -194,7 +227,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
             self._shared.refresh(self._wait_s)
 
     def offsets(self) -> dict[int, Position]:
-        """How far the table goes, by partition: reads that follow see at least that. For `changes`."""
+        """Return how far the table is built, by partition: reads that follow see at least that. For `changes`."""
         self.refresh()
         return self._shared.positions()  # type: ignore[no-any-return]  # Materialised, or what stands for a closed one
 
@@ -225,7 +258,7 @@ class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
         return bool(self._shared.maintains)
 
     def close(self) -> None:
-        """Let go of it; the last one of a process closes it. Iterations that are not at their end keep it open."""
+        """Release the table; the last user in a process closes it. Iterations that have not ended keep it open."""
         shared, self._shared = self._shared, _CLOSED
         if shared is not _CLOSED:
             release(shared)
@@ -270,7 +303,7 @@ class _Values(ValuesView[Any]):
 def open_table(
     core: Core, topic: str, *, serde: Serde | None, key_serde: Serde | None, wait: Duration | None
 ) -> Table[Any, Any]:
-    """The table of a topic; what reads it is chosen by what its keys and values are."""
+    """Return the table of a topic; its reader is chosen by the types of keys and values."""
     plain = key_pair(key_serde, serde) == value_pair(serde) == (None, None)
     return (Table if plain else _Converting)(core, topic, serde=serde, key_serde=key_serde, wait=wait)
 
@@ -299,6 +332,6 @@ def _keyed(consumer: Consumer[Any]) -> Iterator[Any]:
 
 
 def _after(prefix: bytes) -> bytes | None:
-    """The least key behind all that begin so; None: there is none."""
+    """Return the least key after all that begin with this prefix, or None."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None

@@ -47,7 +47,7 @@ class PartitionProgress:
         self.epoch = -1  # of the log, when `position` was last compared with it
 
     def beginning(self) -> Position:
-        """Where a table begins that has nothing of it."""
+        """Return the position at which an empty table begins."""
         return Position(self.partition.snapshot().log_start)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class TableUpdater:
         return self._heads.clock_ms() - self._complete_ms < limit
 
     def apply(self, progress: PartitionProgress, db: RocksTable) -> None:
-        """The next part of a partition. TableDiverged if it does not go on where the table ends."""
+        """Apply the next part of a partition. Raise TableDiverged if it does not continue where the table ends."""
         partition, begin = progress.partition, progress.position.offset
         has_some = progress.position.leader_epoch >= 0
         now, now_ms = partition.snapshot(), self._heads.clock_ms()
@@ -131,7 +131,7 @@ class TableUpdater:
             self.count += len(found)
 
     def rest(self, db: RocksTable) -> None:
-        """Everything is applied: note that, now and then."""
+        """Record that everything is applied, now and then."""
         self._complete_ms = self._heads.clock_ms()
         if self._complete_ms - self._written_ms > _RECORD_EVERY_MS:
             self.record_complete(db)

@@ -46,10 +46,10 @@ class _Failure(NamedTuple):
 
 
 class AsyncWorkers:
-    """Of one run."""
+    """The workers of one run whose handler is async: one event loop."""
 
     def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop`: that of others, which runs; None: one of their own is made."""
+        """Start the workers. `loop`: a running one to use; None: one of their own is made."""
         self._context = context
         self._tasks = context.tasks
         self._outcomes = context.outcomes
@@ -138,7 +138,7 @@ class AsyncWorkers:
 
     @contextmanager
     def _settling(self, number: int) -> Iterator[None]:
-        """Let the worker have another record, unless the run ends."""
+        """Free the worker for another record after the block. If the block raises, end the run."""
         try:
             yield
         except BaseException as error:  # noqa: BLE001  # `run` raises it

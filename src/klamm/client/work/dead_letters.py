@@ -24,6 +24,7 @@ Nothing here iterates over a consumer: Ctrl-C would end that quietly, in the mid
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -59,6 +60,7 @@ __all__ = [
     "dead_letters",
     "purge",
     "redrive",
+    "target_of",
 ]
 
 PREFIX = "klamm.dlq."
@@ -68,13 +70,14 @@ _REASON_CHARACTERS = 1000
 _ROOM = 64 << 10  # bytes that a letter may have above its record
 _CHUNK = 500  # letters that go back in one transaction,
 _CHUNK_BYTES = 4 << 20  # or fewer, if they are large
+_TICK_S = 0.1  # with a rate: one transaction in that time
 _WRITER = "klamm.redrive"  # of their numbers
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Origin(NamedTuple):
-    """Where a dead letter's record was."""
+    """The original position of a dead letter's record."""
 
     topic: str
     partition: int
@@ -101,17 +104,20 @@ class DeadLetter:
 
 
 class DeadLetterBox:
-    """Where a handler's failures go. For any thread."""
+    """The dead-letter topic of a handler. Thread-safe."""
 
     def __init__(self, core: Core, topic: str | None, group: str | None) -> None:
-        """Without `topic`: to the record's topic with `.dlq` behind its name."""
+        """Prepare to send dead letters. Without `topic`: to the record's topic with `.dlq` behind its name."""
         self._core = core
         self._topic = topic
         self._group = group
 
     def put(self, record: Record, attempts: int, error: BaseException) -> None:
-        """On disk when it returns. The topic is made when it is not there: one partition, no retention."""
+        """Append a dead letter and sync it. The topic is created if absent: one partition, no retention."""
         headers = self.headers(record, attempts, error)
+        if self._core.elsewhere is not None:
+            self._core.elsewhere.append(self.topic_of(record), record.key, record.value, headers)
+            return
         log = self._opened(record).choose(record.key, None)
         batch = bytearray(256)
         offset = log.append(batch, encode_one(batch, record.key, record.value, headers, log.now_ms()))
@@ -149,7 +155,7 @@ class DeadLetterBox:
 
 
 def box(core: Core, topic: str, name: str | None = None) -> OpenTopic:
-    """Where the dead letters of `topic` go, made if it is not there. Without `name`: `.dlq` behind the topic's."""
+    """Return the dead-letter topic of `topic`, created if absent. Without `name`: `.dlq` behind the topic's."""
     name = name or f"{topic}.dlq"
     try:
         return core.topic(name)
@@ -163,7 +169,7 @@ def box(core: Core, topic: str, name: str | None = None) -> OpenTopic:
 
 
 def attempts_before(record: Record) -> int:
-    """How often a redriven record was tried in its earlier lives."""
+    """Return how often a redriven record was tried before."""
     return _number(dict(record.headers).get(ATTEMPTS))
 
 
@@ -180,7 +186,7 @@ def dead_letters(core: Core, topic: str, limit: int | None = None) -> Iterator[D
 
 
 class _Notes:
-    """Which letters of a topic were redriven, as far as it was read."""
+    """The letters of a topic that were redriven, as far as it was read."""
 
     def __init__(self, core: Core, topic: str) -> None:
         self._core = core
@@ -319,29 +325,68 @@ def redrive(
     *,
     limit: int | None = None,
     where: Callable[[DeadLetter], bool] | None = None,
+    edit: Callable[[DeadLetter], bytes | None] | None = None,
+    per_second: float | None = None,
+    dry_run: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
-    """Put letters back to where they came from, or to the topic `to`: how many. `progress` is told of how many."""
+    """Put letters back to where they came from, or to the topic `to`; return how many.
+
+    `edit` returns the value that goes back in place of the letter's; it may be called again for a letter. `dry_run`
+    raises what a redrive would raise before it puts a letter back, and changes nothing. `progress` is called with the
+    number of letters so far, and of all.
+    """
     _check_limit(limit)
+    pace = _Pace(per_second)
     notes = _Notes(core, topic)
     chosen = {
         _partition_and_offset(letter) for letter in _letters(core, topic, notes) if where is None or where(letter)
     }
     total = len(chosen) if limit is None else min(limit, len(chosen))
     letters = (letter for letter in _letters(core, topic, notes) if _partition_and_offset(letter) in chosen)
+    if dry_run:
+        for letter in islice(letters, total):
+            target_of(core, letter, to)
+        return total
     count = 0
     pool = Pool(core)
     try:
-        while chunk := _some(letters, _CHUNK if limit is None else min(_CHUNK, limit - count)):
-            count += _put_back_once(pool, notes, chunk, to)
+        while chunk := _some(letters, min(pace.chunk, total - count)):
+            count += _put_back_once(pool, notes, chunk, to, edit)
             if progress is not None:
                 progress(count, total)
+            if count < total:
+                pace.wait(count)
     finally:
         pool.close()
     return count
 
 
-def _put_back_once(pool: Pool, notes: _Notes, letters: list[DeadLetter], to: str | None) -> int:
+class _Pace:
+    """The pace of a redrive: letters at a time, and the wait between them."""
+
+    def __init__(self, per_second: float | None) -> None:
+        if per_second is not None and (isinstance(per_second, bool) or not isinstance(per_second, int | float)):
+            raise TypeError(f"per_second is a number, not {type(per_second).__name__}")
+        if per_second is not None and not 0 < per_second < float("inf"):
+            raise InvalidSetting(f"per_second: {per_second} is invalid", hint="expected a number above 0")
+        self._per_second = per_second
+        self._began = time.monotonic()
+        self.chunk = _CHUNK if per_second is None else min(_CHUNK, max(1, int(per_second * _TICK_S)))
+
+    def wait(self, count: int) -> None:
+        """Sleep until `count` letters are no more than the rate allows."""
+        if self._per_second is not None:
+            time.sleep(max(0.0, self._began + count / self._per_second - time.monotonic()))
+
+
+def _put_back_once(
+    pool: Pool,
+    notes: _Notes,
+    letters: list[DeadLetter],
+    to: str | None,
+    edit: Callable[[DeadLetter], bytes | None] | None,
+) -> int:
     """Put letters back in one transaction, but for those that others put back. Return how many."""
     while True:
         number = notes.read_all()
@@ -352,29 +397,40 @@ def _put_back_once(pool: Pool, notes: _Notes, letters: list[DeadLetter], to: str
             with pool.begin(None) as transaction:
                 transaction.once(_WRITER, number, target=notes.topic, fingerprint=os.urandom(16).hex())
                 for letter in fresh:
-                    _put_back(pool.core, transaction, letter, to)
+                    _put_back(pool.core, transaction, letter, to, edit)
         except OnceMismatch:  # another redrive was faster: read its notes
             continue
         return len(fresh)
 
 
-def _put_back(core: Core, transaction: Transaction, letter: DeadLetter, to: str | None) -> None:
+def target_of(core: Core, letter: DeadLetter, to: str | None) -> tuple[str, int | None]:
+    """Return the topic that a letter goes back to, and the partition; None: that of its key."""
     record, origin = letter.record, letter.origin
-    partition: int | None = None
-    if to is None:
-        if origin is None:
-            raise InvalidSetting(
-                f"{record.topic}/{record.partition}: the letter at offset {record.offset} does not say where it was",
-                hint="name a topic: to=",
-                code="no_origin",
-            )
-        to = origin.topic
-        if origin.partition < core.topic(to).count:
-            partition = origin.partition
+    if to is not None:
+        return core.topic(to).topic.name, None
+    if origin is None:
+        raise InvalidSetting(
+            f"{record.topic}/{record.partition}: the letter at offset {record.offset} does not say where it was",
+            hint="name a topic: to=",
+            code="no_origin",
+        )
+    return origin.topic, origin.partition if origin.partition < core.topic(origin.topic).count else None
+
+
+def _put_back(
+    core: Core,
+    transaction: Transaction,
+    letter: DeadLetter,
+    to: str | None,
+    edit: Callable[[DeadLetter], bytes | None] | None,
+) -> None:
+    record, origin = letter.record, letter.origin
+    topic, partition = target_of(core, letter, to)
+    value = record.value if edit is None else edit(letter)
     headers = [*record.headers, (ATTEMPTS, b"%d" % letter.attempts)]
     time_ms = max(-1, record.timestamp if origin is None else origin.timestamp)
     try:
-        transaction.send(to, record.value, key=record.key, partition=partition, headers=headers, timestamp=time_ms)
+        transaction.send(topic, value, key=record.key, partition=partition, headers=headers, timestamp=time_ms)
     except InvalidTimestamp as error:
         error.add_note(f"the letter at {record.topic}/{record.partition}/{record.offset} keeps the time it had")
         raise
@@ -402,7 +458,7 @@ def _some(letters: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
 
 
 def _own_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """Those that are not ours."""
+    """Return the headers that are not Klamm's."""
     return tuple((name, value) for name, value in headers if not name.startswith(PREFIX) and name != ATTEMPTS)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a record when its handler has returned or raised: progress, retries, dead letters, hooks, counters.
+"""The outcome of a record after its handler has returned or raised: progress, retries, dead letters, hooks, counters.
 
     it returned                     done; on_done
     it raised, or took too long     on_failed; then by the policy (run_options.py) it is tried again after a delay,
@@ -46,12 +46,12 @@ class Attempt:
 
 
 class Outcomes:
-    """Of one run. For any of its workers."""
+    """The outcomes of one run. Thread-safe, for any of its workers."""
 
     def __init__(
         self, settings: RunSettings, tasks: Tasks, box: DeadLetterBox, owns: Callable[[TopicPartition], bool]
     ) -> None:
-        """`owns`: whether the reader still has a partition, in its group."""
+        """Prepare. `owns`: whether the reader still has a partition, in its group."""
         self._settings = settings
         self._tasks = tasks
         self._box = box

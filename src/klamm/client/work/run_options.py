@@ -5,28 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from klamm.choices import RunErrorPolicy, RunOrder, options_of
+from klamm.client.options import is_async
 from klamm.errors import InvalidSetting
-from klamm.times import to_seconds
+from klamm.times import Duration, to_seconds
 
 if TYPE_CHECKING:
     from klamm.client.work.outcomes import Attempt
     from klamm.types import RunReport
 
-__all__ = ["Duration", "ErrorTypes", "RunOptions", "RunSettings"]
+__all__ = ["ErrorTypes", "RunOptions", "RunSettings"]
 
-Duration: TypeAlias = float | timedelta
-"""Seconds, or a timedelta."""
 ErrorTypes: TypeAlias = type[Exception] | Iterable[type[Exception]]
 
 _CHOICES = {"on_error": RunErrorPolicy, "order": RunOrder}
 
 
 class RunOptions(TypedDict, total=False):
-    """What `consumer.run` passes on; RunSettings has the defaults."""
+    """The options that `consumer.run` passes on; RunSettings has the defaults."""
 
     processes: bool
     queue: int
@@ -49,7 +47,7 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What one run does; durations are seconds, and types of errors tuples, once it is made."""
+    """The settings of one run; durations are seconds, and types of errors tuples, once it is made."""
 
     workers: int = 8
     processes: bool = False
@@ -124,11 +122,9 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 
 
 def _check_hook(name: str, hook: Any) -> None:
-    from inspect import iscoroutinefunction
-
     if hook is None:
         return
-    if not callable(hook) or iscoroutinefunction(hook):
+    if not callable(hook) or is_async(hook):
         raise TypeError(f"{name} is a plain function, not {type(hook).__name__ if not callable(hook) else 'async'}")
 
 

@@ -62,7 +62,7 @@ class Task:
 
 
 class Tasks:
-    """For one reader and many workers."""
+    """The queue of records between one reader and many workers."""
 
     def __init__(self) -> None:
         self._monitor = _os.Monitor()
@@ -210,12 +210,12 @@ class Tasks:
             return True
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
-        """Forget the waiting tasks of those partitions. What runs, runs on."""
+        """Forget the waiting tasks of those partitions. Those that run go on."""
         with self._monitor:
             self._drop(set(tps))
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
-        """Forget the tasks of those partitions. Of those that run, whatever they come to does not count."""
+        """Forget the tasks of those partitions. The outcome of those that run is ignored."""
         gone = set(tps)
         with self._monitor:
             self._drop(gone)
@@ -241,13 +241,13 @@ class Tasks:
                 del self._behind[task.chain]
 
     def close(self) -> None:
-        """Let nothing that still runs count."""
+        """Ignore the outcome of all tasks that still run."""
         with self._monitor:
             for task in self._taken.values():
                 task.is_forgotten = True
 
     def end(self) -> None:
-        """Let no worker take another task."""
+        """End the queue: no worker takes another task."""
         with self._monitor:
             self._end()
 

@@ -25,7 +25,7 @@ _KILLED_S = 5.0  # for a thread whose process was killed to notice
 
 
 class ThreadWorkers:
-    """Of one run."""
+    """The worker threads of one run."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -100,7 +100,7 @@ class ThreadWorkers:
             raise TypeError("the handler returned an awaitable, which nothing awaits (make the handler an async def)")
 
     def _replace(self, number: int, task: Task, begun: float) -> None:
-        """Be the worker that replaces one whose handler hangs."""
+        """Replace a worker whose handler hangs."""
         error = self._context.timeout_error(task)
         try:
             self._outcomes.failed(number, task, begun, error, is_timeout=True)

@@ -1,4 +1,4 @@
-"""What the workers of a run have from it: the handler, the queue of records, and where their outcomes go."""
+"""The context of a worker: the handler, the queue of records, and where outcomes go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["WorkerContext"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Of one run. For any of its workers."""
+    """The context of one run. Thread-safe, for any of its workers."""
 
     handler: Callable[[Any], Any]
     read_format: ReadFormat

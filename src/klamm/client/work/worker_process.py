@@ -45,7 +45,7 @@ class HandlerTimeout(Exception):
 
 
 def pickled(handler: Callable[[Any], object], how: ReadFormat) -> bytes:
-    """What a child needs to know."""
+    """Return what a child needs, pickled."""
     from multiprocessing.reduction import ForkingPickler
 
     try:
@@ -53,7 +53,7 @@ def pickled(handler: Callable[[Any], object], how: ReadFormat) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
             f"the handler, or its serde, cannot be sent to a process: {error};"
-            " want a function of a module, or an object that can be pickled"
+            " expected a function of a module, or an object that can be pickled"
         ) from error
 
 
@@ -67,7 +67,7 @@ class WorkerProcess:
         self._is_killed = False  # for good
 
     def handle(self, record: Record, timeout_s: float | None) -> None:
-        """Let the child handle it. Raise what its handler raised, HandlerTimeout, or ChildProcessError if it died."""
+        """Handle it in the child. Raise what its handler raised, HandlerTimeout, or ChildProcessError if it died."""
         connection = self._connection or self._start()
         try:
             connection.send(record)
@@ -112,7 +112,7 @@ class WorkerProcess:
         return ours
 
     def _reap(self) -> str:
-        """How the child ended."""
+        """Return how the child ended."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         assert process is not None
@@ -128,7 +128,7 @@ class WorkerProcess:
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def end(self) -> None:
-        """Let it end, once it has nothing to do."""
+        """End the child, once it has nothing to do."""
         if self._process is not None:
             self._reap()
 
@@ -148,7 +148,7 @@ class WorkerProcess:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Let what is started in here begin with blocked signals: `serve` unblocks them."""
+    """Start children, within the block, with blocked signals: `serve` unblocks them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

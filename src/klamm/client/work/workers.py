@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from klamm.batch import RECORDS
 from klamm.client.consume.interrupt import Loop
 from klamm.client.consume.read_engine import ReadFormat
-from klamm.client.options import check_options
+from klamm.client.options import check_options, is_async
 from klamm.client.work.dead_letters import DeadLetterBox
 from klamm.client.work.outcomes import Outcomes
 from klamm.client.work.run_options import RunOptions, RunSettings
@@ -72,7 +72,7 @@ _log = logging.getLogger("klamm")
 
 
 class Workers(Protocol):
-    """Those who handle records: thread_workers.py, async_workers.py."""
+    """The interface of workers, which handle records: thread_workers.py, async_workers.py."""
 
     def start(self) -> None: ...
     def next_deadline(self) -> float | None: ...
@@ -83,7 +83,7 @@ class Workers(Protocol):
 
 
 class _Progress:
-    """How far one partition is done."""
+    """The progress of one partition."""
 
     __slots__ = ("committed", "position", "tasks")
 
@@ -160,10 +160,8 @@ class _Run:
         self._workers = self._make_workers(handler, loop)
 
     def _make_workers(self, handler: Any, loop: AbstractEventLoop | None) -> Workers:
-        from inspect import iscoroutinefunction
-
         context = WorkerContext(handler, self._format, self._settings, self._tasks, self._outcomes, self._session.wake)
-        if not (iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))):  # noqa: B004
+        if not is_async(handler):
             return ThreadWorkers(context)
         if self._settings.processes:
             raise InvalidSetting(
@@ -193,12 +191,11 @@ class _Run:
                 self._tasks.end()
                 self._finish_running(loop)
                 self._commit()
-            clean = True
+                self._workers.end()  # here, so that a signal does not end the process before them
+                clean = True
         finally:
             self._tasks.end()
-            if clean:
-                self._workers.end()
-            else:  # a second signal: handlers are not waited for
+            if not clean:  # a second signal: handlers are not waited for
                 self._workers.kill()
                 self._tasks.close()
             self._finish()
@@ -207,7 +204,7 @@ class _Run:
         return self._outcomes.report()
 
     def _finish_running(self, loop: Loop) -> None:
-        """Let handlers that run end within `grace`; what comes of the others does not count."""
+        """Wait up to `grace` for running handlers; results of the others do not count."""
         if loop.interrupted:
             _log.info("%s: handlers that run have %g s to end", loop.signal_name, self._settings.grace)
         deadline = time.monotonic() + self._settings.grace
@@ -216,7 +213,7 @@ class _Run:
         self._tasks.close()
 
     def _begin(self) -> None:
-        """Let the consumer read bytes from now on; workers apply serdes."""
+        """Make the consumer read bytes from now on; workers apply serdes."""
         self._session.check_usable()
         self._session.use(ReadFormat(RECORDS, None, None))
         if self._sharing is not None:

@@ -1,4 +1,4 @@
-"""What all pages have in common: the frame around them, tables, the command line, the notes.
+"""The parts that all pages share: the frame around them, tables, the command line, the notes.
 
 A page is a pair of functions: `read` returns plain values, which are its JSON twin at /api…, and `render` makes HTML of
 them. A live page is rendered again every few seconds, and what changed is sent to the browser.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from klamm.console.board import LIFE_TOPIC
 from klamm.console.context import Console, Visit
 from klamm.console.html import Child, Html, el, join
 from klamm.console.text import moment
@@ -43,6 +44,9 @@ _NAVIGATION = (
     ("Groups", "/groups"),
     ("Transactions", "/transactions"),
     ("Dead letters", "/dead-letters"),
+    ("Connections", "/connections"),
+    ("SQL", "/sql"),
+    ("Pipelines", "/pipelines"),
     ("Trouble", "/trouble"),
 )
 _KEYS = (
@@ -153,8 +157,12 @@ def chart(
     unit: str,
     second: Sequence[float | None] = (),
     names: str = "in,out",
+    marks: Sequence[tuple[int, str]] = (),
 ) -> Html:
-    """Return a line over time as SVG, which needs no script; with script, uPlot draws it with axes. None is a gap."""
+    """Return a line over time as SVG, which needs no script; with script, uPlot draws it with axes. None is a gap.
+
+    `marks` are moments with what happened then, drawn across the chart.
+    """
     width, height = 640, 96
     first = [value for _, value in points]
     most = max((value for value in [*first, *second] if value is not None), default=0) or 1
@@ -170,8 +178,10 @@ def chart(
                 runs[-1].append(f"{x:.1f},{y:.1f}")
         return [el("polyline", points=" ".join(run), class_=kind) for run in runs if len(run) > 1]
 
+    inside = [mark for mark in marks if begin <= mark[0] <= begin + span]
     drawn = el(
         "svg",
+        [_mark((time_ms - begin) / span * width, height, what) for time_ms, what in inside],
         lines(first, "line"),
         lines(second, "line second") if second else None,
         viewBox=f"0 0 {width} {height}",
@@ -182,7 +192,14 @@ def chart(
     series: list[list[float | None]] = [[time_ms / 1000 for time_ms, _ in points], first]
     if second:
         series.append(list(second))
-    return el("div", drawn, class_="chart", data_chart=json.dumps(series), data_unit=unit, data_names=names)
+    given = {"data_chart": json.dumps(series), "data_unit": unit, "data_names": names}
+    if inside:
+        given["data_marks"] = json.dumps([[time_ms / 1000, what] for time_ms, what in inside])
+    return el("div", drawn, class_="chart", **given)
+
+
+def _mark(x: float, height: int, what: str) -> Html:
+    return el("line", el("title", what), x1=f"{x:.1f}", x2=f"{x:.1f}", y1=0, y2=height, class_="mark-line")
 
 
 # ---- the frame
@@ -231,7 +248,7 @@ def _header(console: Console, visit: Visit) -> Html:
         return el("header", brand, where, el("span", f"saved {when} by klamm {version('klamm')}", class_="path"))
     links = [
         el("a", name, href=address, aria_current="page" if _is_at(visit.path, address) else None)
-        for name, address in _NAVIGATION
+        for name, address in (*_NAVIGATION, *([("Life", "/life")] if LIFE_TOPIC in console.store.topics else []))
     ]
     other = {"dark": "light", "light": "dark"}.get(visit.theme, "dark")
     tools = el(

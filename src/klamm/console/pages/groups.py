@@ -9,7 +9,8 @@ from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import Refused
 from klamm.console.html import Html, el, join
-from klamm.console.pages.frame import Page, badge, card, cell, chart, field, note, table, topic_address
+from klamm.console.pages.frame import Page, badge, card, cell, field, note, table, topic_address
+from klamm.console.pages.group_history import SPANS, group_history, history_html, rebalances_table
 from klamm.console.pages.overview import forecast, group_address, group_row, groups_table
 from klamm.console.pages.produce import check_changes
 from klamm.where import Where
@@ -50,7 +51,8 @@ GROUPS = Page(
 
 def read_group(console: Console, visit: Visit) -> dict[str, Any]:
     group = console.store.groups.describe(_name(visit))
-    history = console.sampler.group_history(group.name)
+    span_ms = SPANS[visit.one("span")] if visit.one("span") in SPANS else SPANS["30m"]
+    points, rebalances, every_ms = group_history(console, group.name, span_ms)
     return {
         **group_row(console, group),
         "created_ms": group.created_ms,
@@ -74,12 +76,15 @@ def read_group(console: Console, visit: Visit) -> dict[str, Any]:
             }
             for offset in group.offsets
         ],
-        "history": [{"time_ms": point.time_ms, "lag": point.lag, "lag_ms": point.lag_ms} for point in history],
+        "span_ms": span_ms,
+        "history": [{"time_ms": point.time_ms, "lag": point.lag, "lag_ms": point.lag_ms} for point in points],
+        "every_ms": every_ms,
+        "rebalances": [rebalance._asdict() for rebalance in rebalances],
     }
 
 
 def render_group(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    members, offsets, history = data["members"], data["offsets"], data["history"]
+    members, offsets = data["members"], data["offsets"]
     row = {**data, "members": len(members)}
     owners = {place: member["member"] for member in members for place in member["partitions"]}
     cards = el(
@@ -128,23 +133,18 @@ def render_group(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         empty="No members: no consumer reads with this group now.",
     )
     title = [el("a", "Groups", href="/groups", class_="crumb"), el("span", "/", class_="crumb"), data["group"]]
-    lags = [(point["time_ms"], point["lag"]) for point in history]
-    drawn = (
-        chart(lags, label="Lag in records, while this console runs", unit="", names="lag")
-        if len(lags) > 2
-        else el("p", "Measuring: the history begins when the console does.", class_="empty")
-    )
     move = el("a", "Reset: see what it would do", href=group_address(data["group"], "/groups/reset"), class_="button")
     return join(
         [
             el("h1", title),
             cards,
-            el("h2", "Lag, in records"),
-            drawn,
+            history_html(visit, data),
             el("h2", "Partitions"),
             by_partition,
             el("h2", "Members"),
             by_member,
+            el("h2", "Rebalances"),
+            rebalances_table(data["rebalances"]),
             None if visit.is_saved else el("p", move, class_="after"),
         ]
     )
@@ -291,7 +291,7 @@ def _apply(console: Console, visit: Visit, data: dict[str, Any]) -> Html | None:
 
 
 def reset(console: Console, form: Visit) -> str:
-    """Carry out the plan that the visitor has seen. Refused if it is another one by now."""
+    """Carry out the plan that the visitor has seen. Refuse if it is another one by now."""
     check_changes(console)
     name = _name(form)
     plan = _plan(console, form)

@@ -11,6 +11,7 @@ from klamm.api.summary import processes_of, rates_of, removals_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.html import Html, el, join
+from klamm.console.pages.connections import count_connections
 from klamm.console.pages.frame import Page, badge, bar, card, cell, chart, note, table, topic_address
 from klamm.console.sampler import NEVER, group_point, keeps_up
 from klamm.errors import KlammError
@@ -39,6 +40,7 @@ def read_overview(console: Console, visit: Visit) -> dict[str, Any]:
         "topics": topics,
         "groups": [group_row(console, store.groups.describe(name)) for name in store.groups],
         "transactions": len(list(store.transactions)),
+        "connections": count_connections(console),
         "processes": [
             {
                 "pid": process.pid,
@@ -244,6 +246,11 @@ def render_overview(console: Console, visit: Visit, data: dict[str, Any]) -> Htm
         card("Records", text.count(sum(row["records"] or 0 for row in data["topics"])), text.size(data["size"])),
         card("Disk free", text.size(data["disk"]["free"]), [bar(used, "Disk in use", high=0.9), f" {used:.0%} used"]),
         card("Open transactions", data["transactions"]),
+        card(
+            "Connections",
+            "–" if data["connections"] is None else el("a", text.count(data["connections"]), href="/connections"),
+            "no server that shows them" if data["connections"] is None else "of Kafka clients",
+        ),
         class_="cards",
     )
     history = data["history"]

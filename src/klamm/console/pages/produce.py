@@ -13,9 +13,9 @@ from klamm.console.pages.frame import Page, field, note, select, topic_address
 from klamm.console.pages.topic import heading, read_record
 from klamm.errors import InvalidRecord
 
-__all__ = ["PRODUCE", "produce"]
+__all__ = ["PRODUCE", "VALUE_KINDS", "check_changes", "form_value", "produce", "value_as_typed"]
 
-_KINDS = (("text", "text"), ("hex", "hex"), ("none", "tombstone: no value"))
+VALUE_KINDS = (("text", "text"), ("hex", "hex"), ("none", "tombstone: no value"))
 
 
 def check_changes(console: Console) -> None:
@@ -35,8 +35,13 @@ def read_produce(console: Console, visit: Visit) -> dict[str, Any]:
         return filled
     partition, _, offset = like.partition("/")
     place = Visit(visit.path, {"topic": topic, "partition": partition, "offset": offset})
-    record = read_record(console, place)["_record"]
-    kind, value = _shown(record.value)
+    data = read_record(console, place)
+    record = data["_record"]
+    if data["is_masked"]:
+        raise Refused(
+            403, f"{topic}/{like}: fields of it are masked, which a copy would lose", "send it with klamm send"
+        )
+    kind, value = value_as_typed(record.value)
     return {
         **filled,
         "like": like,
@@ -49,7 +54,7 @@ def read_produce(console: Console, visit: Visit) -> dict[str, Any]:
     }
 
 
-def _shown(data: bytes | None) -> tuple[str, str]:
+def value_as_typed(data: bytes | None) -> tuple[str, str]:
     """Return a value as the form has it, and how."""
     if data is None:
         return "none", ""
@@ -77,7 +82,7 @@ def render_produce(console: Console, visit: Visit, data: dict[str, Any]) -> Html
         el("label", el("span", "Value"), el("textarea", data["value"], name="value", rows=10, spellcheck="false")),
         el(
             "div",
-            select("Value is", "kind", data["kind"], _KINDS),
+            select("Value is", "kind", data["kind"], VALUE_KINDS),
             select("Partition", "partition", "", partitions),
             class_="pair",
         ),
@@ -110,7 +115,7 @@ def produce(console: Console, form: Visit) -> str:
     headers = [_header(line) for line in form.one("headers").splitlines() if line.strip()]
     appended = console.store.append_many(
         topic,
-        [(key.encode() or None, _value(form), headers or None)],
+        [(key.encode() or None, form_value(form), headers or None)],
         partition=None if number < 0 else number,
         serde="bytes",
     )
@@ -118,7 +123,7 @@ def produce(console: Console, form: Visit) -> str:
     return topic_address(topic, f"/{partition}/{ranges[0].start}")
 
 
-def _value(form: Visit) -> bytes | None:
+def form_value(form: Visit) -> bytes | None:
     given = form.query.get("value", [""])[-1].replace("\r\n", "\n")
     kind = form.one("kind", "text")
     if kind == "none":

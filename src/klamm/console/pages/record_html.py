@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.console import text
 from klamm.console.html import Child, Html, el, join
+from klamm.console.json_fields import columns_of, flatten
 from klamm.console.pages.frame import cell, table, topic_address
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEWS", "hex_dump", "json_tree", "record_row", "records_table", "value_html"]
 
-VIEWS = (("auto", "JSON or text"), ("json", "JSON"), ("text", "text"), ("hex", "hex"))
+VIEWS = (("auto", "JSON or text"), ("json", "JSON"), ("columns", "fields"), ("text", "text"), ("hex", "hex"))
+_MOST_COLUMNS = 12
+_MOST_IN_COLUMN = 80  # characters
 _PREVIEW = 300  # characters
 _IN_LIST = 4096  # bytes of a value that a list holds; the record's own page has all
 _HEX_LINE = 16
@@ -75,12 +78,12 @@ def value_html(data: bytes | None, view: str, most: int | None = None) -> Html:
     )
     if view == "hex":
         return join([el("pre", hex_dump(part), class_="hex"), more])
-    if view in ("auto", "json") and more is None:
+    if view in ("auto", "json", "columns") and more is None:
         try:
             return el("div", json_tree(parse_json(data)), class_="json")
         except ValueError:
             pass
-    if view == "auto" and not _is_text(part):
+    if view in ("auto", "columns") and not _is_text(part):
         return join([el("pre", hex_dump(part), class_="hex"), more])
     return join([el("pre", text.utf8(part)), more])
 
@@ -126,7 +129,38 @@ def record_row(record: Record, view: str = "auto") -> Html:
     )
 
 
+def _columns_table(records: Sequence[Record], caption: str) -> Html | None:
+    """Return the fields of JSON values as columns; None if there are none."""
+    rows = [flatten(record.value) for record in records]
+    columns = columns_of(rows, _MOST_COLUMNS)
+    if not columns:
+        return None
+    body = [
+        el(
+            "tr",
+            cell(text.moment(record.timestamp), kind="fit quiet"),
+            cell(record.partition, kind="n"),
+            cell(el("a", str(record.offset), href=record_address(record)), kind="n"),
+            cell("–" if record.key is None else text.utf8(record.key[:200]), kind="key-cell"),
+            [cell(_short(row.get(path)), kind="field") for path in columns]
+            if row is not None
+            else el("td", _preview(record.value, "auto"), colspan=len(columns), class_="value"),
+            data_key=f"record {record.partition}/{record.offset}",
+        )
+        for record, row in zip(records, rows, strict=True)
+    ]
+    return table(("time", "partition", "offset", "key", *columns), body, caption=caption, numeric=" nn")
+
+
+def _short(value: str | None) -> Child:
+    if value is None:
+        return el("span", "–", class_="quiet")
+    return value if len(value) <= _MOST_IN_COLUMN else f"{value[:_MOST_IN_COLUMN]} …"
+
+
 def records_table(records: Sequence[Record], view: str, caption: str, empty: str) -> Html:
+    if view == "columns" and (shown := _columns_table(records, caption)) is not None:
+        return el("div", shown, class_="records columns")
     rows = [record_row(record, view) for record in records]
     shown = table(("time", "partition", "offset", "key", "value"), rows, caption=caption, empty=empty, numeric=" nn  ")
     return el("div", shown, class_="records")

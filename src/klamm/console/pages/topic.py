@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -15,7 +16,9 @@ from klamm.console.errors import Refused
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.record_html import VIEWS, records_table, value_html
+from klamm.console.pages.timeline import STRETCHES, read_timeline, timeline_html
 from klamm.console.record_search import Found, search
+from klamm.console.volume import count_volume
 from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.log import segment
 from klamm.types import TopicPartition
@@ -30,14 +33,14 @@ __all__ = ["ABOUT", "RECORD", "TOPIC", "chosen_partitions", "filter_of", "headin
 _MOST = 500
 _COUNT = 50
 _FORMATS = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
-_FILTERS = ("key", "grep", "header", "where")
+_FILTERS = ("key", "contains", "header", "where")
 
 
 # ---- what was asked for
 
 
 def filter_of(visit: Visit) -> Filter:
-    """Return the filter that the form describes: as the options of `klamm tail`."""
+    """Return the filter that the form describes: as the options of `klamm tail`, but text for its expression."""
     headers = []
     if pair := visit.one("header"):
         name, equals, value = pair.partition("=")
@@ -47,7 +50,7 @@ def filter_of(visit: Visit) -> Filter:
     where = visit.one("where")
     return Filter(
         key=visit.one("key") or None,
-        grep=visit.one("grep") or None,
+        contains=visit.one("contains") or None,
         headers=headers,
         where=[where] if where else (),
     )
@@ -87,7 +90,7 @@ def _words(visit: Visit) -> list[object]:
         words += ["-n", visit.one("n") or _COUNT]
     for name in ("partition", *_FILTERS):
         if value := visit.one(name):
-            words += [f"--{name}", value]
+            words += ["--grep", re.escape(value)] if name == "contains" else [f"--{name}", value]
     return words
 
 
@@ -105,6 +108,7 @@ def _find(console: Console, visit: Visit) -> Found:
         start=_start(visit),
         resume=Where(resume, name="at") if resume else None,
         keep=None if wanted.takes_all else wanted,
+        show=console.mask or None,
     )
 
 
@@ -117,6 +121,9 @@ def read_topic(console: Console, visit: Visit) -> dict[str, Any]:
         "records": [as_plain(record) for record in found.records],
         "scanned": found.scanned,
         "total": found.total,
+        "timeline": None
+        if visit.one("at")
+        else read_timeline(count_volume(chosen_partitions(console, visit), STRETCHES)),
         "next": None if rest is None else visit.address(f"/api{visit.path.removeprefix('/api')}", at=rest),
         "_found": found,
     }
@@ -126,9 +133,9 @@ def heading(console: Console, visit: Visit, current: str) -> Html:
     """Return the title of a topic's pages, and the links between them."""
     topic = visit.params["topic"]
     info = console.store.topics.describe(topic)
-    links = [("Records", ""), ("Partitions and settings", "/about")]
+    links = [("Records", ""), ("Schema", "/schema"), ("Heat map", "/heat"), ("Partitions and settings", "/about")]
     if console.options.allow_changes:
-        links.append(("Produce", "/produce"))
+        links += [("Produce", "/produce"), ("Purge", "/purge")]
     tabs = [
         el(
             "a",
@@ -165,8 +172,7 @@ def render_topic(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         if is_filtered
         else f" of {text.count(found.total)}, {'oldest' if is_forward else 'newest'} first"
     )
-    forms = ("jsonl", "csv") if is_filtered or visit.one("partition") else ("jsonl", "csv", "parquet")
-    links = [el("a", _FORMATS[form], href=_export(visit, form)) for form in forms]
+    links = [el("a", label, href=_export(visit, form)) for form, label in _FORMATS.items()]
     tail = _tail_button(visit) if not visit.one("at") and not visit.is_saved else None
     summary = el(
         "div",
@@ -194,7 +200,8 @@ def render_topic(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     )
     empty = "No record that the filter takes." if is_filtered else "No records here yet."
     body = records_table(records, view_of(visit), f"Records of {visit.params['topic']}", empty)
-    return join([heading(console, visit, "Records"), _form(console, visit), summary, body, onward])
+    above = timeline_html(visit, data["timeline"]) if data["timeline"] is not None else None
+    return join([heading(console, visit, "Records"), above, _form(console, visit), summary, body, onward])
 
 
 def _export(visit: Visit, form: str) -> str:
@@ -206,12 +213,12 @@ def _form(console: Console, visit: Visit) -> Html:
     partitions = [("", "all"), *((str(number), str(number)) for number in range(min(count, 1000)))]
     return el(
         "form",
-        field("From", "from", visit.one("from"), hint="4711, 15m, a time"),
+        field("From", "from", visit.one("from"), hint="4711 or 15m"),
         select("Partition", "partition", visit.one("partition"), partitions),
         field("Key", "key", visit.one("key"), hint="the whole key"),
-        field("Value matches", "grep", visit.one("grep"), hint="regular expression"),
+        field("Value contains", "contains", visit.one("contains"), hint="text"),
         field("Header", "header", visit.one("header"), hint="name=value"),
-        field("JSON path", "where", visit.one("where"), hint="$.user.id = 42"),
+        field("JSON path", "where", visit.one("where"), hint="$.id = 42"),
         select("Show as", "view", view_of(visit), VIEWS),
         field("Records", "n", visit.one("n"), hint=str(_COUNT)),
         el(
@@ -253,7 +260,8 @@ TOPIC = Page(
 # ---- one record
 
 
-def _record(console: Console, visit: Visit) -> Record:
+def _record(console: Console, visit: Visit) -> tuple[Record, bool]:
+    """Return the record as it may be shown, and whether something of it is hidden."""
     topic = visit.params["topic"]
     place = {name: visit.params[name] for name in ("partition", "offset")}
     if not all(value.isascii() and value.isdigit() and len(value) < 19 for value in place.values()):
@@ -266,12 +274,13 @@ def _record(console: Console, visit: Visit) -> Record:
     if not found.records or found.records[0].offset != int(place["offset"]):
         hint = "it may have expired, have been compacted away, or be of an open or aborted transaction"
         raise Refused(404, f"{topic}/{name.partition}: there is no record at offset {place['offset']}", hint)
-    return found.records[0]
+    record = console.mask(found.records[0])
+    return record, record is not found.records[0]
 
 
 def read_record(console: Console, visit: Visit) -> dict[str, Any]:
-    record = _record(console, visit)
-    return {**as_plain(record), "_record": record}
+    record, is_masked = _record(console, visit)
+    return {**as_plain(record), "is_masked": is_masked, "_record": record}
 
 
 def render_record(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
@@ -295,7 +304,7 @@ def render_record(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     if record.key is not None:
         same = urlencode({"key": text.utf8(record.key)})
         near.append(el("a", "Records of this key", href=f"{here}?{same}", class_="button"))
-    if console.options.allow_changes:
+    if console.options.allow_changes and not data["is_masked"]:
         again = f"{here}/produce?" + urlencode({"like": f"{record.partition}/{record.offset}"})
         near.append(el("a", "Edit and send again", href=again, class_="button", id="produce-link"))
     title = [
@@ -308,6 +317,7 @@ def render_record(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     return join(
         [
             el("h1", title),
+            note("Fields of it are masked.") if data["is_masked"] else None,
             el("dl", [join([el("dt", name), el("dd", value)]) for name, value in facts], class_="facts"),
             el("nav", views, class_="sub", aria_label="How the value is shown"),
             value_html(record.value, view_of(visit)),

@@ -6,6 +6,7 @@ from typing import Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
+from klamm.console.errors import Refused
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, cell, table
 from klamm.console.pages.produce import check_changes
@@ -22,6 +23,7 @@ def read_transactions(console: Console, visit: Visit) -> dict[str, Any]:
                 "name": transaction.name,
                 "state": transaction.state,
                 "age_ms": transaction.age_ms,
+                "started_ms": transaction.started_ms,
                 "timeout_ms": transaction.timeout_ms,
                 "partitions": [f"{topic}/{number}" for topic, number in transaction.partitions],
             }
@@ -75,7 +77,10 @@ def _abort_form(visit: Visit, row: dict[str, Any]) -> Html:
     return el(
         "form",
         el("input", type="hidden", name="csrf", value=visit.csrf),
-        el("input", type="hidden", name="producer_id", value=str(row["producer_id"])),
+        [
+            el("input", type="hidden", name=name, value=str(row[name]))
+            for name in ("producer_id", "epoch", "started_ms")
+        ],
         el("button", "Abort", class_="danger", aria_label=f"Abort the transaction of producer {row['producer_id']}"),
         method="post",
         action="/transactions",
@@ -83,9 +88,13 @@ def _abort_form(visit: Visit, row: dict[str, Any]) -> Html:
 
 
 def abort(console: Console, form: Visit) -> str:
-    """Abort a transaction: its records are never read."""
+    """Abort the transaction that was shown: its records are never read. Refused if it is over by now."""
     check_changes(console)
-    console.store.transactions.abort(form.number("producer_id", -1, most=2**63 - 1))
+    producer_id, epoch, started_ms = (
+        form.number(name, -1, most=2**63 - 1) for name in ("producer_id", "epoch", "started_ms")
+    )
+    if not console.store._acquired().transactions.abort(producer_id, only=(epoch, started_ms)):
+        raise Refused(409, f"the transaction of producer {producer_id} that was shown is over", "load the page again")
     return "/transactions"
 
 

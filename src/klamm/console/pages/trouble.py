@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections import Counter
 from typing import Any
 
 from klamm.api.summary import processes_of, removals_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.html import Html, el, join
-from klamm.console.pages.dead_letters import dead_letter_topics
-from klamm.console.pages.frame import Page, badge, cell, table
-from klamm.console.pages.overview import group_row, read_topics
+from klamm.console.pages.frame import Page, badge, cell, table, topic_address
+from klamm.console.pages.overview import group_address, group_row, read_topics
 from klamm.console.pages.transactions import is_overdue, read_transactions
-from klamm.console.sampler import NEVER
+from klamm.console.sampler import NEVER, Stall
 
 __all__ = ["TROUBLE", "read_trouble"]
 
 FREE_SHARE = 0.05
 FREE_BYTES = 1 << 30
+STALL_MS = 60_000  # that a group may stay at one offset, with a member and records to read
 
 
 def read_trouble(console: Console, visit: Visit) -> dict[str, Any]:
@@ -26,13 +28,14 @@ def read_trouble(console: Console, visit: Visit) -> dict[str, Any]:
     store = console.store
     found: list[dict[str, Any]] = []
 
-    def add(kind: str, what: str, evidence: str, command: str) -> None:
-        found.append({"kind": kind, "what": what, "evidence": evidence, "command": command})
+    def add(kind: str, what: str, evidence: str, command: str, see: str | None = None) -> None:
+        found.append({"kind": kind, "what": what, "evidence": evidence, "command": command, "see": see})
 
     for topic in read_topics(console):
         if topic["problem"]:
             check = text.command("klamm", "check", console.path)
             add("bad", f"Topic {topic['topic']} is damaged", topic["problem"], check)
+    now_ms = time.time_ns() // 1_000_000
     disk = shutil.disk_usage(store.path)
     if disk.free < min(FREE_BYTES, disk.total * FREE_SHARE):
         free = f"{text.size(disk.free)} of {text.size(disk.total)} are free"
@@ -57,12 +60,16 @@ def read_trouble(console: Console, visit: Visit) -> dict[str, Any]:
         if group["lag"] and group["catch_up_ms"] == NEVER:
             behind = f"{group['lag']:,} records, {text.duration(group['lag_ms'])} behind"
             why = "its lag does not fall" if group["members"] else "it has no members"
-            add("warn", f"Group {name} does not catch up", f"{behind}; {why}", console.command("group", "show", name))
-    for topic_name in dead_letter_topics(console):
-        waiting = sum(1 for _ in store.dead_letters(topic_name))
-        if waiting:
-            what = text.count(waiting, "dead letter")
-            add("warn", f"{what} in {topic_name}", "handlers failed", console.command("dlq", "list", topic_name))
+            line = console.command("group", "show", name)
+            add("warn", f"Group {name} does not catch up", f"{behind}; {why}", line, group_address(name))
+        for stall in console.sampler.stalls(name, now_ms, STALL_MS):
+            add(*_standing(console, name, stall, now_ms))
+    for topic_name, errors in console.letters.find().items():
+        if isinstance(errors, Counter) and errors:
+            what = text.count(errors.total(), "dead letter")
+            died_of = ", ".join(f"{name or 'unknown'} ({number:,})" for name, number in errors.most_common(3))
+            evidence, see = f"handlers failed: {died_of}", f"/dead-letters/{topic_name}"
+            add("warn", f"{what} in {topic_name}", evidence, console.command("dlq", "list", topic_name), see)
     for removal in removals_of(store):
         what = (
             f"Recovery cut off {text.size(removal.size)} of {removal.of}" if removal.of else "Repair set a file aside"
@@ -72,13 +79,30 @@ def read_trouble(console: Console, visit: Visit) -> dict[str, Any]:
     return {"trouble": found}
 
 
+def _standing(console: Console, group: str, stall: Stall, now_ms: int) -> tuple[str, str, str, str, str]:
+    """Return the row of a member that hangs, or cannot handle a record."""
+    topic, _, number = stall.partition.rpartition("/")
+    evidence = (
+        f"{stall.member} reads {stall.partition} and has committed nothing for"
+        f" {text.duration(now_ms - stall.since_ms)}: it hangs, or cannot handle the record at {stall.offset}"
+    )
+    line = console.command("tail", topic, "-p", number, "--from", f"@{stall.offset}", "-c", 1)
+    return (
+        "warn",
+        f"Group {group} stands still at {stall.partition}",
+        evidence,
+        line,
+        topic_address(topic, f"/{number}/{stall.offset}"),
+    )
+
+
 def render_trouble(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     rows = [
         el(
             "tr",
             cell(badge("problem" if row["kind"] == "bad" else "look at it", row["kind"]), kind="fit"),
-            cell(row["what"], kind="name"),
-            cell(row["evidence"]),
+            cell(el("a", row["what"], href=row["see"]) if row["see"] else row["what"], kind="name"),
+            cell(row["evidence"], kind="words"),
             cell(el("code", row["command"], class_="line")),
             data_key=f"trouble {row['what']}",
         )

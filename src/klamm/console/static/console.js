@@ -91,11 +91,31 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// Steps of an axis in seconds: uPlot's own are decimal, which minutes and hours are not.
+const DURATIONS = [0.001, 0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800, 2592000];
+
 function short(number, unit) {
   if (number === null || number === undefined) return "–";
+  if (unit === "s" && Math.abs(number) >= 60) {
+    const [size, letter] = number >= 86400 ? [86400, "d"] : number >= 3600 ? [3600, "h"] : [60, "min"];
+    return `${+(number / size).toFixed(1)} ${letter}`;
+  }
   const steps = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
   for (const [size, letter] of steps) if (Math.abs(number) >= size) return `${+(number / size).toFixed(1)}${letter}${unit}`;
   return `${+number.toFixed(1)}${unit}`;
+}
+
+// Times are in UTC, as everywhere in the console.
+const utc = (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC");
+const two = (number) => String(number).padStart(2, "0");
+const clock = (at, length = 19) => new Date(Math.round(at * 1000)).toISOString().slice(0, length).replace("T", " ");
+
+function ticks(_, splits, __, ___, step) {
+  return splits.map((at, number) => {
+    const day = utc(at), time = step < 1 ? clock(at, 23).slice(11) : step < 60 ? `${two(day.getHours())}:${two(day.getMinutes())}:${two(day.getSeconds())}` : `${two(day.getHours())}:${two(day.getMinutes())}`;
+    if (step >= 86400) return `${two(day.getMonth() + 1)}-${two(day.getDate())}`;
+    return step >= 3600 && (!number || !day.getHours()) ? `${two(day.getMonth() + 1)}-${two(day.getDate())} ${time}` : time;
+  });
 }
 
 function draw() {
@@ -106,15 +126,61 @@ function draw() {
     const unit = place.dataset.unit || "";
     const names = (place.dataset.names || "in,out").split(",");
     const axis = { space: 90, stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    const series = [{ value: (_, at) => at === null ? "–" : new Date(at * 1000).toLocaleTimeString() }, { label: names[0], stroke: color("--accent"), width: 1.6, points: { show: false }, value: (_, v) => short(v, unit) }];
+    const series = [{ label: "at", value: (_, at) => at === null ? "" : clock(at) }, { label: names[0], stroke: color("--accent"), width: 1.6, points: { show: false }, value: (_, v) => short(v, unit) }];
     if (data.length > 2) series.push({ label: names[1], stroke: color("--second"), width: 1.6, dash: [4, 3], points: { show: false }, value: (_, v) => short(v, unit) });
+    const marks = JSON.parse(place.dataset.marks || "[]");
     place.replaceChildren();
+    if (place.dataset.jump !== undefined || place.classList.contains("timeline")) { drawTimeline(place, data, axis); continue; }
     new uPlot({
       width: Math.max(200, place.clientWidth - 24), height: 160, series, legend: { live: true },
-      axes: [axis, { ...axis, space: 26, size: 56, values: (_, ticks) => ticks.map((tick) => short(tick, unit)) }],
+      tzDate: utc, axes: [{ ...axis, values: ticks, size: 28 }, { ...axis, space: 26, size: 56, ...(unit === "s" ? { incrs: DURATIONS } : {}), values: (_, ticks) => ticks.map((tick) => short(tick, unit)) }],
+      hooks: { drawClear: [(u) => drawMarks(u, marks)] },
       scales: { x: { range: (_, low, high) => [Math.min(low, high - 60), high] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
     }, data, place);
   }
+}
+
+function drawMarks(u, marks) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.strokeStyle = color("--warn");
+  ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+  ctx.lineWidth = devicePixelRatio;
+  for (const [at] of marks) {
+    const x = Math.round(u.valToPos(at, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+// ---- the timeline of a topic: drag over a stretch, or click, to read from there on
+
+function drawTimeline(place, data, axis) {
+  const moments = live.querySelector("nav.moments");
+  if (moments) moments.hidden = true; // the axis says it
+  const step = Number(place.dataset.step);
+  const jump = (at) => { if (place.dataset.jump) location.href = place.dataset.jump + encodeURIComponent(new Date(Math.floor(at * 1000)).toISOString()); };
+  const end = data[0][data[0].length - 1] + step;
+  const plot = new uPlot({
+    width: Math.max(200, place.clientWidth - 24), height: 100, legend: { live: true }, tzDate: utc,
+    series: [
+      { label: "at", value: (_, at) => at === null ? "drag to jump" : clock(at) },
+      { label: "records", stroke: color("--accent"), fill: color("--accent"), width: 0, points: { show: false },
+        paths: uPlot.paths.bars({ size: [0.82, Infinity], align: 1 }), value: (_, v) => short(v, "") },
+    ],
+    axes: [{ ...axis, values: ticks, size: 28 }, { ...axis, space: 30, size: 48, values: (_, ticks) => ticks.map((tick) => short(tick, "")) }],
+    scales: { x: { range: () => [data[0][0], end] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
+    cursor: { y: false, drag: { x: true, y: false, setScale: false } },
+    hooks: { setSelect: [(u) => { if (u.select.width > 3) jump(u.posToVal(u.select.left, "x")); }] },
+  }, data, place);
+  plot.over.addEventListener("click", (event) => {
+    const at = plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x");
+    if (plot.select.width <= 3) jump(data[0][0] + Math.floor((at - data[0][0]) / step) * step);
+  });
 }
 
 // ---- live pages: the server sends the page's HTML again when it has changed
@@ -124,6 +190,7 @@ function follow(address) {
   events.addEventListener("page", (event) => {
     const focused = document.activeElement;
     if (typing(focused) && live.contains(focused)) return; // not under the visitor's fingers
+    if ([...live.querySelectorAll("input:not([type=hidden]), textarea")].some((each) => each.value !== each.defaultValue)) return;
     const href = live.contains(focused) ? focused.getAttribute("href") : null;
     live.innerHTML = JSON.parse(event.data);
     live.dataset.updates = String(Number(live.dataset.updates || 0) + 1);
@@ -136,7 +203,8 @@ function follow(address) {
 
 // ---- following a topic: rows that came are put on top
 
-const MOST_ROWS = 500;
+const MOST_ROWS = 200; // of a topic that is followed: each that comes makes the browser lay out all of them
+const MOST_FRESH = 20; // that are highlighted when they come
 
 function startTail(button) {
   const state = byId("tail-state");
@@ -147,7 +215,7 @@ function startTail(button) {
     if (!body()) { location.reload(); return; } // the topic was empty when the page was made
     const holder = document.createElement("tbody");
     holder.innerHTML = data.rows;
-    for (const row of holder.children) row.classList.add("fresh");
+    if (holder.children.length <= MOST_FRESH) for (const row of holder.children) row.classList.add("fresh");
     const table = body();
     table.prepend(...holder.children);
     while (table.children.length > MOST_ROWS) table.lastElementChild.remove();

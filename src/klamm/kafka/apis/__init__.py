@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from klamm.kafka.apis import (
+    acls,
     cluster,
     configs,
     fetch,
@@ -10,6 +11,7 @@ from klamm.kafka.apis import (
     groups,
     list_offsets,
     produce,
+    quotas,
     sasl,
     topics,
     transactions,
@@ -19,7 +21,21 @@ from klamm.kafka.call import SupportedApi
 
 __all__ = ["TABLE"]
 
-_MODULES = (produce, fetch, list_offsets, cluster, group_offsets, groups, transactions, topics, configs, sasl, users)
+_MODULES = (
+    produce,
+    fetch,
+    list_offsets,
+    cluster,
+    group_offsets,
+    groups,
+    transactions,
+    topics,
+    configs,
+    sasl,
+    users,
+    acls,
+    quotas,
+)
 
 TABLE: dict[int, SupportedApi] = {
     each.api.key: each

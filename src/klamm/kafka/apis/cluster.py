@@ -1,4 +1,4 @@
-"""What there is: ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs.
+"""APIs that describe the server: ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs.
 
 The cluster is one broker, which leads every partition and is the only replica of it. Nothing here opens a partition:
 leader epochs are read from heads, and a log that must be recovered first has the epoch -1, "unknown", until then.
@@ -10,6 +10,8 @@ ApiVersions    The finalized feature `transaction.version` 2 tells clients that 
                out of `supported_features` before version 4, as older clients stumble over them, and those that are off
                out of `finalized_features`, as in Kafka.
 Metadata       A topic that is not there and may be created is there in the same answer.
+Rights         Of topics that a client may not describe, it is not told whether they are there: they are left out of
+               "all topics", and denied if they are named. Topic ids are no secret, as in Kafka.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from klamm.errors import KlammError, TopicExists
-from klamm.kafka.api_error import code_and_message, unknown_topic
+from klamm.kafka.api_error import ApiError, code_and_message, unknown_topic
 from klamm.kafka.call import ADMIN, CATALOG, DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.request_meter import mutate
 from klamm.kafka.wire.messages import (
     API_VERSIONS,
     DESCRIBE_CLUSTER,
@@ -32,6 +35,7 @@ from klamm.kafka.wire.messages import (
     METADATA,
 )
 from klamm.log import head, segment
+from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 from klamm.store.names import RESERVED
 
 if TYPE_CHECKING:
@@ -45,12 +49,9 @@ __all__ = ["HANDLERS", "api_versions_unsupported"]
 NO_ID = bytes(16)
 MAX_PARTITIONS = 2000  # in one answer to DescribeTopicPartitions
 
-# Who may do what: everybody everything, as bits, when a client asks for it. Kafka's numbers of operations: read 3,
-# write 4, create 5, delete 6, alter 7, describe 8, cluster action 9, describe configs 10, alter configs 11, idempotent
-# write 12.
-_NOT_REQUESTED = -(2**31)
-_MAY_WITH_TOPICS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-_MAY_WITH_CLUSTER = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+_NOT_REQUESTED = -(2**31)  # in place of what a client may do
+_TOPIC, _CLUSTER = ResourceType.TOPIC, ResourceType.CLUSTER
+_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _FEATURES = {"group.version": (0, 0), "share.version": (0, 0), "streams.version": (0, 0), "transaction.version": (0, 2)}
@@ -85,7 +86,7 @@ async def api_versions(broker: Broker, call: Call) -> Struct:
 
 
 def api_versions_unsupported() -> Struct:
-    """For a version that we do not know: the list all the same, and the client asks again."""
+    """Answer a version that we do not know with the list of versions all the same; the client asks again."""
     return API_VERSIONS.response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_supported_versions())
 
 
@@ -104,14 +105,32 @@ def _supported_versions() -> list[Struct]:
 async def metadata(broker: Broker, call: Call) -> Struct:
     request = call.request
     if request.topics is None or (call.version == 0 and not request.topics):
-        return _metadata(broker, call, [_topic(broker, call, each) for each in broker.topics.all()])
+        return _metadata(broker, call, [_topic(broker, call, each) for each in _described_topics(broker, call)])
     if call.version < 12 and any(topic.topic_id != NO_ID or topic.name is None for topic in request.topics):
         return _metadata_refused(call)
     wanted = list(dict.fromkeys((topic.topic_id, topic.name) for topic in request.topics))
     may_create = request.allow_auto_topic_creation and broker.settings.auto_create_topics_enable
-    if may_create and any(uuid == NO_ID and broker.topics.find(name or "") is None for uuid, name in wanted):
+    if may_create and any(_is_new(broker, call, uuid, name) for uuid, name in wanted):
         return await _metadata_with_new(broker, call, wanted)
     return _metadata(broker, call, [_wanted(broker, call, uuid, name) for uuid, name in wanted])
+
+
+def _described_topics(broker: Broker, call: Call) -> list[OpenTopic]:
+    """Return the topics that the client may know of, by name."""
+    if broker.authorizer is None:
+        return broker.topics.all()
+    return [each for each in broker.topics.all() if call.may(Operation.DESCRIBE, _TOPIC, each.name)]
+
+
+def _is_new(broker: Broker, call: Call, uuid: bytes, name: str | None) -> bool:
+    """Return whether a topic is not there, as far as the client may know."""
+    return uuid == NO_ID and broker.topics.find(name or "") is None and call.may(Operation.DESCRIBE, _TOPIC, name or "")
+
+
+def _may_create(call: Call, name: str) -> bool:
+    if call.may(Operation.CREATE, _CLUSTER, CLUSTER_NAME):
+        return True
+    return call.denied(Operation.CREATE, _TOPIC, name) is None
 
 
 def _count_partitions(broker: Broker, version: int, request: Struct) -> int:
@@ -129,10 +148,17 @@ async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[byte
     topics = []
     left = broker.settings.auto_create_topics_max
     for uuid, name in wanted:
-        if uuid == NO_ID and broker.topics.find(name or "") is None and left and not call.is_gone:
+        if _is_new(broker, call, uuid, name) and left and not call.is_gone:
+            if not _may_create(call, name or ""):
+                topics.append(_denied(name))
+                continue
             left -= 1
             try:
+                mutate(broker, call, broker.settings.default_partitions, is_strict=True)
                 await broker.topics.create(name or "")
+                broker.audit.changed(call.session, call.api.name, "create", "Topic", name or "")
+            except ApiError:  # too many by its quota: the client asks again
+                pass
             except TopicExists:
                 await broker.topics.refresh()  # another process was faster
             except KlammError as error:
@@ -147,29 +173,43 @@ def _wanted(broker: Broker, call: Call, uuid: bytes, name: str | None) -> Struct
         found = broker.topics.by_id(uuid)
         if found is None:
             return METADATA.response.Topic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=uuid)
+        if call.denied(Operation.DESCRIBE, _TOPIC, found.name):
+            return METADATA.response.Topic(error_code=_DENIED, name=None, topic_id=uuid)
     else:
+        if call.denied(Operation.DESCRIBE, _TOPIC, name or ""):
+            return _denied(name)
         found = broker.topics.find(name or "")
         if found is None:
-            return METADATA.response.Topic(error_code=unknown_topic(name or "").code, name=name)
+            operations = _topic_operations(call, name or "")
+            code = unknown_topic(name or "").code
+            return METADATA.response.Topic(error_code=code, name=name, topic_authorized_operations=operations)
     return _topic(broker, call, found)
 
 
+def _denied(name: str | None) -> Struct:
+    return METADATA.response.Topic(error_code=_DENIED, name=name, is_internal=(name or "").startswith(RESERVED))
+
+
 def _topic(broker: Broker, call: Call, opened: OpenTopic) -> Struct:
-    is_requested = call.version >= 8 and call.request.include_topic_authorized_operations
     return METADATA.response.Topic(
         name=opened.name,
         topic_id=broker.topics.uuid(opened),
         is_internal=opened.name.startswith(RESERVED),
         partitions=_partitions(broker, opened),
-        topic_authorized_operations=_MAY_WITH_TOPICS if is_requested else _NOT_REQUESTED,
+        topic_authorized_operations=_topic_operations(call, opened.name),
     )
+
+
+def _topic_operations(call: Call, name: str) -> int:
+    is_requested = call.version >= 8 and call.request.include_topic_authorized_operations
+    return call.operations(_TOPIC, name) if is_requested else _NOT_REQUESTED
 
 
 _known: WeakKeyDictionary[OpenTopic, tuple[int, list[int], list[Struct]]] = WeakKeyDictionary()
 
 
 def _partitions(broker: Broker, opened: OpenTopic) -> list[Struct]:
-    """Made once: with 10,000 partitions that costs more than all the rest."""
+    """Return the partitions of a topic, made once: with 10,000 partitions that costs more than all the rest."""
     epochs = head.leader_epochs(broker.core.heads, opened.topic.partitions)
     known = _known.get(opened)
     if known is not None and known[0] == broker.node_id and known[1] == epochs:
@@ -192,12 +232,20 @@ def _metadata(broker: Broker, call: Call, topics: list[Struct]) -> Struct:
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
         topics=topics,
-        cluster_authorized_operations=_MAY_WITH_CLUSTER if is_requested else _NOT_REQUESTED,
+        cluster_authorized_operations=_cluster_operations(call) if is_requested else _NOT_REQUESTED,
     )
 
 
+def _cluster_operations(call: Call) -> int:
+    if call.denied(Operation.DESCRIBE, _CLUSTER, CLUSTER_NAME):
+        return 0
+    return call.operations(_CLUSTER, CLUSTER_NAME)
+
+
 def _metadata_refused(call: Call) -> Struct:
-    """Before version 12, a request names topics by name, though 10 and 11 have room for an id."""
+    """Reject what a version cannot ask for: before version 12 a request names topics by name, though 10 and 11 have a
+    field for an id.
+    """
     code = ErrorCode.INVALID_REQUEST
     topics = [METADATA.response.Topic(error_code=code, name=topic.name or "") for topic in call.request.topics]
     return METADATA.response(topics=topics)
@@ -222,7 +270,7 @@ async def describe_cluster(broker: Broker, call: Call) -> Struct:
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
         brokers=[DESCRIBE_CLUSTER.response.Broker(broker_id=broker.node_id, host=host, port=port)],
-        cluster_authorized_operations=_MAY_WITH_CLUSTER if is_requested else _NOT_REQUESTED,
+        cluster_authorized_operations=_cluster_operations(call) if is_requested else _NOT_REQUESTED,
     )
 
 
@@ -230,12 +278,12 @@ async def describe_cluster(broker: Broker, call: Call) -> Struct:
 
 
 async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
-    """By name, from the cursor on, until the limit is reached; the next cursor says where to go on."""
+    """Describe topics by name, from the cursor on, until the limit is reached; the next cursor says where to go on."""
     request, response = call.request, DESCRIBE_TOPIC_PARTITIONS.response
     cursor = request.cursor
     all_topics = not request.topics
     if all_topics:
-        names = [each.name for each in broker.topics.all()]
+        names = [each.name for each in _described_topics(broker, call)]
     else:
         names = sorted({topic.name for topic in request.topics})
     if cursor is not None:
@@ -245,7 +293,12 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
         names = [name for name in names if name >= cursor.topic_name]
     left = max(1, min(request.response_partition_limit, MAX_PARTITIONS))
     response_data = response()
+    denied: dict[str, None] = {}
+    if not all_topics:
+        denied = {name: None for name in names if call.denied(Operation.DESCRIBE, _TOPIC, name)}
     for name in names:
+        if name in denied:
+            continue
         if left == 0:
             response_data.next_cursor = response.Cursor(topic_name=name, partition_index=0)
             break
@@ -253,20 +306,23 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
         if found is None:
             code = unknown_topic(name).code
             response_data.topics.append(
-                response.Topic(error_code=code, name=name, topic_authorized_operations=_MAY_WITH_TOPICS)
+                response.Topic(error_code=code, name=name, topic_authorized_operations=call.operations(_TOPIC, name))
             )
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         shown = _partitions(broker, found)[first : first + left]
         left -= len(shown)
-        response_data.topics.append(_described(broker, found, shown))
+        response_data.topics.append(_described(broker, call, found, shown))
         if first + len(shown) < found.count:
             response_data.next_cursor = response.Cursor(topic_name=name, partition_index=first + len(shown))
             break
+    response_data.topics += [
+        response.Topic(error_code=_DENIED, name=name, topic_authorized_operations=_NOT_REQUESTED) for name in denied
+    ]
     return response_data
 
 
-def _described(broker: Broker, opened: OpenTopic, shown: Iterable[Struct]) -> Struct:
+def _described(broker: Broker, call: Call, opened: OpenTopic, shown: Iterable[Struct]) -> Struct:
     response = DESCRIBE_TOPIC_PARTITIONS.response
     return response.Topic(
         name=opened.name,
@@ -284,7 +340,7 @@ def _described(broker: Broker, opened: OpenTopic, shown: Iterable[Struct]) -> St
             )
             for each in shown
         ],
-        topic_authorized_operations=_MAY_WITH_TOPICS,
+        topic_authorized_operations=call.operations(_TOPIC, opened.name),
     )
 
 
@@ -292,7 +348,10 @@ def _described(broker: Broker, opened: OpenTopic, shown: Iterable[Struct]) -> St
 
 
 async def describe_log_dirs(broker: Broker, call: Call) -> Struct:
-    """One directory: the store's."""
+    """Describe the one directory: the store's."""
+    error = call.denied(Operation.DESCRIBE, _CLUSTER, CLUSTER_NAME)
+    if error is not None:
+        return DESCRIBE_LOG_DIRS.response(error_code=error.code)
     wanted = call.request.topics
     chosen: dict[str, tuple[OpenTopic, Iterable[int]]] = {}
     if wanted is None:
@@ -334,11 +393,11 @@ HANDLERS = (
         13,
         metadata,
         runs=(LOOP, CATALOG, ADMIN),
-        rights=("Describe Topic", "Create Topic"),
+        rights=("Describe Topic", "Create Topic", "Create Cluster"),
         max_response_bytes=LARGE,
         cost=_count_partitions,
     ),
-    SupportedApi(DESCRIBE_CLUSTER, 0, 2, describe_cluster, rights=("Describe Cluster",), needs_catalog=False),
+    SupportedApi(DESCRIBE_CLUSTER, 0, 2, describe_cluster, needs_catalog=False),
     SupportedApi(
         DESCRIBE_TOPIC_PARTITIONS,
         0,

@@ -23,6 +23,7 @@ from klamm.kafka.config_entries import STATIC_NAMES, Entry, Source, is_list, of_
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.repeats import distinct
 from klamm.kafka.wire.messages import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 from klamm.store.settings import SETTINGS, Settings
 from klamm.store.store_settings import STORE_SETTINGS, StoreSettings
 
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLERS"]
 
-_TOPIC, _BROKER = 2, 4  # types of resources
+_TOPIC, _BROKER, _LOGGER, _CLIENT_METRICS, _GROUP = 2, 4, 8, 16, 32  # types of resources
+_RESOURCES = {
+    _TOPIC: ResourceType.TOPIC,
+    _GROUP: ResourceType.GROUP,
+    _BROKER: ResourceType.CLUSTER,
+    _LOGGER: ResourceType.CLUSTER,
+    _CLIENT_METRICS: ResourceType.CLUSTER,
+}
+"""Whose rights count."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # operations
 
 Changes = tuple[dict[str, str], list[str]]
@@ -57,6 +66,7 @@ def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
         code, message = ErrorCode.NONE, None
         entries: tuple[Entry, ...] = ()
         try:
+            _check_rights(call, resource, Operation.DESCRIBE_CONFIGS)
             entries = _entries(broker, resource, store)
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
@@ -71,6 +81,17 @@ def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
             )
         )
     return response_data
+
+
+def _check_rights(call: Call, resource: Struct, operation: Operation) -> None:
+    """Raise ApiError if the client may not do that. Topics and groups have rights of their own, the rest has the
+    cluster's.
+    """
+    kind = _RESOURCES.get(resource.resource_type)
+    if kind is ResourceType.CLUSTER:
+        call.check(operation, kind, CLUSTER_NAME)
+    elif kind is not None:
+        call.check(operation, kind, resource.resource_name)
 
 
 def _entries(broker: Broker, resource: Struct, store: StoreSettings) -> tuple[Entry, ...]:
@@ -96,7 +117,8 @@ def _entries(broker: Broker, resource: Struct, store: StoreSettings) -> tuple[En
 def _check_broker(broker: Broker, resource: Struct) -> None:
     if resource.resource_type != _BROKER:
         raise ApiError(
-            ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} have no settings here; want 2 or 4"
+            ErrorCode.INVALID_REQUEST,
+            f"resources of type {resource.resource_type} have no settings here; expected 2 or 4",
         )
     if resource.resource_name not in ("", str(broker.node_id)):
         raise ApiError(
@@ -106,7 +128,7 @@ def _check_broker(broker: Broker, resource: Struct) -> None:
 
 @lru_cache(1000)
 def _config(entry: Entry, with_synonyms: bool, with_doc: bool) -> Struct:
-    """Made once: topics have most of their settings in common, and some tools ask for all of all topics."""
+    """Return a setting for the response, made once: topics have most of theirs in common."""
     response = DESCRIBE_CONFIGS.response
     return response.Config(
         name=entry.name,
@@ -145,6 +167,7 @@ async def _alter(
         try:
             if times[kind, name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"{name}: is in the request more than once")
+            _check_rights(call, resource, Operation.ALTER_CONFIGS)
             if kind == _TOPIC:
                 await _alter_topic(broker, call, resource, changes_of)
             else:
@@ -192,7 +215,7 @@ async def _alter_store(
 
 
 def _replacing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
-    """What is given is set, and all else goes back to its default."""
+    """Return the changes that set what is given, and reset all else to its default."""
     _refuse_twice(resource.configs)
     for each in resource.configs:
         _refuse_null(each)
@@ -201,7 +224,7 @@ def _replacing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
 
 
 def _changing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
-    """What is named is set, put back, or has words added or taken out."""
+    """Return the changes that set or reset what is named, or add words to it or remove some."""
     _refuse_twice(resource.configs)
     changes: dict[str, str] = {}
     resets: list[str] = []

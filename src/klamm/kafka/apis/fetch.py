@@ -6,6 +6,9 @@ before, and responses those that have something new.
 With read_committed, records end where the oldest open transaction begins, and the answer says which of the transactions
 in it were aborted: the client leaves those out. With read_uncommitted there is everything.
 
+Ordinary requests (_fetch.pyx) go past the codecs and need no Call: `_handle_ordinary`. A client without a session names
+the same partitions again and again; what was looked up for them is kept for its next request.
+
 The loop responds with what it finds in memory (`attempt`). If records have to be looked for on the disk, or in hundreds
 of partitions, a thread makes the response (`attempt_in_thread`). Records that are not small are sent from their files
 (response_writer.py).
@@ -14,21 +17,28 @@ of partitions, a thread makes the response (`attempt_in_thread`). Records that a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from klamm.disk.page_cache import WouldBlock, read_cached
 from klamm.errors import KlammError
+from klamm.kafka import _fetch
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import DISK, LARGE, LOOP, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
-from klamm.kafka.fetch_sessions import FetchPartition, FetchSession
+from klamm.kafka.fetch_sessions import FetchPartition, FetchSession, next_epoch
+from klamm.kafka.large_requests import LARGE_FRAME
 from klamm.kafka.repeats import merge_partitions
+from klamm.kafka.request_meter import fetch_limits
+from klamm.kafka.wire.frames import response_frame
 from klamm.kafka.wire.messages import FETCH
 from klamm.kafka.wire.structs import Struct
+from klamm.store.acl import Operation, ResourceType
 
 if TYPE_CHECKING:
+    from klamm.kafka._fetch import OrdinaryFetch
     from klamm.kafka.broker import Broker
+    from klamm.kafka.session import Session
     from klamm.log.partition import Partition
     from klamm.log.ranges import Ranges
     from klamm.store.directory import OpenTopic
@@ -39,14 +49,17 @@ _SMALL = 32 * 1024  # read and sent together with the answer, not as a file
 _SMALL_TOGETHER = 128 * 1024  # of all partitions: so much an answer holds while a client does not read it
 _LOOP_PARTITIONS = 256  # that the loop looks at; of more a thread makes the response: it takes milliseconds
 _FIRST, _LAST = 0, -1  # epochs of full requests: with a session to begin, and without
-_LAST_EPOCH = 2**31 - 1  # of incremental ones; 1 is the next
 _UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _IDS = 13  # the first version that names topics by id
 
 _response = FETCH.response
 _Topic = _response.Topic
 _Partition = _response.Partition
 _Aborted = _response.AbortedTransaction
+
+_NOTHING: Struct = _response()
+"""The response to a poll of a fetch session in which nothing is new, whatever its id."""
 
 
 class _Fetching:
@@ -55,7 +68,6 @@ class _Fetching:
     __slots__ = (
         "available",
         "broker",
-        "call",
         "committed",
         "has_more",
         "is_full",
@@ -67,11 +79,11 @@ class _Fetching:
         "small_left",
     )
 
-    def __init__(self, broker: Broker, call: Call, session: FetchSession, *, is_full: bool) -> None:
-        """`is_full`: the response has all partitions of the session, else only what the client does not know."""
-        request = call.request
+    def __init__(
+        self, broker: Broker, request: Struct | OrdinaryFetch, session: FetchSession, *, is_full: bool
+    ) -> None:
+        """Prepare a fetch. `is_full`: respond with all partitions of the session, not only with changes."""
         self.broker = broker
-        self.call = call
         self.session = session
         self.is_full = is_full
         self.responses: dict[FetchPartition, Struct] = {}  # of those that were looked at last; if it is full, of all
@@ -81,6 +93,11 @@ class _Fetching:
         self.small_left = self.ranges_left = 0
         self.available = 0  # as in Kafka: bytes that there are, up to what each partition and the request may have
         self.has_more = False  # it ends with a segment, or with the files that it may open: as in Kafka, it is sent
+
+    def limit(self, max_bytes: int) -> None:
+        """Bound the response: a quota does not let it have more."""
+        self.max_bytes = min(self.max_bytes, max_bytes)
+        self.min_bytes = min(self.min_bytes, self.max_bytes)
 
     def attempt(self, is_due: bool) -> Struct | None:
         """Return the response, if there is enough to send, or an error, or it is due. WouldBlock: only a thread can."""
@@ -95,7 +112,7 @@ class _Fetching:
         return self._attempt(is_due, may_block=True)
 
     def _flush(self) -> None:
-        """Have records synced that may not be sent before."""
+        """Sync records that may not be sent before."""
         self.session.look()
         for requested in self.session.pending:
             if requested.partition is not None:
@@ -106,8 +123,11 @@ class _Fetching:
 
     def _attempt(self, is_due: bool, *, may_block: bool) -> Struct | None:
         session = self.session
-        if not session.look() and not is_due and self.min_bytes > 0:
-            return None
+        if not session.look():
+            if not is_due and self.min_bytes > 0:
+                return None
+            if not self.is_full:
+                return _response(session_id=session.id)
         looked_at = session.in_turn()
         is_wrong = self._look_at(looked_at, may_block)
         is_sent = is_due or is_wrong or self.available >= self.min_bytes or self.has_more
@@ -125,7 +145,7 @@ class _Fetching:
     def _count(self, looked_at: Iterable[FetchPartition]) -> None:
         for requested in looked_at:
             if code := self.responses[requested].error_code:
-                self.broker.metrics.error(self.call.api.name, code)
+                self.broker.metrics.error(FETCH.name, code)
 
     def _look_at(self, looked_at: list[FetchPartition], may_block: bool) -> bool:
         """Make the answers of these partitions; return whether one has an error, or its client has diverged."""
@@ -280,7 +300,10 @@ def _known(partition_response: Struct) -> tuple[int, int, int] | None:
     return partition_response.high_watermark, partition_response.last_stable_offset, partition_response.log_start_offset
 
 
-async def _fetch(broker: Broker, call: Call) -> Struct:
+async def _handle(broker: Broker, call: Call) -> Struct:
+    if call.done:
+        (fetching,) = call.done
+        return await _attempt_in_thread(broker, call, fetching)
     request, sessions, owner = call.request, broker.fetch_sessions, call.session
     epoch = request.session_epoch
     is_full = epoch in (_FIRST, _LAST)
@@ -299,41 +322,66 @@ async def _fetch(broker: Broker, call: Call) -> Struct:
     else:
         session.update(request.topics, request.isolation_level)
         session.forget(request.forgotten_topics_data, broker.purgatory.remove)
-        session.epoch = 1 if epoch == _LAST_EPOCH else epoch + 1
+        session.epoch = next_epoch(epoch)
         if not sessions.use(owner, session, now_ms=broker.now_ms()):
             session.id = 0
-    unresolved = _resolve(broker, session)
+    unresolved = _resolve(broker, session, call)
     is_task = bool(unresolved)
     if unresolved:
         await _open(broker, session, unresolved)
-    fetching = _Fetching(broker, call, session, is_full=is_full)
+    fetching = _Fetching(broker, request, session, is_full=is_full)
+    if broker.quotas.is_active:
+        most = fetch_limits(broker, call)
+        if most == 0:  # as in Kafka: without partitions, whatever the request names
+            return _response(session_id=0 if is_full else session.id)
+        if most is not None:
+            fetching.limit(most)
     is_due = request.max_wait_ms <= 0 or not session.partitions
     try:
         response = fetching.attempt(is_due)
     except WouldBlock:
-        response = await broker.disk(fetching.attempt_in_thread, is_due)
-        is_task = True
+        response = await _attempt_in_thread(broker, call, fetching)
     if response is None:
-        broker.metrics.fetch_waits += 1
-        wait_s = request.max_wait_ms / 1000
-        response = await broker.purgatory.delay(call, fetching, session.subscription, wait_s, is_task=is_task)
+        response = await _wait(broker, call, fetching, is_task=is_task)
     if epoch == _FIRST and not call.is_gone:
         response.session_id = sessions.open(owner, session, now_ms=broker.now_ms())
     return response
 
 
-def _resolve(broker: Broker, session: FetchSession) -> list[FetchPartition]:
-    """Look up partitions that are new, or all if the catalog has changed. Return those for which a file has to be read
-    first: they were never used, or their epochs are not known.
+async def _attempt_in_thread(broker: Broker, call: Call, fetching: _Fetching) -> Struct:
+    """Respond with what a thread finds, at once or later."""
+    is_due = call.request.max_wait_ms <= 0 or not fetching.session.partitions
+    response = await broker.disk(fetching.attempt_in_thread, is_due)
+    return await _wait(broker, call, fetching, is_task=True) if response is None else response
+
+
+async def _wait(broker: Broker, call: Call, fetching: _Fetching, *, is_task: bool) -> Struct:
+    broker.metrics.fetch_waits += 1
+    wait_s = call.request.max_wait_ms / 1000
+    return await broker.purgatory.delay(call, fetching, fetching.session.subscription, wait_s, is_task=is_task)
+
+
+def _resolve(broker: Broker, session: FetchSession, call: Call | None = None) -> list[FetchPartition]:
+    """Look up partitions that are new, or all if the catalog has changed (ACLs are part of it). Return those for which
+    a file has to be read first: they were never used, or their epochs are not known. Without `call` there are no ACLs.
     """
     if session.catalog_version != broker.topics.version:
         session.catalog_version = broker.topics.version
         session.new = dict.fromkeys(session.partitions.values())
+    if not session.pending and not session.new:
+        return []
     topics: dict[str | bytes, OpenTopic | None] = {}
+    denied: set[str | bytes] = set()
     for requested in session.new:
         if requested.topic not in topics:
-            topics[requested.topic] = _topic(broker, requested.topic)
+            topics[requested.topic] = found = _topic(broker, requested.topic)
+            name = found.name if found is not None else requested.topic  # an id that no topic has needs no right
+            if call is not None and isinstance(name, str) and call.denied(Operation.READ, ResourceType.TOPIC, name):
+                denied.add(requested.topic)
         opened = topics[requested.topic]
+        if requested.topic in denied:
+            _set_partition(broker, session, requested, None, _DENIED)
+            continue
         try:
             partition = broker.partition(opened, requested.index) if opened is not None else None
             error = ErrorCode.UNKNOWN_TOPIC_ID if session.uses_ids and opened is None else _UNKNOWN
@@ -344,7 +392,7 @@ def _resolve(broker: Broker, session: FetchSession) -> list[FetchPartition]:
     unresolved = []
     for requested in session.pending:
         if requested.partition is None:
-            is_resolved = requested.error in (_UNKNOWN, ErrorCode.UNKNOWN_TOPIC_ID)
+            is_resolved = requested.error in (_UNKNOWN, _DENIED, ErrorCode.UNKNOWN_TOPIC_ID)
         else:
             is_resolved = requested.last_epoch < 0 or requested.partition.knows_epochs
         if not is_resolved:
@@ -359,7 +407,7 @@ def _topic(broker: Broker, key: str | bytes) -> OpenTopic | None:
 def _set_partition(
     broker: Broker, session: FetchSession, requested: FetchPartition, partition: Partition | None, error: int
 ) -> None:
-    """The partition that is meant, or why there is none."""
+    """Set the requested partition, or why there is none."""
     requested.error = error
     if partition is None:
         session.pending.add(requested)
@@ -382,6 +430,150 @@ async def _open(broker: Broker, session: FetchSession, unresolved: list[FetchPar
         _set_partition(broker, session, requested, partition, error)
 
 
+# ---- ordinary requests
+
+
+class _IdlePoll:
+    """A request for what is new in a fetch session in which nothing was: it becomes a fetch when something moves."""
+
+    __slots__ = ("_broker", "_fetching", "_request", "_session")
+
+    def __init__(self, broker: Broker, request: OrdinaryFetch, session: FetchSession) -> None:
+        self._broker = broker
+        self._request = request
+        self._session = session
+        self._fetching: _Fetching | None = None
+
+    def attempt(self, is_due: bool) -> Struct | None:
+        """Like _Fetching.attempt."""
+        if self._fetching is None:
+            if not self._session.look():
+                return _NOTHING if is_due else None
+            self._fetching = _Fetching(self._broker, self._request, self._session, is_full=False)
+        return self._fetching.attempt(is_due)
+
+    def attempt_in_thread(self, is_due: bool) -> Struct | None:
+        """Like _Fetching.attempt_in_thread; after `attempt`."""
+        assert self._fetching is not None
+        return self._fetching.attempt_in_thread(is_due)
+
+
+class _OrdinaryReply:
+    """The callback for the response to an ordinary request that waits."""
+
+    __slots__ = ("_correlation_id", "_session", "_session_id", "_started", "_version")
+
+    def __init__(self, session: Session, request: OrdinaryFetch) -> None:
+        self._session = session
+        self._started = session.received_at
+        self._version = request.version
+        self._correlation_id = request.correlation_id
+        self._session_id = request.session_id
+        session.call = self
+
+    def __str__(self) -> str:
+        return f"{FETCH.name} v{self._version}"
+
+    def __call__(self, response: Struct) -> None:
+        if response is _NOTHING:
+            frame = _fetch.encode_nothing(self._version, self._correlation_id, self._session_id)
+        else:
+            frame = _encode(self._version, self._correlation_id, response)
+        self._session.resume(FETCH.name, self._started, frame)
+
+    def fail(self, error: Exception) -> None:
+        """Close the connection; `error` is being handled."""
+        self._session.fail(self)
+
+    def drop(self) -> None:
+        """Do nothing: the client is gone."""
+
+
+def _handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tuple[_Fetching, ...] | None:
+    """Respond, now or when there are records. See SupportedApi.ordinary: if a thread has to look for them, an attempt
+    has been made.
+    """
+    if broker.authorizer is not None or broker.quotas.is_active:  # the handler looks rights and quotas up
+        return ()
+    request = _fetch.read(frame) if len(frame) <= LARGE_FRAME else None
+    if request is None or not broker.topics.is_fresh:
+        return ()
+    found = _polled(broker, session, request)
+    if found is None:
+        found = _ordinary_session(broker, session, request)
+        if found is None:
+            return ()
+    elif not found.look():
+        _delay(broker, session, request, _IdlePoll(broker, request, found), found)
+        return None
+    fetching = _Fetching(broker, request, found, is_full=request.session_epoch < 0)
+    try:
+        response = fetching.attempt(request.max_wait_ms <= 0)
+    except WouldBlock:
+        return (fetching,)
+    if response is not None:
+        parts = _encode(request.version, request.correlation_id, response)
+        session.respond(FETCH.name, session.received_at, parts)
+    else:
+        _delay(broker, session, request, fetching, found)
+    return None
+
+
+def _delay(
+    broker: Broker, owner: Session, request: OrdinaryFetch, fetching: _Fetching | _IdlePoll, session: FetchSession
+) -> None:
+    broker.metrics.fetch_waits += 1
+    reply, wait_s = _OrdinaryReply(owner, request), request.max_wait_ms / 1000
+    broker.purgatory.put(owner, reply, fetching, session.subscription, wait_s, was_tried=True)
+
+
+def _polled(broker: Broker, owner: Session, request: OrdinaryFetch) -> FetchSession | None:
+    """Return the fetch session of a request that waits for what is new in it, if nothing is known to be."""
+    if len(request) or request.session_epoch <= 0:
+        return None
+    if request.min_bytes <= 0 or request.max_bytes <= 0 or request.max_wait_ms <= 0:
+        return None
+    return broker.fetch_sessions.poll(
+        owner,
+        request,
+        uses_ids=request.version >= _IDS,
+        catalog_version=broker.topics.version,
+        now_ms=broker.now_ms(),
+    )
+
+
+def _ordinary_session(broker: Broker, owner: Session, request: OrdinaryFetch) -> FetchSession | None:
+    """Return the session of an ordinary request, with what it wants now. None: the handler sees to it, and nothing was
+    changed that it does not change in the same way.
+    """
+    sessions, epoch, uses_ids = broker.fetch_sessions, request.session_epoch, request.version >= _IDS
+    names = b""
+    if epoch > 0:
+        session = sessions.find(owner, request.session_id)
+        if session is None or session.epoch != epoch or session.uses_ids != uses_ids:
+            return None
+    elif epoch != _LAST or request.session_id:
+        return None
+    else:
+        names = request.names
+        session = sessions.kept(owner, names, uses_ids=uses_ids) or FetchSession(uses_ids=uses_ids)
+    session.update_ordinary(request)
+    if not session.partitions or _resolve(broker, session):
+        sessions.drop(owner)
+        return None
+    if epoch > 0:
+        session.epoch = next_epoch(epoch)
+        if not sessions.use(owner, session, now_ms=broker.now_ms()):
+            session.id = 0
+    else:
+        sessions.keep(owner, names, session)
+    return session
+
+
+def _encode(version: int, correlation_id: int, response: Struct) -> list[Any]:
+    return _fetch.encode(version, correlation_id, response) or response_frame(FETCH, version, correlation_id, response)
+
+
 def _merge(request: Struct) -> None:
     request.topics = merge_partitions(request.topics, "partitions", "partition")
 
@@ -391,11 +583,12 @@ HANDLERS = (
         FETCH,
         FETCH.min_version,
         FETCH.max_version,
-        _fetch,
+        _handle,
         merge=_merge,
         runs=(LOOP, DISK),
         rights=("Read Topic",),
         max_response_bytes=LARGE,
+        ordinary=_handle_ordinary,
         notes="A fetch session belongs to its connection, which has one at a time.",
     ),
 )

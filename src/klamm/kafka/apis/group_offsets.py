@@ -26,6 +26,7 @@ from klamm.kafka.group_store import is_group_id
 from klamm.kafka.repeats import distinct, merge_partitions
 from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from klamm.kafka.wire.structs import Struct
+from klamm.store.acl import Operation, ResourceType
 from klamm.store.groups import OffsetRow
 from klamm.store.wire_groups import Offsets, WireCommit
 from klamm.types import PartitionKey, TopicId
@@ -43,8 +44,11 @@ __all__ = ["HANDLERS", "offset_row", "refused"]
 
 async def offset_commit(broker: Broker, call: Call) -> Struct:
     request = call.request
+    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
     error = ErrorCode.INVALID_GROUP_ID
-    if is_group_id(request.group_id):
+    if denied is not None:
+        error = denied.code
+    elif is_group_id(request.group_id):
         error = broker.group_coordinator.check_commit(
             request.group_id,
             request.member_id,
@@ -59,11 +63,12 @@ async def offset_commit(broker: Broker, call: Call) -> Struct:
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic in request.topics:
         opened = broker.topics.by_id(topic.topic_id) if call.version >= 10 else broker.topics.find(topic.name)
+        refusal = error if denied is not None else _refused_topic(call, topic, opened) or error
         partitions = []
         for requested in topic.partitions:
-            partition_response = response.Partition(partition_index=requested.partition_index, error_code=error)
+            partition_response = response.Partition(partition_index=requested.partition_index, error_code=refusal)
             partitions.append(partition_response)
-            if error:
+            if refusal:
                 continue
             partition_response.error_code = refused(broker, opened, requested, unknown)
             if opened is not None and not partition_response.error_code:
@@ -75,6 +80,15 @@ async def offset_commit(broker: Broker, call: Call) -> Struct:
         for partition_response, code in zip(responses, errors, strict=True):
             partition_response.error_code = code
     return response(topics=topics)
+
+
+def _refused_topic(call: Call, topic: Struct, opened: OpenTopic | None) -> ErrorCode:
+    """Return why offsets of a topic may not be committed."""
+    if call.version < 10:
+        denied = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
+    else:  # an id that no topic has needs no right
+        denied = None if opened is None else call.denied(Operation.READ, ResourceType.TOPIC, opened.name)
+    return ErrorCode.NONE if denied is None else denied.code
 
 
 def refused(
@@ -95,7 +109,7 @@ def refused(
 
 
 def offset_row(opened: OpenTopic, requested: Struct) -> OffsetRow:
-    """As the store keeps it."""
+    """Return the offset as the store has it."""
     epoch = max(requested.committed_leader_epoch, -1)
     return OffsetRow(
         opened.topic.id,
@@ -107,7 +121,7 @@ def offset_row(opened: OpenTopic, requested: Struct) -> OffsetRow:
 
 
 async def _store(broker: Broker, commit: WireCommit, deleted: ErrorCode) -> list[ErrorCode]:
-    """Of each row; `deleted`: its topic is gone since we looked."""
+    """Store offsets and return the code of each row; `deleted`: its topic is gone since the request was checked."""
     outcome = await broker.group_store.commit(commit)
     if isinstance(outcome, KlammError):
         error = ErrorCode.UNKNOWN_MEMBER_ID if isinstance(outcome, GroupBusy) else code_of(outcome)
@@ -125,6 +139,7 @@ class _Topic(NamedTuple):
     uuid: bytes
     id: TopicId | None  # in the store; None: there is no such topic
     numbers: list[int]
+    denied: bool = False  # the client may not describe it
 
 
 class _Wanted(NamedTuple):
@@ -137,7 +152,7 @@ class _Wanted(NamedTuple):
 
 
 class _CommittedOffset(NamedTuple):
-    """Of a group in a partition, as it is answered."""
+    """The committed offset of a group in a partition, as a response has it."""
 
     number: int
     offset: int = -1
@@ -153,12 +168,19 @@ _NOTHING: frozenset[PendingKey] = frozenset()
 async def offset_fetch(broker: Broker, call: Call) -> Struct:
     request, response = call.request, OFFSET_FETCH.response
     requested = request.groups if call.version >= 8 else [request]
-    wanted = [_Wanted(each.group_id, _topics(broker, call, each.topics)) for each in requested]
+    denied = {each.group_id: call.denied(Operation.DESCRIBE, ResourceType.GROUP, each.group_id) for each in requested}
+    wanted = [
+        _Wanted(each.group_id, _topics(broker, call, [] if denied[each.group_id] else each.topics))
+        for each in requested
+    ]
     committed, pending = await _offsets(broker, wanted)
     unstable = pending if request.require_stable else _NOTHING
     responses: list[tuple[_Wanted, ErrorCode, _CommittedOffsets]] = []
     for each, offsets in zip(wanted, committed, strict=True):
-        if isinstance(offsets, ErrorCode):
+        refusal = denied[each.group_id]
+        if refusal is not None:
+            responses.append((each, refusal.code, []))
+        elif isinstance(offsets, ErrorCode):
             responses.append((each, offsets, []))
         else:
             responses.append((each, ErrorCode.NONE, _committed_offsets(broker, call, each, offsets, unstable)))
@@ -172,7 +194,8 @@ async def offset_fetch(broker: Broker, call: Call) -> Struct:
     each, error, topics = responses[0]
     if error and call.version < 2:  # errors were said of partitions alone
         topics = [
-            (topic, [_CommittedOffset(number, error=error) for number in topic.numbers]) for topic in each.topics or ()
+            (topic, [_CommittedOffset(number, error=error) for number in topic.numbers])
+            for topic in _topics(broker, call, request.topics) or ()
         ]
     return response(error_code=error, topics=_encode_topics(call, topics))
 
@@ -184,12 +207,15 @@ def _topics(broker: Broker, call: Call, requested: list[Struct] | None) -> list[
     for topic in requested:
         name, uuid = ("", topic.topic_id) if call.version >= 10 else (topic.name, b"")
         opened = broker.topics.by_id(uuid) if call.version >= 10 else broker.topics.find(name)
-        found.append(_Topic(name, uuid, None if opened is None else opened.topic.id, topic.partition_indexes))
+        resolved = name if opened is None else opened.name  # an id that no topic has needs no right
+        denied = bool(resolved) and call.denied(Operation.DESCRIBE, ResourceType.TOPIC, resolved) is not None
+        topic_id = None if opened is None else opened.topic.id
+        found.append(_Topic(name, uuid, topic_id, topic.partition_indexes, denied))
     return found
 
 
 async def _offsets(broker: Broker, wanted: list[_Wanted]) -> tuple[list[Offsets | ErrorCode], Container[PendingKey]]:
-    """What is committed, or why that cannot be told; and what transactions may move."""
+    """Return the committed offsets, or why they are unknown; and what transactions may move."""
     named = [each for each in wanted if is_group_id(each.group_id)]
     try:
         offsets = await broker.group_store.offsets((each.group_id, each.topic_ids) for each in named)
@@ -206,14 +232,17 @@ async def _offsets(broker: Broker, wanted: list[_Wanted]) -> tuple[list[Offsets 
 def _committed_offsets(
     broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[PendingKey]
 ) -> _CommittedOffsets:
-    topics = _stored(broker, offsets) if wanted.topics is None else wanted.topics
+    topics = _stored(broker, call, offsets) if wanted.topics is None else wanted.topics
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE
     responses: _CommittedOffsets = []
     for topic in topics:
         offsets_of_topic = []
         for number in topic.numbers:
             row = None if topic.id is None else offsets.get((topic.id, number))
-            if topic.id is None:
+            if topic.denied:
+                error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                offsets_of_topic.append(_CommittedOffset(number, error=error))
+            elif topic.id is None:
                 offsets_of_topic.append(_CommittedOffset(number, error=unknown))
             elif (wanted.group_id, topic.id, number) in unstable:
                 offsets_of_topic.append(_CommittedOffset(number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
@@ -225,15 +254,15 @@ def _committed_offsets(
     return responses
 
 
-def _stored(broker: Broker, offsets: Offsets) -> list[_Topic]:
-    """The topics of those offsets, as far as they are still there."""
+def _stored(broker: Broker, call: Call, offsets: Offsets) -> list[_Topic]:
+    """Return the topics of these offsets that still exist, and that the client may know of."""
     numbers: dict[TopicId, list[int]] = {}
     for topic_id, number in sorted(offsets):
         numbers.setdefault(topic_id, []).append(number)
     found = []
     for topic_id, each in numbers.items():
         opened = broker.topics.by_id(bytes.fromhex(topic_id))
-        if opened is not None:
+        if opened is not None and call.may(Operation.DESCRIBE, ResourceType.TOPIC, opened.name):
             found.append(_Topic(opened.name, broker.topics.uuid(opened), topic_id, each))
     return sorted(found)
 
@@ -267,6 +296,9 @@ def _encode_topics(call: Call, topics: _CommittedOffsets) -> list[Struct]:
 
 async def offset_delete(broker: Broker, call: Call) -> Struct:
     request, response = call.request, OFFSET_DELETE.response
+    denied = call.denied(Operation.DELETE, ResourceType.GROUP, request.group_id)
+    if denied is not None:
+        return response(error_code=denied.code)
     if not is_group_id(request.group_id):
         return response(error_code=ErrorCode.INVALID_GROUP_ID)
     error, consumed = broker.group_coordinator.check_offset_delete(
@@ -278,10 +310,13 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
     topics = []
     for topic in request.topics:
         opened = broker.topics.find(topic.name)
+        refusal = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
         partitions = []
         for requested in topic.partitions:
             number, code = requested.partition_index, ErrorCode.NONE
-            if opened is None or not 0 <= number < opened.count:
+            if refusal is not None:
+                code = refusal.code
+            elif opened is None or not 0 <= number < opened.count:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif topic.name in consumed:
                 code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC

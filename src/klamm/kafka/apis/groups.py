@@ -19,9 +19,10 @@ import asyncio
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from klamm.errors import GroupBusy, KlammError
+from klamm.kafka.api_error import ApiError
 from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, Reply, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
@@ -49,6 +50,7 @@ from klamm.kafka.wire.messages import (
     SYNC_GROUP,
 )
 from klamm.kafka.wire.structs import Struct
+from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 from klamm.store.wire_groups import Embedded
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS"]
 
 _GROUP, _TRANSACTION = 0, 1  # types of keys; 2 are share groups, which there are none of here
+_RESOURCES = {_GROUP: ResourceType.GROUP, _TRANSACTION: ResourceType.TRANSACTIONAL_ID}
 _CONSUMER = "consumer"
+_NOT_REQUESTED = -(2**31)  # in place of what a client may do
 
 
 # ---- who coordinates
@@ -65,16 +69,28 @@ _CONSUMER = "consumer"
 
 async def find_coordinator(broker: Broker, call: Call) -> Struct:
     request, response = call.request, FIND_COORDINATOR.response
-    if request.key_type in (_GROUP, _TRANSACTION):
-        error, message = ErrorCode.NONE, None
-        node_id, (host, port) = broker.node_id, broker.address(call)
-    else:
-        error, message = ErrorCode.INVALID_REQUEST, f"there are no coordinators of type {request.key_type} here"
-        node_id, host, port = -1, "", -1
-    node = {"error_code": error, "error_message": message, "node_id": node_id, "host": host, "port": port}
     if call.version < 4:
-        return response(**node)
-    return response(coordinators=[response.Coordinator(key=key, **node) for key in request.coordinator_keys])
+        return response(**_coordinator(broker, call, request.key))
+    return response(
+        coordinators=[
+            response.Coordinator(key=key, **_coordinator(broker, call, key)) for key in request.coordinator_keys
+        ]
+    )
+
+
+def _coordinator(broker: Broker, call: Call, key: str) -> dict[str, Any]:
+    """Return what is said of the coordinator of one group or transactional id."""
+    kind = call.request.key_type
+    resource = _RESOURCES.get(kind)
+    if resource is None:
+        error = ApiError(ErrorCode.INVALID_REQUEST, f"there are no coordinators of type {kind} here")
+    else:
+        denied = call.denied(Operation.DESCRIBE, resource, key)
+        if denied is None:
+            host, port = broker.address(call)
+            return {"error_code": 0, "error_message": None, "node_id": broker.node_id, "host": host, "port": port}
+        error = denied
+    return {"error_code": error.code, "error_message": error.message, "node_id": -1, "host": "", "port": -1}
 
 
 # ---- membership
@@ -82,6 +98,9 @@ async def find_coordinator(broker: Broker, call: Call) -> Struct:
 
 async def join_group(broker: Broker, call: Call) -> Struct:
     request = call.request
+    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    if denied is not None:
+        return _joined(call, JoinResponse(denied.code, ""))
     if not is_group_id(request.group_id):
         return _joined(call, JoinResponse(ErrorCode.INVALID_GROUP_ID, request.member_id))
     if request.member_id:  # not new: it was let in before, or is unknown
@@ -151,6 +170,9 @@ def _joined(call: Call, result: JoinResponse) -> Struct:
 
 async def sync_group(broker: Broker, call: Call) -> Struct:
     request = call.request
+    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    if denied is not None:
+        return _synced(SyncResponse(denied.code))
     if not is_group_id(request.group_id):
         return _synced(SyncResponse(ErrorCode.INVALID_GROUP_ID))
     if call.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
@@ -180,6 +202,9 @@ def _synced(result: SyncResponse) -> Struct:
 
 async def heartbeat(broker: Broker, call: Call) -> Struct:
     request = call.request
+    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    if denied is not None:
+        return HEARTBEAT.response(error_code=denied.code)
     if not is_group_id(request.group_id):
         return HEARTBEAT.response(error_code=ErrorCode.INVALID_GROUP_ID)
     error = broker.group_coordinator.heartbeat(
@@ -194,6 +219,9 @@ async def heartbeat(broker: Broker, call: Call) -> Struct:
 
 async def leave_group(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LEAVE_GROUP.response
+    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    if denied is not None:
+        return response(error_code=denied.code)
     if not is_group_id(request.group_id):
         return response(error_code=ErrorCode.INVALID_GROUP_ID)
     if call.version < 3:
@@ -225,7 +253,8 @@ async def consumer_group_heartbeat(broker: Broker, call: Call) -> Struct:
 
 
 async def describe_groups(broker: Broker, call: Call) -> Struct:
-    described = {name: broker.group_coordinator.describe(name) for name in call.request.groups}
+    denied = {name: call.denied(Operation.DESCRIBE, ResourceType.GROUP, name) for name in call.request.groups}
+    described = {name: broker.group_coordinator.describe(name) for name in call.request.groups if denied[name] is None}
     others = [name for name, description in described.items() if description is None and is_group_id(name)]
     error = ErrorCode.NONE
     stored: dict[str, Embedded] = {}
@@ -236,6 +265,11 @@ async def describe_groups(broker: Broker, call: Call) -> Struct:
             error = code_of(failure)
     groups = []
     for name in call.request.groups:
+        if (refusal := denied[name]) is not None:
+            groups.append(
+                DESCRIBE_GROUPS.response.Group(group_id=name, error_code=refusal.code, error_message=refusal.message)
+            )
+            continue
         description = described[name]
         if description is None and name in stored:
             description = _of_embedded(stored[name])
@@ -245,6 +279,8 @@ async def describe_groups(broker: Broker, call: Call) -> Struct:
 
 def _described(call: Call, name: str, description: GroupDescription | None, error: ErrorCode) -> Struct:
     response = DESCRIBE_GROUPS.response
+    is_requested = call.version >= 3 and call.request.include_authorized_operations
+    operations = call.operations(ResourceType.GROUP, name) if is_requested else _NOT_REQUESTED
     if description is not None:
         return response.Group(
             group_id=name,
@@ -252,13 +288,20 @@ def _described(call: Call, name: str, description: GroupDescription | None, erro
             protocol_type=description.protocol_type,
             protocol_data=description.protocol,
             members=[_described_member(member) for member in description.members],
+            authorized_operations=operations,
         )
     message = None
     if not is_group_id(name):
         error = ErrorCode.INVALID_GROUP_ID
     elif not error and call.version >= 6:  # to older clients, a group that is not there is Dead
-        error, message = ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {name!r}"
-    return response.Group(group_id=name, group_state="Dead", error_code=error, error_message=message)
+        error, message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found."
+    return response.Group(
+        group_id=name,
+        group_state="Dead",
+        error_code=error,
+        error_message=message,
+        authorized_operations=_NOT_REQUESTED if error else operations,
+    )
 
 
 def _described_member(member: MemberDescription) -> Struct:
@@ -283,7 +326,7 @@ def _of_embedded(embedded: Embedded) -> GroupDescription:
 
 
 def _assignment(owned: Iterable[tuple[str, int]]) -> bytes:
-    """What a member has, as leaders of consumers spell it: version, topics with their partitions, no data."""
+    """Encode what a member has, as leaders of consumers do: version, topics with their partitions, no data."""
     numbers: dict[bytes, list[int]] = {}
     for topic, number in owned:
         numbers.setdefault(topic.encode(), []).append(number)
@@ -304,23 +347,30 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
         return response(error_code=code_of(failure))
     for name, embedded in stored:
         found.setdefault(name, GroupListing(name, *((_CONSUMER, "Stable") if embedded else ("", "Empty"))))
+    sees_all = call.may(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
     groups = [
         response.Group(
             group_id=each.group_id, protocol_type=each.protocol_type, group_state=each.state, group_type=each.type
         )
         for each in sorted(found.values())
-        if (not states or each.state.lower() in states) and (not types or each.type in types)
+        if (not states or each.state.lower() in states)
+        and (not types or each.type in types)
+        and (sees_all or call.may(Operation.DESCRIBE, ResourceType.GROUP, each.group_id))
     ]
     return response(groups=groups)
 
 
 async def delete_groups(broker: Broker, call: Call) -> Struct:
-    """From the coordinator's first: no client can join or commit until the store has done it or failed."""
+    """Delete groups, at the coordinator first: no client can join or commit until the store has done it or failed."""
     coordinator, names = broker.group_coordinator, call.request.groups_names
     errors: list[ErrorCode] = []
     doomed: dict[int, str] = {}
     for place, name in enumerate(names):
-        error = coordinator.delete(name) if is_group_id(name) else ErrorCode.INVALID_GROUP_ID
+        denied = call.denied(Operation.DELETE, ResourceType.GROUP, name)
+        if denied is not None:
+            error = denied.code
+        else:
+            error = coordinator.delete(name) if is_group_id(name) else ErrorCode.INVALID_GROUP_ID
         errors.append(error)
         if not error:
             doomed[place] = name
@@ -403,7 +453,7 @@ HANDLERS = (
         5,
         list_groups,
         runs=(LOOP, CATALOG),
-        rights=("Describe Group",),
+        rights=("Describe Group", "Describe Cluster"),
         max_response_bytes=LARGE,
         needs_catalog=False,
         notes="groups are classic ones",

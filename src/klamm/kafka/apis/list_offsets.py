@@ -1,4 +1,4 @@
-"""Where a log begins, ends, or was at some time: ListOffsets, OffsetForLeaderEpoch.
+"""APIs that look offsets up: ListOffsets (start, end, by time), OffsetForLeaderEpoch.
 
     -1 latest            where the log ends; for read_committed, where the oldest open transaction begins
     -2 earliest          where it begins
@@ -21,13 +21,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from klamm.errors import KlammError
-from klamm.kafka.api_error import ApiError, code_and_message
+from klamm.kafka.api_error import NOT_HOSTED, ApiError, code_and_message
 from klamm.kafka.broker import NotOpened
 from klamm.kafka.call import DISK, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.repeats import merge_partitions
 from klamm.kafka.wire.messages import LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
 from klamm.log import lookup
+from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -44,27 +45,27 @@ _COMMITTED = 1  # the isolation level
 
 
 class _Slow(Exception):
-    """Not for the loop."""
+    """The look-up may block: it is not for the loop."""
 
 
 def _partition(broker: Broker, name: str, number: int) -> Partition:
-    """On the loop; _Slow if it has to be opened first."""
+    """Return the partition, on the loop. Raise _Slow if it must be opened first."""
     found = broker.topics.find(name)
     try:
         partition = None if found is None else broker.partition(found, number)
     except NotOpened:
         raise _Slow from None
     if partition is None:
-        raise _unknown(name, number)
+        raise _unknown()
     return partition
 
 
-def _unknown(name: str, number: int) -> ApiError:
-    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}/{number}")
+def _unknown() -> ApiError:
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
 
 
 def _check_epoch(partition: Partition, epoch: int) -> None:
-    """Whether the client knows the leader, if it says whom it takes for it."""
+    """Raise if the client's leader epoch, if it sends one, is not the current one."""
     current = partition.ends().leader_epoch
     if 0 <= epoch < current:
         raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {epoch} is over; it is {current} now")
@@ -81,14 +82,17 @@ async def list_offsets(broker: Broker, call: Call) -> Struct:
     slow: list[tuple[str, Struct, Struct]] = []
     response_data = response()
     for topic in request.topics:
+        denied = call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         times = Counter(each.partition_index for each in topic.partitions)
         partitions = []
         for requested in topic.partitions:
             partition_response = response.Partition(partition_index=requested.partition_index)
             partitions.append(partition_response)
             try:
+                if denied is not None:
+                    raise denied
                 if times[requested.partition_index] > 1:
-                    raise ApiError(ErrorCode.INVALID_REQUEST, f"{requested.partition_index}: is there more than once")
+                    raise ApiError(ErrorCode.INVALID_REQUEST, f"{requested.partition_index}: listed more than once")
                 if requested.timestamp < 0 and call.version < _SINCE.get(requested.timestamp, call.version + 1):
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"time {requested.timestamp} is unknown")
                 partition = _partition(broker, topic.name, requested.partition_index)
@@ -127,7 +131,7 @@ async def _finish(
         found = broker.topics.find(name)
         try:
             if found is None:
-                raise _unknown(name, requested.partition_index)
+                raise _unknown()
             partition = await broker.opened(found, requested.partition_index)
             await broker.disk(_fill, broker, partition, requested, partition_response, committed)
         except (ApiError, KlammError) as error:
@@ -136,7 +140,7 @@ async def _finish(
 
 
 def _fill(broker: Broker, partition: Partition, requested: Struct, partition_response: Struct, committed: bool) -> None:
-    """In a thread."""
+    """Fill in the response, in a thread."""
     partition.epochs()  # from now on they are known
     try:
         _fill_at_once(broker, partition, requested, partition_response, committed)
@@ -160,10 +164,16 @@ async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
     response = OFFSET_FOR_LEADER_EPOCH.response
     response_data = response()
     for topic in call.request.topics:
+        denied = None
+        if not call.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
+            denied = call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.topic)
         partitions = []
         for requested in topic.partitions:
             partition_response = response.Partition(partition=requested.partition)
             partitions.append(partition_response)
+            if denied is not None:
+                partition_response.error_code = denied.code
+                continue
             found = broker.topics.find(topic.topic)
             if found is None:
                 partition_response.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -180,7 +190,7 @@ async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
 
 
 def _end_of_epoch(partition: Partition, requested: Struct) -> tuple[int, int]:
-    """In a thread: the largest epoch up to the one that is asked for, and where it ended; -1 and -1 if unknown."""
+    """Return the largest epoch up to the requested one, and where it ended; -1 and -1 if unknown. Runs in a thread."""
     _check_epoch(partition, requested.current_leader_epoch)
     ends = partition.ends()
     if not 0 <= requested.leader_epoch <= ends.leader_epoch:

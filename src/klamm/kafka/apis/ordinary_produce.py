@@ -13,8 +13,10 @@ from klamm.errors import KlammError
 from klamm.kafka import _produce
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
+from klamm.kafka.request_meter import throttle_ms
 from klamm.kafka.wire.frames import SIZE_BYTES, read_response, response_frame
 from klamm.kafka.wire.messages import PRODUCE
+from klamm.store.acl import Operation, ResourceType
 
 if TYPE_CHECKING:
     from klamm.kafka._produce import OrdinaryProduce
@@ -34,13 +36,16 @@ def handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tupl
     request = _produce.read(frame)
     if request is None or not broker.topics.is_fresh:
         return ()
+    is_guarded = broker.authorizer is not None
     find = broker.topics.by_id if request.version >= _ID_SINCE else broker.topics.find
     batches: list[tuple[Partition, memoryview, int]] = []
     for number in range(len(request)):
         topic, index, records, record_count = request.partition(number)
         opened = find(topic)  # type: ignore[arg-type]  # the version says which
         found = None if opened is None else opened.opened_one(index)
-        if found is None:
+        if opened is None or found is None:
+            return ()
+        if is_guarded and not session.may(Operation.WRITE, ResourceType.TOPIC, opened.name):
             return ()
         batches.append((found, records, record_count))
     offsets: list[int] = []
@@ -60,10 +65,12 @@ def handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tupl
         metrics.batches_in += 1
         metrics.records_in += record_count
     touched = [partition for partition, _, _ in batches]
+    wait_s = session.charge(PRODUCE, request.client_id) if broker.quotas.is_active else 0.0
     if unsynced:
-        _Syncing(broker, session, request, touched).wait(unsynced)
+        _Syncing(broker, session, request, touched, wait_s).wait(unsynced)
     else:
-        session.respond(PRODUCE.name, session.received_at, request.response() if request.acks else None)
+        response = request.response(throttle_ms(wait_s) if wait_s else 0) if request.acks else None
+        session.respond(PRODUCE.name, session.received_at, None if response is None else [response], wait_s)
         for partition in touched:
             broker.purgatory.wake_soon(partition)
     return None
@@ -72,13 +79,22 @@ def handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tupl
 class _Syncing:
     """A request whose batches are appended, until they are on disk."""
 
-    __slots__ = ("_broker", "_failed", "_left", "_response", "_session", "_started", "_touched", "_version")
+    __slots__ = ("_broker", "_failed", "_left", "_response", "_session", "_started", "_touched", "_version",
+                 "_wait_s")  # fmt: skip
 
-    def __init__(self, broker: Broker, session: Session, request: OrdinaryProduce, touched: list[Partition]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        session: Session,
+        request: OrdinaryProduce,
+        touched: list[Partition],
+        wait_s: float,
+    ) -> None:
         self._broker = broker
         self._session = session
         self._version = request.version
-        self._response = request.response()
+        self._response = request.response(throttle_ms(wait_s) if wait_s else 0)
+        self._wait_s = wait_s  # of the client, by its quotas
         self._started = session.received_at
         self._touched = touched
         self._left = 0
@@ -90,7 +106,8 @@ class _Syncing:
         to do then. Fetches that wait for the records hear of them by the bell.
         """
         self._left = len(unsynced)
-        reply = self._session.make_reply(self._response) if self._left == 1 else None
+        may_reply = self._left == 1 and not self._wait_s  # else the loop has something to do
+        reply = self._session.make_reply(self._response) if may_reply else None
         for partition, end_offset, number in unsynced:
             self._broker.sync_queue.wait(partition, end_offset, partial(self._synced, number), reply)
 
@@ -100,12 +117,12 @@ class _Syncing:
         self._left -= 1
         if not self._left:
             response = self._with_errors() if self._failed else self._response
-            self._session.respond_later(PRODUCE.name, self._started, response)
+            self._session.respond_later(PRODUCE.name, self._started, response, self._wait_s)
             for partition in self._touched:
                 self._broker.purgatory.wake_soon(partition)
 
     def _with_errors(self) -> bytes:
-        """The response, as it is when syncs have failed."""
+        """Return the response for failed syncs."""
         correlation_id, response = read_response(PRODUCE, self._version, self._response[SIZE_BYTES:])
         partitions = [partition for topic in response.responses for partition in topic.partition_responses]
         for number, error in self._failed.items():

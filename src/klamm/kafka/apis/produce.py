@@ -42,6 +42,7 @@ from klamm.kafka.error_map import code_of
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION
 from klamm.kafka.wire.messages import PRODUCE
 from klamm.log.batch_rules import codec_of
+from klamm.store.acl import Operation, ResourceType
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -57,6 +58,7 @@ _Topic = _response.Topic
 _Partition = _response.Partition
 
 _MAGIC_AT = 16
+_ATTRIBUTES_AT = 22  # the byte with the bits
 _KNOWN_BITS = CODEC_MASK | TRANSACTIONAL | LOG_APPEND_TIME
 _MAX_LISTED = 100  # errors of records in a response
 _HIGHEST_CODEC = 4
@@ -83,7 +85,7 @@ class Checked(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What batches of a topic have to keep to, as far as it can be told without the partition."""
+    """The rules for batches of a topic, as far as they can be checked without the partition."""
 
     max_bytes: int = 2**31 - 1
     max_held: int = MAX_DECODED_BYTES
@@ -98,7 +100,7 @@ _NO_RULES = Rules()
 
 
 class BadRecords(ApiError):
-    """Some records of a batch are why it is refused."""
+    """A batch is refused because of some of its records."""
 
     def __init__(self, code: ErrorCode, message: str, indexes: Iterable[int]) -> None:
         super().__init__(code, message)
@@ -126,12 +128,14 @@ def check(records: Any, version: int, rules: Rules = _NO_RULES, *, quick: bool =
         if header.size < len(records):
             raise ApiError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
         if header.size > len(records):
-            raise ApiError(ErrorCode.INVALID_RECORD, f"{len(records)} of {header.size} bytes of a batch")
+            raise ApiError(ErrorCode.INVALID_RECORD, f"truncated batch: {len(records)} of {header.size} bytes")
         if header.base_offset != 0:
             raise ApiError(ErrorCode.INVALID_RECORD, f"the base offset is {header.base_offset}; it should be 0")
         if header.size > rules.max_bytes:  # before anything that takes time with the size
             raise ApiError(
-                ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {header.size} bytes, where {rules.max_bytes} are taken"
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"The record batch size is {header.size} bytes which exceeds the maximum configured value of"
+                f" {rules.max_bytes}.",
             )
         if quick and (header.size > _QUICK_BYTES or (rules.codec is not None and rules.codec[0] != header.codec)):
             raise Slow
@@ -139,7 +143,7 @@ def check(records: Any, version: int, rules: Rules = _NO_RULES, *, quick: bool =
     except CorruptBatch as error:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, error.message) from None
     if done != len(records):
-        raise ApiError(ErrorCode.CORRUPT_MESSAGE, f"a batch of {header.size} bytes, of which {len(records)} came")
+        raise ApiError(ErrorCode.CORRUPT_MESSAGE, f"truncated batch: {len(records)} of {header.size} bytes")
     attributes = header.attributes
     if attributes & CONTROL:
         raise ApiError(ErrorCode.INVALID_RECORD, "clients may not write control batches")
@@ -196,6 +200,15 @@ def _scan(records: Any, header: Header, max_held: int, quick: bool) -> Scan:
         raise ApiError(ErrorCode.INVALID_RECORD, error.message) from None
 
 
+def _is_transactional(records: Any) -> bool:
+    return (
+        records is not None
+        and len(records) >= HEADER_SIZE
+        and records[_MAGIC_AT] == MAGIC
+        and bool(records[_ATTRIBUTES_AT] & TRANSACTIONAL)
+    )
+
+
 class _Producing:
     """A request on its way: one answer for each partition, then one for all."""
 
@@ -222,8 +235,14 @@ class _Producing:
         by_id = version >= _ID_SINCE
         request = self.call.request
         seen: set[tuple[bytes, str, int]] = set()
+        denied_id = self._denied_transaction() if self.call.session.is_guarded else None
         for topic in request.topic_data:
             opened = broker.topics.by_id(topic.topic_id) if by_id else broker.topics.find(topic.name)
+            name = topic.name if opened is None else opened.name
+            denied = denied_id or (self.call.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None)
+            is_named = denied is not None and denied is not denied_id
+            if by_id and is_named and not self.call.may(Operation.DESCRIBE, ResourceType.TOPIC, name):
+                denied = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed to write to this topic")
             partitions: list[Any] = []
             self.response.responses.append(
                 _Topic(name=topic.name, topic_id=topic.topic_id, partition_responses=partitions)
@@ -238,7 +257,9 @@ class _Producing:
                     )
                     continue
                 seen.add(key)
-                if self.acks not in (-1, 0, 1):
+                if denied is not None and len(seen) > len(self.call.done):
+                    self._refuse_error(partition_response, denied)
+                elif self.acks not in (-1, 0, 1):
                     self._refuse(partition_response, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {self.acks}")
                 elif opened is None:
                     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -249,14 +270,26 @@ class _Producing:
                     self._take(partition_response, opened, each)
         self._one_less()
 
+    def _denied_transaction(self) -> ApiError | None:
+        """Return why the client may write no transactional batch, if one is in the request."""
+        batches = (each.records for topic in self.call.request.topic_data for each in topic.partition_data)
+        if not any(map(_is_transactional, batches)):
+            return None
+        name = self.call.request.transactional_id
+        if name is None:
+            return ApiError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without a transactional id"
+            )
+        return self.call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+
     def _take_appended(self, partition_response: Any, opened: OpenTopic, requested: Any, offset: int) -> None:
-        """It was appended before another partition of the request turned out to be in the way of something."""
+        """Record a partition that was appended before another partition of the request turned out to block."""
         partition = opened.opened_one(requested.index)
         assert partition is not None
         self._appended(partition_response, partition, parse(requested.records), offset, requested.records)
 
     def _take(self, partition_response: Any, opened: OpenTopic, requested: Any) -> None:
-        """On the loop: append at once if nothing is in the way."""
+        """Append at once if nothing prevents it. Runs on the loop."""
         broker = self.broker
         try:
             checked = check(requested.records, self.call.version, self._rules(opened), quick=True)
@@ -321,7 +354,7 @@ class _Producing:
             self._one_less()
 
     async def _check_first(self, partition_response: Any, opened: OpenTopic, number: int, records: memoryview) -> None:
-        """A batch that takes a while to look into."""
+        """Check a batch that takes a while to read, in a thread."""
         try:
             checked, batch = await self.broker.codec(
                 check_and_compress, records, self.call.version, self._rules(opened)
@@ -346,7 +379,7 @@ class _Producing:
     async def _register_first(
         self, partition_response: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
     ) -> None:
-        """A transactional batch whose partition is not known to be in its transaction."""
+        """Register a transactional batch whose partition is not known to be in its transaction."""
         broker, place, header = self.broker, (opened.topic.id, number), checked.header
         try:
             partition = await broker.opened(opened, number)
@@ -464,7 +497,7 @@ class _Producing:
         return None
 
     def _wake_soon(self) -> None:
-        """Those who wait for records: the loop comes to them after the producer has its response."""
+        """Wake the waiting fetches, after the producer has its response."""
         touched, self.touched = self.touched, []
         for partition in touched:
             self.broker.purgatory.wake_soon(partition)
@@ -477,7 +510,7 @@ async def _produce(broker: Broker, call: Call) -> Struct | None:
 
 
 def _names_unknown_topic(broker: Broker, version: int, request: Struct) -> bool:
-    """Topics that are known by their id stay what they are; what a name stands for may have changed."""
+    """Return whether a topic may be unknown here: what a name stands for may change; what an id does, not."""
     return version < _ID_SINCE or any(broker.topics.by_id(topic.topic_id) is None for topic in request.topic_data)
 
 

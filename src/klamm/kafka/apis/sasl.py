@@ -46,17 +46,19 @@ async def sasl_authenticate(broker: Broker, call: Call) -> Struct:
             else "there was no SaslHandshake before",
             auth_bytes=b"",
         )
+    mechanism = login.mechanism
     try:
         token, is_logged_in = await login.step(call.request.auth_bytes)
     except LoginFailed as failure:
-        call.session.log_event(failure.why)
+        call.session.login_failed(failure)
         await asyncio.sleep(broker.settings.connection_failed_authentication_delay_ms / 1000)
         return SASL_AUTHENTICATE.response(
             error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=failure.message, auth_bytes=b""
         )
     if is_logged_in:
         call.session.logged_in()
-    lifetime_ms = broker.settings.connections_max_reauth_ms if is_logged_in else 0
+        broker.audit.authenticated(call.session, mechanism, login.user)
+    lifetime_ms = login.lifetime_ms if is_logged_in else 0
     return SASL_AUTHENTICATE.response(
         error_code=0, error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.errors import KlammError
+from klamm.kafka.api_error import ApiError
 from klamm.kafka.apis.group_offsets import offset_row, refused
 from klamm.kafka.call import DISK, LARGE, LOOP, TRANSACT, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
@@ -30,6 +31,7 @@ from klamm.kafka.wire.messages import (
     TXN_OFFSET_COMMIT,
 )
 from klamm.kafka.wire.structs import Struct
+from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 from klamm.store.groups import OffsetRow
 from klamm.store.markers import can_append
 from klamm.store.transaction_state import Add, End
@@ -45,13 +47,14 @@ __all__ = ["HANDLERS"]
 _FENCED_SINCE = {INIT_PRODUCER_ID: 4, ADD_PARTITIONS_TO_TXN: 2, ADD_OFFSETS_TO_TXN: 2, END_TXN: 2}
 """The first versions that know PRODUCER_FENCED."""
 
+_OF_BROKERS_SINCE = 4  # versions of AddPartitionsToTxn that clients do not send
 _ABORTABLE_SINCE = 5  # of AddPartitionsToTxn
 _BUMPS_SINCE = 5  # of EndTxn and TxnOffsetCommit: KIP-890
 _KAFKAS_STATES = {*STATES.values(), "Dead", "PrepareEpochFence"}
 
 
 def _error_code(call: Call, code: ErrorCode) -> ErrorCode:
-    """As this version of the request knows it."""
+    """Return the code as this version of the request has it."""
     if code is ErrorCode.PRODUCER_FENCED and call.version < _FENCED_SINCE[call.api]:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
@@ -62,6 +65,11 @@ def _error_code(call: Call, code: ErrorCode) -> ErrorCode:
 
 async def init_producer_id(broker: Broker, call: Call) -> Struct:
     request = call.request
+    denied = _denied_producer(call)
+    if denied is not None:
+        return INIT_PRODUCER_ID.response(error_code=denied.code, producer_id=-1, producer_epoch=-1)
+    if (request.producer_id == -1) != (request.producer_epoch == -1):  # half of an identity
+        return INIT_PRODUCER_ID.response(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
     try:
         found = await broker.transact(
             request.transactional_id,
@@ -76,6 +84,18 @@ async def init_producer_id(broker: Broker, call: Call) -> Struct:
     return INIT_PRODUCER_ID.response(
         error_code=_error_code(call, found.error), producer_id=found.producer_id, producer_epoch=found.epoch
     )
+
+
+def _denied_producer(call: Call) -> ApiError | None:
+    """Return why the client may have no producer id. One that may write somewhere may have one, as in Kafka."""
+    name = call.request.transactional_id
+    if name is not None:
+        return call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+    if call.may(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME) or call.session.may_some(
+        Operation.WRITE, ResourceType.TOPIC
+    ):
+        return None
+    return call.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 # ---- what is part of a transaction
@@ -103,15 +123,28 @@ def _requested_partitions(broker: Broker, topics: Iterable[Any]) -> _RequestedPa
 async def _add_partitions(
     broker: Broker, call: Call, name: str, producer_id: int, epoch: int, topics: Iterable[Any], *, verify_only: bool
 ) -> list[Struct]:
-    """What is answered for each topic of one transaction."""
+    """Return the response for each topic of one transaction."""
     requested = _requested_partitions(broker, topics)
+    refusals: dict[str, ApiError | None] = {}
+    denied = None
+    if call.version < _OF_BROKERS_SINCE:
+        denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+        names = {} if denied is not None else dict.fromkeys(tp.topic for tp in requested.tps)
+        refusals = {topic: call.denied(Operation.WRITE, ResourceType.TOPIC, topic) for topic in names}
     known = [tp for tp in requested.tps.values() if tp is not None]
     codes: dict[TopicPartition, ErrorCode]
-    if len(known) < len(requested.tps):
-        codes = {
-            key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp is None else ErrorCode.OPERATION_NOT_ATTEMPTED
-            for key, tp in requested.tps.items()
-        }
+    if denied is not None:
+        codes = dict.fromkeys(requested.tps, denied.code)
+    elif len(known) < len(requested.tps) or any(refusals.values()):
+        codes = {}
+        for key, there in requested.tps.items():
+            refusal = refusals.get(key.topic)
+            if refusal is not None:
+                codes[key] = refusal.code
+            elif there is None:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                codes[key] = ErrorCode.OPERATION_NOT_ATTEMPTED
     elif not name:
         codes = dict.fromkeys(requested.tps, ErrorCode.INVALID_REQUEST)
     elif verify_only:
@@ -152,6 +185,9 @@ async def add_partitions_to_txn(broker: Broker, call: Call) -> Struct:
             verify_only=False,
         )
         return response(results_by_topic_v3_and_below=topics)
+    denied = call.denied(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+    if denied is not None:  # requests of these versions are for brokers
+        return response(error_code=denied.code)
     results = []
     for each in request.transactions:
         topics = await _add_partitions(
@@ -169,7 +205,12 @@ async def add_partitions_to_txn(broker: Broker, call: Call) -> Struct:
 
 async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
     request = call.request
-    if not request.transactional_id:
+    denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id) or call.denied(
+        Operation.READ, ResourceType.GROUP, request.group_id
+    )
+    if denied is not None:
+        code = denied.code
+    elif not request.transactional_id:
         code = ErrorCode.INVALID_REQUEST
     elif not is_group_id(request.group_id):
         code = ErrorCode.INVALID_GROUP_ID
@@ -184,8 +225,13 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
 
 async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
     request, response = call.request, TXN_OFFSET_COMMIT.response
+    denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id) or call.denied(
+        Operation.READ, ResourceType.GROUP, request.group_id
+    )
     error = ErrorCode.INVALID_GROUP_ID
-    if is_group_id(request.group_id):
+    if denied is not None:
+        error = denied.code
+    elif is_group_id(request.group_id):
         error = broker.group_coordinator.check_commit(
             request.group_id,
             request.member_id,
@@ -199,9 +245,10 @@ async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
     topics = []
     for topic in request.topics:
         opened = broker.topics.find(topic.name)
+        refusal = None if denied is not None else call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
         partitions = []
         for requested in topic.partitions:
-            code = error or refused(broker, opened, requested)
+            code = refusal.code if refusal is not None else error or refused(broker, opened, requested)
             partitions.append(response.Partition(partition_index=requested.partition_index, error_code=code))
             if opened is not None and not code:
                 responses.append(partitions[-1])
@@ -238,6 +285,9 @@ async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> 
 
 async def end_txn(broker: Broker, call: Call) -> Struct:
     request = call.request
+    denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+    if denied is not None:
+        return END_TXN.response(error_code=denied.code)
     if not request.transactional_id:
         return END_TXN.response(error_code=ErrorCode.INVALID_REQUEST)
     try:
@@ -257,21 +307,25 @@ async def describe_transactions(broker: Broker, call: Call) -> Struct:
     response = DESCRIBE_TRANSACTIONS.response
     states = []
     for name in call.request.transactional_ids:
+        denied = call.denied(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+        if denied is not None:
+            states.append(response.Transaction(error_code=denied.code, transactional_id=name))
+            continue
         row = broker.transaction_coordinator.row(name) if name else None
         if row is not None:
-            states.append(_described(broker, row))
+            states.append(_described(broker, call, row))
         else:
             code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if name else ErrorCode.INVALID_REQUEST
             states.append(response.Transaction(error_code=code, transactional_id=name))
     return response(transaction_states=states)
 
 
-def _described(broker: Broker, row: Row) -> Struct:
+def _described(broker: Broker, call: Call, row: Row) -> Struct:
     response = DESCRIBE_TRANSACTIONS.response
     numbers: dict[str, list[int]] = {}
     for topic_id, number in sorted(row.partitions):
         opened = broker.topics.by_id(bytes.fromhex(topic_id))
-        if opened is not None:
+        if opened is not None and call.may(Operation.DESCRIBE, ResourceType.TOPIC, opened.name):
             numbers.setdefault(opened.name, []).append(number)
     return response.Transaction(
         transactional_id=row.name,
@@ -287,12 +341,15 @@ def _described(broker: Broker, row: Row) -> Struct:
 async def list_transactions(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_TRANSACTIONS.response
     now_ms = broker.core.heads.wall_ms()
+    states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
     found = []
     for row in broker.transaction_coordinator.rows():
         state = STATES[row.state]
-        if request.state_filters and state not in request.state_filters:
+        if not call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, row.name or ""):
             continue
-        if request.producer_id_filters and row.producer_id not in request.producer_id_filters:
+        if states and state not in states:
+            continue
+        if producer_ids and row.producer_id not in producer_ids:
             continue
         if request.duration_filter >= 0 and (row.is_over or now_ms - row.started_ms <= request.duration_filter):
             continue
@@ -308,10 +365,14 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
     topics = []
     for topic in call.request.topics:
         opened = broker.topics.find(topic.name)
+        denied = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
         partitions = []
         for number in topic.partition_indexes:
             answer = response.Partition(partition_index=number)
             partitions.append(answer)
+            if denied is not None:
+                answer.error_code, answer.error_message = denied.code, denied.message
+                continue
             if opened is None or not 0 <= number < opened.count:
                 answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
@@ -327,7 +388,7 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
 
 
 def _producers(partition: Partition, expiration_ms: int) -> list[Struct]:
-    """In a thread: those that are remembered."""
+    """Return the producers that are remembered. Runs in a thread."""
     if not can_append(partition):
         return []  # a stopped process holds the log: unknown
     found = []
@@ -367,7 +428,7 @@ HANDLERS = (
         5,
         init_producer_id,
         runs=(TRANSACT,),
-        rights=("Write TransactionalId", "IdempotentWrite Cluster"),
+        rights=("Write TransactionalId", "IdempotentWrite Cluster", "Write Topic"),
         needs_catalog=False,
     ),
     SupportedApi(
@@ -376,7 +437,7 @@ HANDLERS = (
         5,
         add_partitions_to_txn,
         runs=(LOOP, TRANSACT),
-        rights=("Write TransactionalId", "Write Topic"),
+        rights=("Write TransactionalId", "Write Topic", "ClusterAction Cluster"),
         max_response_bytes=LARGE,
     ),
     SupportedApi(

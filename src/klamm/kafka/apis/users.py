@@ -7,6 +7,7 @@ Alter       The client sends salt and salted password; what is stored is derived
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from klamm.kafka.api_error import ApiError
 from klamm.kafka.call import ADMIN, CATALOG, LARGE, LOOP, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
+from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 from klamm.store.scram import MAX_ITERATIONS, MIN_ITERATIONS, Credential, derive_from_salted
 from klamm.store.users import User, validate_user
 
@@ -36,15 +38,22 @@ _SIZES = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}  # of a salted password
 
 
 async def describe_user_scram_credentials(broker: Broker, call: Call) -> Struct:
+    error = call.denied(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
+    if error is not None:
+        response = DESCRIBE_USER_SCRAM_CREDENTIALS.response
+        denied = {"error_code": error.code, "error_message": error.message}
+        results = [response.Result(user="", **denied) for _ in call.request.users or ()]  # nameless, as in Kafka
+        return response(**denied, results=results)
     users = {user.name: user for user in await broker.catalog(broker.users.all)}
-    requested = [each.name for each in call.request.users or ()]
-    results = [_described(name, users, requested) for name in dict.fromkeys(requested or users)]
+    requested = Counter(each.name for each in call.request.users or ())
+    results = [_described(name, users, requested[name]) for name in requested or users]
     return DESCRIBE_USER_SCRAM_CREDENTIALS.response(error_code=0, error_message=None, results=results)
 
 
-def _described(name: str, users: dict[str, User], requested: list[str]) -> Struct:
+def _described(name: str, users: dict[str, User], times: int) -> Struct:
+    """Return what is said of one user, who is named so many times in the request."""
     response = DESCRIBE_USER_SCRAM_CREDENTIALS.response
-    if requested.count(name) > 1:
+    if times > 1:
         message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
         return response.Result(
             user=name, error_code=ErrorCode.DUPLICATE_RESOURCE, error_message=message, credential_infos=[]
@@ -66,7 +75,12 @@ def _described(name: str, users: dict[str, User], requested: list[str]) -> Struc
 
 
 async def alter_user_scram_credentials(broker: Broker, call: Call) -> Struct:
-    errors = await broker.administer(_alter, broker.users, call.request)
+    denied = call.denied(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
+    errors: dict[str, ApiError | None]
+    if denied is not None:
+        errors = {each.name: denied for each in (*call.request.deletions, *call.request.upsertions)}
+    else:
+        errors = await broker.administer(_alter, broker.users, call.request)
     response = ALTER_USER_SCRAM_CREDENTIALS.response
     results = [
         response.Result(

@@ -33,7 +33,7 @@ Files = tuple[tuple[int, int, int] | None, ...]
 
 
 class Certificates:
-    """Of one server. Loaded by threads; the loop uses what is there."""
+    """The certificates of one server. Loaded by threads; the loop uses what is there."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Load the files. Raise InvalidSetting, with the setting, if that is not possible."""
@@ -102,7 +102,7 @@ class Certificates:
             raise InvalidSetting(
                 f"{self._keystore}: {_reason(error)}",
                 setting="ssl.keystore.location",
-                hint="expected a PEM file with certificate and private key, which is not encrypted and fits",
+                hint="expected a PEM file with certificate and private key, not encrypted, which belong together",
             ) from None
         context.verify_mode = client_auth
         if client_auth != ssl.CERT_NONE:

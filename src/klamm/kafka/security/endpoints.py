@@ -1,4 +1,4 @@
-"""Where a server listens, and what clients have to bring there: `listeners` and its companions, as Kafka spells them.
+"""Endpoints: where a server listens, and what clients need there (`listeners` and its companions, as in Kafka).
 
     listeners                       NAME://host:port, …       NAME is a security protocol, or one of the map below
     listener.security.protocol.map  NAME:PROTOCOL, …
@@ -21,7 +21,7 @@ __all__ = ["PLAINTEXT", "PROTOCOLS", "Endpoint", "endpoints_of", "mechanisms_of"
 
 PLAINTEXT = "PLAINTEXT"
 PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER")
 
 _LISTENER = re.compile(r"(?P<name>\w+)://(?P<host>\[[^\]]*\]|[^\[\]:]*):(?P<port>\d{1,5})", re.ASCII)
 _DEFAULT_HOST = "127.0.0.1"
@@ -119,9 +119,9 @@ def _parse(setting: str, settings: ServerSettings) -> list[tuple[str, str, int]]
         name, host, port = match["name"], match["host"].strip("[]"), int(match["port"])
         if any(name == other for other, _, _ in parsed):
             raise InvalidSetting(
-                f"{name} is there twice", setting=setting, hint="each listener needs a name of its own"
+                f"{name} is listed twice", setting=setting, hint="each listener needs a name of its own"
             )
         if port and any((host, port) == where for _, *where_parts in parsed if (where := tuple(where_parts))):
-            raise InvalidSetting(f"port {port} is there twice", setting=setting)
+            raise InvalidSetting(f"port {port} is used twice", setting=setting)
         parsed.append((name, host, port))
     return parsed

@@ -9,20 +9,24 @@
 
 Promises
   LOG1  Before a connection has logged in, nothing but ApiVersions, SaslHandshake and SaslAuthenticate is decoded, and
-        no frame of more than sasl.server.max.receive.size bytes is read.
+        no frame of more than sasl.server.max.receive.size bytes is read. A request of SASL is never larger.
   LOG2  A connection that has not logged in within connection.setup.timeout.ms is closed.
   LOG3  The response to a wrong password, to a user that does not exist and to a message that is not one of the
-        mechanism is the same, and comes connection.failed.authentication.delay.ms late.
+        mechanism is the same, and comes connection.failed.authentication.delay.ms late. What a user is challenged with
+        that does not exist could be that of one that does (decoys.py).
   LOG4  A connection that logs in again stays the same principal.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from klamm.errors import KlammError
-from klamm.kafka.security.scram import BadExchange, ScramExchange, decoy, parse_plain
+from klamm.kafka.security.decoys import ANY
+from klamm.kafka.security.oauth import INVALID_TOKEN, parse_bearer
+from klamm.kafka.security.scram import BadExchange, ScramExchange, parse_plain
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,25 +46,32 @@ _LINGER_S = 1.0  # a client that has failed gets the response, and closes the co
 class LoginFailed(Exception):
     """The login did not succeed. `message` is what the client is sent; the log gets the reason, too."""
 
-    def __init__(self, message: str, why: str) -> None:
+    def __init__(self, message: str, why: str, mechanism: str, user: str) -> None:
         super().__init__(message)
         self.message = message
         self.why = why
+        self.mechanism = mechanism
+        self.user = user
+        """Who the client says it is, as far as that is known."""
 
 
 class Login:
-    """Of one connection."""
+    """The login of one connection."""
 
-    __slots__ = ("_broker", "_disconnect", "_exchange", "_expires", "_is_failed", "_mechanism", "_timer", "user")
+    __slots__ = ("_broker", "_disconnect", "_exchange", "_expires", "_is_failed", "_max_bytes", "_mechanism",
+                 "_timer", "lifetime_ms", "user")  # fmt: skip
 
     def __init__(self, broker: Broker, disconnect: Callable[[str], None]) -> None:
-        """`disconnect` closes the connection, and logs why."""
+        """Prepare a login. `disconnect` closes the connection, and logs why."""
         self._broker = broker
         self._disconnect = disconnect
         self._mechanism = ""
-        self._exchange: ScramExchange | None = None
+        self._exchange: ScramExchange | str | None = None  # str: why a token is not valid
         self._expires = 0.0  # on the loop's clock; 0: it has not logged in
         self._is_failed = False
+        self._max_bytes = broker.settings.sasl_server_max_receive_size
+        self.lifetime_ms = 0
+        """How long the login is valid; 0: as long as the connection lasts."""
         self.user = ""
         limit_s = broker.settings.connection_setup_timeout_ms / 1000
         self._timer: asyncio.TimerHandle | None = broker.loop.call_later(limit_s, self._time_out)
@@ -71,7 +82,7 @@ class Login:
         """Return whether the request may be handled now. If not, the connection is closed."""
         if self._expires:
             if self._broker.loop.time() < self._expires:
-                return True
+                return len(frame) <= self._max_bytes or self._may_be_large(frame)
             keys, why = _SASL_KEYS, "its login has expired (connections.max.reauth.ms)"
         else:
             keys, why = LOGIN_KEYS, "it has not logged in"
@@ -84,6 +95,13 @@ class Login:
         else:
             metrics.unauthenticated_requests += 1
             self._disconnect(f"connection closed: a request of API {key}, and {why}")
+        return False
+
+    def _may_be_large(self, frame: memoryview) -> bool:
+        """Return whether a request may be larger than before the login: one of SASL may not."""
+        if int.from_bytes(frame[:2], "big") not in _SASL_KEYS:
+            return True
+        self._disconnect(f"connection closed: a request of SASL of {len(frame)} bytes (sasl.server.max.receive.size)")
         return False
 
     @property
@@ -103,9 +121,16 @@ class Login:
 
     def choose(self, mechanism: str) -> bool:
         """Begin to log in, for the first time or again. Return whether there is that mechanism."""
-        self._exchange = None
-        self._mechanism = mechanism if mechanism in self._broker.mechanisms else ""
-        return bool(self._mechanism)
+        is_there = mechanism in self._broker.mechanisms
+        if not isinstance(self._exchange, str):  # else it fails with the next message, whatever that is
+            self._exchange = None
+            self._mechanism = mechanism if is_there else ""
+        return is_there
+
+    @property
+    def mechanism(self) -> str:
+        """What the client has chosen; empty: nothing, or it has logged in."""
+        return self._mechanism
 
     @property
     def has_mechanism(self) -> bool:
@@ -114,53 +139,78 @@ class Login:
     async def step(self, message: bytes) -> tuple[bytes, bool]:
         """Take a message of the client. Return what it is sent, and whether it has logged in. Raise LoginFailed."""
         mechanism = self._mechanism
+        exchange = self._exchange
+        if isinstance(exchange, str):  # the client has heard that its token is invalid, and says so
+            self._exchange = None
+            raise self._failed(exchange)
         try:
             if mechanism == "PLAIN":
                 plain = parse_plain(message)
                 await self._check_password(plain.user, plain.password)
                 self._finish(plain.user)
                 return b"", True
-            exchange = self._exchange
+            if mechanism == "OAUTHBEARER":
+                return await self._take_token(message)
             if exchange is None:
                 exchange = ScramExchange(mechanism)
                 user = exchange.begin(message)
                 credentials = await self._find(user)
                 self._exchange = exchange
-                return exchange.challenge(credentials.get(mechanism) or decoy(user, mechanism)), False
+                credential = credentials.get(mechanism) or self._broker.decoys.decoy(user, mechanism)
+                return exchange.challenge(credential), False
             self._exchange = None
             response = exchange.finish(message)
             if response is None:
-                raise self._failed(f"wrong password of {exchange.user[:100]!r}, or no such user")
+                raise self._failed(f"wrong password of {exchange.user[:100]!r}, or no such user", exchange.user)
             self._finish(exchange.user)
             return response, True
         except BadExchange as error:
             raise self._failed(str(error)) from None
 
+    def give_up(self) -> LoginFailed | None:
+        """Return that the login has failed, if the client is gone before it could be told so: its token was refused."""
+        why, self._exchange = self._exchange, None
+        return self._failed(why) if isinstance(why, str) else None
+
+    async def _take_token(self, message: bytes) -> tuple[bytes, bool]:
+        tokens = self._broker.tokens
+        assert tokens is not None
+        token = parse_bearer(message)
+        try:
+            verified = await self._broker.authenticate(tokens.verify, token)
+        except BadExchange as error:
+            self._exchange = str(error)
+            return INVALID_TOKEN, False
+        self._finish(verified.user, max(1, int((verified.expires - time.time()) * 1000)))
+        return b"", True
+
     async def _find(self, user: str) -> dict[str, Credential]:
         try:
-            return await self._broker.authenticate(self._broker.users.find, user)
+            return await self._broker.authenticate(self._broker.decoys.find, user)
         except KlammError as error:  # damaged, or the disk does not answer: no one gets in
             raise self._failed(str(error)) from None
 
     async def _check_password(self, user: str, password: str) -> None:
         credentials = await self._find(user)
         credential = credentials.get("SCRAM-SHA-512") or credentials.get("SCRAM-SHA-256")
-        candidate = credential or decoy(user, "SCRAM-SHA-512")
+        candidate = credential or self._broker.decoys.decoy(user, ANY)
         fits = await self._broker.authenticate(candidate.fits, password)
         if credential is None or not fits:
-            raise self._failed(f"wrong password of {user[:100]!r}, or no such user")
+            raise self._failed(f"wrong password of {user[:100]!r}, or no such user", user)
 
-    def _finish(self, user: str) -> None:
+    def _finish(self, user: str, credential_ms: int = 0) -> None:
+        """Accept the client as that user, for `credential_ms` at most; 0: its credential does not expire."""
         if self.user and user != self.user:
-            raise self._failed(f"it was {self.user!r}, and logs in again as {user[:100]!r}")
+            raise self._failed(f"it was {self.user!r}, and logs in again as {user[:100]!r}", user)
         self.user = user
         self._mechanism, mechanism = "", self._mechanism
-        lifetime_ms = self._broker.settings.connections_max_reauth_ms
-        self._expires = self._broker.loop.time() + lifetime_ms / 1000 if lifetime_ms else float("inf")
+        lifetimes = [each for each in (self._broker.settings.connections_max_reauth_ms, credential_ms) if each]
+        self.lifetime_ms = min(lifetimes, default=0)
+        self._expires = self._broker.loop.time() + self.lifetime_ms / 1000 if lifetimes else float("inf")
         self.close()
         self._broker.metrics.login(mechanism, "success")
 
-    def _failed(self, why: str) -> LoginFailed:
+    def _failed(self, why: str, user: str = "") -> LoginFailed:
         """Return the error; from now on the connection may send nothing."""
         mechanism = self._mechanism
         self._is_failed = True
@@ -172,4 +222,6 @@ class Login:
         return LoginFailed(
             f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}",
             f"login by {mechanism} failed: {why}",
+            mechanism,
+            user or self.user,
         )

@@ -13,25 +13,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 import os
 from typing import NamedTuple
 
-from klamm.store.scram import DEFAULT_ITERATIONS, Credential, hash_name
+from klamm.store.scram import Credential
 
-__all__ = ["BadExchange", "ScramExchange", "decoy", "parse_plain"]
+__all__ = ["BadExchange", "ScramExchange", "parse_plain"]
 
 _NONCE_BYTES = 24
-_SECRET = os.urandom(32)  # of this process: what the salts of users are made from that do not exist
+_MAX_FIELDS = 16  # of a message: those that are not known are passed over
 
 
 class BadExchange(Exception):
-    """What the client sent is not what the mechanism says."""
+    """The client's message does not follow the mechanism."""
 
 
 class Plain(NamedTuple):
-    """What PLAIN sends."""
+    """The message of PLAIN."""
 
     user: str
     password: str
@@ -40,7 +38,7 @@ class Plain(NamedTuple):
 def parse_plain(message: bytes) -> Plain:
     """Return user and password. Raise BadExchange, which shows neither."""
     try:
-        identity, user, password = message.decode().split("\0")
+        identity, user, password = message.decode().split("\0", 3)
     except (ValueError, UnicodeDecodeError):
         raise BadExchange("the message of PLAIN has three parts, separated by a zero byte") from None
     if not user or not password:
@@ -48,14 +46,6 @@ def parse_plain(message: bytes) -> Plain:
     if identity and identity != user:
         raise BadExchange("the authorization id is not the user")
     return Plain(user, password)
-
-
-def decoy(user: str, mechanism: str) -> Credential:
-    """Return a credential for a user that does not exist. No password fits."""
-    name = hash_name(mechanism)
-    salt = hmac.digest(_SECRET, f"{mechanism} {user}".encode(), "sha256")[:20]
-    key = hashlib.new(name, os.urandom(32)).digest()
-    return Credential(mechanism, salt, DEFAULT_ITERATIONS, key, key)
 
 
 class ScramExchange:
@@ -78,7 +68,7 @@ class ScramExchange:
             raise BadExchange("the first message of the client is not one of SCRAM") from None
         if binding not in (b"n", b"y"):
             raise BadExchange("channel binding is not supported")
-        fields = [each.partition(b"=")[::2] for each in bare.split(b",")]
+        fields = _fields(bare)
         if len(fields) < 2 or [name for name, _ in fields[:2]] != [b"n", b"r"]:
             raise BadExchange("the first message of the client names no user, or no nonce")
         if any(name == b"tokenauth" and value == b"true" for name, value in fields[2:]):
@@ -104,7 +94,7 @@ class ScramExchange:
     def finish(self, message: bytes) -> bytes | None:
         """Read the last message of the client: return what it is sent, or None if its password is another one."""
         without_proof, separator, proof = message.rpartition(b",p=")
-        fields = [each.partition(b"=")[::2] for each in without_proof.split(b",")]
+        fields = _fields(without_proof)
         if not separator or len(fields) < 2 or [name for name, _ in fields[:2]] != [b"c", b"r"]:
             raise BadExchange("the last message of the client is not one of SCRAM")
         if _decoded(fields[0][1]) != self._header:
@@ -119,6 +109,14 @@ class ScramExchange:
         if not credential.proves(_decoded(proof), auth_message):
             return None
         return b"v=" + base64.b64encode(credential.sign(auth_message))
+
+
+def _fields(message: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the fields of a message, which a stranger may have sent: name and value of each."""
+    fields = message.split(b",", _MAX_FIELDS)
+    if len(fields) > _MAX_FIELDS:
+        raise BadExchange("the message has too many fields")
+    return [(name, value) for name, _, value in (each.partition(b"=") for each in fields)]
 
 
 def _decoded(text: bytes) -> bytes:

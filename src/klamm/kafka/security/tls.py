@@ -8,15 +8,19 @@ received into a buffer that all connections share. While the channel does not re
 here; a response is encrypted in pieces of one TLS record, the next when the socket has taken the last. So a connection
 holds, beside what OpenSSL has, about 100 KiB at most.
 
+The handshake runs in a thread, step by step, for signing takes about a millisecond; the loop encrypts and decrypts.
+
 Promises
   TLS3  A connection that has not finished its handshake within connection.setup.timeout.ms is closed.
   TLS4  What comes before the handshake is done, or is not TLS, never reaches the channel.
+  TLS5  A session that a client resumes lets it in no longer than its certificate is valid.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.response_writer import ResponseWriter
@@ -35,7 +39,7 @@ _BUFFER = memoryview(bytearray(2 * _RECORD))  # ciphertext, of all connections: 
 
 
 class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """Of one channel."""
+    """The TLS transport of one channel."""
 
     def __init__(self, channel: Channel, listener: Listener, certificates: Certificates) -> None:
         super().__init__()
@@ -72,11 +76,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._is_ended:
             return
         self._incoming.write(_BUFFER[:count])
-        if self._is_ready or self._shake_hands():
+        if self._is_ready:
             self._deliver()
+        else:
+            self._shake_hands()
 
     def eof_received(self) -> bool:
-        return False
+        return self._channel.eof_received()
 
     def pause_writing(self) -> None:
         self._channel.pause_writing()
@@ -86,20 +92,45 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     # ---- the handshake
 
-    def _shake_hands(self) -> bool:
-        """Go on with the handshake; return whether it is done."""
+    def _shake_hands(self) -> None:
+        """Continue the handshake, in a thread: signing takes about a millisecond. Nothing is read meanwhile."""
+        self._transport.pause_reading()
+        self._listener.broker.authenticate(self._step).add_done_callback(self._stepped)
+
+    def _step(self) -> str | None:
+        """Return what is wrong; None: more is needed; empty: the handshake is done. In a thread, which alone uses the
+        SSL object until `_stepped`.
+        """
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
-            self._flush()
-            return False
+            return None
         except ssl.SSLError as error:
-            self._fail((error.reason or str(error)).lower().replace("_", " "))
-            return False
+            return (error.reason or str(error)).lower().replace("_", " ")
+        return ""
+
+    def _stepped(self, done: asyncio.Future[str | None]) -> None:
+        if self._is_ended or done.cancelled():
+            return
+        problem = done.result()
+        if problem:
+            self._fail(problem)
+        elif problem is None:
+            self._flush()
+            self._transport.resume_reading()
+        elif self._finish():
+            self._transport.resume_reading()
+            self._deliver()  # what came with the end of the handshake
+
+    def _finish(self) -> bool:
+        """Look at the certificate after the handshake; return whether the client may stay."""
         user = ""
-        certificate = self._ssl.getpeercert()
-        if certificate:
-            name = distinguished_name(certificate["subject"])  # type: ignore[arg-type]
+        certificate, fields = self._ssl.getpeercert(binary_form=True), self._ssl.getpeercert()
+        if certificate and fields:
+            if ssl.cert_time_to_seconds(str(fields["notAfter"])) <= time.time():  # it was valid in an earlier session
+                self._fail("the certificate of a resumed session has expired")
+                return False
+            name = distinguished_name(certificate)
             user = self._certificates.rules.apply(name) or ""
             if not user:
                 self._fail(f"no rule of ssl.principal.mapping.rules fits {name[:200]!r}")
@@ -114,6 +145,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def _fail(self, why: str) -> None:
         """Send the client the alert, and close the connection."""
         self._listener.metrics.tls_handshake("failure")
+        self._listener.broker.audit.authenticated(self._channel.session, "TLS", "", why)
         self._listener.log_connection_event(self._channel, f"connection closed: TLS handshake failed: {why}")
         self._flush()
         self._end()
@@ -135,7 +167,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- requests
 
     def _deliver(self) -> None:
-        """Give the channel what has come, as long as it reads."""
+        """Pass on to the channel what has come, as long as it reads."""
         if self._is_delivering:
             return
         self._is_delivering = True

@@ -43,7 +43,7 @@ class Api:
         return self.min_version <= version <= self.max_version
 
     def is_flexible(self, version: int) -> bool:
-        """Whether the version has compact lengths and tagged fields (KIP-482)."""
+        """Return whether the version has compact lengths and tagged fields (KIP-482)."""
         return version >= self._flexible_from
 
     def __repr__(self) -> str:
@@ -87,22 +87,22 @@ class Message:
         return self._classes
 
     def decode(self, data: Buffer, version: int, position: int = 0, max_elements: int = MAX_ELEMENTS) -> Struct:
-        """The message that begins at `position` and ends with the data. Its records are views of the data."""
+        """Decode the message that begins at `position` and ends with the data. Its records are views of the data."""
         decode = self._decoders.get(version) or self.decoder(version)
         return decode(data, position, MAX_ELEMENTS - max_elements)  # type: ignore[no-any-return]
 
     def encode(self, message: Struct, version: int) -> list[Any]:
-        """Its bytes in parts; records are parts of their own, as they were given."""
+        """Encode the message and return its bytes in parts; records are parts of their own, as they were given."""
         return (self._encoders.get(version) or self.encoder(version))(message)
 
     def decoder(self, version: int) -> Decoder:
-        """The function behind `decode`."""
+        """Return the function behind `decode`."""
         if version not in self._decoders:
             self._decoders[version] = self._made(make_decoder, version)
         return self._decoders[version]
 
     def encoder(self, version: int) -> Encoder:
-        """The function behind `encode`."""
+        """Return the function behind `encode`."""
         if version not in self._encoders:
             self._encoders[version] = self._made(make_encoder, version)
         return self._encoders[version]

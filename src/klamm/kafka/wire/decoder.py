@@ -1,4 +1,4 @@
-"""Generates the function that decodes one version of a message.
+"""Generate the function that decodes one version of a message.
 
     decode(data, position, elements) -> message; what follows it is not looked at
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """An unsigned varint of at most 32 bits, and the position behind it. Raises IndexError at the end of the data."""
+    """Return an unsigned varint of at most 32 bits, and the position behind it. Raise IndexError at the end."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -55,7 +55,7 @@ def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def skip_tags(data: bytes | memoryview, position: int, elements: int = 0) -> tuple[int, int]:
-    """Past the tagged fields whose count is at `position`; also gives `elements` plus their number."""
+    """Skip the tagged fields at `position`. Return the position behind them, and `elements` plus their number."""
     count, position = varint(data, position)
     elements += count
     if elements > MAX_ELEMENTS:
@@ -154,7 +154,7 @@ class _Reader:
             self.bytes(field.type, field.nullable(self.version), field.name, target)
 
     def bytes(self, kind: str, nullable: bool, name: str, target: str) -> None:
-        """A string, bytes, or records."""
+        """Write code for a string, bytes, or records."""
         put = self.put
         n, end = self.length("h" if kind == "string" else "i"), put.fresh("q")
         put.indent(f"if {n} >= 0:")
@@ -248,7 +248,7 @@ class _Reader:
     # Pieces
 
     def length(self, code: str) -> str:
-        """Of what follows; -1 for null."""
+        """Return code for the length of what follows; -1 for null."""
         put = self.put
         n = put.fresh("n")
         self.waiting.append(("B" if self.flexible else code, n))
@@ -259,7 +259,7 @@ class _Reader:
         return n
 
     def null(self, n: str, nullable: bool, name: str, target: str) -> None:
-        """What a negative length means."""
+        """Write code for a negative length."""
         if not nullable:
             self.put(f"else: raise bad(p, '{name} is null')")
         elif self.flexible:
@@ -282,7 +282,7 @@ class _Reader:
             self.put(f"{targets}, = {self.put.packer(codes, 'unpack_from')}(b, p); p += {size}")
 
     def least_size(self, field: Field) -> int:
-        """Bytes that an element of the array takes at least."""
+        """Return the number of bytes that an element of the array takes at least."""
         if field.shape is None:
             return SIZES.get(field.type, 1 if self.flexible else 2 if field.type == "string" else 4)
         return self.least_struct(field.shape)

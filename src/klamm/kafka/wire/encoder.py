@@ -1,4 +1,4 @@
-"""Generates the function that encodes one version of a message.
+"""Generate the function that encodes one version of a message.
 
     encode(message) -> parts
 
@@ -30,7 +30,7 @@ _SMALL = [bytes([value]) for value in range(128)]
 
 
 def varint_bytes(value: int) -> bytes:
-    """An unsigned varint."""
+    """Return an unsigned varint."""
     if value < 0x80:
         return _SMALL[value]
     out = bytearray()
@@ -102,7 +102,7 @@ class _Writer:
             self.bytes(field.type, nullable, value)
 
     def bytes(self, kind: str, nullable: bool, value: str) -> None:
-        """A string, bytes, or records."""
+        """Write code for a string, bytes, or records."""
         put = self.put
         x, n = put.fresh("x"), put.fresh("n")
         put(f"{x} = {value}")
@@ -184,7 +184,7 @@ class _Writer:
         put(f"else: {above}(b'\\0')")
 
     def differs(self, field: Field, value: str) -> str:
-        """Whether a tagged field has to be sent."""
+        """Return code for whether a tagged field has to be sent."""
         if field.is_array:
             return value
         if field.shape is not None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a message.
+"""The errors of a malformed message.
 
 KlammError
 ├── MalformedMessage         bytes that are not the message they claim to be; the connection cannot go on
@@ -17,7 +17,7 @@ class MalformedMessage(KlammError):
 
 
 class UnsupportedVersion(KlammError):
-    """Not an API that we know, or not a version of it. `correlation_id` is that of the request, if there was one."""
+    """The API is unknown, or this version of it. `correlation_id` is that of the request, if there was one."""
 
     def __init__(self, message: str, *, key: int, version: int, correlation_id: int = 0) -> None:
         super().__init__(message)

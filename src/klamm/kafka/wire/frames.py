@@ -1,4 +1,4 @@
-"""What is around a message: a size, and a header that pairs responses with requests.
+"""The frame of a message: a size, and a header that pairs responses with requests.
 
     size       int32, of everything behind it
     request    v0  api_key int16 · api_version int16 · correlation_id int32
@@ -38,6 +38,7 @@ __all__ = [
     "request_header_version",
     "response_frame",
     "response_header_version",
+    "size_field",
 ]
 
 SIZE_BYTES = 4
@@ -54,7 +55,7 @@ _RESPONSE_V1 = struct.Struct(">iix")
 
 
 class RequestHeader(NamedTuple):
-    """Who asks for what. `position` is where the request itself begins in its frame."""
+    """The header of a request. `position` is where the request itself begins in its frame."""
 
     api: Api
     version: int
@@ -73,13 +74,19 @@ def response_header_version(api: Api, version: int) -> int:
 
 _HTTP = {b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI "}
 _OTHERS = {
-    "TLS": "it speaks TLS, and there is none here (clients want security.protocol=PLAINTEXT)",
+    "TLS": "it speaks TLS, and there is none here (clients need security.protocol=PLAINTEXT)",
     "HTTP": "it speaks HTTP, and this is the port for Kafka clients",
 }
 
 
+def size_field(data: bytes | bytearray | memoryview) -> int:
+    """Return what the first four bytes say, whatever it is."""
+    size: int = _SIZE.unpack_from(data)[0]
+    return size
+
+
 def frame_size(data: bytes | bytearray | memoryview, position: int = 0, *, limit: int) -> int:
-    """Bytes of the frame whose size is at `position`; one above `limit`, or below nothing, is malformed."""
+    """Return the size of the frame at `position`. Raise if it is above `limit`, or negative: it is malformed."""
     (size,) = _SIZE.unpack_from(data, position)
     if not 0 <= size <= limit:
         raise MalformedMessage(
@@ -99,7 +106,7 @@ def check_control_request(data: bytes | bytearray | memoryview, position: int, s
 
 
 def _spoken(data: bytes | bytearray | memoryview, position: int) -> str:
-    """What else its first four bytes could be."""
+    """Return what else its first four bytes could be."""
     first = bytes(data[position : position + SIZE_BYTES])
     if first[:2] == b"\x16\x03":
         return "TLS"
@@ -107,7 +114,7 @@ def _spoken(data: bytes | bytearray | memoryview, position: int) -> str:
 
 
 def read_request_header(frame: bytes | memoryview) -> RequestHeader:
-    """Of a frame without its size. An API or a version that we do not know is UnsupportedVersion."""
+    """Read the header of a frame without its size. Raise UnsupportedVersion for an unknown API or version."""
     end = len(frame)
     if end < _REQUEST_V0.size:
         raise MalformedMessage(f"request header: {end} bytes")
@@ -137,13 +144,13 @@ def read_request_header(frame: bytes | memoryview) -> RequestHeader:
 
 
 def read_request(frame: bytes | memoryview) -> tuple[RequestHeader, Struct]:
-    """Header and request of a frame without its size."""
+    """Return header and request of a frame without its size."""
     header = read_request_header(frame)
     return header, header.api.request.decode(frame, header.version, header.position)
 
 
 def response_frame(api: Api, version: int, correlation_id: int, response: Struct) -> list[Any]:
-    """All that is sent to answer, in parts; see `Message.encode`."""
+    """Return all that is sent as a response, in parts; see `Message.encode`."""
     parts = api.response.encode(response, version)
     head = _RESPONSE_V1 if response_header_version(api, version) else _RESPONSE_V0
     size = head.size - SIZE_BYTES + sum(map(len, parts))
@@ -155,7 +162,7 @@ def response_frame(api: Api, version: int, correlation_id: int, response: Struct
 
 
 def request_frame(api: Api, version: int, correlation_id: int, client_id: str | None, request: Struct) -> list[Any]:
-    """All that is sent to ask, in parts."""
+    """Return all that is sent as a request, in parts."""
     parts = api.request.encode(request, version)
     name = b"" if client_id is None else client_id.encode()
     head = _REQUEST_V1.pack(api.key, version, correlation_id, -1 if client_id is None else len(name)) + name
@@ -166,7 +173,7 @@ def request_frame(api: Api, version: int, correlation_id: int, client_id: str | 
 
 
 def read_response(api: Api, version: int, frame: bytes | memoryview) -> tuple[int, Struct]:
-    """Correlation id and response of a frame without its size."""
+    """Return correlation id and response of a frame without its size."""
     if len(frame) < _SIZE.size:
         raise MalformedMessage(f"response header: {len(frame)} bytes")
     (correlation_id,) = _SIZE.unpack_from(frame)

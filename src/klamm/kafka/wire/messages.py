@@ -1,4 +1,4 @@
-"""Every API that we know.
+"""The registry of all APIs that we know.
 
     from klamm.kafka.wire.messages import APIS, FETCH
 
@@ -30,6 +30,7 @@ from klamm.kafka.wire.tables.groups import (
     OFFSET_FETCH,
     SYNC_GROUP,
 )
+from klamm.kafka.wire.tables.quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from klamm.kafka.wire.tables.records import (
     DELETE_RECORDS,
     FETCH,
@@ -37,7 +38,13 @@ from klamm.kafka.wire.tables.records import (
     OFFSET_FOR_LEADER_EPOCH,
     PRODUCE,
 )
-from klamm.kafka.wire.tables.security import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
+from klamm.kafka.wire.tables.security import (
+    ALTER_USER_SCRAM_CREDENTIALS,
+    CREATE_ACLS,
+    DELETE_ACLS,
+    DESCRIBE_ACLS,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+)
 from klamm.kafka.wire.tables.topics import (
     ALTER_CONFIGS,
     CREATE_PARTITIONS,
@@ -60,16 +67,21 @@ from klamm.kafka.wire.tables.transactions import (
 __all__ = [
     "ADD_OFFSETS_TO_TXN",
     "ADD_PARTITIONS_TO_TXN",
+    "ALTER_CLIENT_QUOTAS",
     "ALTER_CONFIGS",
     "ALTER_USER_SCRAM_CREDENTIALS",
     "APIS",
     "API_VERSIONS",
     "CONSUMER_GROUP_HEARTBEAT",
+    "CREATE_ACLS",
     "CREATE_PARTITIONS",
     "CREATE_TOPICS",
+    "DELETE_ACLS",
     "DELETE_GROUPS",
     "DELETE_RECORDS",
     "DELETE_TOPICS",
+    "DESCRIBE_ACLS",
+    "DESCRIBE_CLIENT_QUOTAS",
     "DESCRIBE_CLUSTER",
     "DESCRIBE_CONFIGS",
     "DESCRIBE_GROUPS",
@@ -128,6 +140,9 @@ APIS: dict[int, Api] = {
         ADD_OFFSETS_TO_TXN,
         END_TXN,
         TXN_OFFSET_COMMIT,
+        DESCRIBE_ACLS,
+        CREATE_ACLS,
+        DELETE_ACLS,
         DESCRIBE_CONFIGS,
         ALTER_CONFIGS,
         DESCRIBE_LOG_DIRS,
@@ -136,6 +151,8 @@ APIS: dict[int, Api] = {
         DELETE_GROUPS,
         INCREMENTAL_ALTER_CONFIGS,
         OFFSET_DELETE,
+        DESCRIBE_CLIENT_QUOTAS,
+        ALTER_CLIENT_QUOTAS,
         DESCRIBE_USER_SCRAM_CREDENTIALS,
         ALTER_USER_SCRAM_CREDENTIALS,
         DESCRIBE_CLUSTER,

@@ -1,4 +1,4 @@
-"""How messages are written down in `tables`: one text an API, one line a field.
+"""The notation of messages in `tables`: one text an API, one line a field.
 
     Fetch 1, versions 4-18, flexible 12-
     request
@@ -14,7 +14,7 @@ The first line has the API's name and key, the versions in which we know it, and
 lengths, and tagged fields behind every struct (KIP-482). A field is a name, a type and, in this order, what differs
 from the usual:
 
-    int8 … int64, bool, uuid, string, bytes, records     types; `uuid` is 16 bytes, `records` is never looked into
+    int8 … int64, float64, bool, uuid, string, bytes, records    types; `uuid` is 16 bytes, `records` are as they come
     Topic                      a struct; its fields follow, indented by two. Named again, it is the same struct
     [int32], [Topic]           an array
     string?  string?7          may be null, in all versions of the field or from version 7 on
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["SIZES", "Field", "Head", "Shape", "parse", "parse_head"]
 
-SIZES = {"bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uuid": 16}
+SIZES = {"bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float64": 8, "uuid": 16}
 """Types of fixed size, and the bytes they take."""
 
 NO_UUID = bytes(16)
@@ -86,7 +86,7 @@ class Field(NamedTuple):
 
 
 def parse_head(table: str) -> Head:
-    """All that is needed of a table as long as none of its messages is used."""
+    """Return all that is needed of a table as long as none of its messages is used."""
     first, *lines = (line.removeprefix("    ") for line in table.strip().splitlines())
     match = _HEAD.fullmatch(first)
     assert match, first
@@ -98,7 +98,7 @@ def parse_head(table: str) -> Head:
 
 
 def parse(name: str, lines: list[str]) -> dict[str, Shape]:
-    """The structs of a message by name; the message itself comes first, as `name`."""
+    """Return the structs of a message by name; the message itself comes first, as `name`."""
     shapes = {name: Shape(name, [])}
     above = [shapes[name]]  # the struct that each depth belongs to
     for line in lines:

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["CODES", "FEW", "Source"]
 
-CODES = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uuid": "16s"}
+CODES = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float64": "d", "uuid": "16s"}
 """How `struct` calls types of fixed size. All is big-endian."""
 FEW = 9
 """Arrays of fewer numbers have a `Struct` each: replicas, mostly one."""
@@ -26,7 +26,7 @@ class Source:
         self._lines.append(" " * self._indent + line)
 
     def indent(self, line: str) -> None:
-        """A line that opens a block."""
+        """Write a line that opens a block."""
         self(line)
         self._indent += 1
 
@@ -38,19 +38,19 @@ class Source:
         return f"{kind}{self._names}"
 
     def packer(self, codes: str, method: str) -> str:
-        """The name of a method of the `struct.Struct` of these codes."""
+        """Return the name of a method of the `struct.Struct` of these codes."""
         name = f"{method}_{codes.replace('?', 'Z')}"
         self.scope[name] = getattr(struct.Struct(">" + codes), method)
         return name
 
     def few(self, code: str, method: str) -> str:
-        """The name of a list of such methods, by the number of values."""
+        """Return the name of a list of such methods, by the number of values."""
         name = f"few_{method}_{code}"
         self.scope[name] = [getattr(struct.Struct(f">{count}{code}"), method) for count in range(FEW)]
         return name
 
     def constant(self, kind: str, value: Any) -> str:
-        """A name for a value that cannot be written into the source."""
+        """Return a name for a value that cannot be written into the source."""
         name = self.fresh(kind)
         self.scope[name] = value
         return name

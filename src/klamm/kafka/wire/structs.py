@@ -1,4 +1,4 @@
-"""Classes made of shapes: slots, keywords with defaults, equality. One class serves all versions of a message.
+"""Classes generated from shapes, with slots, defaults and equality. One class serves all versions of a message.
 
     FETCH.response.Partition(partition_index=0, error_code=0, high_watermark=7, records=view)
 
@@ -38,7 +38,7 @@ class Struct:
 
 
 def make(shape: Shape, owner: str) -> type[Struct]:
-    """The class of a struct; `owner` is the message it belongs to."""
+    """Return the class of a struct; `owner` is the message it belongs to."""
     arguments = []
     body = []
     scope: dict[str, Any] = {"_empty": ()}

@@ -10,8 +10,8 @@
     list_pipelines, show_pipeline, reset_pipeline, retire_pipeline
                         those of a store: how far they are, and how to begin again; without Spark
 
-Each is incremental, can be killed and run again, and does every record once. What they share: claim.py (whose a folder
-is), query_runner.py (a query, run to its end), report.py.
+Each is incremental, can be killed and run again, and does every record once. What they share:
+pipeline_directory.py (whose a folder is), query_runner.py (a query, run to its end), report.py.
 """
 
 from __future__ import annotations
@@ -52,3 +52,7 @@ __all__ = [
     "retire_pipeline",
     "show_pipeline",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

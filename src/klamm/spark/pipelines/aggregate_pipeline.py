@@ -18,9 +18,9 @@ Promises
         killed.
   AGG2  What lacks a field that is asked for, or is not JSON or not a number there, counts in no window: it goes to the
         dead-letter topic, in the same transaction as the results.
-  AGG3  Late records are counted exactly. Spark's own count is of groups of late records, not of records: so a
-        micro-batch in which it is not 0 is read once more, and those are counted whose window ended at or before the
-        watermark that Spark went by, which is the one of the micro-batch before.
+  AGG3  Late records are counted exactly. Spark counts groups of late records, not records. So a micro-batch whose
+        count is not 0 is read again, to count the records whose window ended at or before Spark's watermark, which is
+        that of the previous micro-batch.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def aggregate(
     every: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Aggregate the records of a topic over windows of time, by key, into the topic `to`, which is made if need be.
+    """Aggregate the records of a topic over windows of time, by key, into the topic `to`, which is created if absent.
 
-    `window` and `slide` are times such as "1 minute"; without `slide` windows lie end to end. `watermark` is how much
-    later than the latest a record may be. `by` is "key", or a field of the JSON in the value: "$.user.id". `aggregates`
+    `window` and `slide` are times such as "1 minute"; without `slide` windows do not overlap. `watermark` is how far
+    a record may lie behind the latest. `by` is "key", or a field of the JSON in the value: "$.user.id". `aggregates`
     are "count", "sum(…)", "min(…)" and "max(…)" of a field, or of "value" if that is a number; a mapping gives them
     names. `time` is the field that has the time of a record, as milliseconds since 1970 or as text with a zone, of the
     years 1 to 9999; without it, its timestamp counts. `table`: update results instead of waiting for windows to close.
-    `dead_letters`: instead of the topic with `.dlq` behind its name. `max_offsets`: how many a micro-batch has at most.
+    `dead_letters`: their topic; by default `topic` with `.dlq`. `max_offsets`: how many a micro-batch has at most.
 
     `Report.late` is the number of records that came too late for at least one of their windows; `missed` in its details
     is how many windows they missed.
@@ -148,7 +148,7 @@ class _Aggregate:
         found = _AGGREGATE.fullmatch(text)
         if found is None:
             raise InvalidSetting(
-                f"aggregates: {text!r} is none", hint="expected count, sum($.field), min($.field) or max($.field)"
+                f"aggregates: {text!r} is invalid", hint="expected count, sum($.field), min($.field) or max($.field)"
             )
         how, of = found["how"], found["of"]
         if (how == "count") != (of is None):
@@ -166,7 +166,7 @@ class _Aggregate:
 
 @dataclass(frozen=True)
 class _WindowPlan:
-    """What was asked for, checked."""
+    """The options of the windows, checked."""
 
     window: str
     slide: str
@@ -195,7 +195,7 @@ class _WindowPlan:
         if not isinstance(aggregates, Mapping):
             aggregates = {re.sub(r"\s", "", each): each for each in aggregates}
         if not aggregates:
-            raise InvalidSetting("aggregates: there are none", hint='expected at least one: "count"')
+            raise InvalidSetting("aggregates: empty", hint='expected at least one: "count"')
         return _WindowPlan(
             f"{width} milliseconds",
             f"{step} milliseconds",
@@ -206,7 +206,7 @@ class _WindowPlan:
         )
 
     def options(self) -> dict[str, Any]:
-        """What may not change between two runs."""
+        """Return the options that may not change between two runs."""
         return {
             "window": self.window,
             "slide": self.slide,
@@ -228,7 +228,7 @@ class _WindowPlan:
         return self.by.kind == "json" or self.time is not None or bool(self.numbers)
 
     def prepared(self, df: DataFrame) -> DataFrame:
-        """With the columns _time, _by and those of numbers, and _wrong: what is wrong, null if nothing is."""
+        """Return rows with the columns _time, _by and those of numbers, and _wrong: what is wrong, or null."""
         df = df.withColumns(
             {
                 "_time": F.col("timestamp") if self.time is None else self.time.time(),
@@ -247,7 +247,7 @@ class _WindowPlan:
 
 
 def _rows(records: DataFrame, plan: _WindowPlan, to: str, letters: str) -> DataFrame:
-    """What goes to the sink: results, and dead letters."""
+    """Return the rows for the sink: results, and dead letters."""
     how = {"sum": F.sum, "min": F.min, "max": F.max}
     numbers = plan.numbers
     asked = [
@@ -293,41 +293,42 @@ def _writer(rows: DataFrame, found: Source, checkpoint: str, *, table: bool) -> 
     return rows.writeStream.foreachBatch(save).option("checkpointLocation", checkpoint).outputMode("update")
 
 
+@dataclass
 class _Late:
     """Counts the late records of each micro-batch (AGG3)."""
 
-    def __init__(self, spark: SparkSession, found: Source, topic: str, plan: _WindowPlan, checkpoint: str) -> None:
-        self._spark = spark
-        self._found = found
-        self._topic = topic
-        self._plan = plan
-        self._checkpoint = checkpoint
-        self._last: tuple[int, str] | None = None  # the number of a micro-batch, and its watermark
-        self.records = 0
-        self.windows = 0
+    spark: SparkSession
+    found: Source
+    topic: str
+    plan: _WindowPlan
+    checkpoint: str
+    last: tuple[int, str] | None = None
+    """The number of a micro-batch, and its watermark."""
+    records: int = 0
+    windows: int = 0
 
     def look(self, progress: dict[str, Any]) -> None:
         number = progress["batchId"]
-        if self._last is not None and self._last[0] == number - 1:
-            before = self._last[1]
+        if self.last is not None and self.last[0] == number - 1:
+            before = self.last[1]
         else:  # the first of this run, or Spark has forgotten some
-            before = from_ms(watermark_ms(self._checkpoint, number - 1)).isoformat()
-        self._last = number, progress["eventTime"].get("watermark", before)
+            before = from_ms(watermark_ms(self.checkpoint, number - 1)).isoformat()
+        self.last = number, progress["eventTime"].get("watermark", before)
         if not dropped(progress):
             return
         begin, end = (_offsets(progress["sources"][0][name]) for name in ("startOffset", "endOffset"))
         records = read(
-            self._spark,
-            self._found.path,
-            assign={self._topic: sorted(int(each) for each in end[self._topic])},
+            self.spark,
+            self.found.path,
+            assign={self.topic: sorted(int(each) for each in end[self.topic])},
             startingOffsets=json.dumps(_complete(begin, end)),
             endingOffsets=json.dumps(end),
             failOnDataLoss=False,
         )
         windows = (
-            self._plan.prepared(records)
+            self.plan.prepared(records)
             .where("_wrong IS NULL")
-            .select("partition", "offset", F.window("_time", self._plan.window, self._plan.slide).alias("_window"))
+            .select("partition", "offset", F.window("_time", self.plan.window, self.plan.slide).alias("_window"))
             .where(F.col("_window.end") <= F.lit(before).cast("timestamp"))
         )
         found = windows.agg(F.count(F.lit(1)), F.count_distinct("partition", "offset")).head()
@@ -342,7 +343,7 @@ def _offsets(told: Any) -> dict[str, Any]:
 
 
 def _complete(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the partitions of `end` began; one that is new began at its earliest offset."""
+    """Return where the partitions of `end` began; a new one began at its earliest offset."""
     return {
         topic: {number: begin.get(topic, {}).get(number, -2) for number in numbers}
         for topic, numbers in end.items()

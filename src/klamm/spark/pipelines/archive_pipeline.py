@@ -1,7 +1,7 @@
 """A topic -> Parquet files in a folder, by date: each record once, whichever process is killed.
 
     date=2025-01-31/<sequence>-<k>.parquet      rows of that day, by the record's timestamp, UTC
-    _klamm/pipeline.json, _klamm/checkpoint/    whose it is, and how far the query is (claim.py)
+    _klamm/pipeline.json, _klamm/checkpoint/    whose it is, and how far the query is (pipeline_directory.py)
     _klamm/journal.json, _klamm/staging/        files that come or go together (journal.py)
     _klamm/topic.json                           of the topic: what restore has to know
     _klamm/schema.json                          the schema, where it was inferred
@@ -24,7 +24,9 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import klamm.spark
@@ -34,14 +36,27 @@ from klamm.errors import InvalidSetting, NotAStore
 from klamm.spark.checkpoint import check_id, ends_of, sync_plan
 from klamm.spark.pipelines.journal import Journal, days_of, files_in, rows_in
 from klamm.spark.pipelines.json_schema import JsonSchema, infer, parse_schema
-from klamm.spark.pipelines.local_archive import ArchiveHere
+from klamm.spark.pipelines.local_archive import TASK_OFFSETS, ArchiveHere, tasks_of
+from klamm.spark.pipelines.parquet_files import COLUMNS, DayFile, by_day, write_days
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
-from klamm.spark.pipelines.query_runner import Source, behind, check_number, drain, duration, refuse_connect, source
+from klamm.spark.pipelines.query_runner import (
+    Outcome,
+    Source,
+    behind,
+    check_number,
+    collected,
+    drain,
+    duration,
+    refuse_connect,
+    source,
+)
 from klamm.spark.pipelines.report import Report
+from klamm.spark.range_reader import Task
 from klamm.store import names
 from klamm.store.directory import opened
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -49,18 +64,15 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "archive"]
 
-COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
 _DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS INT))"
-_TASK_OFFSETS = 100_000  # fewer are not worth a task, and a file, of their own
 _MANY = 8  # small files of a day that are worth a merge when a run ends
 _TOO_MANY = 64  # while it goes on
 _OTHER_CHECKPOINT = "put _klamm/ back as it was, checkpoint and journal together, or archive to a new folder"
+_WRITTEN = "day STRING, path STRING, rows BIGINT"
 _SETTINGS = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",  # days of a task that are written without sorting it first
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-
-
 _log = logging.getLogger("klamm.spark")
 
 
@@ -75,6 +87,7 @@ def archive(
     max_offsets: int = 5_000_000,
     file_bytes: int = 128 << 20,
     every: str | None = None,
+    format: str | None = None,  # noqa: A002  # the word that Spark has for it
     progress: Progress | None = None,
 ) -> Report:
     """Write what is new in `topic` to Parquet files in the folder `to`, partitioned by date.
@@ -93,15 +106,17 @@ def archive(
     there; store.dead_letters() shows and redrives them. Neither can change between two runs; leave them out, and they
     are what they were.
 
+    `format`, "parquet" or "delta": plain files, or a Delta table (delta_table.py); it cannot change between two runs.
+
     `max_offsets`: of a micro-batch, at most. `file_bytes`: about how large files are made that are merged when a run
     ends. `every`, such as "10 seconds": do not end, but look for new records so often, until Ctrl-C.
     """
-    _check(spark, topic, schema, dead_letters, max_offsets, file_bytes)
+    _check(spark, topic, schema, dead_letters, max_offsets, file_bytes, format)
     every = None if every is None else duration(every, "every")
     if spark is None:
         _refuse_without_spark(to, schema, every)
     read = source(store, topic)
-    claim = _claimed(read, topic, to, schema, dead_letters)
+    claim = _claimed(read, topic, to, schema, dead_letters, format)
     with claim.alone():
         journal = Journal(claim)
         _refuse_other_checkpoint(claim, journal)
@@ -113,8 +128,7 @@ def archive(
             here = ArchiveHere(claim, journal, read.path, topic, max_offsets=max_offsets)
             here.run(progress, total)
             here.tidy(_MANY, file_bytes)
-            seconds = time.monotonic() - begin
-            return _report(topic, claim, here, read=here.rows, batches=here.batches, seconds=seconds, engine="local")
+            return _report(topic, here, Outcome(here.rows, here.batches, time.monotonic() - begin), claim, "local")
         fitting = _fitting(spark, claim, read, topic)
         work = _Work(claim, journal, read.path, topic, fitting, identity, file_bytes)
         if claim.options["schema"] is not None and fitting is None:
@@ -127,36 +141,19 @@ def archive(
             subscribe=topic,
             startingOffsets="earliest",
             maxOffsetsPerTrigger=max_offsets,
-            minPartitions=max(1, min(spark.sparkContext.defaultParallelism, total // _TASK_OFFSETS)),
+            minPartitions=max(1, min(spark.sparkContext.defaultParallelism, total // TASK_OFFSETS)),
             columns=",".join(COLUMNS),
         )
         writer = rows.writeStream.option("checkpointLocation", claim.checkpoint).foreachBatch(work.batch)
         done = drain(writer, every=every, progress=progress, total=total)
         work.tidy(_MANY)
-    return _report(topic, claim, work, read=done.rows, batches=done.batches, seconds=done.seconds, engine="spark")
+    return _report(topic, work, done, claim, "spark")
 
 
-def _report(
-    topic: str,
-    claim: PipelineDirectory,
-    work: _Work | ArchiveHere,
-    *,
-    read: int,
-    batches: int,
-    seconds: float,
-    engine: str,
-) -> Report:
-    return Report(
-        "archive",
-        topic,
-        claim.directory,
-        rows_read=read,
-        rows_written=work.rows,
-        seconds=seconds,
-        batches=batches,
-        dead_letters=work.letters,
-        details={"files": work.files, "files_merged": work.merged, "engine": engine},
-    )
+def _report(topic: str, work: _Work | ArchiveHere, done: Outcome, claim: PipelineDirectory, engine: str) -> Report:
+    details = {"files": work.files, "files_merged": work.merged, "engine": engine}
+    counts = (work.rows + work.letters, work.rows, done.seconds, done.batches, work.letters)
+    return Report("archive", topic, claim.directory, *counts, details=details)
 
 
 def _refuse_without_spark(to: str | os.PathLike[str], schema: Any, every: str | None) -> None:
@@ -168,8 +165,16 @@ def _refuse_without_spark(to: str | os.PathLike[str], schema: Any, every: str | 
 
 
 def _check(
-    spark: SparkSession | None, topic: str, schema: Any, dead_letters: str | None, max_offsets: int, file_bytes: int
+    spark: SparkSession | None,
+    topic: str,
+    schema: Any,
+    dead_letters: str | None,
+    max_offsets: int,
+    file_bytes: int,
+    kind: str | None,
 ) -> None:
+    if kind not in (None, "parquet", "delta"):
+        raise InvalidSetting(f"format: {kind!r} is invalid", hint="expected parquet or delta")
     if spark is not None:
         refuse_connect(spark, "archive")
     check_number("max_offsets", max_offsets)
@@ -181,9 +186,20 @@ def _check(
 
 
 def _claimed(
-    read: Source, topic: str, to: str | os.PathLike[str], schema: Any, dead_letters: str | None
+    read: Source,
+    topic: str,
+    to: str | os.PathLike[str],
+    schema: Any,
+    dead_letters: str | None,
+    kind: str | None,
 ) -> PipelineDirectory:
     known = PipelineDirectory.read(local(to))
+    was = None if known is None else known["options"].get("format", "parquet")
+    if kind not in (None, was or kind):
+        raise InvalidSetting(
+            f"{local(to)}: was begun with format = {was}, not {kind}",
+            hint="that cannot change between two runs; use a new folder",
+        )
     text = schema if schema is None or schema == "infer" else parse_schema(schema).toDDL()
     has_schema = text is not None or (known is not None and known["options"].get("schema") is not None)
     if dead_letters is not None and not has_schema:
@@ -192,7 +208,8 @@ def _claimed(
         )
     if known is None and has_schema:
         dead_letters = dead_letters or f"{topic}.dlq"
-    return read.claim("archive", to, {"schema": text, "dead_letters": dead_letters})
+    options = {"schema": text, "dead_letters": dead_letters}
+    return read.claim("archive", to, {**options, "format": "delta"} if "delta" in (kind, was) else options)
 
 
 def _refuse_other_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:
@@ -239,7 +256,7 @@ def _note_topic(claim: PipelineDirectory, read: Source, topic: str) -> str:
 
 
 def _fitting(spark: SparkSession, claim: PipelineDirectory, read: Source, topic: str) -> JsonSchema | None:
-    """None: there is no schema, or nothing yet to infer it from."""
+    """Return the JSON schema; None: there is none, or nothing yet to infer it from."""
     from pyspark.sql.types import StructType
 
     wanted = claim.options["schema"]
@@ -267,91 +284,115 @@ def _fitting(spark: SparkSession, claim: PipelineDirectory, read: Source, topic:
     return JsonSchema(topic, found)
 
 
+@dataclass
 class _Work:
-    """What a run does, micro-batch after micro-batch, on the driver."""
+    """The work of a run, micro-batch after micro-batch, on the driver."""
 
-    def __init__(
-        self,
-        claim: PipelineDirectory,
-        journal: Journal,
-        store: str,
-        topic: str,
-        fitting: JsonSchema | None,
-        identity: str,
-        file_bytes: int,
-    ) -> None:
-        self._claim = claim
-        self._journal = journal
-        self._store = store
-        self._topic = topic
-        self._fitting = fitting
-        self._identity = identity
-        self._file_bytes = file_bytes
-        self._session: SparkSession | None = None
-        self.rows = self.letters = self.files = self.merged = 0
+    claim: PipelineDirectory
+    journal: Journal
+    store: str
+    topic: str
+    fitting: JsonSchema | None
+    identity: str
+    file_bytes: int
+    session: SparkSession | None = None
+    rows: int = 0
+    letters: int = 0
+    files: int = 0
+    merged: int = 0
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """Archive a micro-batch."""
-        done = self._journal.state.batch
+        done = self.journal.state.batch
         if number == done:
-            _log.warning("Skipping micro-batch %d: it is archived already (%s)", number, self._claim.directory)
+            _log.warning("Skipping micro-batch %d: it is archived already (%s)", number, self.claim.directory)
             return
         if number != done + 1:
             raise NotAStore(
-                f"{self._claim.checkpoint}: is at micro-batch {number}, but {done} is the last that is archived",
+                f"{self.claim.checkpoint}: is at micro-batch {number}, but {done} is the last that is archived",
                 hint=_OTHER_CHECKPOINT,
             )
-        if self._session is None:
-            self._session = rows.sparkSession  # the query's own: others do not see what is set there
+        if self.session is None:
+            self.session = rows.sparkSession  # the query's own: others do not see what is set there
             for name, value in _SETTINGS.items():
-                self._session.conf.set(name, value)
-        sync_plan(self._claim.checkpoint, number)  # before the dead letters and the journal are committed
-        path = self._journal.stage(f"batch-{number}")
-        dated = rows.selectExpr(*COLUMNS, f"{_DATE} AS date")
-        if self._fitting is None:
-            dated.write.partitionBy("date").parquet(path)
-            fitting = path
-        else:
-            columns = (*COLUMNS, "data", "date", "fits")
-            self._fitting.parsed(dated).select(*columns).write.partitionBy("fits", "date").parquet(path)
-            fitting = f"{path}/fits=true"
-            self._bury(f"{path}/fits=false", number)
-        staged = {day: files_in(f"{fitting}/{day}") for day in days_of(fitting)}
-        count = sum(map(rows_in, (each for day in staged.values() for each in day)))
-        ends = {tp.partition: end for tp, end in ends_of(self._claim.checkpoint, number)}
-        self.files += len(self._journal.commit(staged, batch=number, ends=ends))
-        self.rows += count
+                self.session.conf.set(name, value)
+        sync_plan(self.claim.checkpoint, number)  # before the dead letters and the journal are committed
+        path = self.journal.stage(f"batch-{number}")
+        written = self._records(path, number) if self.fitting is None else self._typed(path, rows, number)
+        staged = by_day(written)
+        ends = {tp.partition: end for tp, end in ends_of(self.claim.checkpoint, number)}
+        self.files += len(self.journal.commit(staged, batch=number, ends=ends))
+        self.rows += sum(each.rows for each in written)
         self.tidy(_TOO_MANY, staged)
+
+    def _records(self, path: str, number: int) -> list[DayFile]:
+        """Let tasks write the records as they are, from the segments to Parquet: Spark has no part in it."""
+        assert self.session is not None
+        os.makedirs(path)
+        most = self.session.sparkContext.defaultParallelism
+        parts = tasks_of(self.store, self.topic, self.claim.checkpoint, number, most)
+        if not parts:
+            return []
+        job = self.session.range(0, len(parts), 1, len(parts)).mapInArrow(partial(_write, parts, path), _WRITTEN)
+        return [DayFile(*row) for row in collected(job)]
+
+    def _typed(self, path: str, rows: DataFrame, number: int) -> list[DayFile]:
+        """Let Spark parse and write the records that fit the schema; the others go to the dead letters."""
+        assert self.fitting is not None
+        dated = rows.selectExpr(*COLUMNS, f"{_DATE} AS date")
+        columns = (*COLUMNS, "data", "date", "fits")
+        self.fitting.parsed(dated).select(*columns).write.partitionBy("fits", "date").parquet(path)
+        self._bury(f"{path}/fits=false", number)
+        fitting = f"{path}/fits=true"
+        return [DayFile(day, each, rows_in(each)) for day in days_of(fitting) for each in files_in(f"{fitting}/{day}")]
 
     def _bury(self, path: str, number: int) -> None:
         """Send what does not fit to the dead letters."""
         found = [each for day in days_of(path) for each in files_in(f"{path}/{day}")]
         if not found:
             return
-        assert self._fitting is not None
-        assert self._session is not None
-        with opened(self._store) as core:
-            name = box(core, self._topic, self._claim.options["dead_letters"]).name
-        rows = self._session.read.parquet(*found).sortWithinPartitions("partition", "offset")
+        assert self.fitting is not None
+        assert self.session is not None
+        with opened(self.store) as core:
+            name = box(core, self.topic, self.claim.options["dead_letters"]).name
+        rows = self.session.read.parquet(*found).sortWithinPartitions("partition", "offset")
         klamm.spark.write(
-            self._fitting.letters(rows),
-            self._store,
+            self.fitting.letters(rows),
+            self.store,
             topic=name,
-            txnAppId=f"klamm.archive.{self._identity}",
+            txnAppId=f"klamm.archive.{self.identity}",
             txnVersion=number,
-            checkpointLocation=self._claim.checkpoint,
+            checkpointLocation=self.claim.checkpoint,
         )
         self.letters += sum(map(rows_in, found))
 
     def tidy(self, many: int, days: Mapping[str, object] | None = None) -> None:
         """Merge small files of days that have many."""
-        if self._session is None:
+        if self.session is None:
             return
-        for day, small in self._journal.small_files(many, self._file_bytes, days):
-            self._merge(self._session, day, list(small), math.ceil(sum(small.values()) / self._file_bytes))
+        if self.journal.table is not None:
+            self.merged += self.journal.table.compact(many, self.file_bytes)
+            return
+        for day, small in self.journal.small_files(many, self.file_bytes, days):
+            self._merge(self.session, day, list(small), math.ceil(sum(small.values()) / self.file_bytes))
 
     def _merge(self, session: SparkSession, day: str, small: list[str], count: int) -> None:
         rows = session.read.parquet(*small)
         rows = rows.coalesce(1) if count == 1 else rows.repartitionByRange(count, "partition", "offset")
-        self._journal.merge(day, small, rows.sortWithinPartitions("partition", "offset").write.parquet)
+        self.journal.merge(day, small, rows.sortWithinPartitions("partition", "offset").write.parquet)
         self.merged += len(small)
+
+
+def _write(parts: Sequence[list[Task]], directory: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the parts whose numbers come, in a task."""
+    import pyarrow as pa
+
+    from klamm.spark.source import plain_errors
+
+    with plain_errors():
+        for batch in batches:
+            numbers: Any = batch.column("id").to_pylist()
+            for number in numbers:
+                if written := write_days(parts[number], directory):
+                    columns: list[Any] = [list(each) for each in zip(*written, strict=True)]
+                    yield pa.RecordBatch.from_arrays([pa.array(each) for each in columns], list(DayFile._fields))

@@ -42,7 +42,7 @@ from klamm.spark.pipelines.pipeline_directory import local
 from klamm.spark.pipelines.query_runner import collected
 from klamm.spark.pipelines.report import Report
 from klamm.spark.planner import Range
-from klamm.spark.range_reader import Task, read
+from klamm.spark.range_reader import Task, read, schema_for
 from klamm.store.directory import Core, opened
 from klamm.store.maintenance import partitions_of
 from klamm.types import TopicId
@@ -59,6 +59,7 @@ __all__ = ["compact"]
 _AT_ONCE = 32  # segments that lie there twice
 _TIMEOUT_MS = 5000  # for another cleaning process: removing what expired takes a moment, a compaction longer
 _ANYTHING = 1 << 62
+_COLUMNS = ("key", "offset")
 
 
 def compact(
@@ -75,8 +76,8 @@ def compact(
     have to see the store's files. `progress` is told bytes done and bytes in all. In the report, `rows_read` are the
     records that were looked at, `rows_written` those that are left of them.
 
-    UnknownTopic, NotAStore; InvalidSetting if the topic is not compacted; InvalidRecord if no record of it has a key;
-    Raise StoreBusy if another process is cleaning a partition.
+    Raise UnknownTopic, NotAStore; InvalidSetting if the topic is not compacted; InvalidRecord if no record of it has a
+    key; StoreBusy if another process is cleaning a partition.
     """
     begin = time.monotonic()
     with opened(local(store)) as core:
@@ -109,7 +110,7 @@ def compact(
 
 
 def _share(progress: Progress | None, work: list[int], number: int) -> Progress:
-    """Of one partition's bytes, in those of all."""
+    """Return the progress of one partition's bytes, in those of all."""
 
     def told(done: int, _: int | None) -> None:
         if progress is not None:
@@ -137,7 +138,7 @@ def _compact(
 
 
 def _refuse_keyless(core: Core, topic_id: TopicId, partitions: list[Partition]) -> None:
-    """A topic that became compacted with records in it may have some without a key, which stay. All is too many."""
+    """Raise if all records are without a key. Some may be, of a topic that was compacted later; they stay."""
     count = 0
     where: list[str] = []
     for partition in partitions:
@@ -145,7 +146,7 @@ def _refuse_keyless(core: Core, topic_id: TopicId, partitions: list[Partition]) 
         tp = TopicIdPartition(partition.topic, topic_id, partition.number)
         task = Task(core.path, core.catalog.store_id, Range(tp, ends.start, ends.stable), "read_committed", False)
         rows = 0
-        for batch in read(task, _schema()):
+        for batch in read(task, schema_for(_COLUMNS)):
             if batch.column("key").null_count < batch.num_rows:
                 return
             rows += batch.num_rows
@@ -159,18 +160,11 @@ def _refuse_keyless(core: Core, topic_id: TopicId, partitions: list[Partition]) 
         )
 
 
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    fields: dict[str, Any] = {"key": pa.binary(), "offset": pa.int64()}
-    return pa.schema(fields)
-
-
 # ---- in tasks
 
 
 class _Plan(NamedTuple):
-    """What tasks are told."""
+    """The plan that tasks are given."""
 
     path: str
     store_id: str
@@ -182,7 +176,7 @@ class _Plan(NamedTuple):
 
 
 class _FilteredSegment(NamedTuple):
-    """What a task made of a segment. `size` is None if there is no file, for nothing goes."""
+    """A segment that a task has filtered. `size` is None if there is no file, for nothing goes."""
 
     at: int
     temp_path: str
@@ -196,7 +190,7 @@ class _FilteredSegment(NamedTuple):
 
 
 def _keys(plan: _Plan, given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The keys of segments, and the offsets of their records: committed ones, as a reader sees them."""
+    """Yield the keys of segments, and the offsets of their records: committed ones, as a reader sees them."""
     import pyarrow as pa
 
     for batch in given:
@@ -204,15 +198,16 @@ def _keys(plan: _Plan, given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
         for at in numbers:
             base, following = plan.segments[at]
             wanted = Range(plan.tp, max(base, plan.log_start), following)
-            for rows in read(Task(plan.path, plan.store_id, wanted, "read_committed", True), _schema()):
-                tps = pa.repeat(pa.scalar(at, pa.int32()), rows.num_rows)
-                yield pa.RecordBatch.from_arrays([tps, *rows.columns], names=["at", "key", "offset"])
+            task = Task(plan.path, plan.store_id, wanted, "read_committed", True)
+            for rows in read(task, schema_for(_COLUMNS)):
+                number = pa.repeat(pa.scalar(at, pa.int32()), rows.num_rows)
+                yield pa.RecordBatch.from_arrays([number, *rows.columns], names=["at", *_COLUMNS])
 
 
 def _filter_segment(
     plan: _Plan, counts: dict[int, int], open_ids: dict[int, list[int]], given: Iterable[pa.RecordBatch]
 ) -> _FilteredSegment | None:
-    """One segment, whose keys and later offsets are given; one row of it is without a key, and always there."""
+    """Filter one segment, whose keys and later offsets are given; one row of it is without a key, and always there."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -266,7 +261,7 @@ class _Job:
         )
 
     def run(self, done: compaction.Compacted) -> bool:
-        """As Pass.run does it. There always is room for all keys, so all is compacted then."""
+        """Run like Pass.run. There always is space for all keys, so all is compacted then."""
         each, sizes = self._pass, [self._size(base) for base, _ in self._segments]
         records = kept = 0
         last_horizon = -1
@@ -298,7 +293,7 @@ class _Job:
         return os.stat(segment.path_of(self._pass.directory, base)).st_size
 
     def _stale(self) -> DataFrame | None:
-        """at, key, latest: keys of the segment at that place in the list that have a later record, and its offset."""
+        """Return at, key, latest: keys of the segment at that index that have a later record, and its offset."""
         from pyspark import StorageLevel
         from pyspark.sql import Window
 
@@ -329,7 +324,7 @@ class _Job:
     def _filter_segments(
         self, stale: DataFrame | None, counts: dict[int, int], segment_group: range, open_ids: set[int]
     ) -> list[_FilteredSegment]:
-        """The segments of a group, in order. `open_ids` are those before it, and after it when it is done."""
+        """Filter the segments of a group, in order. `open_ids` are those before it, and after it when it is done."""
         told = {segment_group[0]: sorted(open_ids)}
         found = self._run(stale, counts, segment_group, told)
         again: dict[int, list[int]] = {}
@@ -346,7 +341,7 @@ class _Job:
     def _run(
         self, stale: DataFrame | None, counts: dict[int, int], wanted: Iterable[int], open_ids: dict[int, list[int]]
     ) -> dict[int, _FilteredSegment]:
-        plan, tps = self._plan, list(wanted)
+        plan, numbers = self._plan, list(wanted)
 
         def filter_segment(given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import pyarrow as pa
@@ -355,15 +350,15 @@ class _Job:
             if made is not None:
                 yield pa.RecordBatch.from_pydict({"made": [json.dumps(made)]})
 
-        number = F.array_position(F.lit(tps), F.col("at")).cast("int") - 1
-        rows = self._spark.range(len(tps)).select(
-            F.element_at(F.lit(tps), (F.col("id") + 1).cast("int")).cast("int").alias("at"),
+        number = F.array_position(F.lit(numbers), F.col("at")).cast("int") - 1
+        rows = self._spark.range(len(numbers)).select(
+            F.element_at(F.lit(numbers), (F.col("id") + 1).cast("int")).cast("int").alias("at"),
             F.lit(None).cast("binary").alias("key"),
             F.lit(-1).cast("long").alias("latest"),
         )
         if stale is not None:
-            rows = rows.union(stale.where(F.col("at").isin(tps)))
-        made = rows.repartitionById(len(tps), number).mapInArrow(filter_segment, "made STRING")
+            rows = rows.union(stale.where(F.col("at").isin(numbers)))
+        made = rows.repartitionById(len(numbers), number).mapInArrow(filter_segment, "made STRING")
         found = [_FilteredSegment(*json.loads(row["made"])) for row in collected(made)]
-        assert sorted(each.at for each in found) == sorted(tps), "one task for each segment"
+        assert sorted(each.at for each in found) == sorted(numbers), "one task for each segment"
         return {each.at: each for each in found}

@@ -45,7 +45,7 @@ class Field:
 
     @staticmethod
     def of(text: str, what: str, kinds: tuple[str, ...]) -> Field:
-        """What `text` names; InvalidSetting if that is nothing, or none of `kinds`."""
+        """Return the field that `text` names. Raise InvalidSetting if that is nothing, or none of `kinds`."""
         word = text.strip() if isinstance(text, str) else ""
         if word.startswith("$"):
             if not _PATH.fullmatch(word):
@@ -66,7 +66,7 @@ class Field:
         return {"json": self.name, "header": f"header:{self.name}"}.get(self.kind, self.kind)
 
     def bytes(self) -> Column:
-        """As bytes, out of the columns key, value and headers."""
+        """Return the field as bytes, out of the columns key, value and headers."""
         if self.kind == "header":
             named = F.filter("headers", lambda each: each["key"] == self.name)
             return F.try_element_at(named, F.lit(-1))["value"]
@@ -80,11 +80,11 @@ class Field:
         return self.bytes().cast("string")
 
     def number(self) -> Column:
-        """As a decimal; null for what is none, or has too many digits."""
+        """Return the field as a decimal; null for what is not a number, or has too many digits."""
         return self.text().try_cast(NUMBER)
 
     def time(self) -> Column:
-        """As a time: milliseconds since 1970, or text such as 2026-01-31T12:00:00Z; null for what is none."""
+        """Return the field as a time, from milliseconds since 1970, or text such as 2026-01-31T12:00:00Z; else null."""
         number = self.number()
         milliseconds = F.when(
             (number >= _FIRST_MS) & (number < _END_MS), F.timestamp_millis(F.floor(number).cast("long"))

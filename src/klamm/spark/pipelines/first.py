@@ -1,4 +1,4 @@
-"""In tasks: which records of an id are the first within a time (deduplicate_pipeline.py). Spark keeps the state."""
+"""Pass, in tasks, the first record of an id within a time (deduplicate_pipeline.py). Spark keeps the state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["First"]
 
 
 class First(StatefulProcessor):
-    """One for each task: which records of an id pass."""
+    """The processor of one task: it passes a record if none of its id has passed within the time."""
 
     def __init__(self, within_ms: int) -> None:
         self._within_ms = within_ms
@@ -48,7 +48,7 @@ class First(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Any]:
         state = self._passed.get()
-        # Of an id that has passed again since, a younger timer is to come.
+        # If a record of the id has passed since, a later timer is still to come.
         if state is not None and state[0] + self._within_ms <= expiredTimerInfo.getExpiryTimeInMs():
             self._passed.clear()
         return iter(())

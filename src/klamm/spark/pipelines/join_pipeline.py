@@ -175,7 +175,7 @@ def _joined(
 
 
 def _json(value: Column) -> Column:
-    """A value in JSON: as it is, if it is JSON; else as text."""
+    """Return a value in JSON: as it is, if it is JSON; else as text."""
     text = value.cast("string")
     # Spark's parser is content when the text begins with JSON. Between these, it has to be one value and no more.
     around = (F.concat(F.lit(begin), text, F.lit(end)) for begin, end in (("[", "]"), ('{"a":', "}")))

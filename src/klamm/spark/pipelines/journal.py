@@ -26,6 +26,7 @@ from typing import Any
 
 from klamm.disk import _os, files
 from klamm.errors import KlammError, NotAStore
+from klamm.spark.pipelines.delta_table import table_of
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
 __all__ = ["Journal", "State", "days_of", "files_in", "rows_in"]
@@ -35,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class State:
-    """What the journal says."""
+    """The state that the journal records."""
 
     sequence: int = 0
     """Changes so far."""
@@ -49,7 +50,7 @@ class State:
 
     @staticmethod
     def read(directory: str) -> State:
-        """Of a claimed folder; nothing was done yet, if there is no journal."""
+        """Read the journal of a claimed folder; without one, nothing was done yet."""
         path = f"{directory}/journal.json"
         try:
             told = json.loads(files.read(path))
@@ -64,7 +65,7 @@ class State:
             return State()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotAStore(
-                f"{path}: cannot be read: {error}", hint="it may have been edited by hand archive to a new folder"
+                f"{path}: cannot be read: {error}", hint="it may have been edited by hand; archive to a new folder"
             ) from None
 
     def pack(self) -> bytes:
@@ -80,12 +81,13 @@ class State:
 
 
 class Journal:
-    """Of one claimed folder; one process at a time."""
+    """The journal of one claimed folder; for one process at a time."""
 
     def __init__(self, claim: PipelineDirectory) -> None:
         self._folder = claim.directory
         self._ours = os.path.dirname(claim.inside(""))
         self._staging = claim.inside("staging")
+        self.table = table_of(claim)
         self.state = State.read(self._ours)
 
     def recover(self) -> None:
@@ -94,7 +96,7 @@ class Journal:
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def stage(self, name: str) -> str:
-        """A folder to write into that is not there yet."""
+        """Return a new folder to write into."""
         path = f"{self._staging}/{name}"
         shutil.rmtree(path, ignore_errors=True)
         return path
@@ -107,7 +109,7 @@ class Journal:
         batch: int | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> list[str]:
-        """Have staged files in the sub-folders they are listed by, and others gone, at once; the new files' names."""
+        """Move staged files to their sub-folders, and remove others, at once. Return the new files' names."""
         sequence = self.state.sequence + 1
         adds: list[tuple[str, str]] = []
         for folder, paths in staged.items():
@@ -157,10 +159,19 @@ class Journal:
             files.remove(f"{self._folder}/{name}")
         for folder in folders:
             files.sync_directory(f"{self._folder}/{folder}")
+        if self.table is not None:
+            told = {"klamm.batch": self.state.batch, "klamm.ends": self.state.ends}
+            self.table.publish(self.state.sequence, [name for _, name in self.state.adds], told)
+
+    def paths(self) -> list[str]:
+        """Return the files that have the rows, in order."""
+        if self.table is not None:
+            return self.table.paths()
+        return [path for day in days_of(self._folder) for path in files_in(f"{self._folder}/{day}")]
 
 
 def files_in(path: str) -> list[str]:
-    """The Parquet files of a folder, in order."""
+    """Return the Parquet files of a folder, in order."""
     try:
         return sorted(
             f"{path}/{name}" for name in os.listdir(path) if name.endswith(".parquet") and name[0] not in "._"
@@ -170,12 +181,12 @@ def files_in(path: str) -> list[str]:
 
 
 def days_of(path: str) -> list[str]:
-    """The names of the folders of days, in order."""
+    """Return the names of the folders of days, in order."""
     return sorted(name for name in os.listdir(path) if name.startswith("date=")) if os.path.isdir(path) else []
 
 
 def rows_in(path: str) -> int:
-    """How many rows a Parquet file has."""
+    """Return how many rows a Parquet file has."""
     import pyarrow.parquet as pq
 
     return int(pq.read_metadata(path).num_rows)

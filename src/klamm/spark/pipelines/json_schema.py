@@ -25,7 +25,7 @@ _REASON_CHARACTERS = 1000
 
 
 def parse_schema(given: str | StructType) -> StructType:
-    """A schema that was given as DDL, or as it is; InvalidSetting if it is none."""
+    """Parse a schema given as DDL, or as it is. Raise InvalidSetting if it is not a schema."""
     from pyspark.errors import PySparkException
 
     schema: Any = given
@@ -48,7 +48,7 @@ def parse_schema(given: str | StructType) -> StructType:
 
 
 def _check(kind: Any, where: str) -> None:
-    """What Spark would find out in the middle of a job, or not at all."""
+    """Raise for what Spark would find out in the middle of a job, or not at all."""
     if isinstance(kind, T.StructType):
         seen: set[str] = set()
         for each in kind.fields:
@@ -81,7 +81,7 @@ def _check(kind: Any, where: str) -> None:
 
 
 def _is_none_of_json(kind: Any) -> bool:
-    """CHAR and VARCHAR are among them, and a struct without fields."""
+    """Return whether a type cannot come from JSON: CHAR and VARCHAR are among them, and a struct without fields."""
     if isinstance(kind, T.StructType):
         return not kind.fields
     return not isinstance(
@@ -108,7 +108,7 @@ def _has_required(kind: Any) -> bool:
 
 
 def infer(spark: SparkSession, values: DataFrame) -> StructType | None:
-    """The schema of the JSON objects among `values`, a column of text; None if there are none."""
+    """Return the schema of the JSON objects among `values`, a column of text; None if there are none."""
     found = spark.read.options(**_OPTIONS).json(values).schema
     fields = [each for each in found.fields if each.name != _UNFIT]
     return T.StructType(fields) if fields else None
@@ -122,7 +122,7 @@ class JsonSchema:
         self.schema = schema
 
     def parsed(self, rows: DataFrame) -> DataFrame:
-        """The rows, with `data` and `fits`."""
+        """Return the rows, with `data` and `fits`."""
         data = F.get("_parsed.v", F.lit(0))
         fits = (
             F.is_valid_utf8(_text())
@@ -146,7 +146,7 @@ class JsonSchema:
         )
 
     def letters(self, rows: DataFrame) -> DataFrame:
-        """Rows that do not fit, as dead letters: key, value and headers."""
+        """Return the rows that do not fit, as dead letters: key, value and headers."""
         reason = F.substring(self._reason(), 1, _REASON_CHARACTERS)
         return letters(rows.withColumn("topic", F.lit(self._topic)), reason)
 
@@ -175,7 +175,9 @@ def _text() -> Column:
 
 
 def _read(schema: StructType) -> Column:
-    """The value, put into an array and that before a last field: so text behind the object is seen, too."""
+    """Return the parsed value. It is put into an array, and that before a last field: so text behind the object is
+    seen, too.
+    """
     wrapped = T.StructType(
         [
             T.StructField("v", T.ArrayType(_nullable(schema))),
@@ -187,7 +189,7 @@ def _read(schema: StructType) -> Column:
 
 
 def _nullable(schema: StructType) -> StructType:
-    """Spark would take NOT NULL for granted."""
+    """Return the schema with nullable fields: Spark would take NOT NULL for granted."""
 
     def kind_of(kind: Any) -> Any:
         return _nullable(kind) if isinstance(kind, T.StructType) else kind
@@ -196,7 +198,7 @@ def _nullable(schema: StructType) -> StructType:
 
 
 def _required(schema: StructType, above: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Fields that may not be null."""
+    """Return the fields that may not be null."""
     found = []
     for each in schema.fields:
         path = (*above, each.name)

@@ -6,7 +6,6 @@ itself, so either continues what the other has begun, at any micro-batch, whiche
 
   ARH1  A plan is on disk before the first file of its micro-batch is decided. A plan that is there already, Spark's or
         ours, is read again and done as it is.
-  ARH2  Memory is bounded: of each day one file is open, and batches are written as they are read.
 """
 
 from __future__ import annotations
@@ -16,56 +15,70 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from klamm.arrow.schema import pyarrow
 from klamm.disk import files
-from klamm.errors import InvalidSetting, NotAStore
+from klamm.errors import NotAStore
 from klamm.spark import checkpoint
 from klamm.spark.offsets import StreamOffsets
 from klamm.spark.options import ReadOptions
-from klamm.spark.pipelines.journal import Journal, days_of, files_in
+from klamm.spark.pipelines.journal import Journal
+from klamm.spark.pipelines.parquet_files import COLUMNS, by_day, shared_out, write_days
 from klamm.spark.planner import Planner
-from klamm.spark.range_reader import Task, forget_store, read
+from klamm.spark.range_reader import Task, forget_store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
     from klamm.spark.pipelines.report import Progress
 
-__all__ = ["ArchiveHere"]
+__all__ = ["TASK_OFFSETS", "ArchiveHere", "tasks_of"]
 
-_DAY_US = 86_400_000_000
-_COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
-_EPOCH = date(1970, 1, 1).toordinal()
-
-
-def _schema() -> Any:
-    """Return the schema that Spark writes."""
-    pa = pyarrow()
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    kinds = (
-        pa.binary(),
-        pa.binary(),
-        pa.list_(header),
-        pa.int32(),
-        pa.int64(),
-        pa.timestamp("us", tz="UTC"),
-        pa.int32(),
-    )
-    return pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
+TASK_OFFSETS = 100_000
+"""Fewer are not worth a task of Spark's, and a file, of their own."""
 
 
-def _date(day: int) -> str:
+def tasks_of(store: str, topic: str, location: str, number: int, most: int) -> list[list[Task]]:
+    """Return what a micro-batch reads whose plan is in the checkpoint at `location`, for `most` tasks of Spark's."""
+    end = _planned(location, number)
+    assert end is not None
+    before = _planned(location, number - 1) or end
+    offsets = sum(upto - ((before.origin or before.offsets).get(tp) or 0) for tp, upto in end)
+    parts = max(1, min(most, offsets // TASK_OFFSETS))
+    options = _options(store, topic, parts)
+    with closing(Planner(options)) as planner:
+        tasks = _tasks(planner, options, _begin(planner, location, number), end)
+    return list(shared_out(tasks, parts))
+
+
+def _options(store: str, topic: str, min_partitions: int = 1) -> ReadOptions:
+    given = {"path": store, "subscribe": topic, "startingOffsets": "earliest", "minPartitions": str(min_partitions)}
+    return ReadOptions.parse({**given, "columns": ",".join(COLUMNS)}, streaming=True)
+
+
+def _begin(planner: Planner, location: str, number: int) -> StreamOffsets:
+    found = planner.initial() if number == 0 else _planned(location, number - 1)
+    if found is None:
+        raise NotAStore(f"{location}/offsets/{number - 1}: missing", hint="put _klamm/ back as it was")
+    return found
+
+
+def _planned(location: str, number: int) -> StreamOffsets | None:
+    """Return where a micro-batch ends; None: it was not planned yet."""
+    path = f"{location}/offsets/{number}"
     try:
-        return date.fromordinal(_EPOCH + day).isoformat()
-    except (ValueError, OverflowError):
-        raise InvalidSetting(
-            "a record has a timestamp outside of the years 1 to 9999", hint="archive this topic with Spark"
-        ) from None
+        lines = files.read(path).decode().splitlines()
+    except FileNotFoundError:
+        return None
+    try:
+        return StreamOffsets.from_json(json.loads(lines[checkpoint.PREAMBLE]))
+    except (ValueError, IndexError):
+        raise NotAStore(f"{path}: damaged: it names no source", hint="put _klamm/ back as it was") from None
+
+
+def _tasks(planner: Planner, options: ReadOptions, begin: StreamOffsets, end: StreamOffsets) -> list[Task]:
+    ranges = planner.between(begin, end)
+    return [Task(options.path, planner.store_id, each, options.isolation, options.fail_on_data_loss) for each in ranges]
 
 
 class ArchiveHere:
@@ -75,9 +88,7 @@ class ArchiveHere:
         self._claim = claim
         self._journal = journal
         self._max_offsets = max_offsets
-        given = {"path": store, "subscribe": topic, "startingOffsets": "earliest", "columns": ",".join(_COLUMNS)}
-        self._options = ReadOptions.parse(given, streaming=True)
-        self._schema = _schema()
+        self._options = _options(store, topic)
         self.rows = self.letters = self.files = self.merged = self.batches = 0
 
     def run(self, progress: Progress | None, total: int) -> None:
@@ -94,9 +105,8 @@ class ArchiveHere:
             self._finish_last()
             while True:
                 number = self._journal.state.batch + 1
-                begin = planner.initial() if number == 0 else self._planned(number - 1)
-                assert begin is not None
-                end = self._planned(number)
+                begin = _begin(planner, self._claim.checkpoint, number)
+                end = _planned(self._claim.checkpoint, number)
                 if end is None:
                     end = planner.latest(begin, self._max_offsets, target)
                     if end.is_at(begin):
@@ -110,43 +120,28 @@ class ArchiveHere:
                     progress(min(done, total), total)
 
     def _finish_last(self) -> None:
-        """Say of the last micro-batch that it is done, if a run was killed before it could."""
+        """Record that the last micro-batch is done, if a run was killed before it could."""
         last = self._journal.state.batch
         if last >= 0 and checkpoint.committed(self._claim.checkpoint) != last:
             checkpoint.write_commit(self._claim.checkpoint, last)
 
-    def _planned(self, number: int) -> StreamOffsets | None:
-        path = f"{self._claim.checkpoint}/offsets/{number}"
-        try:
-            lines = files.read(path).decode().splitlines()
-        except FileNotFoundError:
-            return None
-        try:
-            return StreamOffsets.from_json(json.loads(lines[checkpoint.PREAMBLE]))
-        except (ValueError, IndexError):
-            raise NotAStore(f"{path}: damaged: it names no source", hint="put _klamm/ back as it was") from None
-
     def _batch(self, planner: Planner, number: int, begin: StreamOffsets, end: StreamOffsets) -> None:
         """Write a micro-batch aside, let the journal decide, and say in the checkpoint that it is done."""
         staging = self._journal.stage(f"batch-{number}")
-        writers = _Writers(staging, self._schema)
-        try:
-            for each in planner.between(begin, end):
-                task = Task(self._options.path, planner.store_id, each, self._options.isolation, True)
-                for batch in read(task, self._schema):
-                    writers.write(batch)
-        finally:
-            writers.close()
+        os.makedirs(staging)
+        written = write_days(_tasks(planner, self._options, begin, end), staging)
         checkpoint.sync_plan(self._claim.checkpoint, number)
-        staged = {day: files_in(f"{staging}/{day}") for day in days_of(staging)}
         ends = {tp.partition: upto for tp, upto in end}
-        self.files += len(self._journal.commit(staged, batch=number, ends=ends))
-        self.rows += writers.rows
+        self.files += len(self._journal.commit(by_day(written), batch=number, ends=ends))
+        self.rows += sum(each.rows for each in written)
         self.batches += 1
         checkpoint.write_commit(self._claim.checkpoint, number)
 
     def tidy(self, many: int, file_bytes: int) -> None:
         """Merge small files of days that have many, about `file_bytes` at a time."""
+        if self._journal.table is not None:
+            self.merged += self._journal.table.compact(many, file_bytes)
+            return
         for day, small in self._journal.small_files(many, file_bytes):
             for group in _groups(small, file_bytes):
                 self._journal.merge(day, group, partial(_merge, group))
@@ -163,7 +158,7 @@ def _merge(paths: Iterable[str], directory: str) -> None:
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterable[list[str]]:
-    """Files in order, in groups of at least two that are about `most` bytes together."""
+    """Return files in order, in groups of at least two that are about `most` bytes together."""
     group: list[str] = []
     total = 0
     for path, size in sizes.items():
@@ -174,34 +169,3 @@ def _groups(sizes: Mapping[str, int], most: int) -> Iterable[list[str]]:
         total += size
     if len(group) > 1:
         yield group
-
-
-class _Writers:
-    """A Parquet file for each day."""
-
-    def __init__(self, directory: str, schema: pa.Schema) -> None:
-        self._directory = directory
-        self._schema = schema
-        self._open: dict[str, Any] = {}
-        self.rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        times: Any = batch.column("timestamp").cast(pa.int64())
-        days = np.floor_divide(times.to_numpy(zero_copy_only=False), _DAY_US)
-        for day in np.unique(days):
-            name = f"date={_date(int(day))}"
-            writer = self._open.get(name)
-            if writer is None:
-                os.makedirs(f"{self._directory}/{name}", exist_ok=True)
-                writer = pq.ParquetWriter(f"{self._directory}/{name}/part-0.parquet", self._schema)
-                self._open[name] = writer
-            writer.write_batch(batch.filter(pa.array(days == day)))
-        self.rows += batch.num_rows
-
-    def close(self) -> None:
-        for writer in self._open.values():
-            writer.close()

@@ -44,12 +44,12 @@ class PipelineDirectory:
         return f"{self.directory}/{OURS}/checkpoint"
 
     def inside(self, name: str) -> str:
-        """A path beside the checkpoint, for what the pipeline itself has to remember."""
+        """Return a path beside the checkpoint, for what the pipeline itself has to remember."""
         return f"{self.directory}/{OURS}/{name}"
 
     @contextmanager
     def alone(self, *, recorded: bool = True) -> Iterator[None]:
-        """Be the only process that reads or changes the folder; StoreBusy if another run is at work.
+        """Hold the folder alone, to read or change it. Raise StoreBusy if another run is at work.
 
         With `recorded`, this is a run of the pipeline, and run.json says how it ends.
         """
@@ -137,10 +137,10 @@ class PipelineDirectory:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise InvalidSetting(f"{directory}: is a file; want a folder") from None
+            raise InvalidSetting(f"{directory}: is a file; expected a folder") from None
         except (ValueError, KeyError, TypeError) as error:
             raise NotAStore(
-                f"{path}: cannot be read: {error}", hint="it may have been edited by hand remove the folder"
+                f"{path}: cannot be read: {error}", hint="it may have been edited by hand; remove the folder"
             ) from None
 
 
@@ -177,7 +177,7 @@ def _said(error: BaseException) -> str:
 
 
 def local(path: str | os.PathLike[str]) -> str:
-    """A folder that this machine sees, absolute."""
+    """Return a folder that this machine sees, absolute."""
     text = os.fspath(path)
     if "://" in text and not text.startswith("file://"):
         raise InvalidSetting(

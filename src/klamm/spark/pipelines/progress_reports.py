@@ -1,4 +1,4 @@
-"""What Spark says of the micro-batches of a query, each once and none left out, however quick they are.
+"""Spark's reports of the micro-batches of a query, each once and none left out, however quick they are.
 
 Spark keeps the reports of the last hundred micro-batches of a query, or of as many as a session says; a listener is
 told of each. A listener belongs to a session and hears of all its queries, in a thread of Spark's, while the query goes
@@ -24,7 +24,7 @@ _log = logging.getLogger("klamm.spark")
 
 
 class ProgressReports:
-    """Of the query that is started next in a session. To be closed."""
+    """The reports of the query that is started next in a session. To be closed."""
 
     def __init__(self, spark: SparkSession) -> None:
         from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -56,18 +56,18 @@ class ProgressReports:
         spark.streams.addListener(self._listener)
 
     def of(self, query: Any) -> None:
-        """Say which query it is."""
+        """Set the query."""
         self._run_id = str(query.runId)
 
     def take(self) -> Iterator[dict[str, Any]]:
-        """Give what has come and was not given yet, of micro-batches that had something to do."""
+        """Return the new reports of micro-batches that had something to do."""
         while not self._found.empty():
             run_id, data = self._found.get()
             if run_id == self._run_id and "addBatch" in data["durationMs"]:
                 yield data
 
     def take_rest(self) -> Iterator[dict[str, Any]]:
-        """Give the rest, of a query that has ended."""
+        """Return the remaining reports of a query that has ended."""
         with self._told:
             if not self._told.wait_for(lambda: self._run_id in self._ended, _LAST_S):
                 _log.warning("Spark has not reported the end of a query within %d s: counts may be too small", _LAST_S)

@@ -37,7 +37,7 @@ _MOST_KEYS = 10
 
 
 def rows(quality: Quality) -> list[tuple[str, str]]:
-    """Name and value, in the order of the page."""
+    """Return name and value, in the order of the page."""
     values, keys, found = quality.values, quality.keys, quality.json
     times = [each[name] for each in quality.partitions for name in ("first_timestamp", "last_timestamp") if each[name]]
     told = [
@@ -73,7 +73,7 @@ _SIZES = ("min", "p50", "p95", "p99", "max")
 
 
 def _remarks(field: dict[str, Any]) -> list[str]:
-    """What is odd about a field."""
+    """Return what is odd about a field."""
     found = []
     if field["appeared"]:
         found.append(f"appeared {_short(field['first_seen'])}")
@@ -96,7 +96,7 @@ def _percent(share: float) -> str:
 
 
 def _short(at: str | None) -> str:
-    """A time without what says nothing: its zone is UTC all over the page."""
+    """Return a time without its zone, which is UTC all over the page."""
     text = (at or "").removesuffix("+00:00").removesuffix(":00").replace("T", " ")
     return text.removesuffix(" 00:00")
 
@@ -130,7 +130,7 @@ def page(quality: Quality) -> str:
 
 
 class _Axis:
-    """Where on the page a bucket is."""
+    """An axis: maps a bucket to its position on the page."""
 
     def __init__(self, quality: Quality, left: float) -> None:
         from klamm.spark.pipelines.quality_report import BUCKETS, hour_of
@@ -251,7 +251,7 @@ def _fields(quality: Quality) -> str:
 
 
 def _stretches(field: dict[str, Any], axis: _Axis) -> list[tuple[str, str, list[str]]]:
-    """First and last of buckets that follow on, in which it has the same types."""
+    """Return first and last of buckets that follow on, in which the field has the same types."""
     found: list[tuple[str, str, list[str]]] = []
     for each in field["by_bucket"]:
         types = [name for name in each["types"] if name != "null"] or ["null"]
@@ -263,7 +263,7 @@ def _stretches(field: dict[str, Any], axis: _Axis) -> list[tuple[str, str, list[
 
 
 def _strips(quality: Quality) -> str:
-    """A line for each field: when it was there, in the colour of its type."""
+    """Return a line for each field: when it was there, in the colour of its type."""
     if not quality.buckets:
         return ""
     left = 200

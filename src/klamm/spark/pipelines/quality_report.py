@@ -47,7 +47,7 @@ _MOST_LISTED = 20
 
 @dataclass(frozen=True)
 class Quality:
-    """What there is to say about a topic. Everything in it is ready for JSON; times are ISO 8601, UTC."""
+    """The quality of a topic. Everything in it is ready for JSON; times are ISO 8601, UTC."""
 
     topic: str
     store: str
@@ -77,19 +77,19 @@ class Quality:
     """spark, or local: without Spark."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Return the report as one JSON object."""
         found = dict(vars(self))
         found["seconds"] = round(self.seconds, 3)
         return found
 
     def rows(self) -> list[tuple[str, str]]:
-        """As a table of two columns."""
+        """Return the report as a table of two columns."""
         from klamm.spark.pipelines.quality_page import rows
 
         return rows(self)
 
     def to_html(self) -> str:
-        """As a page that needs nothing else: no scripts, no other files."""
+        """Return the report as a page that needs nothing else: no scripts, no other files."""
         from klamm.spark.pipelines.quality_page import page
 
         return page(self)
@@ -190,14 +190,14 @@ def _time(ms: int | None) -> str | None:
 
 
 def _step(sums: Sums) -> str:
-    """The shortest bucket of which there are not too many."""
+    """Return the shortest bucket of which there are not too many."""
     (row,) = sums.query("SELECT min(hour) AS oldest, max(hour) AS latest FROM {sums} WHERE kind = 'rows'")
     span = 0 if row["oldest"] is None else row["latest"] - row["oldest"]
     return next((name for name, hours in BUCKETS.items() if span // hours < _MOST_BUCKETS), "millennium")
 
 
 def _bucket(hours: int) -> str:
-    """The hour that a bucket of so many begins with, in SQL."""
+    """Return the first hour of a bucket of so many, in SQL."""
     return f"CAST(floor(hour / {hours}) AS BIGINT) * {hours}"
 
 
@@ -206,14 +206,14 @@ def _hour(at: int | None) -> str | None:
 
 
 def hour_of(at: str) -> int:
-    """Since 1970, of what `_hour` made."""
+    """Return the hour since 1970 of what `_hour` made."""
     if at.endswith(" ms"):
         return int(at.removesuffix(" ms")) // HOUR_MS
     return int(datetime.fromisoformat(at).timestamp()) // 3600
 
 
 def _rows(sums: Sums, hours: int) -> list[dict[str, Any]]:
-    """By partition and bucket; `bucket` is None for records without a timestamp."""
+    """Return rows by partition and bucket; `bucket` is None for records without a timestamp."""
     least, most = ("first", "oldest"), ("last", "latest")
     added = ("records", "null_keys", "tombstones", "bytes", "json", "broken")
     wanted = [f"min({name}) AS {name}" for name in least] + [f"max({name}) AS {name}" for name in most]
@@ -265,7 +265,7 @@ _GAPS = """
 
 
 def _gaps(sums: Sums) -> tuple[dict[str, Any], dict[int, tuple[int, int]]]:
-    """In all, and by partition: how many, and how many offsets are missing."""
+    """Return the gaps in all, and by partition: how many, and how many offsets are missing."""
     counted = sums.query(
         f"SELECT partition, count(*) AS gaps, sum(gap_end - gap_start) AS missing FROM {_GAPS} GROUP BY partition"
     )
@@ -287,25 +287,25 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def _sizes(sums: Sums) -> dict[str, Any]:
-    """Percentiles are interpolated between the two values next to them."""
+    """Return sizes. Percentiles are interpolated between the two values next to them."""
     (row,) = sums.query(
         "SELECT sum(records) AS records, sum(bytes * records) AS total, min(bytes) AS least, max(bytes) AS most "
         "FROM {sums} WHERE kind = 'size'"
     )
     if not row["records"]:
         return {"total": 0, "min": None, "p50": None, "p95": None, "p99": None, "max": None}
-    tps = {name: share * (row["records"] - 1) for name, share in _SHARES.items()}
-    wanted = {(name, whole): whole(tp) for name, tp in tps.items() for whole in (math.floor, math.ceil)}
-    picked = [f"min(CASE WHEN upto > {tp} THEN bytes END) AS v{n}" for n, tp in enumerate(wanted.values())]
+    ranks = {name: share * (row["records"] - 1) for name, share in _SHARES.items()}
+    wanted = {(name, whole): whole(rank) for name, rank in ranks.items() for whole in (math.floor, math.ceil)}
+    picked = [f"min(CASE WHEN upto > {rank} THEN bytes END) AS v{n}" for n, rank in enumerate(wanted.values())]
     (values,) = sums.query(
         f"SELECT {', '.join(picked)} FROM (SELECT bytes, sum(records) OVER (ORDER BY bytes) AS upto FROM "
         "(SELECT bytes, sum(records) AS records FROM {sums} WHERE kind = 'size' GROUP BY bytes) AS sizes) AS counted"
     )
     found = dict(zip(wanted, (values[f"v{n}"] for n in range(len(wanted))), strict=True))
     shares = {}
-    for name, tp in tps.items():
+    for name, rank in ranks.items():
         below, above = found[name, math.floor], found[name, math.ceil]
-        shares[name] = float(below + (above - below) * (tp - math.floor(tp)))
+        shares[name] = float(below + (above - below) * (rank - math.floor(rank)))
     return {"total": row["total"], "min": row["least"], **shares, "max": row["most"]}
 
 
@@ -319,7 +319,7 @@ def _keys(sums: Sums) -> dict[str, Any]:
 
 
 def _shown(key: bytes) -> str:
-    """As text, if it is one that can be printed; else as hex."""
+    """Return a value as text, if that can be printed; else as hex."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -342,7 +342,7 @@ def _json(rows: list[Any]) -> dict[str, Any]:
 
 
 def _fields(sums: Sums, hours: int) -> tuple[list[dict[str, Any]], int]:
-    """path, type, bucket, records of the most frequent fields, and how many fields there are."""
+    """Return path, type, bucket, records of the most frequent fields, and how many fields there are."""
     top = (
         "SELECT path, sum(records) AS in_all FROM {sums} WHERE kind = 'field' GROUP BY path "
         f"ORDER BY in_all DESC, path LIMIT {_MOST_FIELDS}"
@@ -356,7 +356,7 @@ def _fields(sums: Sums, hours: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _over_time(rows: list[Any], with_json: list[int]) -> list[dict[str, Any]]:
-    """When fields came, went and changed; in order of how many records have them."""
+    """Return when fields came, went and changed; in order of how many records have them."""
     paths: dict[str, dict[int | None, dict[str, int]]] = {}
     for row in rows:
         paths.setdefault(row["path"], {}).setdefault(row["bucket"], {})[row["type"]] = row["records"]
@@ -384,7 +384,7 @@ def _over_time(rows: list[Any], with_json: list[int]) -> list[dict[str, Any]]:
 
 
 def _changes(seen: list[int], buckets: dict[int | None, dict[str, int]]) -> list[dict[str, Any]]:
-    """Where its types are others than where it was seen last. A null says nothing about the type."""
+    """Return where the types differ from where the field was seen last. A null says nothing about the type."""
     found = []
     before: list[str] = []
     for at in seen:

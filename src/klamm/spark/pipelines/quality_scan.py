@@ -1,4 +1,4 @@
-"""What a task counts in the records that it reads, for quality_report.py: partial sums, which Spark adds up.
+"""Count, in a task, what quality_report.py reports of the records: partial sums, which Spark adds up.
 
     kind "rows"     of a partition and an hour: records, first and last offset, oldest and latest timestamp, …
     kind "run"      of a partition: offsets that follow on, from `first` up to but without `last`
@@ -37,7 +37,7 @@ _LONGEST = 200
 
 
 def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Partial sums of what is read, with the columns of SCHEMA."""
+    """Yield partial sums of what is read, with the columns of SCHEMA."""
     fields: Counter[tuple[int | None, str, str]] = Counter()
     sizes: Counter[int] = Counter()
     for batch in batches:
@@ -49,7 +49,7 @@ def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def none() -> pa.RecordBatch:
-    """No sums, with their columns."""
+    """Return no sums, with their columns."""
     return _made(0)
 
 
@@ -127,7 +127,7 @@ def _rows(
 
 
 def _json(values: Any, hours: Any, times: Any, fields: Counter[tuple[int | None, str, str]]) -> tuple[Any, Any]:
-    """Which values are JSON, and which are broken; their fields are counted."""
+    """Return which values are JSON, and which are broken; count their fields."""
     import numpy as np
 
     good, broken = np.zeros(len(values), bool), np.zeros(len(values), bool)
@@ -147,7 +147,7 @@ def begins_like_json(value: bytes) -> bool:
 
 
 def parsed(value: bytes) -> Any:
-    """The object or array; None if it does not parse. NaN and Infinity are not JSON."""
+    """Return the object or array; None if it does not parse. NaN and Infinity are not JSON."""
     try:
         return json.loads(value, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -159,7 +159,7 @@ def _refuse(name: str) -> Any:
 
 
 def field_types(given: dict[str, Any], before: str = "", depth: int = 1) -> Iterator[tuple[str, str]]:
-    """Path and type of each field."""
+    """Yield path and type of each field."""
     for name, value in given.items():
         path = before + _spelled(name)
         yield path, _type(value)

@@ -17,7 +17,7 @@ from klamm.spark.options import ReadOptions
 from klamm.spark.pipelines.quality_scan import SCHEMA, count, none
 from klamm.spark.pipelines.query_runner import collected
 from klamm.spark.planner import Planner
-from klamm.spark.range_reader import Task, forget_store, read
+from klamm.spark.range_reader import Task, forget_store, read, schema_for
 from klamm.spark.remote import read as read_rows
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ _COLUMNS = "key,value,partition,offset,timestamp"
 
 
 class Sums(Protocol):
-    """What was counted in a topic. To be closed."""
+    """The sums that were counted in a topic. To be closed."""
 
     engine: str
 
     def query(self, sql: str) -> list[dict[str, Any]]: ...
 
     def keys(self, most: int) -> tuple[int, int, list[tuple[bytes, int]]]:
-        """How many keys there are, how many of them repeated, and the `most` most frequent of those, with counts."""
+        """Return the number of keys, how many of them repeat, and the `most` most frequent of those, with counts."""
 
     def close(self) -> None: ...
 
@@ -109,15 +109,12 @@ class SumsHere:
 
     def _batches(self, columns: str) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
-        import pyarrow.compute as pc
+        from pyarrow import compute
 
-        kinds: dict[str, Any] = {"key": pa.binary(), "value": pa.binary(), "partition": pa.int32()}
-        kinds |= {"offset": pa.int64(), "timestamp": pa.timestamp("us", tz="UTC")}
-        schema: Any = pa.schema([(name, kinds[name]) for name in columns.split(",")])
-        options = ReadOptions.parse(
-            {"path": self._path, **_options(self._topic, self._since_ms, columns)}, streaming=False
-        )
-        functions: Any = pc
+        schema = schema_for(columns.split(","))
+        given = {"path": self._path, **_options(self._topic, self._since_ms, columns)}
+        options = ReadOptions.parse(given, streaming=False)
+        functions: Any = compute
         with closing(Planner(options)) as planner:
             for each in planner.batch():
                 for batch in read(Task(options.path, planner.store_id, each, options.isolation, True), schema):
@@ -135,9 +132,8 @@ class SumsHere:
     def keys(self, most: int) -> tuple[int, int, list[tuple[bytes, int]]]:
         import pyarrow as pa
 
-        schema: Any = pa.schema({"key": pa.binary()})
         keys = (each.select(["key"]) for each in self._batches("key,offset,timestamp"))
-        self._database.register("found_keys", pa.RecordBatchReader.from_batches(schema, keys))
+        self._database.register("found_keys", pa.RecordBatchReader.from_batches(schema_for(["key"]), keys))
         self._database.execute(
             "CREATE TEMP TABLE keys AS "
             "SELECT key, count(*) AS records FROM found_keys WHERE key IS NOT NULL GROUP BY key"

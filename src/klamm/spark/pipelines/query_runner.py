@@ -1,7 +1,7 @@
-"""What all pipelines share: the topics they read, a streaming query that is run to its end, and its progress.
+"""Parts that all pipelines share: the topics they read, a streaming query that is run to its end, and its progress.
 
-A pipeline is a streaming query with a checkpoint: each run takes what is new, a micro-batch is done once, and a run
-that was killed is gone on with by the next. `every=None`: until all that is there when it begins is done; else a
+A pipeline is a streaming query with a checkpoint: each run takes what is new, a micro-batch is done once, and the
+next run continues one that was killed. `every=None`: until all that is there when it begins is done; else a
 trigger such as "10 seconds", until Ctrl-C.
 """
 
@@ -87,7 +87,7 @@ class Source:
 
 
 def source(store: str | os.PathLike[str], *names: str) -> Source:
-    """UnknownTopic and NotAStore are said here, before a job starts."""
+    """Return the source. Raise UnknownTopic and NotAStore here, before a job starts."""
     path = local(store)
     with opened(path) as core:
         found = [core.topic(name) for name in names]
@@ -122,7 +122,7 @@ def refuse_connect(spark: SparkSession, pipeline: str) -> None:
 
 
 def home(read: Source, name: str, given: str | os.PathLike[str] | None) -> str:
-    """The folder of a pipeline that writes to a topic: the one given, else one of its own in the store."""
+    """Return the folder of a pipeline that writes to a topic: the one given, else one of its own in the store."""
     return f"{read.path}/pipelines/{name}" if given is None else local(given)
 
 
@@ -145,7 +145,7 @@ def checkpoint(
 
 
 def behind(checkpoint: str, read: Source) -> int:
-    """How many offsets of the source the next run has before it."""
+    """Return how many offsets of the source are left for the next run."""
     done = _offsets(checkpoint)
     total = 0
     for name, ends in read.ends.items():
@@ -155,7 +155,7 @@ def behind(checkpoint: str, read: Source) -> int:
 
 
 def _offsets(checkpoint: str) -> list[tuple[Any, int]]:
-    """Where the last micro-batch that was done ended."""
+    """Return where the last micro-batch that was done ended."""
     try:
         done = committed(checkpoint)
         return [] if done is None else ends_of(checkpoint, done)
@@ -165,7 +165,7 @@ def _offsets(checkpoint: str) -> list[tuple[Any, int]]:
 
 @dataclass
 class Outcome:
-    """Of a query, as far as it has come."""
+    """The outcome of a query, as far as it has come."""
 
     rows: int = 0
     """That it read."""
@@ -238,7 +238,7 @@ def drain(
 
 
 def dropped(progress: Mapping[str, Any]) -> int:
-    """Rows that state operators refused since they were older than the watermark, of one micro-batch."""
+    """Return how many rows of one micro-batch state operators dropped because they were older than the watermark."""
     return sum(int(each["numRowsDroppedByWatermark"]) for each in progress["stateOperators"])
 
 

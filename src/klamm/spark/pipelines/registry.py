@@ -4,7 +4,8 @@
     <store>/pipelines/<name>.json      {"directory": "…"}: a pipeline whose folder is elsewhere, such as an archive
 
 The first run of a pipeline puts it here; pipelines of an older Klamm come with their next run. Nothing here needs
-Spark: what a pipeline has done is in its folder (claim.py), in Spark's checkpoint, and in the journal of an archive.
+Spark: what a pipeline has done is in its folder (pipeline_directory.py), in Spark's checkpoint, and in an archive's
+journal.
 
 Promises
   R1  A reset that was killed leaves a folder that no run accepts, until the reset is run again: never half of an output
@@ -26,6 +27,7 @@ from klamm.disk import files
 from klamm.disk.locks import LockFile
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.spark.checkpoint import committed, ends_of
+from klamm.spark.pipelines.delta_table import LOG
 from klamm.spark.pipelines.journal import State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, Run, local
 from klamm.store.deletion import delete_topic
@@ -50,26 +52,26 @@ class PipelineInfo:
     """A pipeline of a store: what it is, how far it has come, and how its last run ended."""
 
     name: str
-    pipeline: str
+    pipeline: str = ""
     """archive, aggregate, join, deduplicate, or what `checkpoint` was told."""
-    topics: list[str]
+    topics: list[str] = field(default_factory=list)
     """That it reads."""
-    target: str | None
+    target: str | None = None
     """The topic or folder that it writes; None if it is not known."""
-    directory: str
-    state: str
+    directory: str = ""
+    state: str = "unknown"
     """running; idle; failed; killed (the last run did not end by itself); new (it never ran); resetting (a reset was
     killed: run it again); missing (its folder is gone); unknown (a pipeline of your own: its runs are not recorded)."""
-    lag: int | None
+    lag: int | None = None
     """Offsets that the next run has to read; None if a topic is gone, or its progress cannot be read."""
-    batches: int
+    batches: int = 0
     """Micro-batches that are done."""
-    last_batch_ms: int | None
+    last_batch_ms: int | None = None
     """When the last of them was done, since 1970."""
-    started_ms: int | None
-    ended_ms: int | None
+    started_ms: int | None = None
+    ended_ms: int | None = None
     """Of the last run."""
-    error: str | None
+    error: str | None = None
     """What the last run ended with, or why this cannot be told."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What may not change between two runs."""
@@ -82,13 +84,13 @@ class PipelineInfo:
         return None if self.last_batch_ms is None else max(0, time.time_ns() // 1_000_000 - self.last_batch_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Return it as one JSON object."""
         return {**asdict(self), "age_ms": self.age_ms}
 
 
 @dataclass(frozen=True)
 class PipelineChange:
-    """What a reset or a retirement removes, or has removed."""
+    """The changes that a reset or a retirement makes, or has made."""
 
     name: str
     removes: list[str]
@@ -101,12 +103,12 @@ class PipelineChange:
     """False: it was a dry run."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Return it as one JSON object."""
         return asdict(self)
 
 
 def register(store: str, directory: str, identity: Mapping[str, Any]) -> None:
-    """Let the store know of a folder that is not in its own directory of pipelines."""
+    """Register, in the store, a folder that is not in its own directory of pipelines."""
     home = f"{store}/pipelines"
     if os.path.dirname(directory) == home or any(where == directory for _, where in _entries(store)):
         return
@@ -129,14 +131,14 @@ def register(store: str, directory: str, identity: Mapping[str, Any]) -> None:
 def list_pipelines(store: str | os.PathLike[str]) -> list[PipelineInfo]:
     """Return the pipelines of a store, by name."""
     path = local(store)
-    with opened(path) as core:
+    with opened(path, read_only=True) as core:
         return [_info(core, name, directory) for name, directory in sorted(_entries(path))]
 
 
 def show_pipeline(store: str | os.PathLike[str], name: str) -> PipelineInfo:
     """Return one pipeline of a store; InvalidSetting if there is none of that name."""
     path = local(store)
-    with opened(path) as core:
+    with opened(path, read_only=True) as core:
         return _info(core, name, _directory(path, name))
 
 
@@ -179,7 +181,7 @@ def reset_pipeline(
 
 
 def retire_pipeline(store: str | os.PathLike[str], name: str, *, dry_run: bool = False) -> PipelineChange:
-    """Let a store forget a pipeline, for good: progress and state go, what it has written stays.
+    """Remove a pipeline from a store, for good: progress and state are deleted, what it has written stays.
 
     An archive can still be restored, but not be added to. StoreBusy if a run is at work.
     """
@@ -212,7 +214,7 @@ def retire_pipeline(store: str | os.PathLike[str], name: str, *, dry_run: bool =
 
 
 def _entries(store: str) -> Iterator[tuple[str, str]]:
-    """Names, and folders."""
+    """Yield names, and folders."""
     home = f"{store}/pipelines"
     for name in os.listdir(home) if os.path.isdir(home) else ():
         path = f"{home}/{name}"
@@ -247,9 +249,9 @@ def _info(core: Core, name: str, directory: str) -> PipelineInfo:
     try:
         known = PipelineDirectory.read(directory)
     except KlammError as problem:
-        return PipelineInfo(name, "", [], None, directory, "unknown", None, 0, None, None, None, str(problem))
+        return PipelineInfo(name, directory=directory, error=str(problem))
     if known is None:
-        return PipelineInfo(name, "", [], None, directory, "missing", None, 0, None, None, None, None)
+        return PipelineInfo(name, directory=directory, state="missing")
     claim, kind = PipelineDirectory(directory, known["options"]), str(known["identity"].get("pipeline"))
     run, topics = Run.read(claim), dict(known["identity"].get("topics") or {})
     state = "resetting" if known.get("resetting") else _state(claim, run)
@@ -296,7 +298,7 @@ def _state(claim: PipelineDirectory, run: Run | None) -> str:
 
 
 def _position(claim: PipelineDirectory, kind: str) -> tuple[dict[tuple[str, int], int], int, int | None]:
-    """Where it stands by topic and partition, how many micro-batches that took, and when the last was done."""
+    """Return its position by topic and partition, how many micro-batches that took, and when the last was done."""
     if kind == "archive":
         path = claim.inside("journal.json")
         state = State.read(os.path.dirname(path))
@@ -332,13 +334,13 @@ def _partitions(
 
 
 def _progress_of(claim: PipelineDirectory) -> Iterator[str]:
-    """Files and folders that a reset removes: all but what says whose the folder is, and its lock."""
+    """Yield the files and folders that a reset removes: all but the one that names the folder's owner, and its lock."""
     ours = os.path.dirname(claim.checkpoint)
     for name in os.listdir(ours):
         if name not in ("pipeline.json", "lock"):
             yield f"{ours}/{name}"
     for name in os.listdir(claim.directory):
-        if name.startswith("date="):
+        if name.startswith("date=") or name == LOG:
             yield f"{claim.directory}/{name}"
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline did, for people and for programs."""
+"""The report of a pipeline's run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 __all__ = ["Progress", "Report"]
 
 Progress = Callable[[int, int | None], object]
-"""How much is done, and how much there is (None: unknown); of what, is the pipeline's to say: offsets, bytes."""
+"""How much is done, and the total (None: unknown); the unit depends on the pipeline: offsets, bytes."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one run did."""
+    """The report of one run."""
 
     pipeline: str
     source: str
@@ -31,10 +31,10 @@ class Report:
     late: int = 0
     """Records that came after their window was closed."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What only this pipeline has to say, ready for JSON."""
+    """Results that only this pipeline has, ready for JSON."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Return the report as one JSON object."""
         return {
             "pipeline": self.pipeline,
             "source": self.source,

@@ -42,13 +42,13 @@ __all__ = ["restore"]
 
 _POLL_S = 0.2
 _COLUMNS = ("partition", "offset", "key", "value", "headers", "timestamp")
-# What was to be expires is not what one restores for; and times are the records', not those of the restoring.
+# Records of an archive may be older than the retention they had; and their times stay what they were.
 _LEFT_OUT = frozenset({"retention.ms", "retention.bytes", "message.timestamp.type", "message.timestamp.before.max.ms"})
 _ANY_TIME = {"message.timestamp.after.max.ms": (1 << 63) - 1}  # they were accepted once
 
 
 class _Archived(NamedTuple):
-    """What an archive says of its topic."""
+    """The description of a topic in its archive."""
 
     path: str
     partitions: int
@@ -75,16 +75,17 @@ def restore(
     (message.timestamp.after.max.ms): set what you want when it is done. A topic that is there has to have as many
     partitions, and no other records than the archive's.
 
-    It is all on disk when it returns. A run that was killed is gone on with by the next.
+    It is all on disk when it returns. The next run continues one that was killed.
     """
     begin = time.monotonic()
     claim = _archive_of(source)
     with claim.alone(recorded=False):
-        Journal(claim).recover()
+        journal = Journal(claim)
+        journal.recover()
         known = _archived(claim)
         with opened(local(store), create=True) as core:
             target = _topic_for(core, topic, known)
-            rows = _rows(spark, known)
+            rows = _rows(spark, journal.paths())
             _refuse_others(target, known, rows)
             seen, written = _fill(spark, core, target, known, rows, progress)
             for log in target.partitions():
@@ -136,15 +137,13 @@ def _topic_for(core: Core, topic: str, known: _Archived) -> OpenTopic:
     return opened
 
 
-def _rows(spark: SparkSession, known: _Archived) -> DataFrame | None:
-    """None: the archive is empty, and has no file that would say what its columns are."""
-    if not any(name.startswith("date=") for name in os.listdir(known.path)):
-        return None
-    return spark.read.parquet(known.path).select(*_COLUMNS)
+def _rows(spark: SparkSession, paths: list[str]) -> DataFrame | None:
+    """Return the rows of an archive's files; None: it is empty, and no file names its columns."""
+    return spark.read.parquet(*paths).select(*_COLUMNS) if paths else None
 
 
 def _refuse_others(opened: OpenTopic, known: _Archived, rows: DataFrame | None) -> None:
-    """That what the topic has is what an earlier run has brought: its last record is the archive's at that offset."""
+    """Raise unless what the topic has came from an earlier run: its last record is the archive's at that offset."""
     begun = {log.number: end for log in opened.partitions() if (end := log.ends().end)}
     if not begun:
         return
@@ -170,7 +169,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _records_from(log: Partition, offset: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
-    """The first two at most."""
+    """Return the first two at most."""
     found: list[tuple[int, int, bytes | None, bytes | None]] = []
     with log.reader(max(offset, log.ends().start), committed=False) as reader:
         while len(found) < 2 and (data := reader.read()):
@@ -189,7 +188,7 @@ def _fill(
     rows: DataFrame | None,
     progress: Progress | None,
 ) -> tuple[int, int]:
-    """Rows that tasks have seen, and appended."""
+    """Return how many rows tasks have seen, and appended."""
     if rows is None:
         return 0, 0
     nexts = [log.ends().end for log in opened.partitions()]
@@ -236,7 +235,7 @@ def _watched(spark: SparkSession, job: Callable[[], list[Any]], look: Callable[[
 def _restore_partition(
     path: str, store_id: str, topic: str, topic_id: TopicId, starts: tuple[int, ...], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: append rows, which are sorted by partition and offset."""
+    """Append rows, which are sorted by partition and offset, in a task."""
     import pyarrow as pa
 
     from klamm.spark.source import plain_errors
@@ -277,7 +276,7 @@ def _end(restore_writer: RestoreWriter | None, opened: OpenTopic, told: list[tup
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Runs of rows of one partition."""
+    """Yield runs of rows of one partition."""
     import pyarrow.compute as pc
 
     start = 0
@@ -288,7 +287,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]
 
 
 def _finish(log: Partition, known: _Archived) -> None:
-    """Offsets without records at the end, and where the log starts."""
+    """Append offsets without records at the end, and set the log start."""
     restore_writer = RestoreWriter(log)
     restore_writer.skip_to(known.ends[log.number])
     log.sync(restore_writer.next_offset)

@@ -1,4 +1,4 @@
-"""What aggregate, join and deduplicate share: streaming queries with state, out of topics and into one.
+"""Parts that aggregate, join and deduplicate share: streaming queries with state, out of topics and into one.
 
 They run in a session of their own beside the caller's, with its settings but for these: times are UTC, what does not
 fit a type is an error where it is not asked for, and state lies in RocksDB, on disk, so that it may be larger than
@@ -66,7 +66,7 @@ def stream_session(spark: SparkSession) -> SparkSession:
 
 
 def check(max_offsets: int | None, every: str | None) -> None:
-    """What all of them are given."""
+    """Check the options that all of them have."""
     if max_offsets is not None:
         check_number("max_offsets", max_offsets)
     if every is not None:
@@ -74,7 +74,7 @@ def check(max_offsets: int | None, every: str | None) -> None:
 
 
 def milliseconds(text: str, what: str, *, least: int = 1) -> int:
-    """How long "5 minutes" is; InvalidSetting if that is not a time, or less than `least`."""
+    """Return how long "5 minutes" is. Raise InvalidSetting if that is not a time, or less than `least`."""
     number, unit = duration(text, what).split()
     found = int(number) * UNITS_MS[unit.removesuffix("s")]
     if found < least:
@@ -86,11 +86,11 @@ def milliseconds(text: str, what: str, *, least: int = 1) -> int:
 
 
 def check_topics(topics: Sequence[str], **written: str) -> None:
-    """That names can be names, that the pipeline does not read what it writes, and letters are apart from results."""
+    """Check that names are valid, that no topic is both read and written, and letters are apart from results."""
     for name, topic in written.items():
         names.validate(topic)
         if topic in topics:
-            raise InvalidSetting(f"{name}: {topic!r} is what the pipeline reads", hint="write to another topic")
+            raise InvalidSetting(f"{name}: {topic!r} is an input of the pipeline", hint="write to another topic")
     if len(set(written.values())) < len(written):
         raise InvalidSetting(f"to: {written['to']!r} is the dead-letter topic", hint="write to another topic")
 
@@ -111,7 +111,7 @@ def make_topics(
 
 
 def check_table(read: Source, to: str) -> None:
-    """That a topic which is to be a table is compacted, or not there."""
+    """Check that a topic which is to be a table is compacted, or does not exist."""
     with opened(read.path) as core:
         try:
             if "compact" not in core.topic(to).topic.settings.cleanup_policy:
@@ -124,7 +124,7 @@ def check_table(read: Source, to: str) -> None:
 
 
 def max_bytes(read: Source, topic: str) -> int:
-    """How large a record of the topic may be."""
+    """Return how large a record of the topic may be."""
     with opened(read.path) as core:
         return core.topic(topic).topic.settings.max_message_bytes
 
@@ -133,7 +133,7 @@ def max_bytes(read: Source, topic: str) -> int:
 
 
 def incoming(spark: SparkSession, read: Source, topic: str, max_offsets: int | None) -> DataFrame:
-    """The records of a topic, from its beginning, with all columns that a dead letter needs."""
+    """Return the records of a topic, from its beginning, with all columns that a dead letter needs."""
     options: dict[str, Any] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
     return read_stream(
         spark,
@@ -146,7 +146,7 @@ def incoming(spark: SparkSession, read: Source, topic: str, max_offsets: int | N
 
 
 def aside(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
-    """Rows that are wrong, as letters to the topic `to`: columns topic, key, value, headers, timestamp."""
+    """Return the rows that are wrong, as letters to the topic `to`: columns topic, key, value, headers, timestamp."""
     rows = letters(counted(df, name), reason)
     return rows.select(
         F.lit(to).alias("topic"), "key", "value", "headers", F.lit(None).cast("timestamp").alias("timestamp")
@@ -154,7 +154,7 @@ def aside(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
 
 
 def counted(df: DataFrame, name: str) -> DataFrame:
-    """The same rows, and how many they are is known after each micro-batch."""
+    """Return the same rows, and count them after each micro-batch."""
     return df.observe(name, F.count(F.lit(1)).alias("rows"))
 
 
@@ -162,23 +162,23 @@ def counted(df: DataFrame, name: str) -> DataFrame:
 
 
 def json_text(text: Column) -> Column:
-    """As a JSON string; bytes that are no UTF-8 become U+FFFD."""
+    """Return text as a JSON string; bytes that are not UTF-8 become U+FFFD."""
     quoted = F.to_json(F.array(F.make_valid_utf8(text)))
     return F.when(text.isNull(), F.lit("null")).otherwise(F.substring(quoted, F.lit(2), F.length(quoted) - 2))
 
 
 def json_number(number: Column) -> Column:
-    """A decimal as a JSON number, without needless zeros."""
+    """Return a decimal as a JSON number, without needless zeros."""
     text = number.cast("string")
     short = F.when(text.contains("."), F.regexp_replace(text, r"\.?0+$", "")).otherwise(text)
     return F.coalesce(short, F.lit("null"))
 
 
 def json_time(time: Column) -> Column:
-    """A time as a JSON string."""
+    """Return a time as a JSON string."""
     return F.coalesce(F.concat(F.lit('"'), iso(time), F.lit('"')), F.lit("null"))
 
 
 def iso(time: Column) -> Column:
-    """A time as text: 2026-01-31T12:00:00.000Z."""
+    """Return a time as text: 2026-01-31T12:00:00.000Z."""
     return F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSX")

@@ -1,1 +1,1 @@
-"""What messages look like: tables, and nothing else. Kafka names things; the notation is ours, see `notation`."""
+"""The fields of messages, as tables. Names are Kafka's; the notation is ours, see `notation`."""

@@ -1,0 +1,196 @@
+"""A partition of a cluster: its ends, times, and its records as batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+from klamm.batch import Builder, patch
+from klamm.cluster.address import consumer_options, import_confluent_kafka
+from klamm.cluster.kafka_errors import error_of, translated
+from klamm.errors import OffsetOutOfRange, UnknownTopic, Unreachable
+from klamm.log.partition import Ends
+from klamm.store.settings import Settings
+from klamm.types import TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.cluster.cluster_core import ClusterCore
+    from klamm.store.directory import OpenTopic
+
+__all__ = ["ClusterPartition", "as_batches", "out_of_range", "reading_config", "receive"]
+
+_BATCH_BYTES = 64 << 10
+_MAX_BATCH_BYTES = 1 << 30  # one record may be that large
+_AT_ONCE = 5_000  # messages
+_SLICE_S = 0.2
+_SILENCE_S = 30.0  # a cluster that has records and sends none for so long does not answer
+
+
+def reading_config(core: ClusterCore, group: str = "klamm-reader", *, committed: bool = True) -> dict[str, Any]:
+    """Return the options of a consumer that is assigned its partitions and commits nothing."""
+    return {
+        "fetch.wait.max.ms": 100,  # a partition that is assigned waits for the fetch that is under way
+        "fetch.queue.backoff.ms": 5,
+        "queued.max.messages.kbytes": 16_384,
+        **consumer_options(core.config),
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed" if committed else "read_uncommitted",
+    }
+
+
+def receive(consumer: Any, most: int, wait_s: float) -> list[Any]:
+    """Return the messages that are there; wait for the first, and not, as `consume` does, until there are so many."""
+    first = consumer.poll(wait_s)
+    return [] if first is None else [first, *consumer.consume(most, 0)]
+
+
+def out_of_range(partition: TopicPartition, offset: int, ends: Ends, hint: str) -> OffsetOutOfRange:
+    """Return the error for an offset that a partition does not have, any more or yet."""
+    return OffsetOutOfRange(
+        f"{partition.topic}/{partition.partition}: offset {offset} is not in [{ends.start}, {ends.end})",
+        offset=offset,
+        start=ends.start,
+        end=ends.end,
+        hint=hint,
+    )
+
+
+class ClusterPartition:
+    """A partition of a cluster, as the layers above ask it of a log; for any thread."""
+
+    def __init__(self, core: ClusterCore, opened: OpenTopic, number: int) -> None:
+        self._core = core
+        self._opened = opened
+        self.topic = opened.name
+        self.number = number
+        self.name = TopicPartition(opened.name, number)
+        self.directory = f"{core.path}: {opened.name}/{number}"
+        self.cleanup = SimpleNamespace(delete_before=lambda offset: core.admin.delete_records(self.name, offset))
+
+    def __repr__(self) -> str:
+        return f"<ClusterPartition {self.topic}/{self.number} of {self._core.path}>"
+
+    @staticmethod
+    def check(opened: OpenTopic, number: object) -> None:
+        """Raise UnknownTopic if the topic has no such partition."""
+        if not isinstance(number, int) or not 0 <= number < opened.count:
+            raise UnknownTopic(
+                f"{opened.name}: there is no partition {number!r}", hint=f"it has {opened.count}, numbered from 0"
+            )
+
+    @property
+    def settings(self) -> Settings:
+        return self._opened.topic.settings
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def ends(self) -> Ends:
+        """Return where the log begins and ends now."""
+        return self._core.admin.ends([self.name])[self.name]
+
+    def log_size(self) -> int:
+        """Return 0: librdkafka does not tell the size of a log."""
+        return 0
+
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        return self._core.admin.offset_at(self.name, timestamp_ms)
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """Return an offset that no log reaches: what a cluster has acknowledged is not taken back."""
+        return 2**63 - 1
+
+    def reader(self, offset: int, *, committed: bool = True) -> Reader:
+        """Return what reads from an offset up to where the log ends now."""
+        return Reader(self._core, self.name, offset, committed=committed)
+
+
+class Reader(AbstractContextManager["Reader"]):
+    """Reads a partition as batches, up to where it ended when the first were read."""
+
+    def __init__(self, core: ClusterCore, name: TopicPartition, offset: int, *, committed: bool) -> None:
+        self._core = core
+        self._name = name
+        self._committed = committed
+        self._consumer: Any = None
+        self._end = 0
+        self.offset = offset
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _open(self) -> None:
+        kafka, admin = import_confluent_kafka(), self._core.admin
+        ends = admin.ends([self._name])[self._name]
+        if not ends.start <= self.offset <= ends.end:
+            raise out_of_range(self._name, self.offset, ends, "start at an offset in that range, or at 'earliest'")
+        self._end = ends.stable if self._committed else ends.end
+        config = reading_config(self._core, committed=self._committed)
+        with translated(self._core.path):
+            self._consumer = kafka.Consumer(config, logger=admin.logger)
+            self._consumer.assign([kafka.TopicPartition(*self._name, self.offset)])
+
+    def read(self, size: int) -> memoryview:
+        """Return about so many bytes of batches, and move `offset` behind them; none at the end."""
+        if self._consumer is None:
+            self._open()
+        messages: list[Any] = []
+        read = 0
+        position, silent_at = self.offset, time.monotonic() + _SILENCE_S
+        eof = import_confluent_kafka().KafkaError._PARTITION_EOF
+        while position < self._end and read < size:
+            with translated(self._core.path):
+                received = receive(self._consumer, _AT_ONCE, _SLICE_S if position == self.offset else 0)
+            if not received and position > self.offset:
+                break
+            for message in received:
+                error = message.error()
+                if error is None:
+                    messages.append(message)
+                    read += len(message)
+                    position = message.offset() + 1
+                elif error.code() == eof:
+                    position = max(position, message.offset())
+                elif message.topic() is not None and not error.retriable():
+                    raise error_of(f"{self._core.path}: {self._name.topic}/{self._name.partition}", error)
+            if received:
+                silent_at = time.monotonic() + _SILENCE_S
+            elif time.monotonic() > silent_at:
+                raise Unreachable(f"{self._core.path}: {self._name.topic} was not sent for {_SILENCE_S:g} s")
+        self.offset = position
+        return memoryview(b"".join(as_batches(messages)))
+
+
+def as_batches(messages: Iterable[Any]) -> list[memoryview]:
+    """Return messages of one partition as batches, in which offsets follow one another."""
+    batches: list[memoryview] = []
+    builder = Builder(_MAX_BATCH_BYTES)
+    base = 0
+
+    def finish() -> None:
+        if builder.count:
+            batch = memoryview(bytearray(builder.seal()))
+            patch.set_base_offset(batch, base)
+            batches.append(batch)
+            builder.clear()
+
+    for message in messages:
+        offset = message.offset()
+        if offset != base + builder.count or builder.size >= _BATCH_BYTES:
+            finish()
+            base = offset
+        builder.add(message.key(), message.value(), message.headers() or (), message.timestamp()[1])
+    finish()
+    return batches

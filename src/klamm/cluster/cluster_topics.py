@@ -1,0 +1,190 @@
+"""The topics of a cluster, as far as they were asked for: a catalog that the cluster keeps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from klamm.cluster.kafka_admin import KafkaAdmin
+from klamm.errors import InvalidSetting, InvalidTopic, KlammError, UnknownTopic
+from klamm.store.catalog import Topic
+from klamm.store.names import check_type, nearest, validate
+from klamm.store.settings import SETTINGS, Settings, Value
+from klamm.types import TopicId
+
+__all__ = ["REPLICATION_FACTOR", "ClusterTopics", "plain_settings"]
+
+MAX_AGE_S = 3.0  # after which topics are described again
+REPLICATION_FACTOR = "replication.factor"
+"""A setting of `topics.create` that only a cluster has; -1: what its servers make by default."""
+_log = logging.getLogger("klamm")
+
+
+class ClusterTopics:
+    """The topics of a cluster, for any thread."""
+
+    def __init__(self, admin: KafkaAdmin) -> None:
+        self._admin = admin
+        self._mutex = threading.Lock()
+        self._known: dict[str, Topic] = {}
+        self._names: frozenset[str] | None = None  # None: they were not asked for
+        self._version = 1
+        self._checked = time.monotonic()
+        self._is_checking = False
+        self.store_id = admin.cluster_id
+
+    @property
+    def version(self) -> int:
+        """A number that grows when topics came, went or grew, as far as is known."""
+        if time.monotonic() - self._checked > MAX_AGE_S and not self._is_checking:
+            self._is_checking = True
+            threading.Thread(target=self._check, name="klamm-cluster-topics", daemon=True).start()
+        return self._version
+
+    def _check(self) -> None:
+        """Describe again what is known."""
+        try:
+            names = frozenset(self._admin.partition_counts())
+            for name in list(self._known):
+                try:
+                    self._put(self._described(name))
+                except UnknownTopic:
+                    self._forget(name)
+            with self._mutex:
+                if self._names is not None and names != self._names:
+                    self._names = names
+                    self._version += 1
+        except KlammError as error:  # the cluster does not answer: what is known stays
+            _log.debug("%s: topics were not described again: %s", self._admin.name, error)
+        finally:
+            self._checked = time.monotonic()
+            self._is_checking = False
+
+    # ---- looking
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic. UnknownTopic if the cluster has none of that name."""
+        topic = self._known.get(check_type(name))
+        return self._put(self._described(name)) if topic is None else topic
+
+    def _described(self, name: str) -> Topic:
+        try:
+            about = self._admin.describe(name)
+        except (InvalidTopic, UnknownTopic):
+            self._forget(name)
+            near = nearest(name, self._admin.partition_counts())
+            hint = near or "store.topics lists the topics"
+            raise UnknownTopic(f"Topic {name!r} does not exist", hint=hint) from None
+        changed, everything = self._admin.settings(name)
+        return Topic(name, TopicId(about.id), tuple(range(about.partitions)), _settings(changed, everything), 0)
+
+    def _put(self, topic: Topic) -> Topic:
+        with self._mutex:
+            before = self._known.get(topic.name)
+            if before is None or before != topic:
+                self._known[topic.name] = topic
+                self._version += before is not None
+        return topic
+
+    def _forget(self, name: str) -> None:
+        with self._mutex:
+            if self._known.pop(name, None) is not None:
+                self._version += 1
+
+    def refresh(self, name: str) -> Topic:
+        """Return a topic as the cluster has it now."""
+        return self._put(self._described(name))
+
+    def names(self) -> list[str]:
+        """Return the names of all topics, but for those that Kafka keeps for itself."""
+        names = frozenset(self._admin.partition_counts())
+        with self._mutex:
+            self._names = names
+        return sorted(name for name in names if not name.startswith("__"))
+
+    def topics(self) -> list[Topic]:
+        """Return all topics."""
+        found = []
+        for name in self.names():
+            try:
+                found.append(self.topic(name))
+            except UnknownTopic:  # deleted meanwhile
+                continue
+        return found
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        """Return the name of a topic that was looked up before."""
+        return next((topic.name for topic in list(self._known.values()) if topic.id == topic_id), None)
+
+    # ---- changing
+
+    def create_topic(self, name: str, partitions: int, settings: Mapping[str, Value], *_: object) -> Topic:
+        """Create a topic and return it. TopicExists if its name is taken."""
+        validate(name)
+        if not isinstance(partitions, int) or partitions < 1:
+            raise InvalidSetting(f"partitions: {partitions!r} is invalid", hint="expected at least 1")
+        plain = plain_settings(settings)
+        factor = plain.pop(REPLICATION_FACTOR, "-1")
+        if not factor.removeprefix("-").isdigit():
+            raise InvalidSetting(
+                f"{factor!r} is invalid", setting=REPLICATION_FACTOR, hint="expected a number of servers"
+            )
+        self._admin.create(name, partitions, plain, replication_factor=int(factor), exist_ok=False)
+        return self.refresh(name)
+
+    def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str]) -> Topic:
+        """Change settings of a topic, and put others back to their defaults."""
+        self.topic(name)
+        self._admin.alter(name, plain_settings(changes), list(resets))
+        return self.refresh(name)
+
+    def add_partitions(self, name: str, total: int) -> Topic:
+        """Let the topic have `total` partitions."""
+        self.topic(name)
+        self._admin.add_partitions(name, total)
+        return self.refresh(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        self.topic(name)
+        self._admin.delete(name)
+        self._forget(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from klamm.cluster.cluster_core import unsupported
+
+        raise unsupported(self._admin.name, f"what needs its {name}", "klamm.copy copies topics into a directory")
+
+
+def plain_settings(settings: Mapping[str, Value]) -> dict[str, str]:
+    """Return settings as Kafka takes them. Those that Klamm knows are checked here; the others, by the cluster."""
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"settings are a mapping of names to values, not {type(settings).__name__}")
+    plain = {}
+    for name, value in settings.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
+        plain[name] = str(SETTINGS[name].parse(value)) if name in SETTINGS else str(value)
+    return plain
+
+
+def _settings(changed: Mapping[str, str], everything: Mapping[str, str]) -> Settings:
+    """Return the settings that Klamm knows; a cluster has others, and other values for some."""
+    known: dict[str, Value] = {}
+    defaults: dict[str, Value] = {}
+    for name, value in everything.items():
+        if name in SETTINGS:
+            try:
+                parsed = SETTINGS[name].parse(value)
+            except InvalidSetting:
+                continue
+            (known if name in changed else defaults)[name] = parsed
+    settings = Settings.of(known)
+    for name, default in defaults.items():
+        settings = settings.defaulted(name, default)
+    return settings

@@ -1,0 +1,357 @@
+"""Topics and groups of a Kafka server or cluster, by librdkafka's admin client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
+from klamm.cluster.kafka_errors import TRANSIENT, name_of, translated
+from klamm.errors import GroupBusy, Unreachable
+from klamm.log.partition import Ends
+from klamm.store.settings import SETTINGS
+from klamm.types import TopicPartition
+
+__all__ = ["GroupMemberInfo", "KafkaAdmin", "TopicDescription", "as_offset"]
+
+_TIMEOUT_S = 30.0
+_CONNECT_S = 10.0
+_RETRY_S = 0.05
+_SPREAD_S = 3.0  # so long the servers of a cluster may take to learn of a topic
+_ELECTING = (
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "REQUEST_TIMED_OUT",
+    "REPLICA_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE",
+)
+
+
+class TopicDescription(NamedTuple):
+    """A topic as the cluster has it."""
+
+    name: str
+    id: str
+    partitions: int
+    has_leaders: bool
+    """Whether each partition has one."""
+
+
+class GroupMemberInfo(NamedTuple):
+    """A member of a group."""
+
+    id: str
+    name: str | None
+    assignment: tuple[TopicPartition, ...]
+
+
+class KafkaAdmin:
+    """The administration of one server or cluster."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self._kafka = kafka = import_confluent_kafka()
+        self.name = name
+        self._config = dict(config)
+        self._lookup: Any = None
+        self._lookup_mutex = threading.Lock()
+        self.logger = logging.getLogger("klamm.librdkafka")  # for what it would print to stderr
+        self.logger.addHandler(logging.NullHandler())
+        with translated(name):
+            self._client = kafka.admin.AdminClient(client_options(config), logger=self.logger)
+            self.cluster_id = str(self._client.list_topics(timeout=_CONNECT_S).cluster_id)
+
+    # ---- topics
+
+    def topics(self) -> dict[str, tuple[int, dict[str, str]]]:
+        """Return all topics: how many partitions, and the settings that were set and that Klamm knows."""
+        counts = self.partition_counts()
+        settings = {name: self._dynamic(entries) for name, entries in self._configs(sorted(counts)).items()}
+        return {
+            name: (counts[name], {key: value for key, value in each.items() if key in SETTINGS})
+            for name, each in settings.items()
+        }
+
+    def settings(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the settings of a topic: those that were set, and all of them."""
+        entries = self._configs([name])[name]
+        return self._dynamic(entries), {each.name: each.value for each in entries if each.value is not None}
+
+    def _configs(self, names: list[str]) -> dict[str, list[Any]]:
+        kinds = self._kafka.admin
+        resources = [kinds.ConfigResource(kinds.ResourceType.TOPIC, name) for name in names]
+        with translated(self.name):
+            asked = self._client.describe_configs(resources, request_timeout=_TIMEOUT_S) if resources else {}
+            return {each.name: list(response.result(_TIMEOUT_S).values()) for each, response in asked.items()}
+
+    def _dynamic(self, entries: list[Any]) -> dict[str, str]:
+        dynamic = self._kafka.admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        return {each.name: each.value for each in entries if each.source == dynamic}
+
+    def partition_counts(self) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        with translated(self.name):
+            known = self._client.list_topics(timeout=_TIMEOUT_S).topics
+        return {name: len(topic.partitions) for name, topic in known.items()}
+
+    def describe(self, name: str) -> TopicDescription:
+        """Return a topic. UnknownTopic if there is none of that name."""
+        collection = self._kafka.TopicCollection([name])
+        with translated(f"{self.name}: topic {name!r}"):
+            found = self._client.describe_topics(collection, request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+        has_leaders = all(each.leader is not None and each.leader.id >= 0 for each in found.partitions)
+        return TopicDescription(name, str(found.topic_id), len(found.partitions), has_leaders)
+
+    def ends(
+        self, partitions: Iterable[tuple[str, int]], *, timeout_s: float = _TIMEOUT_S
+    ) -> dict[TopicPartition, Ends]:
+        """Return the ends of partitions; again for those whose leader is being elected."""
+        wanted = [TopicPartition(*each) for each in partitions]
+        deadline = time.monotonic() + timeout_s
+        missing_at = time.monotonic() + _SPREAD_S
+        while True:
+            try:
+                return self._ends(wanted, max(0.1, deadline - time.monotonic()))
+            except self._kafka.KafkaException as error:
+                is_missing = name_of(error) == "UNKNOWN_TOPIC_OR_PART" and time.monotonic() > missing_at
+                if name_of(error) not in _ELECTING or is_missing or time.monotonic() > deadline:
+                    with translated(self.name):
+                        raise
+            except TimeoutError:
+                raise Unreachable(f"{self.name}: no response within {timeout_s:g} s") from None
+            time.sleep(_RETRY_S)
+
+    def _ends(self, wanted: list[TopicPartition], timeout_s: float) -> dict[TopicPartition, Ends]:
+        specs, level = self._kafka.admin.OffsetSpec, self._kafka.IsolationLevel
+        asked = [
+            self._client.list_offsets(
+                {self._kafka.TopicPartition(*each): spec for each in wanted},
+                isolation_level=isolation,
+                request_timeout=timeout_s,
+            )
+            for spec, isolation in (
+                (specs.earliest(), level.READ_UNCOMMITTED),
+                (specs.latest(), level.READ_UNCOMMITTED),
+                (specs.latest(), level.READ_COMMITTED),
+            )
+            if wanted
+        ]
+        found: dict[TopicPartition, list[Any]] = {each: [] for each in wanted}
+        for responses in asked:
+            for partition, response in responses.items():
+                found[TopicPartition(partition.topic, partition.partition)].append(response.result(timeout_s))
+        return {
+            partition: Ends(
+                start.offset,
+                end.offset,
+                stable.offset,
+                end.offset,
+                -1 if end.leader_epoch is None else end.leader_epoch,
+            )
+            for partition, (start, end, stable) in found.items()
+        }
+
+    def end(self, partition: TopicPartition) -> int:
+        """Return the offset behind the last record of a partition."""
+        return self.ends([partition])[partition].end
+
+    def offset_at(self, partition: TopicPartition, time_ms: int) -> int | None:
+        """Return the first offset whose record has that time or a later one; None if there is none."""
+        with translated(self.name), self._lookup_mutex:
+            if self._lookup is None:  # the admin client takes times of 32 bits
+                options = {**consumer_options(self._config), "group.id": "klamm-reader"}
+                self._lookup = self._kafka.Consumer(options, logger=self.logger)
+            (found,) = self._lookup.offsets_for_times([self._kafka.TopicPartition(*partition, time_ms)], _TIMEOUT_S)
+            if found.error is not None:
+                raise self._kafka.KafkaException(found.error)
+        return int(found.offset) if found.offset >= 0 else None
+
+    def close(self) -> None:
+        """Close what has connections of its own."""
+        with self._lookup_mutex:
+            lookup, self._lookup = self._lookup, None
+        if lookup is not None:
+            lookup.close()
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        settings: Mapping[str, str],
+        *,
+        replication_factor: int = -1,
+        exist_ok: bool = True,
+    ) -> None:
+        """Create a topic, and wait for the leaders of its partitions. -1: as many replicas as brokers make by default.
+
+        With `exist_ok` one that is there is left as it is.
+        """
+        topic = self._kafka.admin.NewTopic(name, partitions, replication_factor, config=dict(settings))
+        with translated(f"{self.name}: topic {name!r}"):
+            try:
+                self._client.create_topics([topic], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+            except self._kafka.KafkaException as error:
+                if not exist_ok or name_of(error) != "TOPIC_ALREADY_EXISTS":
+                    raise
+                return
+        self._await_topic(name, partitions)
+
+    def _await_topic(self, name: str, partitions: int) -> None:
+        """Wait until every partition has a leader; servers learn of a topic one after the other."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline:
+            counts = self.partition_counts()
+            if counts.get(name, 0) >= partitions and self.describe(name).has_leaders:
+                return
+            time.sleep(_RETRY_S)
+        raise Unreachable(f"{self.name}: topic {name!r} was made, and has no leaders after {_TIMEOUT_S:g} s")
+
+    def alter(self, name: str, changes: Mapping[str, str], resets: Iterable[str]) -> None:
+        """Change settings of a topic, and leave the others."""
+        kinds = self._kafka.admin
+        operation = kinds.AlterConfigOpType
+        entries = [
+            *(kinds.ConfigEntry(key, value, incremental_operation=operation.SET) for key, value in changes.items()),
+            *(kinds.ConfigEntry(key, None, incremental_operation=operation.DELETE) for key in resets),
+        ]
+        if not entries:
+            return
+        resource = kinds.ConfigResource(kinds.ResourceType.TOPIC, name, incremental_configs=entries)
+        with translated(f"{self.name}: topic {name!r}"):
+            changed = self._client.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)
+            for response in changed.values():
+                response.result(_TIMEOUT_S)
+
+    def delete(self, name: str) -> None:
+        """Delete a topic, and wait until the cluster does not list it any more."""
+        with translated(f"{self.name}: topic {name!r}"):
+            self._client.delete_topics([name], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while name in self.partition_counts() and time.monotonic() < deadline:
+            time.sleep(_RETRY_S)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to `total` partitions."""
+        more = self._kafka.admin.NewPartitions(name, total)
+        with translated(f"{self.name}: topic {name!r}"):
+            self._client.create_partitions([more], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+        self._await_topic(name, total)
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        """Delete the records of a partition before an offset; return where it starts now."""
+        asked = [self._kafka.TopicPartition(*partition, before)]
+        with translated(self.name):
+            (response,) = self._client.delete_records(asked, request_timeout=_TIMEOUT_S).values()
+            return int(response.result(_TIMEOUT_S).low_watermark)
+
+    # ---- groups
+
+    def group_names(self) -> list[str]:
+        """Return the names of all consumer groups."""
+        with translated(self.name):
+            listed = self._client.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
+        return sorted(group.group_id for group in listed.valid)
+
+    def groups(self) -> dict[str, dict[TopicPartition, int]]:
+        """Return the committed offsets of each group that has some."""
+        offsets = {group: self.offsets(group) for group in self.group_names()}
+        return {group: stored for group, stored in offsets.items() if stored}
+
+    def offsets(self, group: str) -> dict[TopicPartition, int]:
+        """Return the committed offsets of a group; none if there is no such group."""
+        return {partition: each.offset for partition, each in self.committed(group).items()}
+
+    def committed(self, group: str, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Any]:
+        """Return what a group has committed, as librdkafka's TopicPartitions; nothing if there is no such group.
+
+        What open transactions have moved is waited for. Only in `partitions` that are named, though: of all of them,
+        the cluster leaves out those where a transaction commits the first offset.
+        """
+        named = None if partitions is None else [self._kafka.TopicPartition(*each) for each in partitions]
+        asked = self._kafka.ConsumerGroupTopicPartitions(group, named)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                future = self._client.list_consumer_group_offsets(
+                    [asked], require_stable=True, request_timeout=_TIMEOUT_S
+                )[group]
+                stored = future.result(_TIMEOUT_S).topic_partitions
+            except self._kafka.KafkaException as error:
+                if name_of(error) == "GROUP_ID_NOT_FOUND":
+                    return {}
+                if name_of(error) not in (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT") or time.monotonic() > deadline:
+                    with translated(self.name):
+                        raise
+            else:
+                unstable = [each for each in stored or () if each.error is not None]
+                if not unstable:
+                    return {
+                        TopicPartition(each.topic, each.partition): each for each in stored or () if each.offset >= 0
+                    }
+                if time.monotonic() > deadline:
+                    with translated(self.name):
+                        raise self._kafka.KafkaException(unstable[0].error)
+            time.sleep(_RETRY_S)
+
+    def members(self, group: str) -> tuple[str, list[GroupMemberInfo]]:
+        """Return the state of a group ("EMPTY", "STABLE", "DEAD", …), and its members."""
+        with translated(f"{self.name}: group {group!r}"):
+            try:
+                asked = self._client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
+                found = asked[group].result(_TIMEOUT_S)
+            except self._kafka.KafkaException as error:
+                if name_of(error) != "GROUP_ID_NOT_FOUND":
+                    raise
+                return "DEAD", []
+        members = [
+            GroupMemberInfo(
+                each.member_id,
+                each.group_instance_id or None,
+                tuple(
+                    sorted(
+                        TopicPartition(p.topic, p.partition)
+                        for p in (each.assignment.topic_partitions if each.assignment else ())
+                    )
+                ),
+            )
+            for each in found.members
+        ]
+        return str(found.state.name), members
+
+    def move_group(self, group: str, offsets: Mapping[TopicPartition, Any]) -> None:
+        """Set the committed offsets of a group: numbers, or (offset, leader epoch, metadata). GroupBusy if it has
+        members.
+        """
+        wanted = []
+        for partition, offset in offsets.items():
+            number, epoch, metadata = offset if isinstance(offset, tuple) else (offset, -1, "")
+            wanted.append(as_offset(partition, number, epoch, metadata))
+        asked = self._kafka.ConsumerGroupTopicPartitions(group, wanted)
+        with translated(self.name):
+            try:
+                changed = self._client.alter_consumer_group_offsets([asked], request_timeout=_TIMEOUT_S)
+                changed[group].result(_TIMEOUT_S)
+            except self._kafka.KafkaException as error:
+                if name_of(error) in ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP"):
+                    raise GroupBusy(f"{self.name}: group {group!r} has members") from error
+                raise
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group and its offsets. GroupBusy if it has members, UnknownGroup if there is none."""
+        with translated(f"{self.name}: group {group!r}"):
+            self._client.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
+
+
+def as_offset(partition: TopicPartition, offset: int, leader_epoch: int = -1, metadata: str = "") -> Any:
+    """Return an offset as librdkafka takes it."""
+    about: dict[str, Any] = {"metadata": metadata} if metadata else {}
+    if leader_epoch >= 0:
+        about["leader_epoch"] = leader_epoch
+    return import_confluent_kafka().TopicPartition(*partition, offset, **about)

@@ -1,0 +1,121 @@
+"""Klamm commands in a child process, with limits: what takes memory and time does so elsewhere, and is ended.
+
+memory    RLIMIT_AS of the child
+time      it is killed after that many seconds
+output    no more than that many lines and bytes are read; then it is killed, and the result says so
+number    PLACES at a time; who gets no place within _WAIT_S is refused
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from klamm.console.errors import Refused
+
+__all__ = ["ChildCache", "ChildResult", "run_child"]
+
+_MEMORY = 4 << 30
+_TIMEOUT_S = 30.0
+_CACHE_S = 10.0
+_WAIT_S = 2.0
+PLACES = threading.BoundedSemaphore(2)
+
+_START = """
+import resource, sys
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+from klamm.cli.main import run
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """The output of a command, as JSON lines."""
+
+    rows: list[Any]
+    is_cut: bool
+    """Whether there was more."""
+    took_ms: int
+
+
+def run_child(
+    arguments: list[str], *, memory_bytes: int, timeout_s: float, most_rows: int = 5_000, most_bytes: int = 8 << 20
+) -> ChildResult:
+    """Run `klamm ARGUMENTS`. Refused, with what it says, if it fails or takes too long."""
+    if not PLACES.acquire(timeout=_WAIT_S):
+        raise Refused(503, "other queries are running", "ask again when they are done")
+    try:
+        return _run(arguments, memory_bytes, timeout_s, most_rows, most_bytes)
+    finally:
+        PLACES.release()
+
+
+def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: int, most_bytes: int) -> ChildResult:
+    began = time.monotonic()
+    command = [sys.executable, "-P", "-c", _START, str(memory_bytes), *arguments]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+        assert process.stdout is not None
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout_s, end)
+        timer.start()
+        rows: list[Any] = []
+        size, is_cut = 0, False
+        try:
+            while line := process.stdout.readline(most_bytes + 1):  # a line may be longer than memory
+                size += len(line)
+                if len(rows) >= most_rows or size > most_bytes:
+                    is_cut = True
+                    process.kill()
+                    break
+                rows.append(json.loads(line))
+        except ValueError:
+            process.kill()
+            raise Refused(500, f"klamm {arguments[0]} has printed what is not JSON: {line[:200]!r}") from None
+        finally:
+            timer.cancel()
+            process.stdout.close()
+            code = process.wait()
+        if is_late.is_set():
+            raise Refused(400, f"it took longer than {timeout_s:g} s, and was ended", "ask for less")
+        if code and not is_cut:
+            errors.seek(0)
+            said = errors.read(4096).decode("utf-8", "replace").strip()
+            problem = said.removeprefix("klamm: ") or f"it ended with exit code {code}: it may have needed more memory"
+            raise Refused(400, problem)
+    if is_cut and not rows:
+        raise Refused(400, f"the first row has more than {most_bytes:,} bytes", "ask for less")
+    return ChildResult(rows, is_cut, round((time.monotonic() - began) * 1000))
+
+
+class ChildCache:
+    """The output of commands, kept for some seconds: a child takes a second or so to start. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._kept: dict[tuple[str, ...], tuple[float, list[Any]]] = {}
+
+    def run(self, *arguments: str) -> list[Any]:
+        """Return the rows that `klamm ARGUMENTS` prints, or printed a moment ago."""
+        with self._mutex:
+            now_s = time.monotonic()
+            self._kept = {key: kept for key, kept in self._kept.items() if now_s - kept[0] < _CACHE_S}
+            if arguments not in self._kept:
+                rows = run_child(list(arguments), memory_bytes=_MEMORY, timeout_s=_TIMEOUT_S).rows
+                self._kept[arguments] = (time.monotonic(), rows)
+            return self._kept[arguments][1]

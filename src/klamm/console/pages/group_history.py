@@ -1,0 +1,86 @@
+"""The history of a group: its lag over time, with gaps where it was not recorded, and its rebalances."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from klamm.console import text
+from klamm.console.context import Console, Visit
+from klamm.console.history import EVERY_S, with_gaps
+from klamm.console.html import Html, el, join
+from klamm.console.pages.frame import cell, chart, table
+from klamm.console.rebalances import Rebalance
+from klamm.console.sampler import INTERVAL_S, GroupPoint
+
+__all__ = ["SPANS", "group_history", "history_html", "rebalances_table"]
+
+_MINUTE_MS = 60_000
+SPANS = {
+    name: minutes * _MINUTE_MS for name, minutes in (("5m", 5), ("30m", 30), ("6h", 360), ("1d", 1440), ("7d", 10_080))
+}
+_MOST_POINTS = 1_500
+
+
+def group_history(console: Console, group: str, span_ms: int) -> tuple[list[GroupPoint], list[Rebalance], int]:
+    """Return what was recorded before this console started, then what it has seen; and how far points are apart."""
+    since_ms = time.time_ns() // 1_000_000 - span_ms
+    seen = [point for point in console.sampler.group_history(group) if point.time_ms >= since_ms]
+    own = [rebalance for rebalance in console.sampler.rebalances(group) if rebalance.time_ms >= since_ms]
+    first_ms = seen[0].time_ms if seen else 2**63
+    recorded, rebalances = console.history.read(group, span_ms)
+    points = [*(point for point in recorded if point.time_ms < first_ms), *seen]
+    earlier = [rebalance for rebalance in rebalances if rebalance.time_ms < first_ms]
+    every_ms = round((EVERY_S if recorded else INTERVAL_S) * 1000)
+    step = len(points) // _MOST_POINTS + 1
+    return points[::-step][::-1], [*earlier, *own], every_ms * step
+
+
+def history_html(visit: Visit, data: dict[str, Any]) -> Html:
+    """Return charts of the lag in records and in seconds, with rebalances marked, and links to other spans."""
+    points = [GroupPoint(row["time_ms"], 0, row["lag"], row["lag_ms"]) for row in data["history"]]
+    links = [
+        el("a", name, href=visit.address(span=name), aria_current="page" if length == data["span_ms"] else None)
+        for name, length in SPANS.items()
+    ]
+    span = next((name for name, length in SPANS.items() if length == data["span_ms"]), "")
+    title = el("h2", "Lag of the last ", span if visit.is_saved else el("span", links, class_="spans"))
+    if len(points) < 3:
+        why = "Measuring: the history begins when the console does, or a console with --record did."
+        return join([title, el("p", why, class_="empty")])
+    lags = with_gaps(points, data["every_ms"])
+    marks = [(row["time_ms"], f"rebalance: {row['cause']}") for row in data["rebalances"]]
+    records = [(time_ms, count) for time_ms, count, _ in lags]
+    seconds = [(time_ms, behind_s) for time_ms, _, behind_s in lags]
+    key = [", with rebalances ", el("i", "marked", class_="key rebalance")] if marks else None
+    figures = [
+        el("figcaption", "in records", key),
+        chart(records, label="Lag in records over time", unit="", names="lag", marks=marks),
+    ]
+    times = [
+        el("figcaption", "in time: how old the oldest unread record is"),
+        chart(seconds, label="Lag in seconds over time", unit="s", names="lag", marks=marks),
+    ]
+    return join([title, el("div", el("figure", figures), el("figure", times), class_="figures")])
+
+
+def rebalances_table(rows: list[dict[str, Any]]) -> Html:
+    """Return a timeline of rebalances, the latest first."""
+    return table(
+        ("when", "cause", "members", "paused for", "came in the meantime"),
+        [
+            el(
+                "tr",
+                cell(text.moment(row["time_ms"]), kind="fit mono"),
+                cell(row["cause"]),
+                cell(row["members"], kind="n"),
+                cell(text.duration(row["pause_ms"]) if row["pause_ms"] else "not seen", kind="n"),
+                cell(text.count(row["came"], "record"), kind="n" if row["came"] else "n quiet"),
+                data_key=f"rebalance {row['time_ms']}",
+            )
+            for row in reversed(rows)
+        ],
+        caption="Rebalances",
+        empty="No rebalance was seen in this time.",
+        numeric="  nnn",
+    )

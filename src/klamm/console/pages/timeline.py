@@ -1,0 +1,78 @@
+"""The timeline above a topic's records: how many there are of each stretch of time, and a jump to one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from klamm.console import text
+from klamm.console.context import Visit
+from klamm.console.html import Html, el
+from klamm.console.volume import Volume
+from klamm.times import format_time
+
+__all__ = ["STRETCHES", "read_timeline", "timeline_html"]
+
+STRETCHES = 90
+_LINKS = 6
+_KEPT = ("partition", "key", "contains", "header", "where", "view", "n")
+
+
+def read_timeline(volume: Volume) -> dict[str, Any]:
+    """Return it as plain values: stretch i is from edges_ms[i] to edges_ms[i + 1]."""
+    return {"edges_ms": volume.edges_ms, "records": volume.totals, "partitions_left_out": volume.left_out}
+
+
+def timeline_html(visit: Visit, data: dict[str, Any]) -> Html | None:
+    """Return bars as SVG, and links to moments. With script, uPlot draws them, and dragging over them goes there."""
+    edges, counts = data["edges_ms"], data["records"]
+    if len(counts) < 2:
+        return None
+    width, height = 720, 56
+    most = max(counts) or 1
+    step = width / len(counts)
+    bars = [
+        el(
+            "rect",
+            x=f"{number * step:.2f}",
+            y=f"{height - count / most * height:.2f}",
+            width=f"{max(0.5, step - 0.6):.2f}",
+            height=f"{count / most * height:.2f}",
+        )
+        for number, count in enumerate(counts)
+        if count
+    ]
+    label = f"Records over time, {text.moment(edges[0])} to {text.moment(edges[-1])}"
+    drawn = el("svg", bars, viewBox=f"0 0 {width} {height}", preserveAspectRatio="none", role="img", aria_label=label)
+    kept = {name: value for name in _KEPT if (value := visit.one(name))}
+    base = f"{visit.path}?{urlencode(kept)}{'&' if kept else ''}from="
+    chart = el(
+        "div",
+        drawn,
+        class_="chart timeline",
+        id="timeline",
+        data_chart=json.dumps([[edge / 1000 for edge in edges[:-1]], counts]),
+        data_names="records",
+        data_jump=None if visit.is_saved else base,
+        data_step=(edges[-1] - edges[0]) / len(counts) / 1000,
+    )
+    at = [edges[len(counts) * number // _LINKS] for number in range(_LINKS)]
+    links = [el("a", _label(edge, edges), href=base + quote(format_time(edge))) for edge in at]
+    left_out = data["partitions_left_out"]
+    more = el("span", f"{left_out:,} partitions left out", class_="quiet") if left_out else None
+    return el(
+        "section",
+        chart,
+        None if visit.is_saved else el("nav", links, more, class_="moments", aria_label="Jump to a time"),
+        aria_label="Timeline",
+    )
+
+
+def _label(edge_ms: int, edges: list[int]) -> str:
+    """Format a time, as short as the span allows."""
+    shown = text.moment(edge_ms)
+    span_ms = edges[-1] - edges[0]
+    if span_ms > 3 * 86_400_000:
+        return shown[:10]
+    return shown[5:16].replace("T", " ") if span_ms > 10 * 60_000 else shown[11:19]

@@ -1,0 +1,264 @@
+"""OAUTHBEARER (RFC 7628): logins by signed tokens (JWT), checked with the public keys of who issues them (JWKS).
+
+    client → server   n,,^Aauth=Bearer <token>^A^A
+    server → client   nothing: it has logged in; or {"status":"invalid_token"}
+    client → server   ^A                            after which the login has failed
+
+    sasl.oauthbearer.jwks.endpoint.url      where the keys are: file:///…, https://… or http://…
+
+Promises
+  OAU1  A token counts if one of the issuer's keys has signed it, by an algorithm of sasl.oauthbearer.algorithms that
+        fits the key. There is no `none`, and no key that both sides share (HS256), for which a public key could be
+        taken.
+  OAU2  Issuer, audience and expiry are checked. A login lasts as long as its token, and the clock skew.
+  OAU3  While the keys cannot be fetched, the last ones count, until they are older than
+        sasl.oauthbearer.jwks.max.age.ms; from then on no one logs in.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klamm.errors import InvalidSetting, NotInstalled
+from klamm.kafka.security.scram import BadExchange
+
+if TYPE_CHECKING:
+    from klamm.kafka.settings import ServerSettings
+
+__all__ = ["ALGORITHMS", "INVALID_TOKEN", "Tokens", "algorithms_of", "parse_bearer"]
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519")
+"""Those with a public key."""
+INVALID_TOKEN = b'{"status":"invalid_token"}'
+
+_KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+_MAX_BYTES = 1024 * 1024  # of a JWKS
+_MAX_KEYS = 100
+_FETCH_TIMEOUT_S = 10.0
+_RETRY_S = 10.0  # after a failure, and at most so often because of a key that is not known
+_LAST_S = 1e12  # a time beyond is none: of a token, in seconds since 1970
+_MAX_FIELDS = 64  # of a message: extensions are passed over
+_SCHEMES = ("https://", "http://", "file:///")
+
+_log = logging.getLogger("klamm.kafka")
+
+
+class Verified(NamedTuple):
+    """The content of a verified token."""
+
+    user: str
+    expires: float
+    """When it is not valid any more, in seconds since 1970."""
+
+
+def algorithms_of(settings: ServerSettings) -> tuple[str, ...]:
+    """Return the algorithms that are allowed. Raise InvalidSetting for one that there is not, or may not be."""
+    names = tuple(each.strip() for each in settings.sasl_oauthbearer_algorithms.split(",") if each.strip())
+    for name in names or ("",):
+        if name not in ALGORITHMS:
+            raise InvalidSetting(
+                f"{name!r} is invalid", setting="sasl.oauthbearer.algorithms", hint=f"expected {', '.join(ALGORITHMS)}"
+            )
+    return names
+
+
+def parse_bearer(message: bytes) -> str:
+    """Return the token in the first message of a client. Raise BadExchange, which does not show it."""
+    header, *fields = message.split(b"\x01", _MAX_FIELDS)
+    binding, _, identity = header.partition(b",")
+    if binding not in (b"n", b"y") or (identity != b"," and not identity.startswith(b"a=")):
+        raise BadExchange("the message of the client is not one of OAUTHBEARER")
+    if fields[-2:] != [b"", b""]:
+        raise BadExchange("the message of the client does not end as one of OAUTHBEARER does")
+    tokens = [value for name, _, value in (field.partition(b"=") for field in fields) if name == b"auth"]
+    if len(tokens) != 1 or tokens[0][:7].lower() != b"bearer ":
+        raise BadExchange("the message of the client has no token")
+    try:
+        return tokens[0][7:].decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise BadExchange("the token is not ASCII") from None
+
+
+class Tokens:
+    """Checks tokens for one server. Safe for threads."""
+
+    def __init__(
+        self, settings: ServerSettings, now: Callable[[], float], steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Fetch the keys. Raise InvalidSetting or NotInstalled if no token could be checked.
+
+        `now` returns seconds since 1970, `steady` those of a clock that is never set: for the age of the keys.
+        """
+        try:
+            import joserfc  # noqa: F401  # optional: said now rather than at the first login
+        except ImportError:
+            raise NotInstalled(
+                "sasl.enabled.mechanisms: OAUTHBEARER needs joserfc, which is not installed",
+                name="joserfc",
+                hint="pip install 'klamm[oauth]'",
+            ) from None
+        self._now = now
+        self._steady = steady
+        self._url = settings.sasl_oauthbearer_jwks_endpoint_url
+        self._issuer = settings.sasl_oauthbearer_expected_issuer
+        self._audiences = {each.strip() for each in settings.sasl_oauthbearer_expected_audience.split(",")} - {""}
+        self._claim = settings.sasl_oauthbearer_sub_claim_name
+        self._skew_s = settings.sasl_oauthbearer_clock_skew_seconds
+        self._refresh_s = settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000
+        self._max_age_s = settings.sasl_oauthbearer_jwks_max_age_ms / 1000
+        self._algorithms = algorithms_of(settings)
+        for value, setting in (
+            (self._url, "sasl.oauthbearer.jwks.endpoint.url"),
+            (self._issuer, "sasl.oauthbearer.expected.issuer"),
+            (self._audiences, "sasl.oauthbearer.expected.audience"),
+        ):
+            if not value:
+                raise InvalidSetting("is empty, and OAUTHBEARER is enabled", setting=setting)
+        if not self._url.startswith(_SCHEMES):
+            raise InvalidSetting(
+                f"{self._url!r} is invalid",
+                setting="sasl.oauthbearer.jwks.endpoint.url",
+                hint=f"expected one that begins with {', '.join(_SCHEMES)}",
+            )
+        self._keys: dict[str, Any] = {}
+        self._fetched = float("-inf")
+        self._tried = float("-inf")
+        self._is_wanted = False
+        self._mutex = threading.Lock()
+        self.failed_fetches = 0
+        self.refresh()
+
+    # ---- keys
+
+    def is_due(self) -> bool:
+        """Return whether the keys should be fetched: they are old, or a token names one that is not known."""
+        since = self._steady() - self._tried
+        return since >= self._refresh_s or (since >= _RETRY_S and (self._is_wanted or self._tried != self._fetched))
+
+    def refresh(self) -> None:
+        """Fetch the keys. If that fails, those from before stay, and the log says so. In a thread."""
+        with self._mutex:
+            self._tried = now = self._steady()
+            self._is_wanted = False
+            try:
+                keys = self._fetch()
+            except (OSError, ValueError) as error:
+                self.failed_fetches += 1
+                _log.error("%s: the keys of tokens cannot be fetched: %s", self._url, error)
+                return
+            self._keys, self._fetched = keys, now
+
+    def _fetch(self) -> dict[str, Any]:
+        """Return the keys by their ids. Raise OSError or ValueError."""
+        import urllib.request
+        from http.client import HTTPException
+
+        from joserfc.errors import JoseError
+        from joserfc.jwk import JWKRegistry
+
+        try:
+            with urllib.request.urlopen(self._url, timeout=_FETCH_TIMEOUT_S) as response:
+                data = response.read(_MAX_BYTES + 1)
+        except HTTPException as error:
+            raise ValueError(f"the response is not HTTP: {error!r}") from None
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"more than {_MAX_BYTES} bytes")
+        document = json.loads(data)
+        listed = document.get("keys") if isinstance(document, dict) else None
+        if not isinstance(listed, list) or not listed or len(listed) > _MAX_KEYS:
+            raise ValueError(f"expected a JWKS with 1 to {_MAX_KEYS} keys")
+        keys = {}
+        for entry in listed:
+            if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
+                continue
+            if entry.get("kty") not in _KEY_TYPES.values():  # no keys that both sides share
+                continue
+            try:
+                keys[str(entry.get("kid", ""))] = JWKRegistry.import_key(entry)
+            except (JoseError, ValueError, TypeError, KeyError):
+                continue  # of a kind that is not supported
+        if not keys:
+            raise ValueError("none of the keys can be used")
+        return keys
+
+    # ---- tokens
+
+    def verify(self, token: str) -> Verified:
+        """Return what a token says. Raise BadExchange, with what is wrong with it. In a thread."""
+        from joserfc import jwt
+        from joserfc.errors import JoseError
+
+        header = _header(token)
+        algorithm = header.get("alg")
+        if algorithm not in self._algorithms:
+            raise BadExchange(f"the token is signed by {str(algorithm)[:20]!r}, which is not allowed")
+        key = self._key(header, str(algorithm))
+        try:
+            claims = jwt.decode(token, key, algorithms=[str(algorithm)]).claims
+        except (JoseError, ValueError, TypeError) as error:
+            raise BadExchange(f"the token cannot be verified: {type(error).__name__}") from None
+        return self._check(claims)
+
+    def _key(self, header: dict[str, Any], algorithm: str) -> Any:
+        if self._steady() - self._fetched > self._max_age_s:
+            raise BadExchange(
+                "the keys of tokens are older than sasl.oauthbearer.jwks.max.age.ms, or were never fetched"
+            )
+        keys, kid = self._keys, header.get("kid")
+        key = keys.get(str(kid)) if kid is not None else next(iter(keys.values())) if len(keys) == 1 else None
+        if key is None:
+            self._is_wanted = True
+            raise BadExchange(f"the token names the key {str(kid)[:50]!r}, which is not known")
+        if key.key_type != _KEY_TYPES[algorithm[:2]] or key.alg not in (None, algorithm):
+            raise BadExchange(f"the token is signed by {algorithm}, for which its key is not")
+        return key
+
+    def _check(self, claims: dict[str, Any]) -> Verified:
+        now = self._now()
+        if claims.get("iss") != self._issuer:
+            raise BadExchange("the issuer of the token is another one")
+        audience = claims.get("aud")
+        named = audience if isinstance(audience, list) else [audience]
+        if not any(isinstance(each, str) and each in self._audiences for each in named):
+            raise BadExchange("the token is for another audience")
+        expires = _number(claims, "exp")
+        if expires is None:
+            raise BadExchange("the token has no expiry")
+        if expires + self._skew_s <= now:
+            raise BadExchange("the token has expired")
+        for name in ("nbf", "iat"):
+            begins = _number(claims, name)
+            if begins is not None and begins - self._skew_s > now:
+                raise BadExchange(f"the token is not valid yet ({name})")
+        user = claims.get(self._claim)
+        if not isinstance(user, str) or not user or len(user) > 255 or not user.isprintable():
+            raise BadExchange(f"the token names no user in {self._claim!r}")
+        return Verified(user, expires + self._skew_s)
+
+
+def _header(token: str) -> dict[str, Any]:
+    """Return the header, which nothing vouches for yet."""
+    try:
+        text = token.split(".", 1)[0]
+        header = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or token.count(".") != 2:
+        raise BadExchange("what was sent is not a token")
+    return header
+
+
+def _number(claims: dict[str, Any], name: str) -> float | None:
+    value = claims.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LAST_S < value < _LAST_S:
+        raise BadExchange(f"{name} of the token is not a time")
+    return float(value)

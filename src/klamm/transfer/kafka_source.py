@@ -1,0 +1,145 @@
+"""A Kafka server or cluster, as a source: its committed records, read by librdkafka, in batches with their offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from klamm.batch import Record
+from klamm.cluster.address import client_config, import_confluent_kafka, public_name
+from klamm.cluster.cluster_partition import as_batches
+from klamm.cluster.kafka_admin import KafkaAdmin
+from klamm.cluster.kafka_errors import translated
+from klamm.errors import LogError, OffsetOutOfRange
+from klamm.transfer.chunk import Chunk, SourceTopic, records_of
+from klamm.transfer.copied_offsets import COPIES
+from klamm.types import TopicPartition
+from klamm.where import Where
+
+__all__ = ["KafkaSource"]
+
+_AT_ONCE = 5_000  # records
+_WAIT_S = 0.2
+_TIMEOUT_S = 30.0
+
+
+class KafkaSource:
+    """See chunk.Source."""
+
+    def __init__(self, address: str) -> None:
+        self._kafka = import_confluent_kafka()
+        self.name = public_name(address)
+        config = client_config(address)
+        self._admin = KafkaAdmin(config, self.name)
+        self._config = {
+            **config,
+            "group.id": "klamm-copy",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        self.source_id = self._admin.cluster_id
+        self._lookup = self._consumer()
+
+    def _consumer(self) -> Any:
+        with translated(self.name):
+            return self._kafka.Consumer(self._config, logger=self._admin.logger)
+
+    def topics(self) -> dict[str, SourceTopic]:
+        topics = self._admin.topics()
+        chosen = {name: about for name, about in topics.items() if name != COPIES and not name.startswith("__")}
+        return {name: SourceTopic(name, *about) for name, about in chosen.items()}
+
+    def start(self, partition: TopicPartition, since: Where) -> int:
+        where = since.at(time.time_ns() // 1_000_000)
+        first, end = self.bounds(partition)
+        time_ms = where.time_ms
+        if time_ms is not None:
+            asked = self._kafka.TopicPartition(*partition, time_ms)
+            with translated(self.name):
+                (found,) = self._lookup.offsets_for_times([asked], timeout=_TIMEOUT_S)
+            return int(found.offset) if found.offset >= 0 else end
+        return where.offset_between(partition, first, end)
+
+    def bounds(self, partition: TopicPartition) -> tuple[int, int]:
+        with translated(self.name):
+            first, end = self._lookup.get_watermark_offsets(self._kafka.TopicPartition(*partition), timeout=_TIMEOUT_S)
+        return int(first), int(end)
+
+    def read_between(self, partition: TopicPartition, start: int, end: int) -> list[Record]:
+        records: list[Record] = []
+        for chunk in self.chunks({partition: start}, follow=False, limits={partition: end}):
+            if chunk is not None:
+                records += records_of(chunk, start, end)
+        return records
+
+    def chunks(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        follow: bool,
+        limits: Mapping[TopicPartition, int] | None = None,
+    ) -> Iterator[Chunk | None]:
+        limits = limits or {partition: self.bounds(partition)[1] for partition in positions}
+        reading = dict(positions)
+        left = {partition for partition, offset in positions.items() if follow or offset < limits[partition]}
+        consumer = self._consumer()
+        try:
+            with translated(self.name):
+                consumer.assign([self._kafka.TopicPartition(*partition, reading[partition]) for partition in left])
+            while left:
+                with translated(self.name):
+                    messages = consumer.consume(_AT_ONCE, _WAIT_S)
+                for partition, received in _by_partition(messages).items():
+                    if partition not in left:
+                        continue
+                    chunk = self._chunk(partition, reading[partition], received)
+                    reading[partition] = chunk.end
+                    if chunk.end > chunk.start:
+                        yield chunk
+                    # At its end, maybe before the limit: an open transaction may be in front of it.
+                    if not follow and (chunk.end >= limits[partition] or received[-1].error() is not None):
+                        left.discard(partition)
+                        consumer.incremental_unassign([self._kafka.TopicPartition(*partition)])
+                if not messages and left:
+                    yield None
+        finally:
+            consumer.close()
+
+    def _chunk(self, partition: TopicPartition, start: int, messages: list[Any]) -> Chunk:
+        """Return messages, the last of which may be the end of the partition, as batches without gaps."""
+        found = [message for message in messages if message.error() is None]
+        position = found[-1].offset() + 1 if found else start
+        for error, offset in [(each.error(), each.offset()) for each in messages if each.error() is not None]:
+            if error.code() == self._kafka.KafkaError._PARTITION_EOF:
+                position = max(position, offset)
+            elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:
+                first, end = self.bounds(partition)
+                raise OffsetOutOfRange(
+                    f"{self.name}: {partition.topic}/{partition.partition}: offset {position} was removed",
+                    offset=position,
+                    start=first,
+                    end=end,
+                    hint="since='earliest' (--since earliest) goes on behind the gap",
+                )
+            else:
+                raise LogError(f"{self.name}: {partition.topic}/{partition.partition}: {error.str()}")
+        return Chunk(partition, start, position, as_batches(found))
+
+    def groups(self) -> dict[str, dict[TopicPartition, int]]:
+        return self._admin.groups()
+
+    def close(self) -> None:
+        self._lookup.close()
+
+
+def _by_partition(messages: list[Any]) -> dict[TopicPartition, list[Any]]:
+    """Sort messages by their partitions. Those of no partition tell of brokers that librdkafka connects to again."""
+    received: dict[TopicPartition, list[Any]] = {}
+    for message in messages:
+        if message.topic() is not None:
+            received.setdefault(TopicPartition(message.topic(), message.partition()), []).append(message)
+    return received

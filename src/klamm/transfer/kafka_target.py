@@ -1,0 +1,304 @@
+"""A Kafka server or cluster, as a target: records go there in transactions, with where they went (copied_offsets.py).
+
+A transaction has records and the offsets of both sides, or neither is there. So a copy that was killed goes on where
+its last transaction ended. Two copies from one source have one transactional id: the older one is fenced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from klamm.batch import Record
+from klamm.cluster.address import client_config, import_confluent_kafka, public_name
+from klamm.cluster.kafka_admin import KafkaAdmin
+from klamm.cluster.kafka_errors import translated
+from klamm.errors import Fenced, InvalidSetting, LogError
+from klamm.transfer.chunk import Chunk, GroupOffsets, Source, SourceTopic, records_of
+from klamm.transfer.copied_offsets import COPIES, CopiedOffsets, runs_of
+from klamm.transfer.rewind import RewindNeeded
+from klamm.types import TopicPartition
+
+__all__ = ["KafkaTarget"]
+
+_TIMEOUT_S = 60.0
+_COMMIT_RECORDS = 50_000
+_COMMIT_S = 1.0
+_MESSAGE_BYTES = 100 << 20  # librdkafka's own limit; the target has its own, too
+_LAST = 10  # records that are compared with the source before a copy goes on
+# Records keep their times, so that the target must not stamp them; the rest are Klamm's own.
+_NOT_COPIED = ("message.timestamp.type", "segment.records", "tombstone.retention.ms")
+
+
+class _Partition:
+    """The part of one transaction that is in one partition."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = start
+        self.sent: deque[int] = deque()  # offsets of the source, not delivered yet
+        self.pairs: list[tuple[int, int]] = []
+
+    def delivered(self, target_offset: int) -> None:
+        self.pairs.append((self.sent.popleft(), target_offset))
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Like `translated`, but say what fences a copy."""
+    try:
+        with translated(name):
+            yield
+    except Fenced as error:
+        raise Fenced(f"{name}: another copy from the same source has begun", hint="let one run at a time") from error
+
+
+class KafkaTarget:
+    """See chunk.Target."""
+
+    def __init__(self, address: str, source: Source) -> None:
+        self._kafka = import_confluent_kafka()
+        self.name = public_name(address)
+        self._config = client_config(address)
+        self._admin = KafkaAdmin(self._config, self.name)
+        if self._admin.cluster_id == source.source_id:
+            raise InvalidSetting(f"{self.name}: is the source, too", hint="copy into another one")
+        self._copied = CopiedOffsets(source.source_id)
+        self._source_id = source.source_id
+        self._open: dict[TopicPartition, _Partition] = {}  # of the transaction
+        self._count = 0
+        self._began = 0.0
+        self._error: Any = None
+        self._producer: Any = None
+
+    def prepare(self, topics: Sequence[SourceTopic]) -> None:
+        counts = self._admin.partition_counts()
+        for topic in topics:
+            count = counts.get(topic.name, 0)
+            if not count:
+                settings = {name: value for name, value in topic.settings.items() if name not in _NOT_COPIED}
+                self._admin.create(topic.name, topic.partitions, settings)
+            elif count > topic.partitions:
+                raise InvalidSetting(
+                    f"{self.name}: topic {topic.name!r} has {count} partitions, and {topic.partitions} in the source",
+                    hint="copy into another cluster",
+                )
+            elif count < topic.partitions:
+                self._admin.add_partitions(topic.name, topic.partitions)
+        if COPIES not in counts:
+            self._admin.create(COPIES, 1, {"cleanup.policy": "compact"})
+        self._start_producer()
+        self._load()
+
+    def _start_producer(self) -> None:
+        """Fence copies from the same source; what they have not committed is aborted."""
+        config = {
+            **self._config,
+            "transactional.id": f"klamm-copy-{self._source_id}",
+            "message.max.bytes": _MESSAGE_BYTES,
+            "linger.ms": 5,
+            "compression.type": "lz4",
+        }
+        with _translated(self.name):
+            self._producer = self._kafka.Producer(config, logger=self._admin.logger)
+            self._producer.init_transactions(_TIMEOUT_S)
+
+    def _load(self) -> None:
+        """Read what was copied so far."""
+        self._copied = CopiedOffsets(self._source_id)
+        for message in self._read(TopicPartition(COPIES, 0), 0, None):
+            self._copied.take(message.key(), message.value())
+
+    def _read(self, partition: TopicPartition, start: int, count: int | None) -> list[Any]:
+        """Return committed messages from an offset on: so many, or all."""
+        config = {
+            **self._config,
+            "group.id": "klamm-copy",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+        messages: list[Any] = []
+        deadline = time.monotonic() + _TIMEOUT_S
+        with _translated(self.name):
+            consumer = self._kafka.Consumer(config, logger=self._admin.logger)
+            try:
+                consumer.assign([self._kafka.TopicPartition(*partition, start)])
+                while count is None or len(messages) < count:
+                    message = consumer.poll(1.0)
+                    if message is None:
+                        if time.monotonic() > deadline:
+                            raise LogError(f"{self.name}: {partition.topic} cannot be read: no answer")
+                    elif message.error() is None:
+                        messages.append(message)
+                        deadline = time.monotonic() + _TIMEOUT_S
+                    elif message.error().code() == self._kafka.KafkaError._PARTITION_EOF:
+                        break
+                    elif message.topic() is not None:
+                        raise self._kafka.KafkaException(message.error())
+            finally:
+                consumer.close()
+        return messages
+
+    # ---- where it is
+
+    def positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        reached = self._copied.positions
+        return {partition: reached[partition] for partition in partitions if partition in reached}
+
+    def last_records(self, partition: TopicPartition, position: int) -> list[Record]:
+        run = self._copied.last_run(partition)
+        if run is None:
+            return []
+        if self._admin.end(partition) < run.target + run.length:
+            raise LogError(
+                f"{self.name}: {partition.topic}/{partition.partition} was deleted or cut since it was copied",
+                hint=f"copy into another cluster, or delete the topic and the topic {COPIES} there, and begin again",
+            )
+        first = max(0, run.length - _LAST)
+        messages = self._read(partition, run.target + first, run.length - first)
+        return [
+            Record(
+                partition.topic,
+                partition.partition,
+                run.source + message.offset() - run.target,
+                message.timestamp()[1],
+                message.key(),
+                message.value(),
+                message.headers() or (),
+            )
+            for message in messages
+            if message.offset() < run.target + run.length
+        ]
+
+    def is_empty(self, partition: TopicPartition) -> bool:
+        return self._admin.end(partition) == 0 or not self._read(partition, 0, 1)  # of a killed copy: aborted ones
+
+    def begin(self, partition: TopicPartition, offset: int) -> None:
+        """Do nothing: offsets of the source are not stored."""
+
+    # ---- writing
+
+    def write(self, chunk: Chunk) -> None:
+        if not self._open:
+            self._call(self._producer.begin_transaction)
+            self._began = time.monotonic()
+        state = self._open.get(chunk.partition)
+        if state is None:
+            state = self._open[chunk.partition] = _Partition(chunk.start)
+        records = records_of(chunk, chunk.start)
+        for record in records:
+            self._produce(state, record)
+        state.end = chunk.end
+        self._count += len(records)
+        if self._count >= _COMMIT_RECORDS or time.monotonic() - self._began >= _COMMIT_S:
+            self.commit()
+
+    def _produce(self, state: _Partition, record: Record) -> None:
+        if record.timestamp == 0:
+            raise LogError(
+                f"{record.topic}/{record.partition}/{record.offset}: a timestamp of 0 cannot be sent: librdkafka would "
+                "put the present time there",
+                hint="copy into a directory, or begin behind that record (--since)",
+            )
+        state.sent.append(record.offset)
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                self._error = self._error or error
+            else:
+                state.delivered(message.offset())
+
+        while True:
+            try:
+                self._call(
+                    self._producer.produce,
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    partition=record.partition,
+                    timestamp=record.timestamp,
+                    headers=list(record.headers),
+                    on_delivery=delivered,
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def commit(self) -> None:
+        if not self._open:
+            return
+        self._flush()
+        for partition, state in self._open.items():
+            for key, value in self._copied.pack(partition, state.start, state.end, runs_of(state.pairs)):
+                self._call(self._producer.produce, COPIES, value=value, key=key, partition=0, on_delivery=self._told)
+        self._flush()
+        self._call(self._producer.commit_transaction, _TIMEOUT_S)
+        for partition, state in self._open.items():
+            self._copied.add(partition, state.end, runs_of(state.pairs))
+        self._forget()
+
+    def _told(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self._error = self._error or error
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while self._producer.flush(1.0):
+            if time.monotonic() > deadline:
+                raise LogError(f"{self.name}: records were not taken within {_TIMEOUT_S:g} s")
+        if self._error is not None:
+            self._fail(self._error)
+
+    def _forget(self) -> None:
+        self._open = {}
+        self._count = 0
+        self._error = None
+
+    def _call(self, function: Any, *arguments: Any, **options: Any) -> None:
+        """Call librdkafka, again if it says so. RewindNeeded if the transaction was aborted."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                function(*arguments, **options)
+            except self._kafka.KafkaException as error:
+                about = error.args[0]
+                if about.retriable() and not about.fatal() and time.monotonic() < deadline:
+                    continue
+                self._fail(about)
+            else:
+                return
+
+    def _fail(self, error: Any) -> NoReturn:
+        """Abort what can be aborted, so that the copy goes on behind the last commit; else raise."""
+        with _translated(self.name):
+            if error.fatal() or not error.txn_requires_abort():
+                raise self._kafka.KafkaException(error)
+            self._producer.abort_transaction(_TIMEOUT_S)
+        self._forget()
+        self._load()
+        raise RewindNeeded
+
+    # ---- groups
+
+    def move_group(self, group: str, offsets: GroupOffsets) -> int:
+        stored = self._admin.offsets(group)
+        moved = {}
+        for partition, offset in offsets.items():
+            here = self._copied.translate(partition, offset)
+            if here is not None and here > stored.get(partition, -1):
+                moved[partition] = here
+        if moved:
+            self._admin.move_group(group, moved)
+        return len(moved)
+
+    def close(self) -> None:
+        """Abort what is not committed."""
+        producer, self._producer = self._producer, None
+        if producer is not None and self._open:
+            with _translated(self.name):
+                producer.abort_transaction(_TIMEOUT_S)

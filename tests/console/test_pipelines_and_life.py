@@ -1,0 +1,58 @@
+"""The pages of pipelines and of the game of life."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import klamm
+from klamm.console.board import Board
+from klamm.console.pages.pipelines import batch_times
+from tests.console.visitor import Visitor
+
+
+def test_pipelines_are_those_of_klamm_pipeline_list(looker: Visitor) -> None:
+    (row,) = looker.get("/api/pipelines").json["pipelines"]
+    assert (row["name"], row["pipeline"], row["state"], row["topics"]) == ("orders", "mine", "new", ["orders"])
+    data = looker.get("/api/pipelines/show?name=orders").json
+    assert [(part["partition"], part["lag"]) for part in data["partitions"]] == [(0, 20), (1, 20), (2, 20)]
+    assert data["durations"] == [] and looker.get("/pipelines/show?name=other").status == 404
+
+
+def test_a_micro_batch_took_as_long_as_between_its_two_files(tmp_path: Path) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / "_klamm" / "checkpoint" / folder).mkdir(parents=True)
+    for number, (begun_s, done_s) in enumerate([(100, 103), (110, 110.5), (120, None)]):
+        for folder, second in (("offsets", begun_s), ("commits", done_s)):
+            if second is not None:
+                file = tmp_path / "_klamm" / "checkpoint" / folder / str(number)
+                file.write_text("v1\n")
+                os.utime(file, (second, second))
+    assert batch_times(str(tmp_path)) == [
+        {"batch": 0, "done_ms": 103_000, "took_ms": 3000},
+        {"batch": 1, "done_ms": 110_500, "took_ms": 500},
+    ]
+    assert batch_times(str(tmp_path / "nowhere")) == []
+
+
+def test_the_board_has_the_cells_that_live(store: klamm.Store, visitor: Visitor) -> None:
+    data = visitor.get("/api/life").json
+    assert (data["generation"], data["alive"], data["size"], data["cells"]) == (1, 2, [6, 3], [[1, 2], [2, 2]])
+    assert 'd="M1 2h2v1h-2z"' in visitor.get("/life").text and "Life" in visitor.get("/").words
+    store.append("life", b"2 died", key=b"1,2", acks=1)
+    data = visitor.get("/api/life?x=2&y=1").json
+    assert (data["generation"], data["cells"], data["window"]) == (2, [[2, 2]], [2, 1, 4, 2])
+
+
+def test_a_topic_of_life_that_was_made_again_is_another_world(store: klamm.Store) -> None:
+    board = Board(store)
+    assert board.look() == {(1, 2), (2, 2)}
+    store.topics.delete("life")
+    store.topics.create("life")
+    store.append("life", b"0 born", key=b"9,9", acks=1)
+    assert board.look() == {(9, 9)} and board.generation == 0
+
+
+def test_without_life_there_is_no_board(store: klamm.Store, visitor: Visitor) -> None:
+    store.topics.delete("life")
+    assert visitor.get("/life").status == 404 and ">Life<" not in visitor.get("/").text

@@ -1,0 +1,95 @@
+"""Mutants of copies between directories, servers and clusters."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+SOURCE = "src/klamm/transfer/directory_source.py"
+TARGET = "src/klamm/transfer/directory_target.py"
+KAFKA_TARGET = "src/klamm/transfer/kafka_target.py"
+BATCHES = "src/klamm/cluster/cluster_partition.py"
+COPIER = "src/klamm/transfer/copier.py"
+TESTS = "tests/transfer/test_copy.py"
+WHOLE = f"{TESTS}::test_a_directory_has_the_records_offsets_settings_and_groups_of_the_source"
+SERVED = f"{TESTS}::test_a_server_has_the_records_and_groups_and_a_copy_of_it_is_the_same"
+
+MUTANTS = [
+    Mutant(
+        "a copy reads what is not committed",
+        "transfer/chunk.py CPY1",
+        ((SOURCE, "self._log(partition).reader(offset)", "self._log(partition).reader(offset, committed=False)"),),
+        (WHOLE,),
+    ),
+    Mutant(
+        "a copy takes the producers of its source over",
+        "transfer/chunk.py CPY1",
+        ((SOURCE, "if header.producer_id >= 0:", "if False:"),),
+        (WHOLE,),
+    ),
+    Mutant(
+        "a copy stamps records with the time of now",
+        "transfer/chunk.py CPY1",
+        (
+            (
+                TARGET,
+                "log.append_at(header.base_offset, batch, is_copy=True)",
+                "log.append_at(header.base_offset, batch)",
+            ),
+        ),
+        (f"{TESTS}::test_times_of_the_append_are_kept",),
+    ),
+    Mutant(
+        "a copy goes on whatever the target holds",
+        "transfer/copier.py: the last records there must be those of the source",
+        ((COPIER, "if list(map(_contents, last)) != list(map(_contents, theirs)):", "if False:"),),
+        (f"{TESTS}::test_a_target_that_is_not_a_copy_is_left_as_it_is",),
+    ),
+    Mutant(
+        "a copy skips what retention has removed",
+        "transfer/chunk.py CPY2",
+        ((COPIER, "if since is None and start > position:", "if False:"),),
+        (f"{TESTS}::test_a_gap_that_retention_left_is_an_error_until_it_is_accepted",),
+    ),
+    Mutant(
+        "a copy moves groups back",
+        "transfer/chunk.py: move a group forward",
+        ((TARGET, "if offset > stored.get(partition, -1)", "if offset != stored.get(partition, -1)"),),
+        (f"{TESTS}::test_groups_are_moved_forward_only_and_never_under_their_members",),
+    ),
+    Mutant(
+        "a copy commits records to a cluster without where they came from",
+        "transfer/chunk.py CPY3",
+        (
+            (
+                KAFKA_TARGET,
+                "self._call(self._producer.produce, COPIES, value=value, key=key, partition=0, on_delivery=self._told)",
+                "del key, value",
+            ),
+        ),
+        (SERVED,),
+    ),
+    Mutant(
+        "a copy from a cluster loses the gaps between offsets",
+        "transfer/chunk.py CPY1",
+        ((BATCHES, "if offset != base + builder.count or builder.size", "if builder.size"),),
+        (SERVED,),
+    ),
+    Mutant(
+        "what a transaction has given up is not read again",
+        "transfer/chunk.py CPY1",
+        (
+            (
+                COPIER,
+                "positions = {partition: max(at, reached.get(partition, at)) for partition, at in begun.items()}",
+                "positions = {**positions, **reached}",
+            ),
+        ),
+        (f"{TESTS}::test_what_was_given_up_is_read_again_from_where_it_began",),
+    ),
+    Mutant(
+        "batches without records end the comparison with the source",
+        "transfer/copier.py: the last records there must be those of the source",
+        ((TARGET, "if records or start == first:", "if True:"),),
+        (f"{TESTS}::test_a_source_of_the_same_length_is_told_from_another",),
+    ),
+]
