@@ -452,7 +452,7 @@ def test_a_commit_that_waits_while_its_partition_is_lost_and_comes_back_is_refus
         store.topics.create("orders")
         store.append_many("orders", [b"%d" % n for n in range(50)], acks=1)
         held, go_on = threading.Event(), threading.Event()
-        with store.consumer("orders", group="g", max_poll_interval_ms=100) as late:
+        with store.consumer("orders", group="g", max_poll_interval_ms=500) as late:
             batch = late.poll(max_records=10)
             commits = session_of(late).commits
             write = commits._write

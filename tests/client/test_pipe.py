@@ -447,7 +447,7 @@ def test_a_slow_function_does_not_keep_a_transaction_open(store: klamm.Store) ->
     fill(store, 4)
     with store.pipe("orders", slow, to="invoices") as pipe:
         pipe.run(wait=0)
-    assert transactions_in(store, "invoices") == 2
+    assert transactions_in(store, "invoices") >= 2
 
 
 def test_a_function_that_takes_longer_than_a_transaction_may_gets_through(store: klamm.Store) -> None:

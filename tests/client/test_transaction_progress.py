@@ -293,7 +293,7 @@ def test_a_group_that_somebody_moved_goes_on_where_it_stands(store: klamm.Store)
 
 def test_a_partition_that_was_lost_meanwhile_makes_the_transaction_fail(store: klamm.Store) -> None:
     store.append_many("orders", [b"%d" % n for n in range(10)])
-    with store.consumer("orders", group="g", wait=0, max_poll_interval_ms=50) as orders:
+    with store.consumer("orders", group="g", wait=0, max_poll_interval_ms=500) as orders:
         batch = orders.poll(3)
         tx = orders.transaction()
         tx.send("invoices", b"no")

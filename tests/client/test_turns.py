@@ -79,7 +79,7 @@ def test_a_stalled_transaction_of_a_dead_process_is_resolved_while_another_parti
 
 def test_a_slow_loop_stays_a_member(orders: klamm.Store) -> None:
     fill(orders, 60)
-    with orders.consumer("orders", group="g", max_poll_interval_ms=500, wait=0) as consumer:
+    with orders.consumer("orders", group="g", max_poll_interval_ms=1500, wait=0) as consumer:
         member = session_of(consumer).member
         assert member is not None
         seen: list[int] = []

@@ -252,8 +252,8 @@ def test_a_stopped_process_holds_nobody_up_longer_than_its_time_out(store: klamm
     def work() -> list[str]:
         with klamm.open(path) as mine:
             told = []
-            first = mine.transaction(timeout=0.3, batch_bytes=1)
-            second = mine.transaction(timeout=0.3, batch_bytes=1)
+            first = mine.transaction(timeout=1.5, batch_bytes=1)
+            second = mine.transaction(timeout=1.5, batch_bytes=1)
             for tx in (first, second):
                 tx.send("out", b"0", partition=0)
             os.kill(os.getpid(), signal.SIGSTOP)
