@@ -82,7 +82,7 @@ class Nemesis:
         `pause_s`: the longest time from strike to strike. `prepare` is called in each process before its role.
         `least_kills`, `least_ends`: a run that had less luck lasts longer. `stop_share` of the strikes stop a process
         for up to `stop_s`, and a third of these start a successor beside it; the others kill. `rest_s`: how long groups
-        may take to read what is left at the end. `end_well`: roles of which every other one gets SIGTERM instead of
+        may make no progress at the end. `end_well`: roles of which every other one gets SIGTERM instead of
         SIGKILL, once, and is to end by itself.
         """
         self.directory = directory
@@ -250,12 +250,24 @@ class Nemesis:
         self._written = time.monotonic()
         self._wait(lambda: not any(slot.child for slot in self._slots if slot.writes), "producers end")
         with klamm.open(self.store) as store:
-            self._wait(lambda: is_drained(store), "groups have read everything", self._rest_s)
+            self._wait_for_groups(store)
         Flag(self.directory / "drained").up()
         self._drained = time.monotonic()
         self._wait(lambda: not any(slot.child for slot in self._slots), "everybody ends")
         self._end()
         read_everything(self.directory, self.store, self._topics)
+
+    def _wait_for_groups(self, store: klamm.Store) -> None:
+        """Wait until groups have read everything. A slow machine may take its time; only a standstill is bounded."""
+        left = unread(store)
+
+        def is_less() -> bool:
+            nonlocal left
+            before, left = left, unread(store)
+            return left < before
+
+        while left:
+            self._wait(is_less, "groups have read everything, or more than before", self._rest_s)
 
     def _end(self) -> None:
         """After the last role has ended."""
@@ -279,20 +291,19 @@ class Nemesis:
             return [*standings(store), *(line for process in living for line in last_words(self.directory, process))]
 
 
-def is_drained(store: klamm.Store) -> bool:
-    """Whether nothing that can be read is left to any group."""
+def unread(store: klamm.Store) -> int:
+    """Return how many offsets are left to all groups, and of open transactions; 0: nothing that can be read is left."""
     core = store._acquired()
-    partitions = core.topic(IN).partitions()
-    if any(ends.stable < ends.end for ends in (partition.ends() for partition in partitions)):
-        return False
+    ends = [partition.ends() for partition in core.topic(IN).partitions()]
+    left = sum(each.end - each.stable for each in ends)
     for name in core.groups.names():
         rows = core.groups.offsets(core.groups.get(name).number)
         stands = {number: row.offset for (_, number), row in rows.items()}
-        start = {number: stands.get(number, 0) for number in range(len(partitions))}
+        start = {number: stands.get(number, 0) for number in range(len(ends))}
         with store.consumer(IN, start=start, wait=0) as rest:
             if rest.poll():
-                return False
-    return True
+                left += sum(each.stable - start[number] for number, each in enumerate(ends))
+    return left
 
 
 def read_everything(directory: Path, path: str, topics: Sequence[str]) -> None:
