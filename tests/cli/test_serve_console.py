@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import HTTPCookieProcessor, Request, build_opener, urlopen
 
 import pytest
 from confluent_kafka import Producer
@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 import klamm
 from klamm.cli.main import run
 from klamm.errors import InvalidSetting
-from klamm.kafka.settings import ServerSettings
+from klamm.kafka.settings import STANDARD_AUTHORIZER, ServerSettings
 from klamm.store.users import Users
 from tests.kafka.authorities import Authority
 from tests.procs import until
@@ -106,25 +106,55 @@ def test_the_console_shows_recent_requests_without_passwords_and_records(tmp_pat
         producer = Producer({"bootstrap.servers": address, "client.id": "the-client", **login})
         producer.produce("orders", b"s3cr3t-value", key=b"s3cr3t-key", headers={"h": b"s3cr3t-header"})
         assert producer.flush(30) == 0
-        shown = json.load(urlopen(f"{ready['console']}api/connections", timeout=30))
+        console, _, token = ready["console"].partition("login?token=")
+        look = build_opener(HTTPCookieProcessor()).open
+        assert token and token not in server.stderr
+        with pytest.raises(HTTPError, match="401"):
+            look(f"{console}api/connections", timeout=30)
+        look(Request(f"{console}login?token={token}"), timeout=30)
+        shown = json.load(look(f"{console}api/connections", timeout=30))
         assert {row["principal"] for row in shown["connections"]} >= {"User:ada"}
         requests = []
         for row in shown["connections"]:
             query = urlencode({"peer": row["peer"]})
-            requests += json.load(urlopen(f"{ready['console']}api/connections?{query}", timeout=30))["requests"]
+            requests += json.load(look(f"{console}api/connections?{query}", timeout=30))["requests"]
         apis = {row["api"] for row in requests}
         assert apis >= {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "Produce"}
         (produced,) = [row for row in requests if row["api"] == "Produce"]
         assert produced["client_id"] == "the-client"
         assert "orders" in json.dumps(produced["request"]) and " bytes>" in json.dumps(produced["request"])
         assert "s3cr3t" not in json.dumps(requests) and "s3cr3t" not in json.dumps(shown)
-        page = urlopen(f"{ready['console']}connections", timeout=30).read().decode()
+        page = look(f"{console}connections", timeout=30).read().decode()
         assert "the-client" in page and "s3cr3t" not in page
         metrics = f"http{'s' if protocol.endswith('SSL') else ''}://localhost:{ready['metrics'].rpartition(':')[2]}"
         for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {'A' * 43}"}):
             with pytest.raises(HTTPError, match="401"):
                 urlopen(Request(f"{metrics}/connections", headers=headers), timeout=30, context=authority.context())
         del producer
+
+
+@pytest.mark.parametrize("given", ["", "a token of one's own"])
+def test_the_console_of_a_guarded_server_asks_for_a_token(path: Path, given: str) -> None:
+    """Who may not do everything by the Kafka server may not by its console, which opens the directory as its owner."""
+    with klamm.open(path) as store:
+        store.topics.create("secret-plans")
+    guard = ("--console", "0", "--log-format", "json", "--set", f"authorizer.class.name={STANDARD_AUTHORIZER}")
+    environment = {"KLAMM_CONSOLE_TOKEN": given}
+    with serving(path, *guard, environment=environment) as server:
+        console, _, token = server.ready()["console"].partition("login?token=")
+        assert bool(token) != bool(given), "what was given is not printed"
+        token = token or given
+        for headers in ({}, {"Authorization": "Bearer 0123456789ab"}):
+            with pytest.raises(HTTPError, match="401"):
+                urlopen(Request(f"{console}api/overview", headers=headers), timeout=30)
+        assert "Log in" in urlopen(f"{console}login?token=0123456789ab", timeout=30).read().decode()
+        right = Request(f"{console}api/overview", headers={"Authorization": f"Bearer {token}"})
+        assert "secret-plans" in urlopen(right, timeout=30).read().decode()
+        until(lambda: "127.0.0.1: login failed (1 since the start)" in server.stderr, "it is logged")
+        assert server.stop() == 0
+        assert token not in server.stderr
+    with serving(path, "--console", "0", environment={"KLAMM_CONSOLE_TOKEN": ""}) as server:
+        assert "token" not in server.stdout, "a server that lets everyone do everything has nothing to guard"
 
 
 def test_requests_are_kept_only_when_asked_for_and_only_for_this_machine(path: Path) -> None:

@@ -211,6 +211,40 @@ def test_failed_logins_of_an_address_beyond_a_rate_are_left_out(
     assert last["unmapped"] == {"left_out": 2} and not any("unmapped" in each for each in rest)
 
 
+@pytest.mark.parametrize("way", ["ids", "settings", "users"])
+def test_failed_changes_beyond_a_rate_are_left_out_so_they_displace_no_other_event(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """AUD3: an id that no topic has, a resource that is named twice, a user who is not there: rights may not count."""
+    second = 1.0
+    monkeypatch.setattr(audit, "REFUSALS_PER_S", 3)
+    monkeypatch.setattr(audit, "MAX_QUEUED", 100)
+    monkeypatch.setattr(audit, "time", SimpleNamespace(monotonic=lambda: second, time_ns=time.time_ns))
+    admins = "User:ANONYMOUS" if way == "users" else "User:admin"
+    settings = {"authorizer.class.name": STANDARD_AUTHORIZER, "super.users": admins}
+    count = 1000
+    with served(Path(store.path), audit_topic=TOPIC, **settings) as server, server.dial() as raw:
+        for _ in range(2):
+            if way == "ids":
+                wanted = [
+                    DELETE_TOPICS.request.Topic(name=None, topic_id=number.to_bytes(16, "big"))
+                    for number in range(1, count + 1)
+                ]
+                responses = raw.ask(DELETE_TOPICS, 6, topics=wanted, timeout_ms=1000).responses
+            elif way == "settings":
+                resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=2, resource_name="x", configs=[])
+                responses = raw.ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource] * count).responses
+            else:
+                nobody = [ALTER_USER_SCRAM_CREDENTIALS.request.Deletion(name=f"{n}", mechanism=1) for n in range(count)]
+                responses = raw.ask(ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=nobody).results
+            assert len(responses) == count
+            second += 1
+        found = events(store, 6)
+        assert server.broker.metrics.audit_dropped == 0
+    assert [event.get("unmapped") for event in found] == [None] * 3 + [{"left_out": count - 3}] + [None] * 2
+    assert all(event["status_id"] == 2 and event["status_code"] != "DENIED" for event in found)
+
+
 ACL: dict[str, Any] = {
     "resource_type": 2,
     "resource_name": "orders",

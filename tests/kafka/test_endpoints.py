@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from klamm.errors import InvalidSetting
-from klamm.kafka.security.endpoints import PROTOCOLS, Endpoint, endpoints_of
+from klamm.kafka.security.endpoints import PROTOCOLS, Endpoint, endpoints_of, is_guarded, strictest
 from klamm.kafka.service import warning_about
 from klamm.kafka.settings import STANDARD_AUTHORIZER, ServerSettings
 
@@ -56,6 +56,25 @@ def test_what_does_not_fit_is_refused_by_name(settings: dict[str, str], named: s
     with pytest.raises(InvalidSetting) as refused:
         ServerSettings.of(settings)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "client_auth", "expected"),
+    [
+        ("PLAINTEXT,SSL", "none", "SSL"),
+        ("SSL,SASL_PLAINTEXT", "requested", "SASL_PLAINTEXT"),
+        ("SASL_PLAINTEXT,SSL", "required", "SSL"),
+        ("SSL,SASL_SSL", "required", "SSL"),
+        ("SASL_PLAINTEXT,PLAINTEXT,SASL_SSL", "none", "SASL_SSL"),
+    ],
+)
+def test_the_strictest_listener_is_the_one_where_clients_need_most(
+    protocols: str, client_auth: str, expected: str
+) -> None:
+    listeners = ",".join(f"{each}://h:{port}" for port, each in enumerate(protocols.split(",")))
+    settings = ServerSettings.of({"listeners": listeners, "ssl.client.auth": client_auth})
+    assert strictest(endpoints_of(settings), settings).protocol == expected
+    assert is_guarded(settings) is (expected.startswith("SASL") or client_auth == "required")
 
 
 def test_with_an_authorizer_strangers_have_the_rights_of_anonymous() -> None:

@@ -121,6 +121,31 @@ def test_a_port_beside_a_listener_with_logins_asks_for_a_user(path: Path, author
     asked(path, secured(authority, "SASL_SSL,PLAINTEXT"), questions, failures=3 * len(PATHS))
 
 
+@pytest.mark.parametrize("listeners", ["PLAINTEXT,SASL_SSL", "SASL_PLAINTEXT,SASL_SSL", "SSL,SASL_SSL"])
+def test_the_port_has_the_security_of_the_strictest_listener(path: Path, authority: Authority, listeners: str) -> None:
+    """MON2: a listener for this machine alone, which comes first, opens the port to no one else."""
+    context = authority.context()
+
+    def questions(address: str) -> None:
+        assert get(address, "/metrics", {}, context)[0] == 401
+        assert get(address, "/metrics", basic("alice", "wonder:land"), context)[0] == 200
+
+    asked(path, secured(authority, listeners), questions)
+
+
+def test_a_port_that_others_can_read_is_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sasl = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0"}
+    for settings, is_warned in (
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "0.0.0.0", **sasl}, False),
+        ({"host": "0.0.0.0", **sasl, "metrics.security.protocol": "PLAINTEXT"}, True),
+        ({"host": "0.0.0.0", "listeners": "PLAINTEXT://127.0.0.1:0"}, True),
+    ):
+        caplog.clear()
+        asked(path, settings, lambda address: None)
+        assert ("beyond this machine: there is no authentication" in caplog.text) is is_warned, settings
+
+
 def test_with_an_authorizer_a_user_needs_describe_on_the_cluster(path: Path, authority: Authority) -> None:
     def questions(address: str) -> None:
         headers = basic("alice", "wonder:land")

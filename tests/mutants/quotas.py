@@ -87,6 +87,18 @@ MUTANTS = [
         (f"{AUDIT_TESTS}::test_denials_beyond_a_rate_are_left_out_and_the_next_event_says_how_many",),
     ),
     Mutant(
+        "changes that fail fill the queue of the audit log",
+        "AUD3",
+        (
+            (
+                "src/klamm/kafka/audit.py",
+                "left_out = self._refused(call.session.principal) if change.error_code else 0\n",
+                "left_out = 0\n",
+            ),
+        ),
+        (f"{AUDIT_TESTS}::test_failed_changes_beyond_a_rate_are_left_out_so_they_displace_no_other_event",),
+    ),
+    Mutant(
         "the queue of the audit log is not bounded",
         "AUD1",
         (("src/klamm/kafka/audit.py", "        if self._queue.qsize() >= MAX_QUEUED:\n", "        if False:\n"),),

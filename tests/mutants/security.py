@@ -272,4 +272,22 @@ MUTANTS = [
         (("src/klamm/store/acls.py", "        if not _is_valid(row):\n", "        if False:\n"),),
         ("tests/store/test_acls.py::test_a_damaged_acl_is_an_error_and_is_found",),
     ),
+    Mutant(
+        "the metrics port has the security of the first listener",
+        "MON2",
+        (
+            (
+                "src/klamm/kafka/service.py",
+                "strictest(self.server.endpoints, settings).protocol",
+                "self.server.endpoints[0].protocol",
+            ),
+        ),
+        (f"{ACCESS_TESTS}::test_the_port_has_the_security_of_the_strictest_listener",),
+    ),
+    Mutant(
+        "the console of a server with logins is for every user of the machine",
+        "a visitor of the console that a guarded server starts needs a token",
+        (("src/klamm/cli/serve.py", ", is_guarded=is_guarded(settings))", ")"),),
+        ("tests/cli/test_serve_console.py::test_the_console_of_a_guarded_server_asks_for_a_token",),
+    ),
 ]

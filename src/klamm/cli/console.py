@@ -101,8 +101,10 @@ def _end_at_eof() -> None:
 
 
 def _token(file: Path | None) -> str | None:
+    from klamm.console.options import VISITOR_TOKEN
+
     if file is None:
-        return os.environ.get("KLAMM_CONSOLE_TOKEN") or None
+        return os.environ.pop(VISITOR_TOKEN, "") or None  # what the console starts needs none
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from klamm.console.mask import Mask
-from klamm.console.options import SERVER_TOKEN
+from klamm.console.options import SERVER_TOKEN, VISITOR_TOKEN
 from klamm.errors import InvalidSetting, NotInstalled
 from klamm.kafka.logs import event
 
@@ -31,8 +32,10 @@ _log = logging.getLogger("klamm.console")
 class ConsoleProcess:
     """A console as a child process; started once, on one event loop."""
 
-    def __init__(self, path: Path, port: int, mask: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, port: int, mask: Sequence[str] = (), *, is_guarded: bool = False) -> None:
+        """`is_guarded`: visitors need a token, that of the environment or a new one, which is in the `url`."""
         self._port, self._mask = port, mask
+        self._token = secrets.token_urlsafe(32) if is_guarded and not os.environ.get(VISITOR_TOKEN) else ""
         masks = [word for field in mask for word in ("--mask", field)]
         arguments = ["console", str(path), "--port", str(port), "--record", "--until-eof", *masks]
         self._command = [sys.executable, "-P", "-m", "klamm", *arguments]
@@ -40,6 +43,11 @@ class ConsoleProcess:
         self._watch: asyncio.Task[None] | None = None
         self._errors: list[str] = []
         self.address = ""
+
+    @property
+    def url(self) -> str:
+        """Where visitors go; it logs them in."""
+        return f"{self.address}login?token={self._token}" if self._token else self.address
 
     def check(self) -> None:
         """Raise what would keep the console from starting, as far as that can be known before the server starts."""
@@ -67,7 +75,7 @@ class ConsoleProcess:
             stdout=pipe,
             stderr=pipe,
             start_new_session=True,
-            env={**os.environ, SERVER_TOKEN: token},
+            env={**os.environ, SERVER_TOKEN: token, **({VISITOR_TOKEN: self._token} if self._token else {})},
         )
         reader = asyncio.create_task(self._read_errors())
         assert self._process.stdout is not None

@@ -300,12 +300,13 @@ def _serve(path: Path, settings: ServerSettings, port: int | None, mask: list[st
     from klamm.cli.console_process import ConsoleProcess
     from klamm.cli.notify import notify
     from klamm.kafka.logs import event
+    from klamm.kafka.security.endpoints import is_guarded
     from klamm.kafka.service import Service
 
     new = not is_store(path)  # which may be a slip of the fingers, and is told
 
     async def run(signals: _Signals) -> None:
-        console = None if port is None else ConsoleProcess(path, port, mask)
+        console = None if port is None else ConsoleProcess(path, port, mask, is_guarded=is_guarded(settings))
         if console is not None:
             console.check()
         service = Service(path, settings)
@@ -315,7 +316,7 @@ def _serve(path: Path, settings: ServerSettings, port: int | None, mask: list[st
                 await console.start(service.metrics_url, service.monitor_token)
             _tune_collector()
             beside = f"{'new ' if new else ''}store {service.store_id}"
-            _say(path, service.listeners, beside, service.metrics, console.address if console is not None else "")
+            _say(path, service.listeners, beside, service.metrics, console.url if console is not None else "")
             notify("READY=1", f"STATUS=serving {path} at {service.listeners}")
             event("stopping", signal=await service.serve_until(signals.wait()))
         finally:

@@ -237,14 +237,14 @@ class _App:
     async def _login(self, request: Request) -> Response:
         visit = self._visit(request)
         problem, status, has_users = None, 200, self._console.options.has_users
+        if (token := request.query_params.get("token")) and self._guard.is_token(token):
+            return self._logged_in()
         if request.method == "POST":
             try:
                 form = await read_form(request, self._sessions, most_bytes=_MAX_LOGIN)
                 if await self._is_login(form):
-                    response = RedirectResponse("/", 303)
-                    cookie = self._sessions.create(is_logged_in=True)
-                    response.set_cookie(SESSION, cookie, httponly=True, samesite="strict")
-                    return response
+                    return self._logged_in()
+                self._guard.log_failed_login(request.scope)
                 wrong, status = "No user has this name and password.", 403
                 if not has_users:
                     wrong = "This is not the console's token."
@@ -266,6 +266,11 @@ class _App:
         head = el("head", el("meta", charset="utf-8"), el("title", "Log in · Klamm"), style)
         page = el("html", head, el("body", el("main", form_html)), lang="en", data_theme=visit.theme or None)
         return HTMLResponse(f"<!doctype html>\n{page}", status)
+
+    def _logged_in(self) -> Response:
+        response = RedirectResponse("/", 303)
+        response.set_cookie(SESSION, self._sessions.create(is_logged_in=True), httponly=True, samesite="strict")
+        return response
 
     async def _is_login(self, form: Visit) -> bool:
         is_token = self._guard.is_token(form.one("token"))

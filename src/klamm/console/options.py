@@ -8,10 +8,12 @@ from ipaddress import ip_address
 from klamm.console.mask import Mask
 from klamm.errors import InvalidSetting
 
-__all__ = ["SERVER_TOKEN", "ConsoleOptions", "is_address", "is_every_address", "is_loopback"]
+__all__ = ["SERVER_TOKEN", "VISITOR_TOKEN", "ConsoleOptions", "is_address", "is_every_address", "is_loopback"]
 
 SERVER_TOKEN = "KLAMM_SERVER_TOKEN"
 """The environment variable with the token for the metrics port of a server."""
+VISITOR_TOKEN = "KLAMM_CONSOLE_TOKEN"
+"""The environment variable with the token that visitors log in with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
@@ -35,6 +37,7 @@ __all__ = ["SESSION", "Guard", "Sessions"]
 
 SESSION = "klamm_console"
 _WRONG_S = 0.5
+_log = logging.getLogger("klamm.console")
 _PASSWORDS = 2
 _OPEN_PATHS = ("/login", "/static/")
 _HEADERS = {
@@ -86,6 +89,8 @@ class Guard:
         self._options = options
         self._sessions = sessions
         self._places = asyncio.Semaphore(_PASSWORDS)
+        self._failed_logins = 0
+        self._quiet_until = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,6 +116,8 @@ class Guard:
         response = self._refusal(scope, headers)
         if response is None and not await self._may_look(scope, headers, cookie):
             response = self._login_first(scope)
+            if headers.get("authorization"):
+                self.log_failed_login(scope)
         await (response or self._app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
@@ -178,6 +185,14 @@ class Guard:
                     return True
         await asyncio.sleep(_WRONG_S)
         return False
+
+    def log_failed_login(self, scope: Scope) -> None:
+        """Count a failed login; log it, a line a second at most."""
+        self._failed_logins += 1
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + 1.0
+            host = (scope.get("client") or ("an unknown address",))[0]
+            _log.warning("klamm console: %s: login failed (%d since the start)", host, self._failed_logins)
 
     def is_token(self, given: str) -> bool:
         expected = self._options.token

@@ -14,8 +14,9 @@ Promises
   AUD1  The loop never waits for the log. Beyond MAX_QUEUED events, and while the topic cannot be appended to, events
         are dropped; how many is a metric, a line of the server's log, and an event as soon as there can be one.
   AUD2  No event has a password, a key or a token.
-  AUD3  Of the denials of one principal, and of the logins that fail from one address, REFUSALS_PER_S a second are
-        events, so that they do not displace those of others; the next event says how many were left out.
+  AUD3  Of the denials and failed changes of one principal, and of the logins that fail from one address,
+        REFUSALS_PER_S a second are events, so that they do not displace those of others; the next one says how many
+        were left out.
 """
 
 from __future__ import annotations
@@ -170,19 +171,22 @@ class Audit:
         for change in changes_in(call.api.key, call.version, call.request, response):
             if change.error_code in _DENIED:
                 continue  # there is an event of that: see `denied`
+            left_out = self._refused(call.session.principal) if change.error_code else 0
+            if left_out is None:
+                continue  # some changes fail before rights are checked: an id that no topic has
             why = "" if not change.error_code else change.error_message or ErrorCode(change.error_code).name
             code = ErrorCode(change.error_code).name if change.error_code else ""
             if change.resource_type == "User":
                 details = {"actor": _actor(call.session), "user": {"name": change.resource[:_MAX_TEXT]}}
                 activity = 3 if change.activity == "alter" else 6  # password change, or delete
-                self._put(call.session, _ACCOUNT_CHANGE, activity, details, why, code)
+                self._put(call.session, _ACCOUNT_CHANGE, activity, details | _unmapped(left_out), why, code)
             else:
                 activity = _ACTIVITIES[change.activity]
                 api, session = call.api.name, call.session
                 resource: Event = {"type": change.resource_type, "name": change.resource[:_MAX_TEXT]}
                 if change.detail:
                     resource["data"] = change.detail[:_MAX_TEXT]
-                self._put_activity(session, api, activity, resource, why, code)
+                self._put_activity(session, api, activity, resource, why, code, left_out)
 
     def _put_activity(
         self,

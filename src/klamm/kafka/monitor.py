@@ -71,6 +71,8 @@ class Monitor:
         except OSError as error:
             raise refused(error, "metrics", host, port) from None
         self.address = spelled(host, self._server.server_address[1])
+        self.is_loopback = is_loopback(str(self._server.server_address[0]))
+        """Whether only this machine can connect."""
         self._thread = threading.Thread(target=self._run, name="klamm-monitor", daemon=True)
         self._thread.start()
 

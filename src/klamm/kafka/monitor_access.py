@@ -1,6 +1,6 @@
 """Access to /metrics, /status and /connections: the HTTP port has the security of a listener.
 
-It is that of the first one, or what `metrics.security.protocol` says.
+It is that of the strictest one, or what `metrics.security.protocol` says.
 
     SSL, SASL_SSL    HTTPS, with the certificate of the server; SSL with ssl.client.auth: a client brings its own
     SASL_…           a user of the store, by Basic; with OAUTHBEARER among the mechanisms, a token by Bearer

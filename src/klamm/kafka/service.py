@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.kafka.addresses import is_loopback, spelled
 from klamm.kafka.logs import event
-from klamm.kafka.security.endpoints import PLAINTEXT
+from klamm.kafka.security.endpoints import PLAINTEXT, strictest
 from klamm.kafka.server import Server
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ _READABLE = (
     "there is no encryption, so everyone on the way can read records, and the passwords of clients that log in by PLAIN"
 )
 
+_METRICS_OPEN = (
+    "there is no authentication and no encryption, so everyone on the way can read them, and names of topics and"
+    " groups with them (metrics.security.protocol)"
+)
 _ANONYMOUS = "there is no authentication, so every client that reaches the port has the rights of User:ANONYMOUS"
 
 _log = logging.getLogger("klamm.kafka")
@@ -77,9 +81,12 @@ class Service:
             from klamm.kafka.monitor import Monitor
             from klamm.kafka.monitor_access import Access
 
-            protocol = settings.metrics_security_protocol or self.server.endpoints[0].protocol
+            by_default = strictest(self.server.endpoints, settings).protocol
+            protocol = settings.metrics_security_protocol or by_default
             access = Access(settings, protocol) if protocol != PLAINTEXT or settings.authorizer_class_name else None
             self.monitor = Monitor(settings.host, settings.metrics, access)
+            if protocol == PLAINTEXT and not self.monitor.is_loopback:
+                _log.warning("metrics at %s, beyond this machine: %s", self.monitor.address, _METRICS_OPEN)
         try:
             await self.server.start()
         except BaseException:

@@ -146,7 +146,7 @@ class ServerSettings:
         doc="Port of /metrics, /healthz and /status; 0: any free one, -1: none.")
     metrics_security_protocol: str = _choice("metrics.security.protocol", "", ("", *PROTOCOLS),
         doc="Security of the metrics port: HTTPS, a user's name and password (Basic) or token (Bearer), as a listener"
-            " of that protocol has it. Empty: the protocol of the first listener.")
+            " of that protocol has it. Empty: the protocol of the listener where clients need most.")
     request_log_size: int = _number("request.log.size", 0, 0, 1000,
         doc="Number of recent requests of each connection that /connections of the metrics port shows, decoded,"
             " without values, passwords or other bytes; 0: none. Needs metrics, and a host that only this machine"

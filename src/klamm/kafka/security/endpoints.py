@@ -10,6 +10,7 @@ Without `listeners`, `host` and `kafka` say where to listen: one listener, witho
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import InvalidSetting
@@ -17,7 +18,7 @@ from klamm.errors import InvalidSetting
 if TYPE_CHECKING:
     from klamm.kafka.settings import ServerSettings
 
-__all__ = ["PLAINTEXT", "PROTOCOLS", "Endpoint", "endpoints_of", "mechanisms_of"]
+__all__ = ["PLAINTEXT", "PROTOCOLS", "Endpoint", "endpoints_of", "is_guarded", "mechanisms_of", "strictest"]
 
 PLAINTEXT = "PLAINTEXT"
 PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -77,6 +78,23 @@ def endpoints_of(settings: ServerSettings) -> tuple[Endpoint, ...]:
     for name in advertised:
         raise InvalidSetting(f"{name} is not in listeners", setting="advertised.listeners")
     return tuple(endpoints)
+
+
+def _authenticates(endpoint: Endpoint, settings: ServerSettings) -> bool:
+    """Return whether a client needs a password, a token or a certificate."""
+    return endpoint.uses_sasl or (endpoint.uses_tls and settings.ssl_client_auth == "required")
+
+
+def strictest(endpoints: Sequence[Endpoint], settings: ServerSettings) -> Endpoint:
+    """Return the first of the listeners at which clients need most: credentials first, then TLS."""
+    return max(endpoints, key=lambda endpoint: (_authenticates(endpoint, settings), endpoint.uses_tls))
+
+
+def is_guarded(settings: ServerSettings) -> bool:
+    """Return whether some client that reaches the server may not do everything."""
+    return bool(settings.authorizer_class_name) or any(
+        _authenticates(endpoint, settings) for endpoint in endpoints_of(settings)
+    )
 
 
 def mechanisms_of(settings: ServerSettings) -> tuple[str, ...]:
