@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ import pytest
 import klamm
 from klamm.errors import InvalidSetting
 from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.security import key_download
 from klamm.kafka.security.oauth import INVALID_TOKEN, Tokens, parse_bearer
 from klamm.kafka.security.scram import BadExchange
 from klamm.kafka.settings import ServerSettings
 from klamm.kafka.wire.messages import METADATA
 from tests.interop.raw import ConnectionEnded, Raw
+from tests.kafka.authorities import Authority
 from tests.kafka.connect import Served, served
 from tests.kafka.sasl_client import authenticate, choose
 from tests.kafka.tokens import AUDIENCE, Issuer, bearer, settings_of
@@ -224,28 +228,124 @@ def test_a_server_that_does_not_speak_http_has_no_keys(issuer: Issuer, clock: Cl
     assert tokens.failed_fetches == 1
 
 
-def test_keys_may_come_by_http(issuer: Issuer, clock: Clock) -> None:
-    class Handler(http.server.SimpleHTTPRequestHandler):
+@contextmanager
+def web_server(respond: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """The URL of keys on a web server that responds in that way."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(issuer.path.read_bytes())
+            respond(self)
 
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            url = f"http://127.0.0.1:{server.server_port}/keys"
-            tokens = tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url)
+            yield f"http://127.0.0.1:{server.server_port}/keys"
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_keys_may_come_by_http(issuer: Issuer, clock: Clock) -> None:
+    def respond(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        request.wfile.write(issuer.path.read_bytes())
+
+    with web_server(respond) as url:
+        tokens = tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url)
     assert tokens.verify(issuer.token()).user == "alice"
     tokens.refresh()
     assert tokens.failed_fetches == 1
+
+
+def test_keys_come_by_https_from_a_server_with_a_certificate_of_an_authority(
+    issuer: Issuer, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.server())
+    outcomes = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def answer() -> None:
+            for _ in range(2):
+                client, _ = door.accept()
+                with suppress(OSError), context.wrap_socket(client, server_side=True) as connection:
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + issuer.path.read_bytes())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"https://localhost:{door.getsockname()[1]}/keys"
+        for trusted in (None, str(authority.path)):
+            if trusted is not None:
+                monkeypatch.setenv("SSL_CERT_FILE", trusted)
+            outcomes.append(tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url).failed_fetches)
+        thread.join()
+    assert outcomes == [1, 0]
+
+
+def test_a_redirect_is_not_followed(issuer: Issuer, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """It could lead from https to http, where everyone on the way can replace the keys."""
+
+    def respond(request: http.server.BaseHTTPRequestHandler) -> None:
+        is_first = request.path == "/keys"
+        request.send_response(302 if is_first else 200)
+        if is_first:
+            request.send_header("Location", "/others")
+        request.end_headers()
+        if not is_first:
+            request.wfile.write(issuer.path.read_bytes())
+
+    with web_server(respond) as url:
+        tokens = tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url)
+    assert tokens.failed_fetches == 1 and "302" in caplog.text
+
+
+@pytest.mark.parametrize("is_body", [False, True])
+def test_a_server_of_keys_that_sends_a_byte_now_and_then_holds_no_thread(
+    issuer: Issuer, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_body: bool
+) -> None:
+    monkeypatch.setattr(key_download, "_LIMIT_S", 0.5)
+    is_cut = threading.Event()
+
+    def respond(request: http.server.BaseHTTPRequestHandler) -> None:
+        if is_body:
+            request.send_response(200)
+            request.end_headers()
+        with suppress(OSError):
+            for _ in range(600):
+                request.wfile.write(b" ")
+                time.sleep(0.05)
+            return
+        is_cut.set()
+
+    with web_server(respond) as url:
+        tokens = tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url)
+        assert is_cut.wait(60)
+    assert tokens.failed_fetches == 1 and "it takes more than 0.5 s" in caplog.text
+
+
+def test_keys_that_come_unencrypted_from_elsewhere_are_warned_of(
+    issuer: Issuer, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Tokens, "refresh", lambda _: None)
+    for url in ("http://127.0.0.1/keys", "http://localhost:81/keys", "http://[::1]/keys", "https://a.example/keys"):
+        tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url)
+        assert not caplog.text, url
+    tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url="http://login.example/keys")
+    assert "everyone on the way can replace the keys of tokens" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["https://ada:s3cr3t@login.example/keys", "ftp://s3cr3t@login.example"])
+def test_a_url_of_keys_with_a_password_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="has a user or a password") as refused:
+        ServerSettings.of({"sasl.oauthbearer.jwks.endpoint.url": url})
+    assert "s3cr3t" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -104,4 +104,16 @@ MUTANTS = [
         (("src/klamm/kafka/audit.py", "        if self._queue.qsize() >= MAX_QUEUED:\n", "        if False:\n"),),
         ("tests/kafka/test_audit.py::test_events_beyond_the_queue_are_dropped_and_counted_and_said",),
     ),
+    Mutant(
+        "a redirect leads to other keys",
+        "keys come from the URL that was set",
+        (("src/klamm/kafka/security/key_download.py", "build_opener(_NoRedirects, ", "build_opener("),),
+        (f"{TOKEN_TESTS}::test_a_redirect_is_not_followed",),
+    ),
+    Mutant(
+        "a server of keys may drip for ever",
+        "a download of keys is over within its limit",
+        (("src/klamm/kafka/security/key_download.py", "connected.shutdown(SHUT_RDWR)\n", "pass\n"),),
+        (f"{TOKEN_TESTS}::test_a_server_of_keys_that_sends_a_byte_now_and_then_holds_no_thread",),
+    ),
 ]  # fmt: skip

@@ -33,7 +33,7 @@ class ConsoleProcess:
     """A console as a child process; started once, on one event loop."""
 
     def __init__(self, path: Path, port: int, mask: Sequence[str] = (), *, is_guarded: bool = False) -> None:
-        """`is_guarded`: visitors need a token, that of the environment or a new one, which is in the `url`."""
+        """Prepare a console. With `is_guarded`, visitors need a token: that of the environment, or a new one."""
         self._port, self._mask = port, mask
         self._token = secrets.token_urlsafe(32) if is_guarded and not os.environ.get(VISITOR_TOKEN) else ""
         masks = [word for field in mask for word in ("--mask", field)]
@@ -46,7 +46,7 @@ class ConsoleProcess:
 
     @property
     def url(self) -> str:
-        """Where visitors go; it logs them in."""
+        """Return where visitors go; it logs them in."""
         return f"{self.address}login?token={self._token}" if self._token else self.address
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["CANNOT_LISTEN", "is_loopback", "plain", "refused", "spelled"]
+__all__ = ["CANNOT_LISTEN", "is_loopback", "is_this_machine", "plain", "refused", "spelled"]
 
 # What binding to an address may fail with.
 CANNOT_LISTEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT, socket.EAI_NONAME})
@@ -23,6 +23,14 @@ def spelled(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can connect to an address that a socket is bound to."""
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether an address or a name leads to this machine, whatever a resolver says."""
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"
 
 
 def plain(name: Sequence[Any] | None) -> tuple[str, int]:

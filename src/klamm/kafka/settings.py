@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from klamm.errors import InvalidSetting
-from klamm.kafka.addresses import is_loopback
+from klamm.kafka.addresses import is_this_machine
 from klamm.kafka.security.endpoints import PROTOCOLS, endpoints_of, mechanisms_of
-from klamm.kafka.security.oauth import algorithms_of
+from klamm.kafka.security.oauth import algorithms_of, check_key_url
 from klamm.kafka.security.principals import PrincipalRules
 from klamm.store.names import nearest
 from klamm.store.settings import Setting, Value
@@ -42,13 +42,6 @@ def _switch(name: str, default: str, *, doc: str) -> Any:
 
 def _choice(name: str, default: str, choices: tuple[str, ...], *, doc: str) -> Any:
     return field(default=default, metadata={"setting": Setting(name, "string", default, doc, choices=choices)})
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return is_loopback(host)
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +231,7 @@ class ServerSettings:
             )
         if self.control_request_max_bytes < self.group_max_bytes:
             raise InvalidSetting("is less than group.max.bytes", setting="control.request.max.bytes")
-        if self.request_log_size and (self.metrics < 0 or not _is_this_machine(self.host)):
+        if self.request_log_size and (self.metrics < 0 or not is_this_machine(self.host)):
             raise InvalidSetting(
                 "requests are shown at the metrics port of this machine alone",
                 setting="request.log.size",
@@ -247,6 +240,7 @@ class ServerSettings:
         endpoints_of(self)
         mechanisms_of(self)
         algorithms_of(self)
+        check_key_url(self)
         PrincipalRules(self.ssl_principal_mapping_rules)
         for principal in self.super_user_names:
             if not all(principal.partition(":")):

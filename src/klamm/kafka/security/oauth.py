@@ -4,7 +4,7 @@
     server → client   nothing: it has logged in; or {"status":"invalid_token"}
     client → server   ^A                            after which the login has failed
 
-    sasl.oauthbearer.jwks.endpoint.url      where the keys are: file:///…, https://… or http://…
+    sasl.oauthbearer.jwks.endpoint.url      where the keys are: file:///…, https://… or http://… (key_download.py)
 
 Promises
   OAU1  A token counts if one of the issuer's keys has signed it, by an algorithm of sasl.oauthbearer.algorithms that
@@ -25,14 +25,17 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from klamm.errors import InvalidSetting, NotInstalled
+from klamm.kafka.addresses import is_this_machine
+from klamm.kafka.security.key_download import download
 from klamm.kafka.security.scram import BadExchange
 
 if TYPE_CHECKING:
     from klamm.kafka.settings import ServerSettings
 
-__all__ = ["ALGORITHMS", "INVALID_TOKEN", "Tokens", "algorithms_of", "parse_bearer"]
+__all__ = ["ALGORITHMS", "INVALID_TOKEN", "Tokens", "algorithms_of", "check_key_url", "parse_bearer"]
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519")
 """Those with a public key."""
@@ -41,11 +44,11 @@ INVALID_TOKEN = b'{"status":"invalid_token"}'
 _KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 _MAX_BYTES = 1024 * 1024  # of a JWKS
 _MAX_KEYS = 100
-_FETCH_TIMEOUT_S = 10.0
 _RETRY_S = 10.0  # after a failure, and at most so often because of a key that is not known
 _LAST_S = 1e12  # a time beyond is none: of a token, in seconds since 1970
 _MAX_FIELDS = 64  # of a message: extensions are passed over
 _SCHEMES = ("https://", "http://", "file:///")
+_URL = "sasl.oauthbearer.jwks.endpoint.url"
 
 _log = logging.getLogger("klamm.kafka")
 
@@ -67,6 +70,12 @@ def algorithms_of(settings: ServerSettings) -> tuple[str, ...]:
                 f"{name!r} is invalid", setting="sasl.oauthbearer.algorithms", hint=f"expected {', '.join(ALGORITHMS)}"
             )
     return names
+
+
+def check_key_url(settings: ServerSettings) -> None:
+    """Raise InvalidSetting if the URL of the keys has a password: the log and DescribeConfigs show the URL."""
+    if "@" in urlsplit(settings.sasl_oauthbearer_jwks_endpoint_url).netloc:
+        raise InvalidSetting("has a user or a password", setting=_URL, hint="public keys need none: leave it out")
 
 
 def parse_bearer(message: bytes) -> str:
@@ -115,7 +124,7 @@ class Tokens:
         self._max_age_s = settings.sasl_oauthbearer_jwks_max_age_ms / 1000
         self._algorithms = algorithms_of(settings)
         for value, setting in (
-            (self._url, "sasl.oauthbearer.jwks.endpoint.url"),
+            (self._url, _URL),
             (self._issuer, "sasl.oauthbearer.expected.issuer"),
             (self._audiences, "sasl.oauthbearer.expected.audience"),
         ):
@@ -124,8 +133,14 @@ class Tokens:
         if not self._url.startswith(_SCHEMES):
             raise InvalidSetting(
                 f"{self._url!r} is invalid",
-                setting="sasl.oauthbearer.jwks.endpoint.url",
+                setting=_URL,
                 hint=f"expected one that begins with {', '.join(_SCHEMES)}",
+            )
+        if self._url.startswith("http://") and not is_this_machine(urlsplit(self._url).hostname or ""):
+            _log.warning(
+                "%s: there is no encryption, so everyone on the way can replace the keys of tokens, and log in as any"
+                " user (use https://)",
+                self._url,
             )
         self._keys: dict[str, Any] = {}
         self._fetched = float("-inf")
@@ -157,20 +172,10 @@ class Tokens:
 
     def _fetch(self) -> dict[str, Any]:
         """Return the keys by their ids. Raise OSError or ValueError."""
-        import urllib.request
-        from http.client import HTTPException
-
         from joserfc.errors import JoseError
         from joserfc.jwk import JWKRegistry
 
-        try:
-            with urllib.request.urlopen(self._url, timeout=_FETCH_TIMEOUT_S) as response:
-                data = response.read(_MAX_BYTES + 1)
-        except HTTPException as error:
-            raise ValueError(f"the response is not HTTP: {error!r}") from None
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES} bytes")
-        document = json.loads(data)
+        document = json.loads(download(self._url, _MAX_BYTES))
         listed = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(listed, list) or not listed or len(listed) > _MAX_KEYS:
             raise ValueError(f"expected a JWKS with 1 to {_MAX_KEYS} keys")
